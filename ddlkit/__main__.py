@@ -1,4 +1,4 @@
-"""``python -m ddlkit`` from a plain checkout."""
+"""``python -m ddlkit`` runs the program from a clone that is not installed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What is drawn: fitted cost forms, timelines, and the page of an advice.
+"""Drawings of the library: fitted costs, timelines, and the page of an advice.
 
-How names look stands here, too, for what this module draws: a colour, a marker, a line and
-a hatch, which differ also without colour. matplotlib and Jinja2 are imported where they are
-needed, and `needs` says so in one line where they are absent: they are the extra
-``ddlkit[plot]``.
+This module also says how each name looks: its colour, marker, line and hatch. Two looks differ
+also without colour. The extra ``ddlkit[plot]`` installs matplotlib and Jinja2, which are
+imported only where they are needed.
 """
 
 from __future__ import annotations
@@ -35,15 +34,32 @@ if TYPE_CHECKING:
 
 THEME = Path(__file__).with_suffix(".mplstyle")
 PAGE = Path(__file__).with_suffix(".html")
-WIDTH = 7.2  # inches of a figure
-SOFT = "#6f6f6f"  # the colour of what is beside the point
+WIDTH = 7.2
+"""Width of a figure in inches."""
+SOFT = "#6f6f6f"
+"""Colour of what is not the point of a figure."""
 
 DRAWING = ("matplotlib",)
+"""What a drawing needs."""
 WRITING_A_PAGE = ("matplotlib", "jinja2")
+"""What the page of an advice needs."""
 
 
 def needs(what: str, modules: Sequence[str]) -> None:
-    """Raise UserError unless ``modules`` are installed, which ``what`` needs."""
+    """Raise UserError unless the modules that a result needs are installed.
+
+    Parameters
+    ----------
+    what : str
+        What needs them, as in "--html".
+    modules : sequence of str
+        Names of modules.
+
+    Raises
+    ------
+    UserError
+        If a module is not installed.
+    """
     absent = [name for name in modules if find_spec(name) is None]
     if absent:
         raise UserError(
@@ -56,7 +72,23 @@ def needs(what: str, modules: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Style:
-    """How one name looks wherever it appears; ``line`` is a matplotlib line style."""
+    """How a name looks wherever it is drawn.
+
+    Attributes
+    ----------
+    label : str
+        What a legend calls it.
+    color : str
+        A colour as "#rrggbb".
+    marker : str
+        A marker of matplotlib.
+    line : str or tuple
+        A line style of matplotlib.
+    hatch : str
+        A hatch of matplotlib.
+    hollow : bool
+        Whether its markers are white inside.
+    """
 
     label: str
     color: str
@@ -106,7 +138,8 @@ SPANS = {
 LOOKS: dict[str, Style] = {**ROLES, **FORMS, **SPANS}
 """Every name that has a look; the workbook adds its own."""
 
-GREY = "#8f8f8f"  # of a planner without a look
+GREY = "#8f8f8f"
+"""Colour of a planner without a look of its own."""
 SERIES = (
     ("#00588f", "D", "-", ""),
     ("#d55e00", "s", "--", "///"),
@@ -116,44 +149,103 @@ SERIES = (
     ("#b3568a", "P", "--", "|||"),
     ("#7fc4ee", "X", "-.", "+++"),
 )
-"""Colour, marker, line and hatch of names without a look, by their place among others."""
+"""Colour, marker, line and hatch of other names, by their position among all names."""
 
 
-def _listed(name: str) -> Style | None:
-    """Return the look of exactly this name; of a planner without one, grey."""
+def _exact_look(name: str) -> Style | None:
+    """Return the look of exactly this name, grey for a planner without one, or None."""
     if name in LOOKS:
         return LOOKS[name]
-    return Style(name, GREY) if name in PLANNERS else None
+    if name in PLANNERS:
+        return Style(name, GREY)
+    return None
+
+
+def _without_argument(name: str) -> str:
+    return name.partition(":")[0]
 
 
 def known(name: str) -> bool:
-    """Return whether a name has a look of its own, as `look` finds it."""
-    head = name.partition(":")[0]
-    return _listed(name) is not None or _listed(head) is not None
+    """Return whether `look` finds a look for a name.
+
+    Parameters
+    ----------
+    name : str
+        A role, plan, cost form or kind of span, with an argument or without.
+
+    Returns
+    -------
+    bool
+        Whether the name has a look.
+
+    Examples
+    --------
+    >>> known("piecewise:45KB"), known("a colleague")
+    (True, False)
+    """
+    head = _without_argument(name)
+    return _exact_look(name) is not None or _exact_look(head) is not None
 
 
 def look(name: str) -> Style:
-    """Return the style of a role, plan, cost form or span kind; with its argument it may have its own.
+    """Return the look of a name.
 
+    Parameters
+    ----------
+    name : str
+        A role, plan, cost form or kind of span. With an argument, as in "buffer:25MB", the name
+        may have a look of its own; otherwise it looks as without, and the label names the
+        argument.
+
+    Returns
+    -------
+    Style
+        The look.
+
+    Raises
+    ------
+    UserError
+        If the name has no look.
+
+    Examples
+    --------
     >>> look("piecewise:45KB").label, look("piecewise:45KB").color == look("piecewise").color
     ('log / linear 45KB', True)
     """
-    head, _, argument = name.partition(":")
-    if whole := _listed(name):
+    whole = _exact_look(name)
+    if whole:
         return whole
-    if style := _listed(head):
-        return replace(style, label=f"{style.label} {argument}") if argument else style
-    raise UserError(f"no style for {name!r}: use a role, plan, cost form or span kind")
+    head, _, argument = name.partition(":")
+    style = _exact_look(head)
+    if style is None:
+        raise UserError(
+            f"no style for {name!r}: use a role, plan, cost form or span kind"
+        )
+    if not argument:
+        return style
+    return replace(style, label=f"{style.label} {argument}")
 
 
 def looks(names: Sequence[str]) -> list[Style]:
-    """Return styles of series, by look or place; of two with one look the second is darker and hollow."""
+    """Return looks for the series of one drawing.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The names of the series.
+
+    Returns
+    -------
+    list of Style
+        A look for each name. A name that is not known gets a look by its position. If two names
+        share a look, the second one is darker and hollow.
+    """
     styles: list[Style] = []
-    heads = [name if _listed(name) else name.partition(":")[0] for name in names]
-    for place, (name, head) in enumerate(zip(names, heads, strict=True)):
+    heads = [name if _exact_look(name) else _without_argument(name) for name in names]
+    for position, (name, head) in enumerate(zip(names, heads, strict=True)):
         if not known(name):
-            styles.append(Style(name, *SERIES[place % len(SERIES)]))
-        elif head in heads[:place]:
+            styles.append(Style(name, *SERIES[position % len(SERIES)]))
+        elif head in heads[:position]:
             styles.append(_darker(look(name)))
         else:
             styles.append(look(name))
@@ -172,24 +264,50 @@ def _darker(style: Style) -> Style:
 
 
 def time_unit(seconds: ArrayLike) -> tuple[float, str]:
-    """Return factor and name of the unit in which the largest time reads best.
+    """Return the unit in which times read best.
 
+    Parameters
+    ----------
+    seconds : array_like
+        Times in seconds.
+
+    Returns
+    -------
+    factor : float
+        Units in a second.
+    name : str
+        The unit: "s", "ms" or "µs", whichever makes the largest time at least 1.
+
+    Examples
+    --------
     >>> time_unit([2e-3, 0.5e-3])
     (1000.0, 'ms')
     """
-    largest = float(np.nanmax(np.abs(np.asarray(seconds, dtype=float))))
-    units_by_size = {1.0: "s", 1e3: "ms", 1e6: "µs"}
-    return next((u for u in units_by_size.items() if largest * u[0] >= 1), (1e6, "µs"))
+    largest_s = float(np.nanmax(np.abs(np.asarray(seconds, dtype=float))))
+    for factor, name in ((1.0, "s"), (1e3, "ms")):
+        if largest_s * factor >= 1:
+            return factor, name
+    return 1e6, "µs"
 
 
 def set_log(ax: Axes, log: str) -> None:
-    """Make axes logarithmic: "x", "y" or both; "b" for an x axis of message sizes in bytes."""
+    """Make axes logarithmic.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where it is drawn.
+    log : str
+        Which axes: letters of "x", "y", and "b" for an x axis of message sizes in bytes.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    for axis, letter in ((ax.xaxis, "x"), (ax.yaxis, "y")):
-        if letter in log:
-            getattr(ax, f"set_{letter}scale")("log")
-            plain_log_ticks(axis)
+    if "x" in log:
+        ax.set_xscale("log")
+        plain_log_ticks(ax.xaxis)
+    if "y" in log:
+        ax.set_yscale("log")
+        plain_log_ticks(ax.yaxis)
     if "b" in log:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
@@ -200,26 +318,52 @@ def set_log(ax: Axes, log: str) -> None:
 
 
 def plain_log_ticks(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers: evenly spaced if it is short, else 1, 2, 5, or decades."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+    """Label a logarithmic axis with plain numbers.
+
+    Parameters
+    ----------
+    axis : Axis
+        The axis. A short one gets evenly spaced numbers, a longer one the numbers 1, 2 and 5 of
+        each decade, and a very long one decades.
+    """
+    from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
 
     low, high = axis.get_view_interval()
-    many = LogLocator() if high > 1e3 * low else LogLocator(subs=(1.0, 2.0, 5.0))
-    axis.set_major_locator(MaxNLocator(6) if 0 < high < 6 * low else many)
+    locator: Locator
+    if 0 < high < 6 * low:
+        locator = MaxNLocator(6)
+    elif high > 1e3 * low:
+        locator = LogLocator()
+    else:
+        locator = LogLocator(subs=(1.0, 2.0, 5.0))
+    axis.set_major_locator(locator)
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter("{x:g}")
 
 
 def add_legend(ax: Axes, place: str) -> None:
-    """Name what is drawn: "above" the axes, to the "right" of them, "inside", or not ("")."""
-    columns = min(4, len(ax.get_legend_handles_labels()[1]))
+    """Add a legend.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where it is drawn.
+    place : str
+        "above" the axes, to the "right" of them, "inside" them, or "" for no legend.
+    """
+    if not place:
+        return
+    _, labels = ax.get_legend_handles_labels()
     places: dict[str, dict[str, Any]] = {
-        "above": {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": columns},
+        "above": {
+            "loc": "lower left",
+            "bbox_to_anchor": (0, 1),
+            "ncols": min(4, len(labels)),
+        },
         "right": {"loc": "upper left", "bbox_to_anchor": (1, 1)},
         "inside": {"loc": "upper left"},
     }
-    if place:
-        ax.legend(**places[place])
+    ax.legend(**places[place])
 
 
 # ---------------------------------------------------------------- drawing on given axes
@@ -234,11 +378,30 @@ def points(
     label: str = "",
     size: float = 7,
 ) -> None:
-    """Draw a role's markers at (n,) places."""
+    """Draw markers.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where it is drawn.
+    x, y : array_like, shape (n,)
+        Where the markers are.
+    role : str or Style
+        How they look.
+    label : str, optional
+        What the legend calls them. By default the label of the look.
+    size : float, optional
+        Their size in points.
+    """
     style = look(role) if isinstance(role, str) else role
-    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    x = np.asarray(x, dtype=float)
+    y = np.asarray(y, dtype=float)
     (line,) = ax.plot(x, y, style.marker, color=style.color, markersize=size)
     line.set(markerfacecolor=style.face, label=label or style.label)
+
+
+MOST_MARKERS = 30
+"""A line with more points than this is drawn without markers."""
 
 
 def lines(
@@ -251,17 +414,34 @@ def lines(
     legend: str = "above",
     ends: tuple[pd.DataFrame, pd.DataFrame] | None = None,
 ) -> None:
-    """Draw a line per column against the index, NaN breaks it; ends : lows and highs of a ribbon behind."""
+    """Draw a line for each column of a table.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where it is drawn.
+    table : DataFrame
+        The index has the x values. Missing values break a line.
+    xlabel, ylabel : str
+        The labels of the axes.
+    log : str, optional
+        Which axes are logarithmic, as of `set_log`.
+    legend : str, optional
+        Where the legend is, as of `add_legend`.
+    ends : pair of DataFrame, optional
+        Lower and upper limits of the first columns, between which a ribbon is drawn.
+    """
     x = table.index.to_numpy(dtype=float)
-    for place, style in enumerate(looks([str(name) for name in table.columns])):
-        y = table.iloc[:, place].to_numpy(dtype=float)
-        marker = style.marker if len(x) <= 30 else ""
+    styles = looks([str(name) for name in table.columns])
+    for column, style in enumerate(styles):
+        y = table.iloc[:, column].to_numpy(dtype=float)
+        marker = style.marker if len(x) <= MOST_MARKERS else ""
         (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
         line.set(color=style.color, markerfacecolor=style.face, label=style.label)
-        if ends is not None and place < ends[0].shape[1]:
-            low, high = (end.iloc[:, place].to_numpy(dtype=float) for end in ends)
+        if ends is not None and column < ends[0].shape[1]:
+            lower, upper = (end.iloc[:, column].to_numpy(dtype=float) for end in ends)
             ax.fill_between(
-                x, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=0
+                x, lower, upper, color=style.color, alpha=0.18, linewidth=0, zorder=0
             )
     set_log(ax, log)
     ax.set(xlabel=xlabel, ylabel=ylabel)
@@ -269,75 +449,127 @@ def lines(
 
 
 def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
-    """Draw costs fitted to the same data, by form: samples, medians, fitted lines with 95% intervals."""
+    """Draw costs that were fitted to the same data.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where it is drawn.
+    fits : mapping of str to Fit
+        The fits by the name of their form. The samples, their medians and a line for each fit
+        are drawn, and a ribbon for the 95% interval of a fit with draws.
+    """
     first, *_ = fits.values()
-    sizes, seconds = first.sizes, first.seconds
-    medians = pd.Series(seconds).groupby(np.asarray(sizes)).median()
-    scale, unit = time_unit(medians)
+    sizes = first.sizes
+    seconds = first.seconds
+    medians_s = pd.Series(seconds).groupby(np.asarray(sizes)).median()
+    scale, unit = time_unit(medians_s)
     points(
-        ax, medians.index, scale * medians, "measured", size=4, label="measured, median"
+        ax,
+        medians_s.index,
+        scale * medians_s,
+        "measured",
+        size=4,
+        label="measured, median",
     )
     ax.plot(
         sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1
     )
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
     for fit, style in zip(fits.values(), looks([*fits]), strict=True):
-        shape = {"color": style.color, "linestyle": style.line, "label": style.label}
-        ax.plot(grid, scale * fit.cost(grid), **shape)
+        ax.plot(
+            grid,
+            scale * fit.cost(grid),
+            color=style.color,
+            linestyle=style.line,
+            label=style.label,
+        )
         if fit.draws:
-            low, high = (scale * limit for limit in fit.interval(grid))
-            ax.fill_between(grid, low, high, color=style.color, alpha=0.25, linewidth=0)
+            lower_s, upper_s = fit.interval(grid)
+            ax.fill_between(
+                grid,
+                scale * lower_s,
+                scale * upper_s,
+                color=style.color,
+                alpha=0.25,
+                linewidth=0,
+            )
+    # A cost without a collective is that of selecting gradients, by their number.
     collective = getattr(first.cost, "collective", "")
-    set_log(ax, "by" if collective else "xy")
-    what = collective.replace("_", "-") or "selection"
-    ax.set(
-        xlabel="message size" if collective else "elements",
-        ylabel=f"{what} time [{unit}]",
-    )
+    if collective:
+        set_log(ax, "by")
+        ax.set_xlabel("message size")
+        ax.set_ylabel(f"{collective.replace('_', '-')} time [{unit}]")
+    else:
+        set_log(ax, "xy")
+        ax.set_xlabel("elements")
+        ax.set_ylabel(f"selection time [{unit}]")
     add_legend(ax, "inside")
 
 
 def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
-    """Draw rank 0's spans as bars, timelines (by heading) on one time axis; above each, how long it is."""
-    chosen = {name: spans.select(spans.rank == 0) for name, spans in timelines.items()}
-    longest_s = max(spans.duration_s for spans in chosen.values())
+    """Draw the spans of rank 0 of some timelines as bars, on one scale of time.
+
+    Parameters
+    ----------
+    axes : Axes or ndarray of Axes
+        Axes for each timeline, from top to bottom.
+    timelines : mapping of str to Timeline
+        The timelines by their heading. Its duration is written above each.
+    """
+    of_rank_0 = {
+        name: spans.select(spans.rank == 0) for name, spans in timelines.items()
+    }
+    longest_s = max(spans.duration_s for spans in of_rank_0.values())
     scale, unit = time_unit(longest_s)
     panels = np.atleast_1d(np.asarray(axes, dtype=object))
-    for ax, (name, spans) in zip(panels, chosen.items(), strict=True):
-        _spans(ax, spans, scale)
+    for ax, (name, spans) in zip(panels, of_rank_0.items(), strict=True):
+        _draw_spans(ax, spans, scale)
         ax.set_xlim(0, longest_s * scale * 1.005)
-        total, exposed = (
-            spans.duration_s * scale,
-            spans.exposed_communication_s() * scale,
-        )
+        total = spans.duration_s * scale
+        exposed = spans.exposed_communication_s() * scale
         text = f"{total:.3g} {unit}, exposed communication {exposed:.3g} {unit}"
         ax.set_title(text, loc="right", fontweight="normal", fontsize=7.5, color=SOFT)
         ax.set_title(name)
         ax.tick_params(axis="x", labelbottom=ax is panels[-1])
     panels[-1].set_xlabel(f"time [{unit}]")
-    drawn = {kind for spans in chosen.values() for kind in np.unique(spans.kind)}
-    for kind in filter(drawn.__contains__, KINDS):
-        style = look(kind)
-        shape = {"facecolor": style.color, "edgecolor": "white", "hatch": style.hatch}
-        panels[0].barh(0, 0, label=style.label, **shape)
+    kinds = set().union(*(np.unique(spans.kind) for spans in of_rank_0.values()))
+    for kind in KINDS:
+        if kind in kinds:
+            style = look(kind)
+            # A bar without width gives the legend an entry.
+            panels[0].barh(
+                0,
+                0,
+                label=style.label,
+                facecolor=style.color,
+                edgecolor="white",
+                hatch=style.hatch,
+            )
     add_legend(panels[0], "right")
 
 
-def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
-    """Draw spans from time zero, a row per stream."""
+MOST_EDGES = 60
+"""Bars of a kind on a stream get white edges up to this number. More would be all edge."""
+
+
+def _draw_spans(ax: Axes, spans: Timeline, scale: float) -> None:
+    """Draw spans from time zero on, a row for each stream."""
     table = spans.to_frame()
     table["left"] = (table["start_s"] - table["start_s"].min()) * scale
     table["width"] = (table["end_s"] - table["start_s"]) * scale
     streams = list(table["stream"].unique())
     for (kind, stream), rows in table.groupby(["kind", "stream"], sort=False):
-        style, edge = look(str(kind)), "white" if len(rows) <= 60 else "none"
-        shape: dict[str, Any] = {
-            "facecolor": style.color,
-            "hatch": style.hatch,
-            "edgecolor": edge,
-        }
-        row = streams.index(stream) - 0.36, 0.72
-        ax.broken_barh(rows[["left", "width"]].to_numpy(), row, linewidth=0.4, **shape)
+        style = look(str(kind))
+        bottom = streams.index(stream) - 0.36
+        ax.broken_barh(
+            rows[["left", "width"]].to_numpy(),
+            (bottom, 0.72),
+            linewidth=0.4,
+            facecolor=style.color,
+            hatch=style.hatch,
+            edgecolor="white" if len(rows) <= MOST_EDGES else "none",
+        )
     ax.set_yticks(range(len(streams)), streams)
     ax.set_ylim(len(streams) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
@@ -350,7 +582,20 @@ def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
 
 
 def cost_forms(fits: Mapping[str, Fit[Any]], chosen: str) -> Figure:
-    """Draw times of forms fitted to the same messages."""
+    """Return a figure of cost forms that were fitted to the same messages.
+
+    Parameters
+    ----------
+    fits : mapping of str to Fit
+        The fits by the name of their form.
+    chosen : str
+        The form that the title names.
+
+    Returns
+    -------
+    Figure
+        The figure.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, 3.6))
@@ -361,49 +606,79 @@ def cost_forms(fits: Mapping[str, Fit[Any]], chosen: str) -> Figure:
 
 
 def advice_figure(advice: Advice) -> Figure:
-    """Return an iteration before and after, and the gain over the default by cap, with 95% intervals."""
+    """Return a figure of an advice.
+
+    Parameters
+    ----------
+    advice : Advice
+        The options for the buckets.
+
+    Returns
+    -------
+    Figure
+        The timelines under PyTorch's default and under the best option, and the predicted gain
+        over the default by bucket cap, with its 95% interval.
+    """
     from matplotlib.figure import Figure
 
-    named = {
-        "PyTorch's default": advice.options[DEFAULT],
-        advice.ranked[0].name: advice.ranked[0],
-    }
-    capped = [o for o in advice.options.values() if o.name.startswith(f"{DEFAULT}:")]
+    best = advice.ranked[0]
+    compared = {"PyTorch's default": advice.options[DEFAULT], best.name: best}
+    capped = [
+        option
+        for option in advice.options.values()
+        if option.name.startswith(f"{DEFAULT}:")
+    ]
     figure = Figure(figsize=(WIDTH, 6.0))
-    axes = figure.subplots(2 + bool(capped))
-    gantt(
-        axes[:2], {name: option.iteration.timeline() for name, option in named.items()}
+    axes = figure.subplots(3 if capped else 2)
+    timelines = {name: option.iteration.timeline() for name, option in compared.items()}
+    gantt(axes[:2], timelines)
+    if not capped:
+        return figure
+    gains = [advice.gain(option) for option in capped]
+    percent = pd.DataFrame(
+        {
+            "model": [100 * gain.share for gain in gains],
+            "lower": [100 * gain.interval[0] for gain in gains],
+            "upper": [100 * gain.interval[1] for gain in gains],
+        },
+        index=[
+            units.parse_bytes(option.name.partition(":")[2]) / units.MIB
+            for option in capped
+        ],
     )
-    if capped:
-        caps = [units.parse_bytes(o.name.partition(":")[2]) / units.MIB for o in capped]
-        gains = np.array(
-            [(gain.share, *gain.interval) for gain in map(advice.gain, capped)]
-        )
-        line, low, high = (
-            pd.DataFrame({"model": 100 * each}, index=caps) for each in gains.T
-        )
-        lines(
-            axes[2],
-            line,
-            ends=(low, high),
-            xlabel="bucket_cap_mb [MiB]",
-            ylabel="gain [%]",
-            log="x",
-            legend="",
-        )
-        axes[2].set_title("Predicted gain over PyTorch's default, by cap")
+    lines(
+        axes[2],
+        percent[["model"]],
+        ends=(percent[["lower"]], percent[["upper"]]),
+        xlabel="bucket_cap_mb [MiB]",
+        ylabel="gain [%]",
+        log="x",
+        legend="",
+    )
+    axes[2].set_title("Predicted gain over PyTorch's default, by cap")
     return figure
 
 
 def png(figure: Figure, *, tight: bool = False) -> bytes:
-    """Return a figure as a file whose bytes depend on nothing but the figure.
+    """Return a figure as the content of a PNG file, which depends on the figure alone.
 
-    tight : whether the image is only as large as what is drawn
+    Parameters
+    ----------
+    figure : Figure
+        The figure.
+    tight : bool, optional
+        Whether the image is only as large as what is drawn.
+
+    Returns
+    -------
+    bytes
+        The content of the file.
     """
     buffer = io.BytesIO()
     figure.savefig(
         buffer,
         format="png",
+        # Otherwise the file would name the version of matplotlib.
         metadata={"Software": None},
         bbox_inches="tight" if tight else None,
     )
@@ -411,7 +686,22 @@ def png(figure: Figure, *, tight: bool = False) -> bytes:
 
 
 def write_cost_forms(fits: Mapping[str, Fit[Any]], chosen: str, path: Path) -> None:
-    """Write `cost_forms` as a PNG, in this library's theme. Raises UserError."""
+    """Write the figure of `cost_forms` as a PNG, in the theme of this library.
+
+    Parameters
+    ----------
+    fits : mapping of str to Fit
+        The fits by the name of their form.
+    chosen : str
+        The form that the title names.
+    path : Path
+        The file to write.
+
+    Raises
+    ------
+    UserError
+        If matplotlib is not installed, or the file cannot be written.
+    """
     needs("the drawing of cost forms", DRAWING)
     import matplotlib as mpl
 
@@ -421,7 +711,22 @@ def write_cost_forms(fits: Mapping[str, Fit[Any]], chosen: str, path: Path) -> N
 
 
 def write_advice(advice: Advice, lines: Sequence[str], path: Path) -> None:
-    """Write an advice as one file that needs no network: what a person reads, and `advice_figure`."""
+    """Write an advice as a page that needs no network.
+
+    Parameters
+    ----------
+    advice : Advice
+        The options for the buckets, which `advice_figure` draws.
+    lines : sequence of str
+        The title, and the lines that a person reads.
+    path : Path
+        The HTML file to write.
+
+    Raises
+    ------
+    UserError
+        If matplotlib or Jinja2 is not installed, or the file cannot be written.
+    """
     needs("the page of an advice", WRITING_A_PAGE)
     import jinja2
     import matplotlib as mpl
@@ -430,6 +735,8 @@ def write_advice(advice: Advice, lines: Sequence[str], path: Path) -> None:
         image = png(advice_figure(advice))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(read_text(PAGE)).render(
-        title=lines[0], text="\n".join(lines[1:]), image=b64encode(image).decode()
+        title=lines[0],
+        text="\n".join(lines[1:]),
+        image=b64encode(image).decode(),
     )
     atomic_write_text(path, page)

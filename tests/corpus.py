@@ -51,7 +51,7 @@ ENTRIES: dict[str, tuple[str, Input]] = {
         "the cost's draws are not what",
         asked({**LINE, "fit": ERRORS}),
     ),
-    "no value": ("--form: -- is no value", _fit("bytes,seconds\n", "--form=--")),
+    "no value": ("--form: -- is not a value", _fit("bytes,seconds\n", "--form=--")),
     "denormal times": ("below 1e-30", _fit(TINY, "--form", "alpha_beta")),
     # once nonsense
     "beyond all numbers": (

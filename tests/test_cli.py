@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -183,7 +184,7 @@ def assert_one_line(words: str, message: str, capsys: Capture) -> None:
 
 MISTAKES = {
     f"predict {DENSE} --plan buffer:25Mb": "use B, KB",
-    "import text --out p.csv": "is nothing that can be imported: say --kind",
+    "import text --out p.csv": "this is no format that can be imported: give --kind",
     "import trace --out p.csv --batch 0": "batch size is 0",
     "import counts --out p.csv": "give --peak (FLOP/s) and --utilisation",
     "import negative --out p.csv --compute-s 1": "line 2, column flops",
@@ -358,6 +359,13 @@ def test_a_profile_of_one_device_with_messages_of_another_is_told(
         lines = run(capsys, f"plan --profile profile.csv {given}")["warnings"]
         assert len(lines) == (not alike)
         assert alike or f"({device}), the messages were timed between" in lines[0]
+
+
+def test_the_manual_explains_every_value_that_predict_prints(capsys: Capture) -> None:
+    page = (places.ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| name | what it is |")
+    explained = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+    assert explained == [*run(capsys, f"predict {DENSE}")]
 
 
 def test_ranks_choose_or_say_and_never_carry(capsys: Capture) -> None:

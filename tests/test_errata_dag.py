@@ -245,7 +245,10 @@ def test_one_disk_limits_googlenet_too() -> None:
     read_s = n_bytes / CLUSTERS["storage_bytes_per_s"][2]
     assert computing_s("GoogleNet") / read_s == pytest.approx(0.7, abs=0.005)
     assert n_bytes / CLUSTERS["memory_bytes_per_s"][2] < computing_s("GoogleNet")
-    search, statement = setting_search(), "one server: K80 far better, AlexNet"
+    search, statement = (
+        setting_search(),
+        "one machine: K80 scales far better than V100 on AlexNet",
+    )
     axis, names = (
         [*search.grid.free].index("disk_bytes_per_s"),
         [s.name for s in search.stated],
@@ -260,7 +263,7 @@ def test_one_disk_limits_googlenet_too() -> None:
     assert [count.max(), worse.min(), worse.max()] == pytest.approx(
         [11, 1.6, 3.3], abs=0.05
     )
-    for name in (statement, "V100 server: reading costs nothing"):
+    for name in (statement, "V100 machine: reading takes no extra time"):
         assert search.holds[names.index(name)].take([0], axis)[best].all()
 
 
@@ -291,8 +294,8 @@ def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() ->
     search = setting_search()
     names = [statement.name for statement in search.stated]
     pair = [
-        "K80 server: decoding spoils AlexNet",
-        "K80 cluster: none scales AlexNet well",
+        "K80 machine: CNTK and TensorFlow scale worse on AlexNet than the others",
+        "K80 cluster: no framework scales well on AlexNet",
     ]
     assert not search.holds[[names.index(name) for name in pair]].all(axis=0).any()
     data = (150528.0, 1.1e9, 1.134e9, 2000.0, 2.0, 1e-5)

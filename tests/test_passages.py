@@ -211,3 +211,21 @@ def test_the_fourth_finding_is_of_others_gpus(
     beaten, networks = others["pollux_norm_beats_workbook"], others["pollux_networks"]
     assert f"{words[beaten]} of Pollux's {words[networks]} networks" in findings[3]
     assert f"{1000 * others['abci_step_s']:.1f} ms" in findings[3]
+
+
+# -- the studies ----------------------------------------------------------------------------------
+
+
+def test_the_first_trainings_are_reported_by_the_rule_of_notebook_05(
+    summaries: dict[str, Any],
+) -> None:
+    """Paired and without the training that overlaps nothing; the other median stands there once."""
+    numbers = summaries["05-is-it-true"]
+    section = document("docs/studies.md").partition("### Replays, and the first")[2]
+    section = " ".join(section.partition("\n### ")[0].split())
+    median = percent(numbers["training_with_overlap_median_paired_error"])
+    largest = percent(numbers["training_with_overlap_max_paired_error"])
+    assert f"median paired error is {median}, the largest {largest}" in section
+    assert section.count(percent(numbers["training_median_error"])) == 1
+    exposed = percent(numbers["training_with_overlap_median_exposed_error"])
+    assert f"{exposed} on the four trainings" in section

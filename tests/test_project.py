@@ -384,24 +384,59 @@ def test_notebooks_are_stored_as_they_should_be(notebook: Path) -> None:
 def test_the_manual_has_each_command_and_its_options(
     program: cli.Program, prefix: str
 ) -> None:
-    """A command of the workbook has a section of its own, headed "workbook NAME"."""
+    """Each as its help says it. A command of the workbook is headed "workbook NAME"."""
     parts = re.findall(
-        r"^## ([a-z -]+)\n(.*?)(?=^## |\Z)", read("docs/commands.md"), re.M | re.S
+        r"^## ([a-z -]+)\n(.*?)(?=^##? |\Z)", read("docs/commands.md"), re.M | re.S
     )
     sections = dict(parts)
+    for name, parser in commands_of(program).items():
+        lines = sections[prefix + name].splitlines()
+        described = {
+            cells[1].strip(" `").split()[0]: cells[2].strip()
+            for line in lines
+            if len(cells := re.split(r"(?<!\\)\|", line)) == 4 and "`" in cells[1]
+        }
+        explained = {}
+        for action in parser._actions:
+            word = [*action.option_strings, str(action.metavar)][0].replace("|", "\\|")
+            if word != "-h":
+                text = (str(action.help) % {}).replace("|", "\\|")
+                explained[word] = " ".join(text.split())
+        assert described == explained, name
+        assert f"    {program.commands[name].example}" in lines, name
+
+
+@pytest.mark.parametrize("program", [cli.DDLKIT, PROGRAM])
+def test_every_help_begins_with_an_example_that_parses_and_groups_its_options(
+    program: cli.Program,
+) -> None:
+    for name, parser in commands_of(program).items():
+        words = program.commands[name].example.partition(">")[0].split()
+        called = words.index(program.called.split()[-1])
+        assert words[called + 1] == name
+        arguments = parser.parse_args(words[called + 2 :])
+        assert arguments.run is program.commands[name].run
+        head = parser.format_help().partition("options:")[0].split("\n\n")
+        assert head[1] == f"example:\n  {program.commands[name].example}", name
+        grouped = [
+            action
+            for group in parser._action_groups[2:]  # of our own headings
+            for action in group._group_actions
+        ]
+        assert len(grouped) == len(program.commands[name].arguments), name
+        for action in grouped:
+            text = " ".join((action.help or "").split())
+            assert re.search(r"\.( \[default: [^]]+\])?$", text), f"{name}: {text}"
+
+
+def commands_of(program: cli.Program) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a program's commands by name."""
     (commands,) = (
         action
         for action in cli._parser(program)._actions
         if isinstance(action, argparse._SubParsersAction)
     )
-    for name, parser in commands.choices.items():
-        words = {word for action in parser._actions for word in action.option_strings}
-        options = {word for word in words if word.startswith("--")} - {"--help"}
-        section = sections[prefix + name]
-        assert {*re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)} == options, (
-            name
-        )
-        assert f"{program.name} {name}" in section
+    return dict(commands.choices)
 
 
 def test_the_manual_says_where_commands_went() -> None:

@@ -270,13 +270,13 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(
     assert "say --torch 2.13" in refused(
         capsys, cost, "--to", "inductor", "--torch", "1.0"
     )
-    assert "give --profile" in refused(capsys, cost, "--to", "ddp")
+    assert "needs --profile" in refused(capsys, cost, "--to", "ddp")
     assert "nothing.json" in refused(
         capsys, tmp_path / "nothing.json", "--to", "profile"
     )
     assert "give --collectives TABLE" in refused(capsys, "--to", "profile")
     cost = saved(tmp_path, Table(COST.bytes, COST.seconds, collective="all_gather"))
-    assert "of all_gather, not of all_reduce" in refused(
+    assert "of an all_gather, but the gradients are sent by all_reduce" in refused(
         capsys, cost, "--to", "inductor"
     )
     assert "say --ranks" in refused(

@@ -1,4 +1,4 @@
-"""``python -m workbook ...``: one thin command for what only the workbook does."""
+"""The program ``python -m workbook``: the commands that only the workbook needs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from pathlib import Path
 
 from ddlkit import cli
 from ddlkit.cli.command import (
+    OUTPUT,
+    Argument,
     Command,
     arg,
+    choice,
     flag,
+    group,
     keeping,
     session_budget_s,
     session_options,
@@ -21,122 +25,223 @@ from ddlkit.cli.command import command as any_command
 from ddlkit.core.errors import UserError
 
 COMMANDS: dict[str, Command] = {}
+"""The commands of the workbook by name."""
 command = partial(any_command, register_in=COMMANDS)
 PROGRAM = cli.Program(
     "workbook",
     "python -m workbook",
-    "reproduce four papers on communication cost in distributed deep learning",
+    "Reproduce four papers on the cost of communication in distributed deep learning.",
     COMMANDS,
+    example="python -m workbook build --recorded",
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of the workbook as `ddlkit.cli.main` does those of ddlkit."""
+    """Run one command of the workbook.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The command and its arguments. By default those of this process.
+
+    Returns
+    -------
+    int
+        The exit status, as that of `ddlkit.cli.main`.
+    """
     return cli.main(argv, PROGRAM)
 
 
+# ---------------------------------------------------------------- the report
+
+
 @command(
-    "run the notebooks and build the report",
-    flag("--recorded", "only from data/recorded"),
-    arg("--data", type=Path, help="measured tables [build/measured]"),
-    arg(
-        "--reports",
-        type=Path,
-        help="for figures [reports with --recorded, else build/reports]",
+    "Run the notebooks, and build the site and the reports from them.",
+    *group(
+        "input",
+        flag(
+            "--recorded",
+            "Show only the recordings in data/recorded, and nothing that was measured "
+            "on this machine.",
+        ),
+        arg(
+            "--data",
+            type=Path,
+            metavar="DIRECTORY",
+            help="The directory of what was measured on this machine. [default: "
+            "build/measured]",
+        ),
+        arg(
+            "--only",
+            metavar="NUMBERS",
+            default="",
+            help="Run only the notebooks with these numbers, as in 02,04. [default: "
+            "all]",
+        ),
     ),
-    arg("--only", default="", help="notebooks by number: 02,04"),
+    *group(
+        OUTPUT,
+        arg(
+            "--reports",
+            type=Path,
+            metavar="DIRECTORY",
+            help="The directory for figures, numbers and reports. [default: reports "
+            "with --recorded, else build/reports]",
+        ),
+    ),
+    example="python -m workbook build --recorded --only 02,04",
 )
 def build(arguments: argparse.Namespace) -> None:
+    """Run the command ``python -m workbook build``."""
     from workbook.site import book
 
-    page = book.build(
+    numbers = [number for number in arguments.only.split(",") if number]
+    front_page = book.build(
         recorded=arguments.recorded,
         data=arguments.data,
         reports=arguments.reports,
-        only=[number for number in arguments.only.split(",") if number],
+        only=numbers,
     )
-    print(page)
+    print(front_page)
 
 
 @command(
-    "list or check the catalog of figures and tables",
-    flag("--check", "fail on a missing image, CSV or tolerance"),
-    flag("--write", "write reports/FIGURES.md"),
-    arg("--reports", type=Path, help="directory that holds figures/ [reports]"),
+    "List the figures and tables of the catalog, or check them.",
+    *group(
+        "what to do (by default, list)",
+        flag(
+            "--check",
+            "Fail if a figure lacks its image, its CSV or a tolerance, or if "
+            "FIGURES.md is not current.",
+        ),
+        flag("--write", "Write reports/FIGURES.md."),
+    ),
+    *group(
+        "input",
+        arg(
+            "--reports",
+            type=Path,
+            metavar="DIRECTORY",
+            help="The directory that holds figures/. [default: reports]",
+        ),
+    ),
+    example="python -m workbook figures --check",
 )
 def figures(arguments: argparse.Namespace) -> int:
+    """Run the command ``python -m workbook figures``."""
     from workbook.common import catalog
 
+    if arguments.reports and not arguments.reports.is_dir():
+        raise UserError(f"--reports {arguments.reports}: no such directory")
     return catalog.command(
         check=arguments.check, write=arguments.write, reports=arguments.reports
     )
 
 
 @command(
-    "compute the numbers in README.md and docs/ anew, where marks enclose them",
-    flag("--check", "change nothing: fail where a file is not current"),
+    "Compute the numbers in README.md and docs/ anew. Each of these passages stands "
+    "between two marks.",
+    *group(
+        "what to do (by default, write)",
+        flag("--check", "Change nothing, and fail if a file is not current."),
+    ),
+    example="python -m workbook texts --check",
 )
 def texts(arguments: argparse.Namespace) -> int:
+    """Run the command ``python -m workbook texts``."""
     from workbook.site import passages
 
-    if arguments.check:
-        names = passages.outdated()
-        for name in names:
-            print(
-                f"python -m workbook texts: {name} is not current: "
-                "run python -m workbook texts",
-                file=sys.stderr,
-            )
-        return int(bool(names))
-    for name in passages.write():
-        print(name)
-    return 0
+    if not arguments.check:
+        for name in passages.write():
+            print(name)
+        return 0
+    outdated = passages.outdated()
+    for name in outdated:
+        print(
+            f"python -m workbook texts: {name} is not current: "
+            "run python -m workbook texts",
+            file=sys.stderr,
+        )
+    return 1 if outdated else 0
 
 
-_NAME = """a suite (quick, full, cpu, gpu, smoke), a file of points, or a part of the suite quick: layers,
-collectives, slowdown, copies, training, replay, campaign, convergence, input, estimators (what PyTorch's own
-cost models say), all (without copies and the last three)"""
-_PREDICT = (
-    "of a campaign: calibrate its labs and write down what models say, without runs"
-)
+# ---------------------------------------------------------------- recordings
+
+_NAME = """What to measure: a suite (quick, full, cpu, gpu, smoke), a file of points
+(see examples/), or one part of a suite: layers, collectives, slowdown, copies,
+training, replay, campaign, convergence, input, estimators (PyTorch's own cost
+models), or all. Of the suite quick, all leaves out copies, campaign, convergence,
+input and estimators, which are measured only if they are asked for by name."""
+_PREDICT = """For a campaign: calibrate its labs and write down what the models
+predict, before anything is replayed or trained. No case is run."""
+_DEFAULT_OUT = "build/measured, or the directory in data/recorded that the suite names"
+
+
+def _session_options() -> tuple[Argument, ...]:
+    predict = group("how to measure", flag("--predict", _PREDICT))
+    return (*predict, *session_options(_DEFAULT_OUT))
 
 
 @command(
-    "measure a suite of the papers and record it; goes on where it stopped",
-    arg("name", metavar="NAME|FILE", help=_NAME),
-    arg(
-        "--profile",
-        choices=("quick", "full"),
-        default="quick",
-        help="whose part it is [quick]",
+    "Measure what the figures of the papers need, and record it. A recording is a "
+    "suite of measurements that stand alone; a grid of cases that are predicted and "
+    "then run is a campaign, for which there is a command of its own. An interrupted "
+    "recording continues where it stopped.",
+    *group(
+        "what is measured",
+        arg("name", metavar="NAME|FILE", help=_NAME),
+        choice(
+            "--profile",
+            "quick",
+            "full",
+            default="quick",
+            help="The suite to which the part belongs. [default: quick]",
+        ),
+        choice(
+            "--device",
+            "cpu",
+            "cuda",
+            help="The device that is measured. [default: as the suite says]",
+        ),
+        arg(
+            "--networks",
+            metavar="NAME:BATCH,...",
+            help="For the part layers: the networks and their batch sizes, as in "
+            "resnet50:32,vgg16:16. [default: those of the suite]",
+        ),
     ),
-    arg("--device", choices=("cpu", "cuda"), help="on which device [the suite's]"),
-    arg("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16"),
-    flag("--predict", _PREDICT),
-    flag(
-        "--preflight", "measure nothing: check in half a minute that all it needs works"
+    *group(
+        "how to measure",
+        flag(
+            "--preflight",
+            "Measure nothing, and check in half a minute that all that a recording "
+            "needs works here.",
+        ),
     ),
-    *session_options("build/measured, or data/recorded/..."),
+    *_session_options(),
+    example="python -m workbook record gpu --budget 8m --dry-run",
 )
 def record(arguments: argparse.Namespace) -> int | None:
-    if arguments.preflight:
-        from workbook.record.preflight import preflight
+    """Run the command ``python -m workbook record``."""
+    if not arguments.preflight:
+        _record(arguments)
+        return None
+    from workbook.record.preflight import preflight
 
-        devices = {"cpu": "cpu", "gpu": "cuda"}
-        device = arguments.device or devices.get(arguments.name)
-        if device is None:
-            raise UserError("--preflight: name a suite, cpu or gpu, or give --device")
-        return preflight(device)
-    _recorded(arguments)
-    return None
+    devices = {"cpu": "cpu", "gpu": "cuda"}
+    device = arguments.device or devices.get(arguments.name)
+    if device is None:
+        raise UserError("--preflight: name a suite, cpu or gpu, or give --device")
+    return preflight(device)
 
 
-def _recorded(arguments: argparse.Namespace) -> None:
+def _record(arguments: argparse.Namespace) -> None:
+    """Measure what the arguments name, and print the directory of the tables."""
     from workbook.record import recording
 
     networks = arguments.networks.split(",") if arguments.networks else ()
     with keeping():
-        made = recording.record(
+        directory = recording.record(
             arguments.name,
             profile=arguments.profile,
             device=arguments.device or "",
@@ -148,29 +253,51 @@ def _recorded(arguments: argparse.Namespace) -> None:
             pack=arguments.pack,
             ignore_load=arguments.ignore_load,
         )
-    print(made)
+    print(directory)
 
 
 @command(
-    "replay the cases of a campaign in labs (root, Linux); goes on where it stopped",
-    arg("name", metavar="FILE", help="a file of points, as examples/campaign.yml"),
-    flag("--predict", _PREDICT),
-    *session_options("build/measured, or data/recorded/..."),
+    "Replay or train the cases of a campaign over emulated links, and compare them "
+    "with predictions. A campaign is a grid of networks, plans, ranks and links, "
+    "which a file lists. It needs Linux and root. An interrupted campaign continues "
+    "where it stopped.",
+    *group(
+        "what is measured",
+        arg(
+            "name",
+            metavar="FILE",
+            help="The file that lists the cases, as examples/campaign.yml.",
+        ),
+    ),
+    *_session_options(),
+    example="sudo python -m workbook campaign examples/campaign.yml --dry-run",
 )
 def campaign(arguments: argparse.Namespace) -> None:
+    """Run the command ``python -m workbook campaign``."""
+    # A campaign is recorded as a suite is, without the options that choose a part of a suite.
     arguments.profile = "quick"
     arguments.device = None
     arguments.networks = None
-    _recorded(arguments)
+    _record(arguments)
 
 
 @command(
-    "pack recorded tables: one file of each kind, each table's own hash kept and verified",
-    arg(
-        "folder", type=Path, nargs="?", help="of recorded tables [all of data/recorded]"
+    "Pack recorded tables into one file for each kind of table. The hash of each "
+    "table is kept and verified.",
+    *group(
+        "input",
+        arg(
+            "folder",
+            type=Path,
+            nargs="?",
+            metavar="FOLDER",
+            help="The folder of recorded tables. [default: all of data/recorded]",
+        ),
     ),
+    example="python -m workbook pack data/recorded",
 )
 def pack(arguments: argparse.Namespace) -> None:
+    """Run the command ``python -m workbook pack``."""
     from ddlkit import store
     from ddlkit.measure.session.engine import with_tables
     from ddlkit.store import tables

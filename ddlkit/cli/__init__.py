@@ -1,4 +1,8 @@
-"""``ddlkit ...``: one thin command for each station of the spine."""
+"""The program ``ddlkit``: parsing, errors in one line, and interrupts.
+
+The commands themselves are in the modules of this package. Importing a module registers
+its commands.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,33 +23,47 @@ from typing import Any, NoReturn
 
 from ddlkit import __version__
 from ddlkit.cli import advising, predicting
-from ddlkit.cli.command import COMMANDS, Command
+from ddlkit.cli.command import COMMANDS, Argument, Command
 from ddlkit.core.errors import UserError, one_line
 
-assert advising and predicting  # whose imports register their commands
+# These modules are imported because importing them registers their commands.
+assert advising and predicting
 
-ROOM, FEWER = (
-    "make room there, or choose another directory",
-    "end other programs, or allow more",
-)
+MAKE_ROOM = "make room there, or choose another directory"
+ALLOW_MORE = "end other programs, or raise the limit"
 LIMITS = {
-    **{errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: "choose another directory"},
-    **{errno.EFBIG: f"{FEWER}: ulimit -f", errno.EMFILE: f"{FEWER}: ulimit -n"},
-    **{errno.ENFILE: "end other programs: too many files are open on this machine"},
-    **{
-        errno.EAGAIN: f"{FEWER}: ulimit -u",
-        errno.ENOMEM: "free memory, or ask for less",
-    },
+    errno.ENOSPC: MAKE_ROOM,
+    errno.EDQUOT: MAKE_ROOM,
+    errno.EROFS: "choose another directory",
+    errno.EFBIG: f"{ALLOW_MORE} with ulimit -f",
+    errno.EMFILE: f"{ALLOW_MORE} with ulimit -n",
+    errno.ENFILE: "end other programs, because too many files are open on this machine",
+    errno.EAGAIN: f"{ALLOW_MORE} with ulimit -u",
+    errno.ENOMEM: "free memory, or ask for less",
 }
-"""What a machine may be short of, wherever that shows, and what to do."""
+"""What to do if the machine runs out of something, by the error number of the operating system."""
+
+HELP_COLUMNS = 78
 
 
 @dataclass(frozen=True)
 class Program:
-    """What `main` runs: a program and its commands.
+    """A program with its commands, as `main` runs it.
 
-    name : stands before its messages; called : how it is called in a shell
-    moved : where commands went that it had once
+    Attributes
+    ----------
+    name : str
+        The word before each of its messages.
+    called : str
+        What a user types in a shell to run it.
+    about : str
+        What the program is for, in one sentence.
+    commands : mapping of str to Command
+        The commands by name.
+    moved : mapping of str to str
+        For each command that it had once, the command that does this now.
+    example : str
+        A line for a shell with which the help begins.
     """
 
     name: str
@@ -52,12 +71,14 @@ class Program:
     about: str
     commands: Mapping[str, Command]
     moved: Mapping[str, str] = field(default_factory=dict)
+    example: str = ""
 
 
 DDLKIT = Program(
     "ddlkit",
     "ddlkit",
-    "measure, fit, predict and plan what communication costs in distributed deep learning",
+    "Measure, fit, predict and plan the cost of communication in distributed deep "
+    "learning.",
     COMMANDS,
     {
         "book": "python -m workbook build",
@@ -65,58 +86,84 @@ DDLKIT = Program(
         "record": "python -m workbook record NAME",
         "pack": "python -m workbook pack",
     },
+    "ddlkit advise --model mine.py:net",
 )
 
 
 def main(argv: Sequence[str] | None = None, program: Program = DDLKIT) -> int:
-    """Run one command; a user's mistake, or a machine's limit, is one line on stderr and exit status 2."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # a terminal may know ASCII only
-    # What arithmetic makes of numbers beyond its range is looked for in the result, by `show`.
-    warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
-    if threading.current_thread() is threading.main_thread():
-        _end_as_ctrl_c_does()
+    """Run one command of a program.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The command and its arguments. By default those of this process.
+    program : Program, optional
+        The program whose command is run.
+
+    Returns
+    -------
+    int
+        The exit status: 0 after success, 2 after a mistake of the user or at a limit of the
+        machine, 128 and the number of the signal after an interrupt, 141 if nobody reads the
+        output. A command may return a status of its own.
+
+    Notes
+    -----
+    A mistake of the user, or a limit of the machine, is one line on standard error.
+    """
+    _prepare_process()
+    words = sys.argv[1:] if argv is None else argv
     try:
-        given = sys.argv[1:] if argv is None else argv
-        if bare := [
-            word[:-3] for word in given if word[:2] == "--" and word[-3:] == "=--"
-        ]:
-            raise UserError(
-                f"{bare[0]}: -- is no value"
-            )  # argparse would take it for none
-        if given and given[0] in program.moved:
-            place = program.moved[given[0]]
-            raise UserError(f"{given[0]} is now: {place}, in a clone of the project")
-        arguments = _parser(program).parse_args(argv)
+        _refuse_dashes_as_value(words)
+        _refuse_moved_command(words, program)
+        arguments = _parse(words, program)
         return arguments.run(arguments) or 0
     except UserError as error:
         return _refused(program, error)
     except KeyboardInterrupt as interrupt:
-        # Who measured says so: elsewhere there is nothing that could be kept.
-        with contextlib.suppress(OSError):
-            interrupted = [f"{program.name}: interrupted", *map(str, interrupt.args)]
-            print("; ".join(interrupted), file=sys.stderr)
-        # An extension may have left word for Python that it end by SIGINT, whatever it was.
-        exec("")
-        number = (_ended_by or [signal.SIGINT])[0]
-        return 128 + (signal.SIGTERM if number == signal.SIGHUP else number)
+        return _interrupted(program, interrupt)
     except BrokenPipeError:
-        # The reader of our output has gone (``| head``): not an error, but flushing again would be.
+        # The reader of the output has ended (``| head``), which is no error. Without this
+        # replacement Python would flush the output at its end and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return 128 + signal.SIGPIPE
     except MemoryError:
         return _refused(program, f"memory is used up: {LIMITS[errno.ENOMEM]}")
     except OSError as error:
         if error.errno not in LIMITS:
             raise
-        words = (error.strerror, error.filename, LIMITS[error.errno])
-        return _refused(program, ": ".join(str(word) for word in words if word))
+        facts = (error.strerror, error.filename, LIMITS[error.errno])
+        return _refused(program, ": ".join(str(fact) for fact in facts if fact))
     finally:
-        _ended_by.clear()
+        _signals_received.clear()
         while _reminders:
             _reminders.pop().cancel()
+
+
+def _prepare_process() -> None:
+    """Set how this process prints, warns and reacts to signals."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # The terminal may know ASCII only.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # Overflows and divisions by zero are reported once, by `show`, where they reach the result.
+    warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
+    # Python allows handlers of signals to be set in the main thread only.
+    if threading.current_thread() is threading.main_thread():
+        _end_as_ctrl_c_does()
+
+
+def _refuse_dashes_as_value(words: Sequence[str]) -> None:
+    # argparse takes "--option=--" for an option without a value, and for no mistake.
+    for word in words:
+        if word.startswith("--") and word.endswith("=--"):
+            option = word.removesuffix("=--")
+            raise UserError(f"{option}: -- is not a value: write a value after the =")
+
+
+def _refuse_moved_command(words: Sequence[str], program: Program) -> None:
+    if words and words[0] in program.moved:
+        new_command = program.moved[words[0]]
+        raise UserError(f"{words[0]} is now: {new_command}, in a clone of the project")
 
 
 def _refused(program: Program, line: object) -> int:
@@ -124,65 +171,186 @@ def _refused(program: Program, line: object) -> int:
     return 2
 
 
+def _interrupted(program: Program, interrupt: KeyboardInterrupt) -> int:
+    """Say that the command was interrupted, and return the exit status for that."""
+    # A command that keeps what it measured says so in the arguments of the exception.
+    facts = [f"{program.name}: interrupted", *map(str, interrupt.args)]
+    with contextlib.suppress(OSError):
+        print("; ".join(facts), file=sys.stderr)
+    # If code that an extension ran has raised KeyboardInterrupt, Python remembers this, and
+    # ends the process by SIGINT whatever the exit status is. Running code anew clears that mark.
+    exec("")
+    number = _signals_received[0] if _signals_received else signal.SIGINT
+    if number == signal.SIGHUP:
+        number = signal.SIGTERM
+    return 128 + number
+
+
 def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
-    """Return what ``ddlkit COMMAND FILES --OPTION VALUE --json`` prints. Raises UserError as that refuses."""
+    """Return what a command prints with ``--json``, as a dictionary.
+
+    Parameters
+    ----------
+    command : str
+        The command and, if need be, some of its words, as in "advise --no-prefetch".
+    *files : path_like
+        The positional arguments of the command.
+    **options : object
+        Options with a value: ``plan="ddp"`` stands for ``--plan ddp``, ``profile_ranks=4`` for
+        ``--profile-ranks 4``.
+
+    Returns
+    -------
+    dict
+        The JSON document that the command prints.
+
+    Raises
+    ------
+    UserError
+        If the command refuses its input.
+    """
     words = [*command.split(), *map(str, files)]
     for name, value in options.items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    page, wrong = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(page), contextlib.redirect_stderr(wrong):
-        try:
-            arguments = _parser().parse_args([*words, "--json"])
-        except SystemExit:
-            raise UserError(wrong.getvalue().splitlines()[-1]) from None
+        words += [_option(name), str(value)]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        arguments = _parse([*words, "--json"])
         arguments.run(arguments)
-    return dict(json.loads(page.getvalue()))
+    return dict(json.loads(printed.getvalue()))
 
 
-AGAIN_S, AGAIN = 0.5, signal.SIGUSR2
-"""So long after an interrupt it comes again, by that signal, if nothing is dealing with it."""
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+# ---------------------------------------------------------------- interrupts
+
+REMIND_AFTER_S = 0.5
+REMINDER = signal.SIGUSR2
+"""The signal by which an interrupt comes again after REMIND_AFTER_S, unless it is being dealt with."""
 _reminders: list[threading.Timer] = []
-_ended_by: list[int] = []
-"""The signals that came, first the one that tells the exit status."""
+_signals_received: list[int] = []
+"""The signals that interrupted the command. The first one decides the exit status."""
 
 
 def _end_as_ctrl_c_does() -> None:
-    """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, also where SIGINT is ignored; lose no interrupt."""
-    for number in (signal.SIGTERM, AGAIN):
+    """Let SIGTERM and SIGHUP interrupt a command as Ctrl-C does, and lose no interrupt."""
+    for number in (signal.SIGTERM, REMINDER):
         signal.signal(number, _interrupt)
-    # SIGINT is ignored in the background of a script; SIGHUP, as the terminal is gone, under nohup.
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
-    for number, handler in usual.items():
+    # In the background of a script SIGINT is ignored, and under nohup SIGHUP is, because the
+    # terminal has gone. What somebody chose to ignore stays ignored.
+    usual_handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    for number, handler in usual_handlers.items():
         if signal.getsignal(number) == handler:
             signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, _: object) -> None:
-    """Raise; Python drops what is raised in a finaliser, and extensions what is beneath them; not this."""
-    reminder = threading.Timer(AGAIN_S, os.kill, (os.getpid(), AGAIN))
-    reminder.daemon = True
-    reminder.start()
-    _reminders.append(reminder)
-    if number != AGAIN:
-        _ended_by.append(number)
-    if number != AGAIN or not isinstance(sys.exception(), KeyboardInterrupt):
+    """Raise KeyboardInterrupt now, and again after a while unless that was dealt with.
+
+    Python drops an exception that is raised in a finaliser, and an extension may drop one that
+    is raised in the Python code beneath it.
+    """
+    timer = threading.Timer(REMIND_AFTER_S, os.kill, (os.getpid(), REMINDER))
+    timer.daemon = True
+    timer.start()
+    _reminders.append(timer)
+    if number != REMINDER:
+        _signals_received.append(number)
+        raise KeyboardInterrupt
+    # While an interrupt is being handled, a reminder must not interrupt the cleaning up.
+    if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
         raise KeyboardInterrupt
 
 
+# ---------------------------------------------------------------- parsing
+
+
 class _Parser(argparse.ArgumentParser):
-    """One whose complaint is one line after the usage."""
+    """A parser that raises UserError for a wrong word, and names the help to read."""
+
+    command = ""
 
     def error(self, message: str) -> NoReturn:
-        super().error(one_line(message))
+        # argparse writes "argument --plan: expected one argument", or "the following
+        # arguments are required: --profile".
+        problem = one_line(message).removeprefix("argument ")
+        _, is_required, names = problem.partition("arguments are required: ")
+        if is_required:
+            problem = f"{self.command or self.prog} needs {names}"
+        elif self.command:
+            problem = f"{self.command} {problem}"
+        raise UserError(f"{problem} (see {self.prog} --help)")
+
+
+def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespace:
+    """Return the parsed words of a command."""
+    parser = _parser(program)
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        command = arguments.command
+        raise UserError(
+            f"{command} has no argument {one_line(unknown[0])} "
+            f"(see {program.called} {command} --help)"
+        )
+    return arguments
 
 
 def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
-    parser = _Parser(prog=program.called, description=program.about)
-    parser.add_argument("--version", action="version", version=f"ddlkit {__version__}")
+    parser = _Parser(
+        prog=program.called,
+        description=_description(program.about, program.example),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"ddlkit {__version__}",
+        help="print the version of ddlkit",
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, told in program.commands.items():
-        added = commands.add_parser(name, help=told.text, description=told.text)
-        added.set_defaults(run=told.run)
-        for names, options in told.arguments:
-            added.add_argument(*names, **options)
+    for name, command in program.commands.items():
+        first_sentence = command.text.partition(". ")[0].rstrip(".")
+        added = commands.add_parser(
+            name,
+            help=f"{first_sentence}.",
+            usage=_usage(f"{program.called} {name}", command),
+            description=_description(command.text, command.example),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.command = name
+        added.set_defaults(run=command.run, command=name)
+        groups: dict[str, argparse._ArgumentGroup] = {}
+        for argument in command.arguments:
+            target: Any = added
+            if argument.group:
+                if argument.group not in groups:
+                    groups[argument.group] = added.add_argument_group(argument.group)
+                target = groups[argument.group]
+            target.add_argument(*argument.names, **argument.options)
     return parser
+
+
+def _usage(called: str, command: Command) -> str:
+    """Return a line with what the command requires. The help lists all its options below."""
+    words = [_usage_word(argument) for argument in command.arguments]
+    usage = " ".join([called, *filter(None, words), "[options]"])
+    return usage.replace("%", "%%")
+
+
+def _usage_word(argument: Argument) -> str:
+    """Return what must be written for an argument, "" if it may be left out."""
+    name = argument.names[0]
+    metavar = argument.options.get("metavar") or name.lstrip("-").upper()
+    if not name.startswith("-"):
+        return f"[{metavar}]" if argument.options.get("nargs") == "?" else metavar
+    return f"{name} {metavar}" if argument.options.get("required") else ""
+
+
+def _description(text: str, example: str) -> str:
+    """Return what stands at the head of a help: the example, and what the command does."""
+    text = textwrap.fill(text, HELP_COLUMNS)
+    return f"example:\n  {example}\n\n{text}" if example else text

@@ -1,4 +1,4 @@
-"""The command from a model, or tables of one, to a decision: which buckets, what they gain, what limits."""
+"""The command ``advise``: from a model, or from tables, to a decision about its buckets."""
 
 from __future__ import annotations
 
@@ -10,39 +10,99 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddlkit.cli.command import JSON, arg, command, lab_rate, require_lab, show
-from ddlkit.cli.predicting import OPTIONAL, STRATEGY, forecast_of, is_sharded, sharded
+from ddlkit.cli.command import (
+    JSON,
+    LAB_LINKS,
+    MODEL_FUNCTION,
+    OUTPUT,
+    arg,
+    command,
+    group,
+    lab_rate,
+    number,
+    require_lab,
+    require_model_file,
+    show,
+)
+from ddlkit.cli.inputs import (
+    OPTIONAL_INPUTS,
+    SHARDED,
+    forecast_of,
+    is_sharded,
+    predict_sharded,
+)
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 
-SIZES = [f"size:{size}MB" for size in (2, 10, 50, 250)]  # compared with what is asked
-_MODEL = """whose training is measured here: the function gives (model, loss) or (model, loss, optimizer); or
-torchvision:resnet50:32; under torchrun or srun in each of their ranks, else in --ranks of this machine [2]"""
+UNIT_SIZES = ("size:2MB", "size:10MB", "size:50MB", "size:250MB")
+"""Ways to make units that are compared with those that the user asks for."""
+
+_MODEL = f"""Measure the training of your own model, which the function FUNCTION in
+FILE.py returns. {MODEL_FUNCTION} Under torchrun or srun the ranks are their
+processes; otherwise --ranks processes of this machine, 2 by default."""
 
 
 @command(
-    "advise on DDP's buckets: what to change, what that gains, and what limits",
-    arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
-    arg(
-        "--minutes",
-        type=float,
-        default=3.0,
-        help="of a model: to measure and predict in [3]",
+    "Advise on the buckets of DistributedDataParallel: what to change, how much that "
+    "gains, and what limits the training. Measure your model with --model, or give "
+    "tables with --profile and --collectives.",
+    *group(
+        "a model that is measured here",
+        arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
+        arg(
+            "--minutes",
+            type=number,
+            metavar="MINUTES",
+            default=3.0,
+            help="The time for measuring and predicting, in minutes. [default: 3]",
+        ),
+        arg(
+            "--confirm-minutes",
+            type=number,
+            metavar="MINUTES",
+            default=3.0,
+            help="The time for training under the best plans, in minutes. [default: 3]",
+        ),
+        arg(
+            "--lab",
+            metavar="RATE[,DELAY]",
+            help=f"Send messages {LAB_LINKS} [default: loopback]",
+        ),
     ),
-    arg("--confirm-minutes", type=float, default=3.0, help="to try the advice in [3]"),
-    arg(
-        "--lab", metavar="RATE[,DELAY]", help="over emulated links, as 1gbit [loopback]"
+    *group(
+        OUTPUT,
+        arg(
+            "--out",
+            type=Path,
+            metavar="DIRECTORY",
+            help="With --model: write the measurements into this directory. A second "
+            "run continues from them. [default: a directory in advised/, named "
+            "after the model]",
+        ),
+        arg(
+            "--html",
+            type=Path,
+            metavar="FILE.html",
+            help="Also write the advice as a page with drawings, which needs no "
+            "network. Drawing needs the extra ddlkit[plot].",
+        ),
+        JSON,
     ),
-    arg("--out", type=Path, help="directory for what is measured [advised/...]"),
-    arg("--html", type=Path, metavar="FILE", help="a page that needs no network, too"),
-    *OPTIONAL,
-    *STRATEGY,
-    JSON,
+    *OPTIONAL_INPUTS,
+    *SHARDED,
+    example="ddlkit advise --model mine.py:net",
 )
 def advise(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit advise``."""
     if is_sharded(arguments):
-        return _units(arguments)
-    if bool(arguments.model) == bool(arguments.profile):
+        _rank_units(arguments)
+        return
+    if arguments.model and arguments.profile:
+        raise UserError(
+            "give --model, whose training is measured, or --profile with tables, and "
+            "not both"
+        )
+    if not (arguments.model or arguments.profile):
         raise UserError(
             "give --model, whose training is measured, or --profile and --collectives"
         )
@@ -50,120 +110,116 @@ def advise(arguments: argparse.Namespace) -> None:
         from ddlkit.show import WRITING_A_PAGE, needs
 
         needs("--html", WRITING_A_PAGE)
-    result, advice = (_measured if arguments.model else _of_tables)(arguments)
-    if advice:  # on rank 0
-        result["snippet"] = snippet(advice, result["advice"])
-        show(result, True) if arguments.json else print("\n".join(screen(result)))
-        if arguments.html:
-            from ddlkit.show import write_advice
+    if arguments.model:
+        result, advice = _advice_by_measuring(arguments)
+    else:
+        result, advice = _advice_from_tables(arguments)
+    # Only rank 0 has an advice.
+    if not advice:
+        return
+    result["snippet"] = snippet(advice, result["advice"])
+    if arguments.json:
+        show(result, True)
+    else:
+        print("\n".join(screen(result)))
+    if arguments.html:
+        from ddlkit.show import write_advice
 
-            write_advice(advice, screen(result), arguments.html)
+        write_advice(advice, screen(result), arguments.html)
 
 
-def _units(arguments: argparse.Namespace) -> None:
-    """Print ways to make units of a profile, those of --units and some by size, the fastest first."""
+def _rank_units(arguments: argparse.Namespace) -> None:
+    """Print ways to make units for sharded training, those of --units and some by size, fastest first."""
     from pandas import DataFrame
 
     if arguments.model or not arguments.profile:
         raise UserError(
             "advise --strategy fsdp: give --profile and --collectives, no --model"
         )
-    specs = [*filter(None, (arguments.units or "").split(";")), *SIZES]
-    rows = sorted(sharded(arguments, *specs), key=lambda row: float(row["iteration_s"]))
-    shown = DataFrame(rows).drop(columns=["level", "compute_s", "workers"])
-    show({"ranked": rows}, True) if arguments.json else print(
-        shown.to_string(index=False)
-    )
+    asked = [spec for spec in (arguments.units or "").split(";") if spec]
+    rows = predict_sharded(arguments, *asked, *UNIT_SIZES)
+    rows.sort(key=lambda row: float(row["iteration_s"]))
+    if arguments.json:
+        show({"ranked": rows}, True)
+        return
+    table = DataFrame(rows).drop(columns=["level", "compute_s", "workers"])
+    print(table.to_string(index=False))
 
 
-def _of_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
+def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
+    """Return what is printed, and the `Advice`."""
     from ddlkit.model.advice import DEFAULT, Advice
 
-    predicted, doubtful, profile, messages = forecast_of(arguments, DEFAULT)
-    advice = Advice.of(predicted.iteration.workload, messages)
-    of = {"network": profile.network, "workers": messages.cost.workers}
-    return {**of, **advice.to_dict(), "warnings": doubtful}, advice
-
-
-def _measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
-    """Return what to show, and the advice, once all is measured; None but on rank 0."""
-    lab_rate(arguments.lab)  # refused before anything else
-    require_lab(arguments.lab)
-    from ddlkit import store
-    from ddlkit.jobs.rank import joined
-    from ddlkit.measure.advise import (
-        LISTS,
-        MEETING_S,
-        AdviseSettings,
-        advise_job,
-        read_advice,
-    )
-    from ddlkit.model.advice import DEFAULT, KEEP, WORTH, measured_gain
-
-    seconds = [60 * arguments.minutes, 60 * arguments.confirm_minutes]
-    if min(seconds) <= 0 or arguments.accumulate < 1:
+    forecast, warnings, profile, communication = forecast_of(arguments, DEFAULT)
+    if not communication.draws:
         raise UserError(
-            "--minutes, --confirm-minutes and --accumulate must be above zero"
+            f"{arguments.cost} is a cost without draws, so that an advice has no "
+            "intervals: give --collectives, or write the cost by ddlkit fit --json"
         )
-    settings = AdviseSettings(arguments.model, arguments.accumulate, *seconds)
-    outside = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1)
-    ranks = outside if outside > 1 else arguments.ranks or 2
-    words = (
-        Path(arguments.model).name,
-        f"p{ranks}",
-        f"k{arguments.accumulate}",
-        arguments.lab,
-    )
-    named = re.sub(r"[^\w-]", "-", "-".join(filter(None, words)))
-    out = arguments.out or Path("advised") / named
-    try:
-        if outside == 1:
-            _launched(arguments, settings, ranks, out)
-        else:
-            with joined(MEETING_S) as me:
-                advise_job.run(replace(me, out=out), settings)
-            if me.rank:
-                return {}, None
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"what was measured is kept in {out}") from None
-    advice, trials = read_advice(out), store.load_table(out / "trials.csv", "trials")
-    rounds = trials.pivot_table("seconds", "repeat", "policy", "median")
-    each = len(trials) // rounds.size
-    tried = {
-        name: measured_gain(rounds, name) for name in rounds
-    }  # the default gains nothing
+    advice = Advice.of(forecast.iteration.workload, communication)
     result = {
-        "network": trials["network"].iloc[0],
-        "workers": ranks,
-        "tables": str(out),
+        "network": profile.network,
+        "workers": communication.cost.workers,
+        **advice.to_dict(),
+        "warnings": warnings,
     }
-    result |= {
-        **advice.to_dict(len(rounds), each),
-        "rounds": len(rounds),
-        "iterations": each,
-    }
-    result["predicted_advice"] = result["advice"]
-    if found := tried.get(result["best"]):
-        low, high = result["gain_interval"]
-        result |= {
-            "measured_gain": found.share,
-            "measured_interval": list(found.interval),
-        }
-        result["disagrees"] = not low <= found.share <= high
-    if LISTS and not (
-        found and found.interval[1] >= WORTH
-    ):  # nothing is tried without lists
-        result["advice"] = KEEP
-    result["measured_best"] = max(
-        tried, key=lambda name: (tried[name].share, name == DEFAULT)
-    )
     return result, advice
 
 
-def _launched(
+# ---------------------------------------------------------------- measuring the user's model
+
+
+def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
+    """Measure, predict and try; return what is printed, and the `Advice`, which rank 0 alone has."""
+    # Refused before the imports below load torch, which takes seconds.
+    lab_rate(arguments.lab)
+    require_lab(arguments.lab)
+    require_model_file(arguments.model)
+    from ddlkit.jobs.rank import joined
+    from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
+
+    measure_s = 60 * arguments.minutes
+    confirm_s = 60 * arguments.confirm_minutes
+    if min(measure_s, confirm_s) <= 0:
+        raise UserError("--minutes and --confirm-minutes must be above zero")
+    settings = AdviseSettings(
+        arguments.model, arguments.accumulate, measure_s, confirm_s
+    )
+    ranks_outside = _ranks_started_outside()
+    ranks = arguments.ranks or 2
+    if ranks_outside > 1:
+        ranks = ranks_outside
+    out = arguments.out or _default_directory(arguments, ranks)
+    try:
+        if ranks_outside > 1:
+            with joined(MEETING_S) as rank:
+                advise_job.run(replace(rank, out=out), settings)
+            if rank.rank != 0:
+                return {}, None
+        else:
+            _launch(arguments, settings, ranks, out)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"what was measured is kept in {out}") from None
+    return _with_trials(out, ranks)
+
+
+def _ranks_started_outside() -> int:
+    """Return how many ranks torchrun or srun started, 1 if neither did."""
+    return int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1)
+
+
+def _default_directory(arguments: argparse.Namespace, ranks: int) -> Path:
+    """Return a directory for what decides the measurements: model, ranks, batches and lab."""
+    facts = [Path(arguments.model).name, f"p{ranks}", f"k{arguments.accumulate}"]
+    if arguments.lab:
+        facts.append(arguments.lab)
+    return Path("advised") / re.sub(r"[^\w-]", "-", "-".join(facts))
+
+
+def _launch(
     arguments: argparse.Namespace, settings: Any, ranks: int, out: Path
 ) -> None:
-    """Run the job in ranks of this machine, over its loopback or emulated links."""
+    """Run the job in ranks of this machine, over its loopback or over emulated links."""
     from ddlkit.jobs.launch import Loopback
     from ddlkit.measure.advise import MEETING_S, advise_job
     from ddlkit.measure.parts import Ranks, ranks_in_lab
@@ -172,62 +228,144 @@ def _launched(
     if arguments.lab:
         members, _ = ranks_in_lab(ranks, *lab_rate(arguments.lab))
     members = replace(members, join={**members.join, "timeout_s": MEETING_S})
-    members.run(
-        advise_job, settings, MEETING_S + settings.measure_s + settings.confirm_s, out
+    limit_s = MEETING_S + settings.measure_s + settings.confirm_s
+    members.run(advise_job, settings, limit_s, out)
+
+
+def _with_trials(out: Path, ranks: int) -> tuple[dict[str, Any], Any]:
+    """Return what is printed of the measurements in ``out``, and the `Advice`."""
+    from ddlkit import store
+    from ddlkit.measure.advise import LISTS, read_advice
+    from ddlkit.model.advice import DEFAULT, KEEP, WORTH, measured_gain
+
+    advice = read_advice(out)
+    trials = store.load_table(out / "trials.csv", "trials")
+    rounds = trials.pivot_table("seconds", "repeat", "policy", "median")
+    iterations = len(trials) // rounds.size
+    # The default is among the policies, with a gain of 0.
+    gains = {policy: measured_gain(rounds, policy) for policy in rounds}
+    result = {
+        "network": trials["network"].iloc[0],
+        "workers": ranks,
+        "tables": str(out),
+        **advice.to_dict(len(rounds), iterations),
+        "rounds": len(rounds),
+        "iterations": iterations,
+    }
+    result["predicted_advice"] = result["advice"]
+    measured = gains.get(result["best"])
+    if measured:
+        lower, upper = result["gain_interval"]
+        result["measured_gain"] = measured.share
+        result["measured_interval"] = list(measured.interval)
+        result["disagrees"] = not lower <= measured.share <= upper
+    # Without bucket_cap_mb_list (before torch 2.11) the best plan could not be tried, so that the
+    # prediction decides alone.
+    confirmed = measured is not None and measured.interval[1] >= WORTH
+    if LISTS and not confirmed:
+        result["advice"] = KEEP
+    # Of policies with the same gain, the default is best.
+    result["measured_best"] = max(
+        gains, key=lambda policy: (gains[policy].share, policy == DEFAULT)
     )
+    return result, advice
+
+
+# ---------------------------------------------------------------- what a person reads
 
 
 def snippet(advice: Any, chosen: str) -> str:
-    """Return the line of Python that does what was advised."""
+    """Return the line of Python that does what was advised.
+
+    Parameters
+    ----------
+    advice : Advice
+        The options for the buckets.
+    chosen : str
+        The name of the advised option, or the advice to keep the default.
+
+    Returns
+    -------
+    str
+        A call of DistributedDataParallel.
+    """
     if chosen not in advice.options or chosen == "ddp":
         return "DistributedDataParallel(model)"
     if chosen.startswith("ddp:"):
-        cap = units.parse_bytes(chosen.partition(":")[2]) / units.MIB
-        return f"DistributedDataParallel(model, bucket_cap_mb={cap:g})"
+        cap_bytes = units.parse_bytes(chosen.partition(":")[2])
+        cap_mib = cap_bytes / units.MIB
+        return f"DistributedDataParallel(model, bucket_cap_mb={cap_mib:g})"
     from ddlkit.formats.export import bucket_caps_mb
 
     caps = bucket_caps_mb(advice.options[chosen].iteration.group_bytes)
     return f"DistributedDataParallel(model, bucket_cap_mb_list={caps})"
 
 
-LISTED = "  # torch 2.11; with unused parameters, several dtypes or torch.compile see what DDP made"
+LIST_REMARK = (
+    "  # needs torch 2.11; with unused parameters, several dtypes or torch.compile, "
+    "check which buckets DDP made"
+)
 
 
 def screen(result: dict[str, Any]) -> list[str]:
-    """Return the lines that a person reads."""
+    """Return an advice as the lines that a person reads.
 
-    def share(value: float, ends: Sequence[float]) -> str:
-        return f"{value:+.1%} ({ends[0]:+.1%} to {ends[1]:+.1%})"
+    Parameters
+    ----------
+    result : dict
+        The advice as ``ddlkit advise --json`` prints it.
 
-    best, low_to_high = result["best"], result["gain_interval"]
+    Returns
+    -------
+    list of str
+        A title, and a line for each fact.
+    """
+    best = result["best"]
     lines = [
         f"{result['network']} on {result['workers']} ranks: {result['advice']}",
         "",
     ]
-    plans = {"PyTorch's default": "default_plan", f"best plan, {best}": "best_plan"}
-    for name, of in ((name, result[key]) for name, key in plans.items()):
-        took, low, high = map(
-            units.format_seconds, (of["iteration_s"], *of["interval_s"])
-        )
-        exposed = units.format_seconds(of["exposed_communication_s"])
-        more = f"exposed {exposed}, scaling factor {of['scaling_factor']:.2f}"
-        lines.append(f"{name:<28} {took} an iteration ({low} to {high}), {more}")
-    slower = f"slower with {result['probability_slower']:.0%}"
-    lines.append(
-        f"{'predicted gain':<28} {share(result['gain'], low_to_high)}; {slower}"
-    )
+    lines.append(_plan_line("PyTorch's default", result["default_plan"]))
+    lines.append(_plan_line(f"best plan, {best}", result["best_plan"]))
+    predicted = _gain(result["gain"], result["gain_interval"])
+    slower = f"slower with a probability of {result['probability_slower']:.0%}"
+    lines.append(_line("predicted gain", f"{predicted}; {slower}"))
     if "measured_gain" in result:
-        said = share(result["measured_gain"], result["measured_interval"])
-        verdict = "; outside of what was predicted" * result["disagrees"]
-        lines.append(
-            f"{'measured gain':<28} {said}, {result['rounds']} rounds{verdict}"
-        )
-    if (other := result.get("measured_best", best)) != best:
-        lines.append(f"{'measured best':<28} {other}")
-    lines.append(f"{'limited by':<28} {result['limited_by']}")
-    lines += [
-        f"{'':<28} {gain:+.1%} by {what}" for what, gain in result["shorter_by"].items()
-    ]
-    if size := result["measure_next_bytes"]:
-        lines.append(f"{'measure this size next':<28} {units.format_bytes(size)}")
-    return [*lines, "", result["snippet"], *[LISTED] * ("list" in result["snippet"])]
+        measured = _gain(result["measured_gain"], result["measured_interval"])
+        text = f"{measured}, {result['rounds']} rounds"
+        if result["disagrees"]:
+            text += "; outside of the predicted interval"
+        lines.append(_line("measured gain", text))
+    measured_best = result.get("measured_best", best)
+    if measured_best != best:
+        lines.append(_line("measured best", measured_best))
+    lines.append(_line("limited by", result["limited_by"]))
+    for remedy, gain in result["shorter_by"].items():
+        lines.append(_line("", f"{gain:+.1%} by {remedy}"))
+    next_bytes = result["measure_next_bytes"]
+    if next_bytes:
+        lines.append(_line("measure this size next", units.format_bytes(next_bytes)))
+    lines += ["", result["snippet"]]
+    if "bucket_cap_mb_list" in result["snippet"]:
+        lines.append(LIST_REMARK)
+    return lines
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:<28} {text}"
+
+
+def _plan_line(name: str, plan: dict[str, Any]) -> str:
+    lower_s, upper_s = plan["interval_s"]
+    times = [plan["iteration_s"], lower_s, upper_s, plan["exposed_communication_s"]]
+    iteration, lower, upper, exposed = map(units.format_seconds, times)
+    return _line(
+        name,
+        f"{iteration} an iteration ({lower} to {upper}), {exposed} exposed "
+        f"communication, scaling factor {plan['scaling_factor']:.2f}",
+    )
+
+
+def _gain(share: float, interval: Sequence[float]) -> str:
+    lower, upper = interval
+    return f"{share:+.1%} ({lower:+.1%} to {upper:+.1%})"

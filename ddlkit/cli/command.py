@@ -1,4 +1,4 @@
-"""What a command is, and how its result is shown; and the commands that measure, and make links for that."""
+"""What a command is, how its result is printed, and the commands that measure or make links."""
 
 from __future__ import annotations
 
@@ -7,69 +7,200 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ddlkit.core import units
 from ddlkit.core.errors import UserError, shown
 
 Run = Callable[[argparse.Namespace], int | None]
-Argument = tuple[tuple[str, ...], dict[str, Any]]
+Value = TypeVar("Value")
+
+
+class Argument(NamedTuple):
+    """An argument of a command.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The name of a positional argument, or an option with its dashes.
+    options : mapping of str to object
+        The keywords of `argparse.ArgumentParser.add_argument`.
+    group : str
+        The heading under which the help lists the argument.
+    """
+
+    names: tuple[str, ...]
+    options: Mapping[str, Any]
+    group: str = ""
 
 
 class Command(NamedTuple):
-    """What a command does, what its help says, and its arguments as argparse takes them."""
+    """A command of a program.
+
+    Attributes
+    ----------
+    run : callable
+        The function that takes the parsed arguments and returns the exit status, or None for 0.
+    text : str
+        What the command does, in sentences.
+    arguments : sequence of Argument
+        Its arguments, in the order of its help.
+    example : str
+        A line for a shell with which the help begins.
+    """
 
     run: Run
     text: str
     arguments: Sequence[Argument]
+    example: str = ""
 
 
 COMMANDS: dict[str, Command] = {}
+"""The commands of ddlkit by name."""
 
 
 def arg(*names: str, **options: Any) -> Argument:
-    """Return an argument of a command."""
-    return names, options
+    """Return an argument from its names and the keywords of argparse."""
+    return Argument(names, options)
 
 
 def flag(name: str, text: str) -> Argument:
-    """Return an argument that is there or not."""
+    """Return an option without a value, which is either given or not."""
     return arg(name, action="store_true", help=text)
 
 
-JSON = flag("--json", "print JSON")
+def choice(name: str, *values: str, **options: Any) -> Argument:
+    """Return an argument that takes one of several words."""
+    return Argument(
+        (name,), {"choices": values, "metavar": "|".join(values), **options}
+    )
+
+
+def group(heading: str, *arguments: Argument) -> tuple[Argument, ...]:
+    """Return arguments that the help lists under a heading."""
+    return tuple(argument._replace(group=heading) for argument in arguments)
+
+
+def parsed_by(parse: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Return a parser whose UserError argparse reports together with the name of the option."""
+
+    def parse_argument(text: str) -> Value:
+        try:
+            return parse(text)
+        except UserError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse_argument
+
+
+def whole_number(text: str) -> int:
+    """Return the whole number that an argument gives."""
+    try:
+        return int(text)
+    except ValueError:
+        problem = f"{shown(text)} is not a whole number"
+        raise argparse.ArgumentTypeError(problem) from None
+
+
+def count(text: str) -> int:
+    """Return the whole number of at least 1 that an argument gives."""
+    value = whole_number(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is too small: use at least 1")
+    return value
+
+
+def number(text: str) -> float:
+    """Return the number that an argument gives."""
+    try:
+        return float(text)
+    except ValueError:
+        problem = f"{shown(text)} is not a number: write for example 0.5 or 2e-9"
+        raise argparse.ArgumentTypeError(problem) from None
+
+
+def share(text: str) -> float:
+    """Return the number between 0 and 1 that an argument gives."""
+    value = number(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not between 0 and 1")
+    return value
+
+
+OUTPUT = "output"
+JSON = arg(
+    "--json",
+    action="store_true",
+    help="Print one JSON document instead of lines for a person.",
+)._replace(group=OUTPUT)
 
 
 def command(
-    text: str, *arguments: Argument, register_in: dict[str, Command] = COMMANDS
+    text: str,
+    *arguments: Argument,
+    example: str = "",
+    register_in: dict[str, Command] = COMMANDS,
 ) -> Callable[[Run], Run]:
-    """Return what registers a function as the command of its own name, here of ddlkit."""
+    """Return a decorator that registers a function as the command of its own name.
+
+    Parameters
+    ----------
+    text : str
+        What the command does, in sentences.
+    *arguments : Argument
+        The arguments of the command, in the order of its help.
+    example : str, optional
+        A line for a shell with which the help begins.
+    register_in : dict of str to Command, optional
+        The commands of the program. By default those of ddlkit.
+    """
 
     def register(run: Run) -> Run:
-        register_in[run.__name__.rstrip("_").replace("_", "-")] = Command(
-            run, text, arguments
-        )
+        # A trailing underscore avoids a keyword of Python, as in `import_`.
+        name = run.__name__.rstrip("_").replace("_", "-")
+        register_in[name] = Command(run, text, arguments, example)
         return run
 
     return register
 
 
-def show(result: dict[str, Any], as_json: bool) -> None:
-    """Print a result as one JSON document, or as aligned lines for a person; refuse a number that is none."""
+# ---------------------------------------------------------------- how a result is printed
+
+
+def show(result: Mapping[str, Any], as_json: bool) -> None:
+    """Print the result of a command.
+
+    Parameters
+    ----------
+    result : mapping of str to object
+        The result: values that JSON can express.
+    as_json : bool
+        Whether to print one JSON document, instead of an aligned line for each value.
+
+    Raises
+    ------
+    UserError
+        If a number of the result is infinite or not a number.
+    """
     for name, value in result.items():
         try:
             json.dumps(value, allow_nan=False, default=str)
         except ValueError as error:
-            advice = "check sizes, times, rates and their units"
-            raise UserError(f"{name} comes out as {shown(value)}: {advice}") from error
-    lines = [f"{name:<32} {_shown(value)}" for name, value in result.items()]
-    print(json.dumps(result) if as_json else "\n".join(lines))
+            raise UserError(
+                f"{name} is computed as {shown(value)}, which is no finite number: "
+                "check the sizes, times and rates of the input, and their units"
+            ) from error
+    if as_json:
+        print(json.dumps(result))
+        return
+    for name, value in result.items():
+        print(f"{name:<32} {_readable(value)}")
 
 
-def _shown(value: Any) -> str:
-    """Return a value as a person reads it: lists of many numbers by their range; None: not known."""
+def _readable(value: Any) -> str:
+    """Return a value as a person reads it. A long list of numbers becomes its range."""
     if value is None:
         return "not known"
     if isinstance(value, float):
@@ -77,54 +208,99 @@ def _shown(value: Any) -> str:
     if not is_numbers(value):
         return str(value)
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_shown(number)}" for name, number in value.items())
+        items = [f"{name} {_readable(inner)}" for name, inner in value.items()]
+        return ", ".join(items)
     if len(value) > 4:
-        return f"{len(value)} from {_shown(min(value))} to {_shown(max(value))} (--json: all)"
-    return ", ".join(map(_shown, value)) or "none"
+        lowest = _readable(min(value))
+        highest = _readable(max(value))
+        return (
+            f"{len(value)} values from {lowest} to {highest} (all of them with --json)"
+        )
+    return ", ".join(map(_readable, value)) or "none"
 
 
 def is_numbers(value: Any) -> bool:
-    """Return whether it is a list of numbers, or numbers by name."""
-    inner = value.values() if isinstance(value, dict) else value
-    return isinstance(value, (dict, list)) and all(
-        isinstance(x, (int, float)) for x in inner
-    )
+    """Return whether a value is a list of numbers, or a dictionary whose values are numbers."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(inner, (int, float)) for inner in value)
 
 
-_MODEL = """for layers, your own: the function gives (model, loss) or (model, loss, optimizer), where loss()
-does one forward pass and returns the scalar; or torchvision:resnet50:32; also under torchrun or srun"""
-_PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
-the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz"""
-_BUDGET = "when to end, as in 8m30s or 90s [when all is measured]"
+# ---------------------------------------------------------------- ddlkit measure
+
+MODEL_FUNCTION = """The function returns (model, loss) or (model, loss, optimizer),
+where loss() does one forward pass and returns the scalar loss.
+torchvision:resnet50:32 stands for that network at batch size 32."""
+_MODEL = f"""For the part layers: measure your own model, which the function FUNCTION
+in FILE.py returns. {MODEL_FUNCTION} This also works in the processes that torchrun
+or srun starts."""
+_PACK = """Also keep the whole recording in the archive FILE.tgz, which is written
+anew every 20 s. The archive is whole even if the run is killed. If the directory of
+--out is empty, the next run first restores it from the archive. To unpack it by
+hand, run tar xzf FILE.tgz."""
+_BUDGET = """End after this time, as in 8m30s or 90s. The next run continues with the
+rest. [default: when all is measured]"""
+_IGNORE_LOAD = """Measure although other processes use the GPU. The stamp of every
+table then records that."""
 
 
 def session_options(default_out: str) -> tuple[Argument, ...]:
-    """Return the options of every command that measures; its tables go to ``default_out``."""
+    """Return the options of every command that measures.
+
+    Parameters
+    ----------
+    default_out : str
+        The directory into which the tables go by default, as the help names it.
+    """
     return (
-        arg("--budget", type=units.parse_seconds, help=_BUDGET),
-        flag("--dry-run", "only say what and how long"),
-        arg("--out", type=Path, help=f"directory for the tables [{default_out}]"),
-        arg("--pack", type=Path, metavar="FILE.tgz", help=_PACK),
-        flag(
-            "--ignore-load", "measure although others use the GPU; every stamp says so"
+        *group(
+            "how to measure",
+            arg(
+                "--budget",
+                type=parsed_by(units.parse_seconds),
+                metavar="TIME",
+                help=_BUDGET,
+            ),
+            flag(
+                "--dry-run",
+                "Print what would be measured and how long that takes, and measure "
+                "nothing.",
+            ),
+            flag("--ignore-load", _IGNORE_LOAD),
+        ),
+        *group(
+            OUTPUT,
+            arg(
+                "--out",
+                type=Path,
+                metavar="DIRECTORY",
+                help=f"Write the tables into this directory. [default: {default_out}]",
+            ),
+            arg("--pack", type=Path, metavar="FILE.tgz", help=_PACK),
         ),
     )
 
 
 PARTS = ("quick", "layers", "collectives", "slowdown", "copies", "training")
-_PARTS = """layers (time of each layer), collectives (time of messages by size), slowdown (what compute and
-messages take from each other), copies (time of copies in memory), training (iterations under
-DistributedDataParallel), or quick (all of these)"""
+_PARTS = """What to measure: layers (the time of each layer), collectives (the time
+of messages by size), slowdown (how much compute and messages slow each other down),
+copies (the time of copies in memory), training (iterations under
+DistributedDataParallel), or quick (all of these)."""
 IN_THE_WORKBOOK = (
     *("full", "cpu", "gpu", "smoke", "all"),
     *("replay", "campaign", "convergence", "input", "estimators"),
 )
-"""What `python -m workbook record` measures."""
+"""What ``python -m workbook record`` measures, and ``ddlkit measure`` once did."""
+
+LAB_LINKS = """over emulated links of this machine, which needs Linux and root. RATE
+is the rate of each link, and DELAY its delay, as in 1gbit or 1gbit,2ms."""
 
 
 @contextlib.contextmanager
 def keeping() -> Iterator[None]:
-    """Say of an interrupt that what was measured is kept."""
+    """Let an interrupt say that what was measured is kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -132,35 +308,50 @@ def keeping() -> Iterator[None]:
 
 
 @command(
-    "measure what predictions need of this machine; goes on where it stopped",
-    arg("part", metavar="PART", help=_PARTS),
-    arg(
-        "--networks",
-        help="for layers, slowdown, training, with batch sizes: resnet50:32,vgg16:8 [resnet50:4]",
-    ),
-    arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
-    arg(
-        "--accumulate",
-        type=int,
-        default=1,
-        help="of a model: losses in an iteration [1]",
-    ),
-    arg("--ranks", type=int, help="how many exchange messages [2, or one a GPU]"),
-    arg(
-        "--lab",
-        metavar="RATE[,DELAY]",
-        help="over rate-limited links of this machine (root, Linux), as 1gbit or 1gbit,2ms [none]",
+    "Measure on this machine what predictions need: layers, messages, and how much "
+    "they slow each other down. An interrupted measurement continues where it "
+    "stopped.",
+    *group(
+        "what is measured",
+        arg("part", metavar="PART", help=_PARTS),
+        arg(
+            "--networks",
+            metavar="NAME:BATCH,...",
+            help="For the parts layers, slowdown and training: the networks and their "
+            "batch sizes, as in resnet50:32,vgg16:8. [default: resnet50:4]",
+        ),
+        arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
+        arg(
+            "--accumulate",
+            type=count,
+            metavar="N",
+            default=1,
+            help="With --model: the number of batches whose gradients are added up in "
+            "an iteration. [default: 1]",
+        ),
+        arg(
+            "--ranks",
+            type=whole_number,
+            metavar="N",
+            help="The number of processes that exchange messages. [default: 2, or one "
+            "for each GPU]",
+        ),
+        arg(
+            "--lab",
+            metavar="RATE[,DELAY]",
+            help=f"Send messages {LAB_LINKS} [default: loopback, or what connects the "
+            "GPUs]",
+        ),
     ),
     *session_options("measured"),
+    example="ddlkit measure quick --out mine",
 )
 def measure(arguments: argparse.Namespace) -> None:
-    part = arguments.part
-    if part in IN_THE_WORKBOOK or part.endswith((".yml", ".yaml", ".json")):
-        raise UserError(f"{part} is now: python -m workbook record {part}, in a clone")
-    if part not in PARTS:
-        raise UserError(f"measure {shown(part)}: use one of {', '.join(PARTS)}")
+    """Run the command ``ddlkit measure``."""
+    _refuse_wrong_part(arguments.part)
     if arguments.model or arguments.accumulate != 1:
-        return _measured_model(arguments)
+        _measure_own_model(arguments)
+        return
     ranks = arguments.ranks
     if ranks is not None and ranks < 2:
         raise UserError(
@@ -169,34 +360,42 @@ def measure(arguments: argparse.Namespace) -> None:
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     if not arguments.dry_run:
         require_lab(arguments.lab)
-    _named_networks(arguments.networks)  # refused before torch is loaded
+    # A wrong name is refused before the imports below load torch, which takes seconds.
+    networks = _named_networks(arguments.networks)
     from ddlkit.measure import parts
     from ddlkit.measure.session import engine
     from ddlkit.store import machine
 
-    networks = _named_networks(arguments.networks) or parts.DEFAULT_NETWORKS
-    make = functools.partial(
+    make_points = functools.partial(
         parts.points,
-        part=part,
-        networks=networks,
+        part=arguments.part,
+        networks=networks or parts.DEFAULT_NETWORKS,
         ranks=ranks or 0,
         rate_bits_per_s=rate_bits_per_s,
         delay_s=delay_s,
     )
     out = arguments.out or Path("measured")
     if arguments.dry_run:
-        print(engine.estimate(make, out))
+        print(engine.estimate(make_points, out))
         return
     with keeping():
-        made = engine.run_session(
-            make,
+        report = engine.run_session(
+            make_points,
             out,
             gpu=bool(machine.describe()["gpus"]),
             budget_s=session_budget_s(arguments),
             pack=arguments.pack,
             ignore_load=arguments.ignore_load,
         )
-    print(made)
+    print(report)
+
+
+def _refuse_wrong_part(part: str) -> None:
+    is_file = part.endswith((".yml", ".yaml", ".json"))
+    if is_file or part in IN_THE_WORKBOOK:
+        raise UserError(f"{part} is now: python -m workbook record {part}, in a clone")
+    if part not in PARTS:
+        raise UserError(f"measure {shown(part)}: use one of {', '.join(PARTS)}")
 
 
 def session_budget_s(arguments: argparse.Namespace) -> float:
@@ -205,121 +404,214 @@ def session_budget_s(arguments: argparse.Namespace) -> float:
 
 
 def lab_rate(text: str | None) -> tuple[float, float]:
-    """Return the rate in bit/s and the delay in s of "1gbit" or "1gbit,2ms"; zeros for no lab."""
+    """Return the rate and the delay of the links that --lab asks for.
+
+    Parameters
+    ----------
+    text : str or None
+        The value of --lab, as in "1gbit" or "1gbit,2ms".
+
+    Returns
+    -------
+    rate_bits_per_s : float
+        The rate in bits per second, 0 without a lab.
+    delay_s : float
+        The delay in seconds.
+
+    Raises
+    ------
+    UserError
+        If the text is no rate, or its second part no time.
+    """
     if not text:
         return 0.0, 0.0
     rate, _, delay = text.partition(",")
-    delay_s = units.parse_seconds(delay) if delay else 0.0
-    return units.parse_bits_per_s(rate), delay_s
+    try:
+        delay_s = units.parse_seconds(delay) if delay else 0.0
+        return units.parse_bits_per_s(rate), delay_s
+    except UserError as error:
+        raise UserError(f"--lab {text}: {error}") from None
 
 
 def require_lab(text: str | None) -> None:
-    """Raise UserError where --lab is given and no lab can be made, before anything is measured."""
-    if text:
-        from ddlkit.lab import network
+    """Raise UserError if --lab is given and this machine cannot make links."""
+    if not text:
+        return
+    from ddlkit.lab import network
 
-        if reason := network.lacking():
-            raise UserError(f"--lab {text}: {reason}")
+    reason = network.lacking()
+    if reason:
+        raise UserError(f"--lab {text}: {reason}")
+
+
+def require_model_file(spec: str) -> None:
+    """Raise UserError if --model names a function of a file that does not exist."""
+    file, separator, _ = spec.rpartition(":")
+    if separator and file.endswith(".py") and not Path(file).is_file():
+        raise UserError(f"--model {spec}: there is no file {file}")
 
 
 def _named_networks(text: str | None) -> list[tuple[str, int]]:
     """Return names and batch sizes of networks that a user lists, as in resnet50:32,vgg16."""
     from ddlkit.measure.named import network_of
 
+    if not text:
+        return []
     try:
-        return [network_of(name) for name in text.split(",")] if text else []
-    except ValueError as error:
+        return [network_of(name) for name in text.split(",")]
+    except (ValueError, UserError) as error:
         raise UserError(f"--networks {text}: {error}") from None
 
 
-def _measured_model(arguments: argparse.Namespace) -> None:
-    """Measure the layers of a user's own model. Raises UserError for what does not go with that."""
-    others = ("networks", "ranks", "lab", "dry_run", "pack", "ignore_load")
-    if not arguments.model or arguments.part != "layers" or arguments.accumulate < 1:
+def _measure_own_model(arguments: argparse.Namespace) -> None:
+    """Measure the layers of a user's own model, and print what was found."""
+    if not arguments.model:
+        raise UserError("--accumulate needs --model: give both, or neither")
+    if arguments.part != "layers":
         raise UserError(
-            "--accumulate, at least 1, needs --model, and that goes with layers alone"
+            f"--model goes with the part layers alone, not with {arguments.part}: "
+            "run ddlkit measure layers --model, or ddlkit advise --model for an advice"
         )
-    if given := [name for name in others if getattr(arguments, name)]:
-        raise UserError(
-            f"--{given[0].replace('_', '-')} does not go with --model: leave it out"
-        )
+    require_model_file(arguments.model)
+    for name in ("networks", "ranks", "lab", "dry_run", "pack", "ignore_load"):
+        if getattr(arguments, name):
+            option = "--" + name.replace("_", "-")
+            raise UserError(f"{option} does not go with --model: leave it out")
     from ddlkit.jobs.clock import Budget
     from ddlkit.measure.advise import measure_model
 
     budget = Budget(max_s=arguments.budget or 20.0)
     out = arguments.out or Path("measured")
-    if result := measure_model(arguments.model, arguments.accumulate, out, budget):
+    result = measure_model(arguments.model, arguments.accumulate, out, budget)
+    # Only rank 0 has a result.
+    if result:
         show(result, as_json=False)
 
 
-@command("what this machine is", JSON)
+# ---------------------------------------------------------------- ddlkit machine, ddlkit lab
+
+
+@command(
+    "Print what this machine is: its processor, memory and GPUs, and the versions of "
+    "the software.",
+    JSON,
+    example="ddlkit machine",
+)
 def machine(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit machine``."""
     from ddlkit.store.machine import describe, versions
 
     show({**describe(), **versions()}, arguments.json)
 
 
-# Each of an emulated link alone, by the field of the parsed arguments.
-_EMULATED = {
-    "delay": "of each link: a round trip passes four [0s]",
-    "loss": "share of frames that are lost on their way: 0.1%% [0]",
-}
-_ACTIONS = "make links, list labs, take a lab down, remove dead ones"
+EMULATED_OPTIONS = ("delay", "loss")
+"""Options that the engine emulated alone can play, by the field of the parsed arguments."""
+_ACTIONS = """up makes a lab, status lists the labs of this machine, down removes a
+lab, clean removes what is left of labs whose process has ended."""
 
 
 @command(
-    "a rate-limited network of namespaces (root, Linux)",
-    arg("action", choices=("up", "status", "down", "clean"), help=_ACTIONS),
-    arg("--ranks", type=int, default=4, help="namespaces, one per rank [4]"),
-    arg("--rate", default="1gbit", help="rate of each link, both ways [1gbit]"),
-    arg(
-        "--engine",
-        choices=("tbf", "emulated"),
-        default="tbf",
-        help="what limits the links [tbf]",
+    "Make rate-limited links between network namespaces of this machine. This needs "
+    "Linux and root.",
+    *group(
+        "what to do",
+        choice(
+            "action", "up", "status", "down", "clean", metavar="ACTION", help=_ACTIONS
+        ),
     ),
-    *(arg(f"--{name}", help=text) for name, text in _EMULATED.items()),
-    arg("--label", default="", help="name of the lab [the first free ddlN]"),
+    *group(
+        "the lab",
+        arg(
+            "--ranks",
+            type=whole_number,
+            metavar="N",
+            default=4,
+            help="The number of namespaces, one for each rank. [default: 4]",
+        ),
+        arg(
+            "--label",
+            metavar="NAME",
+            default="",
+            help="The name of the lab. With down, all labs if it is not given. "
+            "[default: the first free ddlN]",
+        ),
+    ),
+    *group(
+        "the links",
+        arg(
+            "--rate",
+            type=parsed_by(units.parse_bits_per_s),
+            default="1gbit",
+            help="The rate of each link in either direction, as in 200mbit. [default: "
+            "1gbit]",
+        ),
+        choice(
+            "--engine",
+            "tbf",
+            "emulated",
+            default="tbf",
+            help="What limits the links: tbf is the token bucket filter of Linux; "
+            "emulated is a process of ddlkit that also delays and drops packets. "
+            "[default: tbf]",
+        ),
+        arg(
+            "--delay",
+            metavar="TIME",
+            help="With --engine emulated: the delay of each link, as in 250us. A "
+            "round trip passes four links. [default: 0s]",
+        ),
+        arg(
+            "--loss",
+            metavar="SHARE",
+            help="With --engine emulated: the share of frames that get lost, as in "
+            "0.1%%. [default: 0]",
+        ),
+    ),
+    example="sudo ddlkit lab up --ranks 2 --rate 1gbit",
 )
 def lab(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit lab``."""
     from ddlkit.lab import network
 
-    label = arguments.label
     if arguments.action == "up":
-        made = network.Lab(_lab_shape(arguments), label, persistent=True).up()
+        shape = _lab_shape(arguments)
+        made = network.Lab(shape, arguments.label, persistent=True).up()
         namespaces = " ".join(made.namespaces)
         print(
-            f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {namespaces}"
+            f"{made.label}: {made.ranks} ranks over {made.name}; namespaces "
+            f"{namespaces}"
         )
     elif arguments.action == "status":
         for row in network.status():
             state = "up" if row["alive"] else "dead: run ddlkit lab clean"
-            print(
-                "{label}: {ranks} ranks over {link}, {owner}".format_map(row)
-                + f", {state}"
-            )
+            facts = "{label}: {ranks} ranks over {link}, {owner}".format_map(row)
+            print(f"{facts}, {state}")
     elif arguments.action == "down":
-        for each in [label] if label else [row["label"] for row in network.status()]:
-            network.attach(each).down()
-            print(f"{each}: down")
+        labels = [row["label"] for row in network.status()]
+        if arguments.label:
+            labels = [arguments.label]
+        for label in labels:
+            network.attach(label).down()
+            print(f"{label}: down")
     else:
-        for each in network.clean():
-            print(f"{each}: removed")
+        for label in network.clean():
+            print(f"{label}: removed")
 
 
 def _lab_shape(arguments: argparse.Namespace) -> Any:
     """Return the lab that the arguments of ``lab up`` describe."""
     from ddlkit.lab import LabShape, parse
 
-    given = {
-        name: value
-        for name in _EMULATED
-        if (value := getattr(arguments, name)) is not None
-    }
+    conditions = {}
+    for name in EMULATED_OPTIONS:
+        value = getattr(arguments, name)
+        if value is not None:
+            conditions[name] = value
     emulated = arguments.engine == "emulated"
-    if given and not emulated:
+    if conditions and not emulated:
+        first, *_ = conditions
         raise UserError(
-            f"--{[*given][0]} needs --engine emulated: links of tbf have a rate alone"
+            f"--{first} needs --engine emulated: links of tbf have a rate alone"
         )
-    rate = units.parse_bits_per_s(arguments.rate)
-    return LabShape(arguments.ranks, rate, parse(given) if emulated else None)
+    played = parse(conditions) if emulated else None
+    return LabShape(arguments.ranks, arguments.rate, played)

@@ -1,4 +1,4 @@
-"""Commands that turn a file of one kind into one of another."""
+"""The commands that turn a file of one kind into a file of another: ``import`` and ``timeline``."""
 
 from __future__ import annotations
 
@@ -8,130 +8,272 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ddlkit.cli.command import JSON, arg, command, flag, show
+from ddlkit.cli.command import (
+    JSON,
+    OUTPUT,
+    arg,
+    command,
+    flag,
+    group,
+    number,
+    parsed_by,
+    show,
+    whole_number,
+)
 from ddlkit.core import units
 from ddlkit.core.errors import Finding, UserError
 
-_OF_A_NUMBER = "of a gradient's number: 2, fp16, bf16 [as the file says]"
+ELEMENT = arg(
+    "--gradient-bytes",
+    type=parsed_by(units.parse_element_bytes),
+    metavar="BYTES",
+    help="The size of each number of a gradient that is sent: bytes, as in 2, or a "
+    "type, as in fp16 or bf16. [default: as the file says]",
+)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers that are listed, as in 0,2-5; of four digits at most."""
-    if not re.fullmatch(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", text, re.ASCII):
+    """Return the numbers that a list of numbers and ranges gives, as in 0,2-5."""
+    # At most four digits: a range of billions of numbers would use up the memory.
+    span = r"\d{1,4}(-\d{1,4})?"
+    if not re.fullmatch(f"{span}(,{span})*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r}: write numbers as 0,2-5")
-    ends = [part.split("-") for part in text.split(",")]
-    return tuple(
-        number for run in ends for number in range(int(run[0]), int(run[-1]) + 1)
-    )
-
-
-ELEMENT = arg("--gradient-bytes", type=units.parse_element_bytes, help=_OF_A_NUMBER)
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return tuple(numbers)
 
 
 @command(
-    "make a layer profile of a layer-wise trace, a torch.profiler file, FLOP counts or a transformer's shape",
-    arg("file", type=Path, help="the trace, Chrome trace (also .gz) or CSV"),
-    arg("--kind", help="which format it is: a wrong one lists all [by content]"),
-    arg("--out", type=Path, help="the layer profile (CSV)"),
-    arg(
-        "--messages",
-        type=Path,
-        help="of torch.profiler: sizes and times of messages (CSV)",
+    "Make a layer profile from a layer-wise trace, a file of torch.profiler, FLOP "
+    "counts, or the shape of a transformer.",
+    *group(
+        "input",
+        arg(
+            "file",
+            type=Path,
+            metavar="FILE",
+            help="The file: a layer-wise trace, a Chrome trace of torch.profiler "
+            "(also .gz), or a CSV.",
+        ),
+        arg(
+            "--kind",
+            help="The format of the file. A wrong name makes the command list all "
+            "formats. [default: recognized by the content]",
+        ),
+        arg(
+            "--network",
+            metavar="NAME",
+            help="The name that the network gets; for shapes of transformers, which "
+            "of them. [default: as the file says]",
+        ),
+        arg(
+            "--batch",
+            type=whole_number,
+            metavar="N",
+            help="The number of samples in an iteration. [default: 1]",
+        ),
+        arg(
+            "--device",
+            metavar="NAME",
+            help="The device on which the times were measured. [default: as the file "
+            "says]",
+        ),
+        ELEMENT,
+        flag(
+            "--without-input",
+            "For a layer-wise trace: leave out every layer before the first one that "
+            "has parameters.",
+        ),
     ),
-    arg(
-        "--iterations",
-        type=_numbers,
-        default=(),
-        help="of torch.profiler: which, as 0,2-5 [all]",
+    *group(
+        "for a file of torch.profiler",
+        arg(
+            "--iterations",
+            type=_numbers,
+            metavar="NUMBERS",
+            default=(),
+            help="The iterations to read, as in 0,2-5. [default: all]",
+        ),
     ),
-    arg("--network", help="its name [the file's]; of transformers: which one"),
-    arg("--batch", type=int, help="samples an iteration [1]"),
-    arg("--device", help="what it ran on [as the file says]"),
-    arg("--peak", type=float, help="of counts: peak rate in FLOP/s"),
-    arg("--utilisation", type=float, help="of counts: share of it, 0 to 1"),
-    arg(
-        "--compute-s",
-        type=float,
-        help="of counts: forward and backward, in place of a rate",
+    *group(
+        "for FLOP counts and transformers",
+        arg(
+            "--peak",
+            type=number,
+            metavar="FLOP/S",
+            help="The peak rate of the device in FLOP per second. It needs "
+            "--utilisation.",
+        ),
+        arg(
+            "--utilisation",
+            type=number,
+            metavar="SHARE",
+            help="The share of --peak that training reaches, from 0 to 1.",
+        ),
+        arg(
+            "--compute-s",
+            type=number,
+            metavar="SECONDS",
+            help="The time of a forward and a backward pass in seconds, instead of "
+            "--peak and --utilisation.",
+        ),
+        arg(
+            "--sequence",
+            type=whole_number,
+            metavar="N",
+            help="For a transformer: the number of tokens in a sample.",
+        ),
     ),
-    arg("--sequence", type=int, help="of a transformer: tokens of a sample"),
-    ELEMENT,
-    flag(
-        "--without-input",
-        "of a trace: leave out all before the first layer with parameters",
+    *group(
+        OUTPUT,
+        arg(
+            "--out",
+            type=Path,
+            metavar="FILE.csv",
+            help="Write the layer profile into this file.",
+        ),
+        arg(
+            "--messages",
+            type=Path,
+            metavar="FILE.csv",
+            help="For a file of torch.profiler: write the sizes and times of its "
+            "messages into this file.",
+        ),
+        JSON,
     ),
-    JSON,
+    example="ddlkit import trace.json.gz --batch 32 --out profile.csv",
 )
 def import_(arguments: argparse.Namespace) -> None:
-    from ddlkit import formats, store
+    """Run the command ``ddlkit import``."""
+    from ddlkit import store
 
     if not (arguments.out or arguments.messages):
         raise UserError("import: nothing to write: give --out, --messages or both")
     result: dict[str, Any] = {}
-    findings: tuple[Finding, ...] = ()
-    sent = _messages(arguments) if arguments.messages else None
+    findings: list[Finding] = []
+    # Messages are read before the profile is written, so that a mistake leaves no file behind.
+    message_csv = ""
+    if arguments.messages:
+        message_csv, message_finding = _messages_of_profiler(arguments)
     if arguments.out:
-        options = formats.ImportOptions(
-            network=arguments.network,
-            batch=arguments.batch,
-            device=arguments.device,
-            peak=arguments.peak,
-            utilisation=arguments.utilisation,
-            without_input=arguments.without_input,
-            compute_s=arguments.compute_s,
-            sequence=arguments.sequence,
-            gradient_bytes=arguments.gradient_bytes,
-            iterations=arguments.iterations,
-        )
-        imported = formats.import_file(arguments.file, arguments.kind, options)
-        profile, workload = imported.profile, imported.profile.workload()
-        formats.save_profile(profile, arguments.out, arguments.file)
-        findings = imported.findings
-        result = {"kind": imported.kind, "tensors": workload.n}
-        result |= {
-            name: getattr(profile, name) for name in ("network", "device", "batch")
-        }
-        result |= {name: getattr(workload, name) for name in ("forward_s", "update_s")}
-        result["parameters"] = int(workload.parameters.sum())
-        result["backward_s"] = float(workload.backward_s.sum())
-    if sent:
-        store.atomic_write_text(arguments.messages, sent[0])
-        findings += (sent[1],)
+        result, profile_findings = _imported_profile(arguments)
+        findings += profile_findings
+    if arguments.messages:
+        store.atomic_write_text(arguments.messages, message_csv)
+        findings.append(message_finding)
         result["messages"] = str(arguments.messages)
-    listed = [finding._asdict() for finding in findings]
-    show({**result, "findings": listed} if arguments.json else result, arguments.json)
-    for finding in () if arguments.json else findings:
+    if arguments.json:
+        listed = [finding._asdict() for finding in findings]
+        show({**result, "findings": listed}, True)
+        return
+    show(result, False)
+    for finding in findings:
         where = f" ({', '.join(finding.layers)})" if finding.layers else ""
         print(f"  {finding.what}{where}: {finding.text}")
 
 
-def _messages(arguments: argparse.Namespace) -> tuple[str, Finding]:
-    """Return messages in a trace of torch.profiler as a table, and how many there are."""
+def _imported_profile(
+    arguments: argparse.Namespace,
+) -> tuple[dict[str, Any], tuple[Finding, ...]]:
+    """Write the layer profile, and return its totals and what the user should know of it."""
+    from ddlkit import formats
+
+    options = formats.ImportOptions(
+        network=arguments.network,
+        batch=arguments.batch,
+        device=arguments.device,
+        peak=arguments.peak,
+        utilisation=arguments.utilisation,
+        without_input=arguments.without_input,
+        compute_s=arguments.compute_s,
+        sequence=arguments.sequence,
+        gradient_bytes=arguments.gradient_bytes,
+        iterations=arguments.iterations,
+    )
+    imported = formats.import_file(arguments.file, arguments.kind, options)
+    profile = imported.profile
+    workload = profile.workload()
+    formats.save_profile(profile, arguments.out, arguments.file)
+    totals = {
+        "kind": imported.kind,
+        "tensors": workload.n,
+        "network": profile.network,
+        "device": profile.device,
+        "batch": profile.batch,
+        "forward_s": workload.forward_s,
+        "update_s": workload.update_s,
+        "parameters": int(workload.parameters.sum()),
+        "backward_s": float(workload.backward_s.sum()),
+    }
+    return totals, imported.findings
+
+
+def _messages_of_profiler(arguments: argparse.Namespace) -> tuple[str, Finding]:
+    """Return the messages in a trace of torch.profiler as CSV, and how many there are."""
     from ddlkit import formats, store
     from ddlkit.formats import kineto
 
-    store.own_output(arguments.messages, arguments.file, *filter(None, [arguments.out]))
+    inputs = [arguments.file]
+    if arguments.out:
+        inputs.append(arguments.out)
+    store.own_output(arguments.messages, *inputs)
+    file = str(arguments.file)
     text = store.files.read_text(arguments.file)
-    if formats.guess_kind(text, str(arguments.file)) != "kineto":
-        problem = (
-            "only a trace of torch.profiler has messages that were timed by themselves"
+    if formats.guess_kind(text, file) != "kineto":
+        raise UserError(
+            f"{file}: --messages needs a trace of torch.profiler, because no other "
+            "format has times of messages: leave --messages out, or run ddlkit "
+            "measure collectives"
         )
-        raise UserError(f"{arguments.file}: --messages: {problem}: measure collectives")
-    return kineto.message_table(kineto.parse_kineto(text, str(arguments.file)))
+    return kineto.message_table(kineto.parse_kineto(text, file))
 
 
 @command(
-    "export a recorded timeline as a Chrome trace, which Perfetto opens",
-    arg("file", type=Path, help="timeline table (CSV, also .gz)"),
-    arg("--case", help="key of the case, when it holds several"),
-    arg("--repeat", type=int, help="which repeat, when it holds several"),
-    arg("--out", type=Path, required=True, help="the Chrome trace (JSON)"),
+    "Turn a recorded timeline into a Chrome trace, which ui.perfetto.dev opens.",
+    *group(
+        "input",
+        arg(
+            "file",
+            type=Path,
+            metavar="FILE",
+            help="The recorded timeline, a CSV (also .gz).",
+        ),
+        arg(
+            "--case",
+            metavar="KEY",
+            help="The key of the case to use, if the file holds several cases.",
+        ),
+        arg(
+            "--repeat",
+            type=whole_number,
+            metavar="N",
+            help="The number of the repeat to use, if the case has several.",
+        ),
+    ),
+    *group(
+        OUTPUT,
+        arg(
+            "--out",
+            type=Path,
+            metavar="FILE.json",
+            required=True,
+            help="Write the Chrome trace into this file.",
+        ),
+    ),
+    example="ddlkit timeline timeline.csv.gz --out trace.json",
 )
 def timeline(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit timeline``."""
     from ddlkit import store
 
-    line = store.read_timeline(arguments.file, arguments.case, arguments.repeat)
-    text = json.dumps(line.to_chrome_trace(), allow_nan=False) + "\n"
-    store.atomic_write_text(store.own_output(arguments.out, arguments.file), text)
-    counts = {"ranks": len(set(line.rank)), "iterations": len(set(line.iteration))}
-    show({"spans": line.n, **counts, "out": arguments.out}, False)
+    spans = store.read_timeline(arguments.file, arguments.case, arguments.repeat)
+    trace = json.dumps(spans.to_chrome_trace(), allow_nan=False) + "\n"
+    store.atomic_write_text(store.own_output(arguments.out, arguments.file), trace)
+    counts = {
+        "spans": spans.n,
+        "ranks": len(set(spans.rank)),
+        "iterations": len(set(spans.iteration)),
+    }
+    show({**counts, "out": arguments.out}, False)

@@ -82,8 +82,8 @@ class FusionPlan:
         bounds = zip(self.starts, self.ends, strict=False)
         if not self.ends or any(start >= end for start, end in bounds):
             raise UserError(
-                f"plan {self.planner!r}: group ends {shown(self.ends)} must increase "
-                "from above 0"
+                f"plan {self.planner!r}: messages end after gradients {shown(self.ends)}: "
+                "the numbers must increase from above 0 to the number of gradients"
             )
 
     @property

@@ -1,4 +1,16 @@
-"""Sparsified gradients as a dense model sees them: other message times, and selection among the compute."""
+"""Sparsified gradients, as a model of dense gradients sees them.
+
+Of each group of gradients, the ``density`` x elements largest elements are selected.
+The groups are selected one after the other on the stream that computes. Then the values
+and the indices of the selected elements are gathered from all workers. An iteration
+with sparsified gradients is therefore an iteration of the dense model
+(`ddlkit.core.iteration`) with another cost, and with the selections as part of compute.
+
+References
+----------
+omgs : S. Shi et al., "Communication-Efficient Distributed Deep Learning with Merged
+    Gradient Sparsification on GPUs", INFOCOM 2020.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +31,78 @@ from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Floats, Workload
 
-ELEMENT_BYTES = 4  # of a gradient's value (fp32), and of an index (int32)
+ELEMENT_BYTES = 4
+"""Bytes of a value of a gradient (fp32), and of its index (int32)."""
 
 Selecting = Callable[[Any, float], Any]
-"""(elements, density) -> seconds to select."""
+"""A function from the number of elements and the density to the seconds to select."""
 
 
 def selected(elements: int, density: float) -> int:
-    """Return how many of ``elements`` are kept: density x elements (omgs IV), at least 1."""
+    """Return how many elements are selected: density x elements (omgs IV), at least 1.
+
+    Parameters
+    ----------
+    elements : int
+        The number of elements.
+    density : float
+        The share that is selected.
+
+    Returns
+    -------
+    int
+        The number of selected elements.
+
+    Examples
+    --------
+    >>> selected(1000, 0.05), selected(5, 0.01)
+    (50, 1)
+    """
     return max(1, round(density * elements))
 
 
 def elements_of(n_bytes: ArrayLike) -> Floats:
-    """Return the float32 elements of gradients of ``n_bytes`` (any shape), rounded up."""
+    """Return the number of float32 elements of gradients, rounded up.
+
+    Parameters
+    ----------
+    n_bytes : array_like
+        Sizes in bytes.
+
+    Returns
+    -------
+    ndarray
+        Whole numbers in the shape of ``n_bytes``.
+    """
     return np.asarray(np.ceil(np.asarray(n_bytes, dtype=float) / ELEMENT_BYTES))
+
+
+# -- messages --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class SparseGather(MessageCost, described=False):
-    """What exchanging the largest of a dense group costs: one all-gather of values, one of indices.
+    """The time to exchange the largest elements of a group of dense gradients.
 
-    gather : of the whole output, P k elements of 4 bytes; selecting : them before, None: not known
+    There are two all-gathers, one of the values and one of the indices.
+
+    Parameters
+    ----------
+    gather : MessageCost
+        The time of an all-gather by its whole output. Among P workers, k selected
+        elements of 4 bytes have an output of 4 P k bytes.
+    density : float
+        The share of the elements that is selected.
+    collective : str, optional
+        The collective of the messages: an all-gather.
+    selecting : Selecting, optional
+        The time to select the elements before, if it is known.
+
+    Raises
+    ------
+    UserError
+        If ``gather`` is not the cost of an all-gather with a known number of workers,
+        or if the density is not above 0 and at most 1.
     """
 
     form: ClassVar[str] = "sparse_gather"
@@ -51,8 +114,10 @@ class SparseGather(MessageCost, described=False):
     def __post_init__(self) -> None:
         gather = self.gather
         needed = of_gradients(sparse=True)
-        gathers = gather.workers is not None and gather.collective == needed
-        self.check(gathers, f"needs the cost of an {needed} that knows its workers")
+        self.check(
+            gather.workers is not None and gather.collective == needed,
+            f"needs the cost of an {needed} that knows its workers",
+        )
         self.check(
             0 < self.density <= 1,
             f"density {self.density} is not above 0 and at most 1",
@@ -64,69 +129,163 @@ class SparseGather(MessageCost, described=False):
         return np.asarray(2 * self.gather(self.collective_bytes(sizes)))
 
     def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Return the whole output of either gather, in bytes, for dense groups of ``n_bytes``."""
+        """Return the whole output of one of the two gathers.
+
+        Parameters
+        ----------
+        n_bytes : array_like
+            Sizes of dense groups in bytes.
+
+        Returns
+        -------
+        ndarray
+            Bytes in the shape of ``n_bytes``.
+        """
         return self.sent_bytes(n_bytes) / 2
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
-        """Return seconds to select from dense groups of ``n_bytes``; 0 where that is not known."""
+        """Return the time to select from dense groups.
+
+        Parameters
+        ----------
+        n_bytes : array_like
+            Sizes of dense groups in bytes.
+
+        Returns
+        -------
+        ndarray
+            Seconds in the shape of ``n_bytes``; 0 if selection times are not known.
+        """
         if self.selecting is None:
             return super().selection_s(n_bytes)
-        return np.asarray(
-            self.selecting(elements_of(n_bytes), self.density), dtype=float
-        )
+        seconds = self.selecting(elements_of(n_bytes), self.density)
+        return np.asarray(seconds, dtype=float)
 
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Return the whole outputs of both gathers, in bytes, for dense groups of ``n_bytes``."""
+        """Return the whole output of both gathers together.
+
+        Parameters
+        ----------
+        n_bytes : array_like
+            Sizes of dense groups in bytes.
+
+        Returns
+        -------
+        ndarray
+            Bytes in the shape of ``n_bytes``.
+        """
         kept = np.maximum(1.0, np.rint(self.density * elements_of(n_bytes)))
         return 2 * ELEMENT_BYTES * (self.workers or 1) * kept
+
+
+# -- iterations ------------------------------------------------------------------------
 
 
 def with_selection(
     workload: Workload, plan: FusionPlan, selection_s: Floats
 ) -> Workload:
-    """Return it with each group's selection (G,) in its backward, after its last gradient (omgs Eqs 6, 7)."""
+    """Return a workload whose backward pass also selects (omgs Eqs 6, 7).
+
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes.
+    plan : FusionPlan
+        Which gradients share a message. The plan has G groups.
+    selection_s : ndarray, shape (G,)
+        Seconds to select from each group.
+
+    Returns
+    -------
+    Workload
+        The selection from a group follows the backward of its last gradient.
+    """
     backward_s = workload.backward_s.copy()
-    backward_s[np.array(plan.ends) - 1] += selection_s
+    last_of_group = np.array(plan.ends) - 1
+    backward_s[last_of_group] += selection_s
     return replace(workload, backward_s=backward_s)
 
 
 def sparse_iteration(
     workload: Workload, plan: FusionPlan, cost: MessageCost
 ) -> Iteration:
-    """Return the iteration under a plan at a cost that selects, the selections among its compute."""
-    selecting_s = cost.selection_s(plan.group_bytes(workload))
-    return Iteration(with_selection(workload, plan, selecting_s), plan, cost)
+    """Return an iteration whose compute includes the selections of a cost.
+
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes.
+    plan : FusionPlan
+        Which gradients share a message.
+    cost : MessageCost
+        The time of a message, and of selecting what is sent.
+
+    Returns
+    -------
+    Iteration
+        The messages follow one another, as in the dense model.
+    """
+    selection_s = cost.selection_s(plan.group_bytes(workload))
+    return Iteration(with_selection(workload, plan, selection_s), plan, cost)
 
 
 def sparse_timeline(
     workload: Workload, plan: FusionPlan, cost: MessageCost
 ) -> Timeline:
-    """Return the spans of a `sparse_iteration`, each group's selection as a span of its own."""
+    """Return a `sparse_iteration` as spans, each selection as a span of its own.
+
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes.
+    plan : FusionPlan
+        Which gradients share a message.
+    cost : MessageCost
+        The time of a message, and of selecting what is sent.
+
+    Returns
+    -------
+    Timeline
+        Spans of the kinds of `Iteration.timeline` and of the kind "sparsify".
+    """
     iteration = sparse_iteration(workload, plan, cost)
     spans = iteration.timeline().to_frame()
-    took_s = np.zeros(len(spans))
-    of_last = np.flatnonzero(spans["kind"] == "backward")[np.array(plan.ends) - 1]
-    took_s[of_last] = cost.selection_s(iteration.group_bytes)
-    begins_s = np.maximum(spans["end_s"] - took_s, spans["start_s"])
-    selections = spans.iloc[of_last].assign(
-        start_s=begins_s.iloc[of_last], kind="sparsify"
+    backward = np.flatnonzero(spans["kind"] == "backward")
+    last_of_group = backward[np.array(plan.ends) - 1]
+
+    # The simulated backward of a group's last gradient contains the selection, at its
+    # end.
+    selection_s = np.zeros(len(spans))
+    selection_s[last_of_group] = cost.selection_s(iteration.group_bytes)
+    # Without the maximum, a rounding error could move the begin of a selection before
+    # the begin of the backward that contains it.
+    begin_s = np.maximum(spans["end_s"] - selection_s, spans["start_s"])
+    shortened = spans.assign(end_s=np.where(selection_s > 0, begin_s, spans["end_s"]))
+    selections = spans.iloc[last_of_group].assign(
+        start_s=begin_s.iloc[last_of_group], kind="sparsify"
     )
     selections["task"] = [f"select {group}" for group in selections["group"]]
-    rows = [
-        *spans.assign(end_s=np.where(took_s > 0, begins_s, spans["end_s"])).to_dict(
-            "records"
-        )
-    ]
-    return Timeline.from_rows(rows + selections.to_dict("records"))
+    rows = [*shortened.to_dict("records"), *selections.to_dict("records")]
+    return Timeline.from_rows(rows)
 
+
+# -- the time to select ----------------------------------------------------------------
 
 SELECTION_FORMS: dict[str, type[SelectionCost]] = {}
-"""Every form of a selection cost by its name; a class with a ``form`` enters it when it is defined."""
+"""Every form of a selection cost by its name. A class enters it when it is defined."""
 
 
 @dataclass(frozen=True, eq=False)
 class SelectionCost(Form):
-    """The time to select the largest density x elements of a tensor, by an operation on a device."""
+    """The time to select the density x elements largest elements of a tensor.
+
+    Parameters
+    ----------
+    operation : str, optional
+        The operation that selects, such as "topk".
+    device : str, optional
+        The device on which the operation was timed.
+    """
 
     operation: str | None = field(default=None, kw_only=True)
     device: str | None = field(default=None, kw_only=True)
@@ -135,7 +294,21 @@ class SelectionCost(Form):
         SELECTION_FORMS[cls.form] = cls
 
     def __call__(self, elements: ArrayLike, density: ArrayLike = 1.0) -> Any:
-        """Return seconds for ``elements`` of at least 1 and ``density`` above 0 to 1; shapes broadcast."""
+        """Return the time to select from tensors.
+
+        Parameters
+        ----------
+        elements : array_like
+            The number of elements of each tensor, at least 1.
+        density : array_like, optional
+            The share that is selected, above 0 and at most 1. The shapes of
+            ``elements`` and ``density`` are broadcast.
+
+        Returns
+        -------
+        float or ndarray
+            Seconds; a float if both arguments are scalars.
+        """
         d, rho = np.broadcast_arrays(
             np.asarray(elements, float), np.asarray(density, float)
         )
@@ -143,12 +316,27 @@ class SelectionCost(Form):
         return float(seconds) if d.ndim == 0 else seconds
 
     @abstractmethod
-    def _seconds(self, d: Floats, rho: Floats) -> Floats: ...
+    def _seconds(self, d: Floats, rho: Floats) -> Floats:
+        """Return the time to select from d elements with the density rho."""
 
 
 @dataclass(frozen=True, eq=False)
 class Log(SelectionCost):
-    """omgs Eq 10 without rho, as its authors' published code has it: t = gamma d log2 d."""
+    """A selection whose time is gamma d log2(d) for d elements, whatever the density.
+
+    This is omgs Eq 10 without the density rho, as the published code of its authors has
+    it.
+
+    Parameters
+    ----------
+    gamma_s : float
+        gamma, in seconds.
+
+    Examples
+    --------
+    >>> Log(gamma_s=1e-9)(1024)
+    1.024e-05
+    """
 
     form: ClassVar[str] = "log"
     gamma_s: float
@@ -159,7 +347,23 @@ class Log(SelectionCost):
 
 @dataclass(frozen=True, eq=False)
 class Scan(SelectionCost):
-    """t = t0 + passes x bytes / bandwidth: a start-up, and a time per element whatever the density."""
+    """A selection that reads its tensor a fixed number of times, whatever the density.
+
+    Its time is a start-up plus passes x bytes / bandwidth, hence linear in the
+    elements.
+
+    Parameters
+    ----------
+    start_s : float
+        The start-up in seconds.
+    s_per_element : float
+        Seconds per element of all passes.
+
+    Examples
+    --------
+    >>> Scan(start_s=0.5, s_per_element=1e-3)(1000)
+    1.5
+    """
 
     form: ClassVar[str] = "scan"
     start_s: float
@@ -171,7 +375,28 @@ class Scan(SelectionCost):
 
 @dataclass(frozen=True, eq=False)
 class SelectionTimes(SelectionCost):
-    """Measured times, (m, n) by density and elements, in log-log; beyond the largest size in proportion."""
+    """Measured times to select, interpolated in logarithms.
+
+    Beyond the largest size, times grow in proportion to the size. Below the smallest
+    size, they are those of the smallest size. Beyond the measured densities, they are
+    those of the nearest density.
+
+    Parameters
+    ----------
+    elements : ndarray, shape (n,)
+        The measured sizes in elements, two or more, increasing.
+    density : ndarray, shape (m,)
+        The measured densities, one or more, increasing.
+    seconds : ndarray, shape (m, n)
+        The time at each density and size.
+
+    Raises
+    ------
+    UserError
+        If the shapes do not fit together, if sizes or densities do not increase, or if
+        a time is not above zero. A call also raises it, if a single density was
+        measured and another one is asked for.
+    """
 
     form: ClassVar[str] = "table"
     elements: Floats
@@ -180,40 +405,50 @@ class SelectionTimes(SelectionCost):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, axis, least in (
-            ("density", self.density, 1),
-            ("elements", self.elements, 2),
-        ):
-            rising = axis.size >= least and np.all(np.diff(axis, prepend=0.0) > 0)
-            self.check(
-                rising, f"{name} must be {least} or more, increasing, above zero"
-            )
+        self._check_axis("density", self.density, least=1)
+        self._check_axis("elements", self.elements, least=2)
         fitting = self.seconds.shape == (self.density.size, self.elements.size)
         self.check(fitting, "seconds must hold one row a density, one column a size")
         self.check(np.all(self.seconds > 0), "every time in seconds must be above zero")
 
+    def _check_axis(self, name: str, values: Floats, least: int) -> None:
+        # Values that rise from 0 on are also positive.
+        rising = np.all(np.diff(values, prepend=0.0) > 0)
+        self.check(
+            values.size >= least and rising,
+            f"{name} must be {least} or more, increasing, above zero",
+        )
+
     def _seconds(self, d: Floats, rho: Floats) -> Floats:
-        last, largest = len(self.seconds) - 1, self.elements[-1]
-        if not last and np.any(rho != self.density[0]):
+        one_density = len(self.density) == 1
+        if one_density and np.any(rho != self.density[0]):
             raise UserError(
                 f"selection was recorded at density {self.density[0]:g} only"
             )
-        # Beyond the largest size in proportion: so recorded replays waited.
+        # A `Table` would go on along its last slope. Recorded replays waited in
+        # proportion to the size, so their predictions must do so as well.
+        largest = self.elements[-1]
         beyond = np.maximum(1.0, d / largest)
-        d = np.minimum(d, largest)
-        if not last:
-            return np.asarray(beyond * Table(self.elements, self.seconds[0])(d))
-        logs = np.log([Table(self.elements, row)(d) for row in self.seconds])
-        at = np.interp(np.log(rho), np.log(self.density), np.arange(last + 1))
-        below = np.minimum(at.astype(int), last)
+        inside = np.minimum(d, largest)
+        if one_density:
+            return np.asarray(beyond * Table(self.elements, self.seconds[0])(inside))
+        by_density = [Table(self.elements, row)(inside) for row in self.seconds]
+        return np.asarray(beyond * self._between_densities(np.log(by_density), rho))
+
+    def _between_densities(self, log_s: Floats, rho: Floats) -> Floats:
+        """Return seconds at densities (...), by logarithms at the m measured ones."""
+        last = len(self.density) - 1
+        place = np.interp(np.log(rho), np.log(self.density), np.arange(last + 1))
+        below = np.minimum(place.astype(int), last)
         above = np.minimum(below + 1, last)
-        lower, upper = (np.take_along_axis(logs, k[None], 0)[0] for k in (below, above))
-        return np.asarray(beyond * np.exp(lower + (at - below) * (upper - lower)))
+        lower = np.take_along_axis(log_s, below[None], axis=0)[0]
+        upper = np.take_along_axis(log_s, above[None], axis=0)[0]
+        return np.asarray(np.exp(lower + (place - below) * (upper - lower)))
 
     @property
     def sha256(self) -> str:
-        """Return the hash of all that a selection time depends on, as a Case carries it."""
-        columns = self.density, self.elements, self.seconds
+        """Return the hash of all that a selection time depends on, as a Case has it."""
+        columns = (self.density, self.elements, self.seconds)
         return hashlib.sha256(
             b"".join(column.tobytes() for column in columns)
         ).hexdigest()

@@ -1,6 +1,11 @@
-"""What one training iteration consists of, and which of its parts a framework hides behind computing.
+"""The parts of one training iteration, and which of them a framework hides.
 
 Layers are in forward order, and all times are of one iteration, as in dag IV.
+
+References
+----------
+dag : S. Shi et al., "A DAG Model of Synchronous Stochastic Gradient Descent in
+    Distributed Deep Learning", 2018.
 """
 
 from __future__ import annotations
@@ -16,10 +21,22 @@ from ddlkit.core.workload import Floats, Workload
 
 @dataclass(frozen=True, eq=False)
 class IterationTimes:
-    """What one iteration consists of (dag Tab I), in seconds.
+    """The times of the parts of one iteration (dag Tab I), with L layers.
 
-    Symbols: t_io = io_s, t_h2d = h2d_s, t_f^(l) = forward_s, t_b^(l) = backward_s,
-    t_c^(l) = communication_s, t_u = update_s. Those of layers are (L,); communication is 0 on a single GPU.
+    Attributes
+    ----------
+    io_s : float
+        t_io: seconds to read a batch.
+    h2d_s : float
+        t_h2d: seconds to copy a batch from the host to the GPU.
+    forward_s : ndarray, shape (L,)
+        t_f^(l): seconds of forward of each layer.
+    backward_s : ndarray, shape (L,)
+        t_b^(l): seconds of backward of each layer.
+    communication_s : ndarray, shape (L,)
+        t_c^(l): seconds to exchange the gradient of each layer; 0 on a single GPU.
+    update_s : float
+        t_u: seconds of the update.
     """
 
     io_s: float
@@ -37,34 +54,68 @@ class IterationTimes:
         io_s: float = 0.0,
         h2d_s: float = 0.0,
     ) -> IterationTimes:
-        """Return a workload's tensors as layers, each sent alone at ``cost``; forward stands at layer 1."""
+        """Return the times of a workload whose tensors are layers, each sent alone.
+
+        Parameters
+        ----------
+        workload : Workload
+            What one iteration computes, in ready order.
+        cost : MessageCost
+            The time of a message of a given size.
+        io_s : float, optional
+            Seconds to read a batch.
+        h2d_s : float, optional
+            Seconds to copy a batch to the GPU.
+
+        Returns
+        -------
+        IterationTimes
+            A workload does not divide its forward pass between layers, so all of it
+            counts as forward of the first layer.
+        """
+        # A workload is in ready order, the last layer first.
         backward_s = workload.backward_s[::-1]
         forward_s = np.zeros_like(backward_s)
         forward_s[0] = workload.forward_s
-        sent_s = np.asarray(cost(workload.bytes[::-1]))
-        return cls(io_s, h2d_s, forward_s, backward_s, sent_s, workload.update_s)
+        communication_s = np.asarray(cost(workload.bytes[::-1]))
+        return cls(
+            io_s, h2d_s, forward_s, backward_s, communication_s, workload.update_s
+        )
 
     @property
     def fetch_s(self) -> float:
-        """Return t_io + t_h2d."""
+        """Return t_io + t_h2d, the seconds to read a batch and copy it to the GPU."""
         return self.io_s + self.h2d_s
 
     @property
     def gpu_s(self) -> float:
-        """Return t_f + t_b."""
+        """Return t_f + t_b, the seconds of forward and backward of all layers."""
         return float(np.sum(self.forward_s) + np.sum(self.backward_s))
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a framework hides behind computing (dag IV-C, V-C): which edges the task graph has.
+    """What a framework hides behind computing (dag IV-C, V-C).
 
-    copies_ahead : a batch is copied to the GPU before the update that it follows
-    sends_during_backward : a layer's gradient is sent as soon as it is ready, not after the whole backward
-    decodes_on_cpu : the samples are read compressed and are decoded by a processor
-    reads_ahead : a read does not wait for the update before it
-    one_buffer : a read waits for the copy before it, as dag Eq 3 needs and its Fig 1 does not say (errata 3)
-    batches_ahead : so many batches are fetched beside the one that trains; 0: as many as the disk can
+    Each field adds edges to the task graph, or leaves them out.
+
+    Attributes
+    ----------
+    copies_ahead : bool
+        Whether a batch is copied to the GPU before the update that it follows.
+    sends_during_backward : bool
+        Whether the gradient of a layer is sent as soon as it is ready. Otherwise it is
+        sent after the whole backward pass.
+    decodes_on_cpu : bool
+        Whether samples are read compressed, and decoded by a processor.
+    reads_ahead : bool
+        Whether a read does not wait for the update before it.
+    one_buffer : bool
+        Whether a read waits for the copy before it. dag Eq 3 needs this edge, which
+        Fig 1 of the paper does not have.
+    batches_ahead : int
+        How many batches are fetched ahead of the one that trains; 0 for as many as the
+        disk can read.
     """
 
     copies_ahead: bool
@@ -81,7 +132,10 @@ ONE_AFTER_THE_OTHER = Strategy(
     decodes_on_cpu=False,
     reads_ahead=False,
 )
-"""Nothing is hidden behind anything (dag Eqs 1 and 2)."""
+"""A strategy that hides nothing (dag Eqs 1 and 2)."""
+
+# By dag IV-C, only Caffe-MPI copies the next batch while an iteration computes. CNTK is
+# taken to send after backward. By dag V-C, CNTK and TensorFlow decode on the CPU.
 STRATEGIES = {
     "Caffe-MPI": Strategy(
         copies_ahead=True, sends_during_backward=True, decodes_on_cpu=False
@@ -96,13 +150,35 @@ STRATEGIES = {
         copies_ahead=False, sends_during_backward=True, decodes_on_cpu=True
     ),
 }
+"""The strategies of the frameworks that the paper measures (dag V-C)."""
 
 
 def strategy(framework: str) -> Strategy:
-    """Return a framework's entry in STRATEGIES, in any spelling. Raises UserError for another one."""
-    for name, edges in STRATEGIES.items():
+    """Return the strategy of a framework.
+
+    Parameters
+    ----------
+    framework : str
+        A name in `STRATEGIES`, in upper or lower case.
+
+    Returns
+    -------
+    Strategy
+        What the framework hides behind computing.
+
+    Raises
+    ------
+    UserError
+        If the strategy of the framework is not known.
+
+    Examples
+    --------
+    >>> strategy("caffe-mpi").copies_ahead
+    True
+    """
+    for name, known in STRATEGIES.items():
         if name.lower() == framework.lower():
-            return edges
+            return known
     raise UserError(
         f"no strategy of {framework!r} is known: use one of {', '.join(STRATEGIES)}"
     )

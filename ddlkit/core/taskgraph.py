@@ -1,19 +1,28 @@
-"""Synchronous training as a graph of tasks: longest path, slack, schedules on resources, and what-if.
+"""Synchronous training as a graph of tasks: longest path, slack, schedules and changes.
 
-The graph is that of dag IV-B and its Fig 1. An edge (a, b) says that b begins after a has ended. A resource
-does one task at a time, in the order in which they become ready, the smaller number first: the schedule is
-the longest path of the graph with one more edge between neighbours on a resource. What the paper leaves open:
-a message holds the links of all machines, and the disk (and the CPU where it decodes) is that of a machine,
-or one network file system of all machines.
+The graph is the one of dag IV-B and its Fig 1. An edge (a, b) says that task b begins
+after task a has ended. A resource does one task at a time, in the order in which tasks
+become ready; among equals the smaller number comes first. A schedule is therefore the
+longest path of the graph with one more edge between each pair of neighbours on a
+resource.
+
+The paper leaves some points open. Here a message occupies the links of all machines.
+Each machine has its own processor, where a processor decodes, and its own disk, unless
+all machines share one network file system.
+
+References
+----------
+dag : S. Shi et al., "A DAG Model of Synchronous Stochastic Gradient Descent in
+    Distributed Deep Learning", 2018.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,16 +36,40 @@ from ddlkit.core.workload import Floats, Ints
 
 Bools = NDArray[np.bool_]
 
+COMPUTE_KINDS = ("decode", "forward", "backward", "update")
+"""The kinds of tasks that compute. All others communicate (dag IV-A)."""
+
+
+# -- graphs ----------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, eq=False)
 class TaskGraph:
-    """n tasks in columns, and what must come before what.
+    """Tasks in columns, and which task must precede which.
 
-    kind : (n,) places in KINDS; resource : (n,) places in ``resources``; duration_s : (n,)
-    rank, layer, iteration : (n,), -1 where a task is of all or none; layers from 1, the others from 0
-    edges : (m, 2) numbers of tasks, the first before the second
+    Attributes
+    ----------
+    resources : tuple of str
+        The names of the resources.
+    kind : ndarray, shape (n,)
+        The place of each task's kind in `ddlkit.core.timeline.KINDS`.
+    resource : ndarray, shape (n,)
+        The place of each task's resource in ``resources``.
+    duration_s : ndarray, shape (n,)
+        Seconds that each task takes.
+    rank : ndarray, shape (n,)
+        The rank of each task, counted from 0; -1 if the task belongs to all ranks.
+    layer : ndarray, shape (n,)
+        The layer of each task, counted from 1; -1 if the task belongs to no layer.
+    iteration : ndarray, shape (n,)
+        The iteration of each task, counted from 0; -1 if the graph has no iterations.
+    edges : ndarray, shape (m, 2)
+        Pairs of tasks, the first before the second.
 
-    Raises UserError for a duration that is negative or infinite.
+    Raises
+    ------
+    UserError
+        If a duration is negative, infinite or NaN.
     """
 
     resources: tuple[str, ...]
@@ -53,14 +86,18 @@ class TaskGraph:
             object.__setattr__(self, name, np.array(getattr(self, name), np.int64))
         object.__setattr__(self, "duration_s", np.array(self.duration_s, float))
         allowed = (self.duration_s >= 0) & (self.duration_s < np.inf)
-        if allowed.all():
-            return
-        bad = int(np.flatnonzero(~allowed)[0])
-        what = KINDS[self.kind[bad]]
-        if self.rank[bad] >= 0:
-            what += f" on rank {self.rank[bad]}"
-        seconds = f"has a duration of {self.duration_s[bad]:g} s"
-        raise UserError(f"task T{bad} ({what}) {seconds}: give a finite time >= 0")
+        if not allowed.all():
+            self._refuse(int(np.argmin(allowed)))
+
+    def _refuse(self, task: int) -> None:
+        """Raise UserError that names a task and its duration."""
+        what = KINDS[self.kind[task]]
+        if self.rank[task] >= 0:
+            what += f" on rank {self.rank[task]}"
+        raise UserError(
+            f"task T{task} ({what}) has a duration of {self.duration_s[task]:g} s: "
+            "give a finite time >= 0"
+        )
 
     @classmethod
     def of(
@@ -69,14 +106,44 @@ class TaskGraph:
         edges: ArrayLike,
         resource: Sequence[int] | None = None,
     ) -> TaskGraph:
-        """Return a graph of "forward" tasks, each on the resource of that number; else on its own."""
+        """Return a graph whose tasks are all of the kind "forward".
+
+        Parameters
+        ----------
+        duration_s : array_like, shape (n,)
+            Seconds that each task takes.
+        edges : array_like, shape (m, 2)
+            Pairs of tasks, the first before the second.
+        resource : sequence of int, length n, optional
+            The number of each task's resource. By default each task has its own.
+
+        Returns
+        -------
+        TaskGraph
+            Tasks without rank, layer and iteration.
+
+        Examples
+        --------
+        Two tasks of 2 s and 3 s, after which a task of 1 s may begin:
+
+        >>> graph = TaskGraph.of([2, 3, 1], edges=[(0, 2), (1, 2)])
+        >>> graph.longest_path_s, graph.slack_s.tolist()
+        (4.0, [1.0, 0.0, 0.0])
+        """
         seconds = np.asarray(duration_s, float)
-        places = np.arange(seconds.size) if resource is None else np.array(resource)
-        names = tuple(f"gpu {number}" for number in range(places.max(initial=-1) + 1))
-        kind = np.full(seconds.size, KINDS.index("forward"))
-        none = np.full(seconds.size, -1)
-        pairs = np.array(edges, np.int64).reshape(-1, 2)
-        return cls(names, kind, places, seconds, none, none, none, pairs)
+        n = seconds.size
+        numbers = np.arange(n) if resource is None else np.array(resource)
+        unknown = np.full(n, -1)
+        return cls(
+            resources=tuple(f"gpu {i}" for i in range(numbers.max(initial=-1) + 1)),
+            kind=np.full(n, KINDS.index("forward")),
+            resource=numbers,
+            duration_s=seconds,
+            rank=unknown,
+            layer=unknown,
+            iteration=unknown,
+            edges=np.array(edges, np.int64).reshape(-1, 2),
+        )
 
     @property
     def n(self) -> int:
@@ -85,35 +152,140 @@ class TaskGraph:
 
     @cached_property
     def computes(self) -> Bools:
-        """Return (n,) whether a task computes; the others communicate (dag IV-A)."""
-        compute_kinds = ("decode", "forward", "backward", "update")
-        return np.isin(self.kind, [KINDS.index(kind) for kind in compute_kinds])
+        """Return whether each task computes, shape (n,). The others communicate."""
+        return np.isin(self.kind, [KINDS.index(kind) for kind in COMPUTE_KINDS])
 
     @cached_property
     def earliest_s(self) -> Floats:
-        """Return (n,) when each task can begin if every resource could do everything at once."""
-        return _run(self.duration_s, self.edges, np.arange(self.n))[0]
+        """Return when each task can begin if none waits for a resource, shape (n,)."""
+        return _longest_paths(self.duration_s, self.edges)
 
     @property
     def longest_path_s(self) -> float:
-        """Return what no schedule can be shorter than."""
+        """Return the length of the longest path, which no schedule can undercut."""
         return float((self.earliest_s + self.duration_s).max(initial=0.0))
 
     @cached_property
     def slack_s(self) -> Floats:
-        """Return (n,) by how much each task alone may be late without making the longest path longer."""
-        after_s, _ = _run(self.duration_s, self.edges[:, ::-1], np.arange(self.n))
+        """Return how late each task alone may be, shape (n,).
+
+        The longest path does not grow if one task is late by its slack.
+        """
+        backwards = self.edges[:, ::-1]
+        after_s = _longest_paths(self.duration_s, backwards)
         slack = self.longest_path_s - after_s - self.duration_s - self.earliest_s
+        # Sums in different orders round differently, so a slack may come out below
+        # zero.
         return np.asarray(np.maximum(slack, 0.0))
 
     def levels(self) -> Ints:
-        """Return (n,) the most edges that lead to each task, one after the other."""
-        return _run(np.ones(self.n), self.edges, np.arange(self.n))[0].astype(np.int64)
+        """Return the length of the longest chain of edges that leads to each task.
+
+        Returns
+        -------
+        ndarray, shape (n,)
+            Numbers of edges.
+        """
+        return _longest_paths(np.ones(self.n), self.edges).astype(np.int64)
+
+
+def _longest_paths(duration_s: Floats, edges: Ints) -> Floats:
+    """Return (n,) the length of the longest path that ends where each task begins."""
+    own_resource = np.arange(len(duration_s))
+    start_s, _ = _first_ready_first_served(duration_s, edges, own_resource)
+    return start_s
+
+
+def _followers(edges: Ints, n: int) -> tuple[Ints, Ints]:
+    """Return the tasks that follow each task.
+
+    Parameters
+    ----------
+    edges : ndarray, shape (m, 2)
+        Pairs of tasks, the first before the second.
+    n : int
+        The number of tasks.
+
+    Returns
+    -------
+    first : ndarray, shape (n + 1,)
+        Places in ``followers``: task i is followed by those from first[i] to first[i +
+        1].
+    followers : ndarray, shape (m,)
+        Tasks.
+    """
+    order = np.argsort(edges[:, 0], kind="stable")
+    counts = np.bincount(edges[:, 0], minlength=n)
+    first = np.append(0, np.cumsum(counts))
+    return first, edges[order, 1]
+
+
+def _first_ready_first_served(
+    duration_s: Floats, edges: Ints, resource: Ints
+) -> tuple[Floats, Ints]:
+    """Return when each task begins if a resource does one task at a time.
+
+    Parameters
+    ----------
+    duration_s : ndarray, shape (n,)
+        Seconds that each task takes.
+    edges : ndarray, shape (m, 2)
+        Pairs of tasks, the first before the second.
+    resource : ndarray, shape (n,)
+        The number of each task's resource.
+
+    Returns
+    -------
+    start_s : ndarray, shape (n,)
+        When each task begins, in seconds.
+    order : ndarray, shape (at most n,)
+        Tasks in the order in which they begin. Tasks on a cycle of edges never begin.
+    """
+    n = len(duration_s)
+    # Python floats and lists: element by element, arrays would be several times slower.
+    duration = duration_s.tolist()
+    resource_of = resource.tolist()
+    first, followers = (column.tolist() for column in _followers(edges, n))
+    waits_for = np.bincount(edges[:, 1], minlength=n).tolist()
+    ready_s = [0.0] * n
+    start_s = [0.0] * n
+    free_s = [0.0] * (max(resource_of, default=0) + 1)
+    order = []
+    # A heap of pairs yields the task that is ready first, and among equals the
+    # smallest.
+    ready = [(0.0, task) for task in range(n) if not waits_for[task]]
+    while ready:
+        task_ready_s, task = heappop(ready)
+        used = resource_of[task]
+        begin_s = max(free_s[used], task_ready_s)
+        end_s = begin_s + duration[task]
+        start_s[task] = begin_s
+        free_s[used] = end_s
+        order.append(task)
+        for follower in followers[first[task] : first[task + 1]]:
+            ready_s[follower] = max(ready_s[follower], end_s)
+            waits_for[follower] -= 1
+            if not waits_for[follower]:
+                heappush(ready, (ready_s[follower], follower))
+    return np.array(start_s), np.array(order, np.int64)
+
+
+# -- schedules -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """When every task runs: start_s (n,), and their ``order`` (n,) as they were begun."""
+    """When every task of a graph runs.
+
+    Attributes
+    ----------
+    graph : TaskGraph
+        The tasks.
+    start_s : ndarray, shape (n,)
+        When each task begins, in seconds.
+    order : ndarray, shape (n,)
+        Tasks in the order in which they begin.
+    """
 
     graph: TaskGraph
     start_s: Floats
@@ -121,7 +293,7 @@ class Schedule:
 
     @property
     def end_s(self) -> Floats:
-        """Return (n,) when each task is done."""
+        """Return when each task ends, in seconds, shape (n,)."""
         return np.asarray(self.start_s + self.graph.duration_s)
 
     @property
@@ -131,99 +303,137 @@ class Schedule:
 
     @cached_property
     def iteration_ends_s(self) -> Floats:
-        """Return (k,) when the last task of each iteration is done."""
-        ends = np.zeros(int(self.graph.iteration.max(initial=0)) + 1)
-        np.maximum.at(ends, np.maximum(self.graph.iteration, 0), self.end_s)
+        """Return when the last task of each of the k iterations ends, shape (k,)."""
+        # Tasks without an iteration count as the first one.
+        iteration = np.maximum(self.graph.iteration, 0)
+        ends = np.zeros(int(iteration.max(initial=0)) + 1)
+        np.maximum.at(ends, iteration, self.end_s)
         return ends
 
     @property
     def period_s(self) -> float:
-        """Return seconds between the ends of the last two iterations; of one, its duration."""
+        """Return seconds between the ends of the last two iterations.
+
+        Of a single iteration, return its duration.
+        """
         ends = self.iteration_ends_s
-        return float(ends[-1] - ends[-2]) if len(ends) > 1 else self.duration_s
+        if len(ends) == 1:
+            return self.duration_s
+        return float(ends[-1] - ends[-2])
 
     @cached_property
     def bound(self) -> TaskGraph:
-        """Return the graph with edges from each task to the next on its resource."""
-        by_resource = self.order[
-            np.argsort(self.graph.resource[self.order], kind="stable")
-        ]
-        held = self.graph.resource[by_resource]
-        neighbours = np.column_stack([by_resource[:-1], by_resource[1:]])
-        arcs = neighbours[held[:-1] == held[1:]]
-        return replace(self.graph, edges=np.concatenate([self.graph.edges, arcs]))
+        """Return the graph with an edge from each task to the next on its resource.
+
+        The longest path of this graph is the duration of the schedule.
+        """
+        resource = self.graph.resource[self.order]
+        grouped = np.argsort(resource, kind="stable")
+        tasks = self.order[grouped]
+        successive = np.column_stack([tasks[:-1], tasks[1:]])
+        on_one_resource = resource[grouped][:-1] == resource[grouped][1:]
+        edges = np.concatenate([self.graph.edges, successive[on_one_resource]])
+        return replace(self.graph, edges=edges)
 
     @cached_property
     def critical_path(self) -> tuple[int, ...]:
-        """Return tasks, each of which begins when the one before it ends; of equals the smallest."""
-        first, before = _following(self.bound.edges[:, ::-1], self.graph.n)
-        path = [int(np.argmax(self.end_s))] if self.graph.n else []
-        while path:
-            waited_for = np.sort(before[first[path[-1]] : first[path[-1] + 1]])
-            binding = waited_for[self.end_s[waited_for] == self.start_s[path[-1]]]
+        """Return the chain of tasks that determines the duration, in order.
+
+        Each task begins when the one before it ends. Where several tasks end at that
+        moment, the smallest is in the path.
+        """
+        if not self.graph.n:
+            return ()
+        backwards = self.bound.edges[:, ::-1]
+        first, predecessors = _followers(backwards, self.graph.n)
+        task = int(np.argmax(self.end_s))
+        path = [task]
+        while True:
+            awaited = np.sort(predecessors[first[task] : first[task + 1]])
+            binding = awaited[self.end_s[awaited] == self.start_s[task]]
             if not binding.size:
-                break
-            path.append(int(binding[0]))
-        return tuple(path[::-1])
+                return tuple(reversed(path))
+            task = int(binding[0])
+            path.append(task)
 
     def limits(self) -> dict[str, float]:
-        """Return the share of the critical path by class of resource ("gpu" of "gpu 3"), largest first.
+        """Return how the time of the critical path is shared between resources.
 
-        Of three iterations or more the first and the last do not count: nothing is hidden yet, or any more.
+        Returns
+        -------
+        dict of str to float
+            The share of each class of resources ("gpu" for "gpu 3"), the largest first.
+            If there are three iterations or more, the first and the last do not count,
+            because communication is not yet or no longer hidden there.
         """
-        graph, last = self.graph, len(self.iteration_ends_s) - 1
-        iterations = range(1, last) if last > 1 else range(-1, last + 1)
+        graph = self.graph
+        last = len(self.iteration_ends_s) - 1
+        if last > 1:
+            counted = range(1, last)
+        else:
+            counted = range(-1, last + 1)
         seconds: dict[str, float] = {}
         for task in self.critical_path:
-            if graph.iteration[task] in iterations:
-                name = graph.resources[graph.resource[task]].partition(" ")[0]
+            if graph.iteration[task] in counted:
+                resource = graph.resources[graph.resource[task]]
+                name = _class_of(resource)
                 seconds[name] = seconds.get(name, 0.0) + float(graph.duration_s[task])
-        whole = sum(seconds.values()) or 1.0
-        return {
-            name: seconds[name] / whole
-            for name in sorted(seconds, key=lambda n: -seconds[n])
-        }
+        whole_s = sum(seconds.values()) or 1.0
+        names = sorted(seconds, key=seconds.__getitem__, reverse=True)
+        return {name: seconds[name] / whole_s for name in names}
+
+
+def _class_of(resource: str) -> str:
+    """Return the class of a resource: "gpu" for "gpu 3"."""
+    return resource.partition(" ")[0]
 
 
 def schedule(graph: TaskGraph) -> Schedule:
-    """Return the graph on its resources, first ready first served."""
-    return Schedule(graph, *_run(graph.duration_s, graph.edges, graph.resource))
+    """Return the schedule of a graph in which each resource serves the first ready task.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+        The tasks.
+
+    Returns
+    -------
+    Schedule
+        When each task runs.
+
+    Examples
+    --------
+    Two tasks of 2 s and 3 s share a resource; a third of 1 s follows both elsewhere:
+
+    >>> graph = TaskGraph.of([2, 3, 1], edges=[(0, 2), (1, 2)], resource=[0, 0, 1])
+    >>> schedule(graph).start_s.tolist(), schedule(graph).critical_path
+    ([0.0, 2.0, 5.0], (0, 1, 2))
+    """
+    start_s, order = _first_ready_first_served(
+        graph.duration_s, graph.edges, graph.resource
+    )
+    return Schedule(graph, start_s, order)
 
 
-def _following(edges: Ints, n: int) -> tuple[Ints, Ints]:
-    """Return (n + 1,) and (m,): the tasks after task i are the second's from first[i] to first[i + 1]."""
-    order = np.argsort(edges[:, 0], kind="stable")
-    first = np.append(0, np.cumsum(np.bincount(edges[:, 0], minlength=n)))
-    return first, edges[order, 1]
-
-
-def _run(duration_s: Floats, edges: Ints, resource: Ints) -> tuple[Floats, Ints]:
-    """Return (n,) when each task begins, and the tasks as begun: not all, if some wait in a circle."""
-    n = len(duration_s)
-    begins, after = (column.tolist() for column in _following(edges, n))
-    waits = np.bincount(edges[:, 1], minlength=n).tolist()
-    taken_s, held = duration_s.tolist(), resource.tolist()
-    ready_s, start_s, free_s = [0.0] * n, [0.0] * n, [0.0] * (max(held, default=0) + 1)
-    queue = [(0.0, task) for task in range(n) if not waits[task]]
-    order = []
-    while queue:
-        at_s, task = heappop(queue)
-        start_s[task] = max(free_s[held[task]], at_s)
-        free_s[held[task]] = end_s = start_s[task] + taken_s[task]
-        order.append(task)
-        for freed in after[begins[task] : begins[task + 1]]:
-            ready_s[freed] = max(ready_s[freed], end_s)
-            waits[freed] -= 1
-            if not waits[freed]:
-                heappush(queue, (ready_s[freed], freed))
-    return np.array(start_s), np.array(order, np.int64)
+# -- machines --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """Where tasks run: ``machines`` with as many GPUs each; ``shared_disk``: one NFS for all machines.
+    """The GPUs on which training runs, one rank each.
 
-    decoding : on the processor of a "machine", on each rank's "own" core, or on the core that "trains"
+    Attributes
+    ----------
+    machines : int
+        The number of machines.
+    per_machine : int
+        The number of GPUs of each machine.
+    shared_disk : bool
+        Whether all machines read from one network file system, not from their own
+        disks.
+    decoding : {"machine", "own", "trains"}
+        What decodes samples: the processor of a machine, a core of each rank's own, or
+        the core that trains.
     """
 
     machines: int = 1
@@ -233,31 +443,73 @@ class Gpus:
 
     @classmethod
     def of(cls, n: int, per_machine: int, shared_disk: bool = False) -> Gpus:
-        """Return ``n`` GPUs on as many machines as they fill. Raises UserError where they do not."""
+        """Return GPUs on as many machines as they fill.
+
+        Parameters
+        ----------
+        n : int
+            The number of GPUs.
+        per_machine : int
+            The number of GPUs of each machine.
+        shared_disk : bool, optional
+            Whether all machines read from one network file system.
+
+        Returns
+        -------
+        Gpus
+            The machines and their GPUs.
+
+        Raises
+        ------
+        UserError
+            If the GPUs do not fill machines.
+        """
         if per_machine < 1 or n % per_machine:
             raise UserError(f"{n} GPUs do not fill machines of {per_machine}")
         return cls(n // per_machine, per_machine, shared_disk)
 
     @property
     def n(self) -> int:
-        """Return N_g, the GPUs of all machines."""
+        """Return N_g, the number of GPUs of all machines."""
         return self.machines * self.per_machine
 
     def resources(self) -> tuple[tuple[str, ...], dict[str, Ints]]:
-        """Return what resources are called, and their numbers by kind: one a rank (R,), or (1,) of all."""
+        """Return the resources on which tasks run.
+
+        Returns
+        -------
+        names : tuple of str
+            The names of all resources.
+        used : dict of str to ndarray, shape (R,) or (1,)
+            By class of resource, the number of the one that each of the R ranks uses,
+            or of the only one ("link" and "all").
+        """
         ranks = np.arange(self.n)
         machine = ranks // self.per_machine
-        of_rank = {"disk": 0 * machine if self.shared_disk else machine}
-        if self.decoding != "trains":
-            of_rank["cpu"] = machine if self.decoding == "machine" else ranks
-        names, numbers = list[str](), dict[str, Ints]()
-        for kind, places in {**of_rank, "copy": ranks, "gpu": ranks}.items():
-            numbers[kind] = len(names) + places
-            names += [f"{kind} {number}" for number in range(places.max() + 1)]
+        places = {"disk": np.zeros_like(machine) if self.shared_disk else machine}
+        if self.decoding == "machine":
+            places["cpu"] = machine
+        elif self.decoding != "trains":
+            places["cpu"] = ranks
+        places["copy"] = ranks
+        places["gpu"] = ranks
+
+        names: list[str] = []
+        used: dict[str, Ints] = {}
+        for kind, place in places.items():
+            used[kind] = len(names) + place
+            names += [f"{kind} {number}" for number in range(place.max() + 1)]
         if self.shared_disk:
             names[0] = "disk all"
-        numbers |= {"link": np.array([len(names)]), "all": np.array([len(names) + 1])}
-        return (*names, "link", "gpu all"), {"cpu": numbers["gpu"], **numbers}
+        if self.decoding == "trains":
+            used["cpu"] = used["gpu"]
+        for kind, name in (("link", "link"), ("all", "gpu all")):
+            used[kind] = np.array([len(names)])
+            names.append(name)
+        return tuple(names), used
+
+
+# -- synchronous SGD -------------------------------------------------------------------
 
 
 def s_sgd(
@@ -269,11 +521,38 @@ def s_sgd(
     plan: FusionPlan | None = None,
     decode_s: float = 0.0,
 ) -> TaskGraph:
-    """Return the DAG of ``iterations`` of S-SGD (dag IV-B and IV-C), tasks numbered as in Fig 1.
+    """Return the graph of synchronous SGD, with tasks numbered as in dag Fig 1.
 
-    times : io_s and h2d_s are of *one* GPU's batch, as decode_s is; communication_s of each layer, or of each
-        message of ``plan`` (a tensor is a layer), in forward order
+    Parameters
+    ----------
+    times : IterationTimes
+        The times of one iteration, layers in forward order. Reads and copies are of the
+        batch of *one* GPU. With a ``plan``, ``communication_s`` has the time of each
+        message, the one that is sent last first.
+    strategy : Strategy
+        What the framework hides behind computing.
+    gpus : Gpus, optional
+        The GPUs. By default there is one.
+    iterations : int, optional
+        The number of iterations.
+    plan : FusionPlan, optional
+        Which gradients share a message; the gradient of a layer is one tensor. By
+        default each layer is sent alone.
+    decode_s : float, optional
+        Seconds to decode the batch of one GPU, if the strategy decodes on the CPU.
 
+    Returns
+    -------
+    TaskGraph
+        The tasks of all iterations (dag IV-B and IV-C).
+
+    Raises
+    ------
+    UserError
+        If there is no iteration, or if a time is negative or infinite.
+
+    Examples
+    --------
     >>> from ddlkit.core.strategies import ONE_AFTER_THE_OTHER
     >>> toy = IterationTimes(1.0, 1.0, np.ones(3), np.ones(3), np.ones(3), 1.0)
     >>> graph = s_sgd(toy, ONE_AFTER_THE_OTHER, Gpus(1, 4))
@@ -283,16 +562,22 @@ def s_sgd(
     if iterations < 1:
         raise UserError(f"{iterations} iterations: there must be at least one")
     ends = range(1, len(times.backward_s) + 1) if plan is None else plan.ends
-    names, held = gpus.resources()
-    decode_s = decode_s if strategy.decodes_on_cpu else 0.0
-    rows, within, between, fetched = _one_iteration(
-        times, strategy, ends, held, decode_s
-    )
-    lag, n = 1 + strategy.batches_ahead, len(rows)
+    names, resource_of = gpus.resources()
+    if not strategy.decodes_on_cpu:
+        decode_s = 0.0
+    one = _one_iteration(times, strategy, ends, resource_of, decode_s)
+
+    # Tasks of iteration i have the numbers of the first iteration plus i * n. Edges
+    # have the shape (iterations, edges, 2) until they are joined.
+    n = len(one.tasks)
     offsets = n * np.arange(iterations)[:, None, None]
-    ahead = fetched + [0, lag * n] + offsets[:-lag]
-    edges = within + offsets, between + [0, n] + offsets[:-1], ahead
-    kind, resource, duration_s, rank, layer = np.tile(rows, (iterations, 1)).T
+    within = one.within + offsets
+    to_next = one.to_next + [0, n] + offsets[:-1]
+    lag = 1 + strategy.batches_ahead
+    to_fetch = one.to_fetch + [0, lag * n] + offsets[:-lag]
+    edges = [group.reshape(-1, 2) for group in (within, to_next, to_fetch)]
+
+    kind, resource, duration_s, rank, layer = np.tile(one.tasks, (iterations, 1)).T
     return TaskGraph(
         resources=names,
         kind=kind,
@@ -301,59 +586,115 @@ def s_sgd(
         rank=rank,
         layer=layer,
         iteration=np.repeat(np.arange(iterations), n),
-        edges=np.concatenate([part.reshape(-1, 2) for part in edges]),
+        edges=np.concatenate(edges),
     )
+
+
+class _OneIteration(NamedTuple):
+    """The n tasks of one iteration and its edges, arrays (m, 2).
+
+    ``tasks`` (n, 5) has the columns kind, resource, seconds, rank and layer. ``within``
+    are edges within the iteration. ``to_next`` lead from a task to a task of the next
+    iteration. ``to_fetch`` lead to reads of the iteration that is fetched ahead.
+    """
+
+    tasks: Floats
+    within: Ints
+    to_next: Ints
+    to_fetch: Ints
+
+
+@dataclass
+class _Tasks:
+    """Tasks of an iteration that are added one kind after the other."""
+
+    resource_of: Mapping[str, Ints]
+    rows: list[tuple[float, ...]] = field(default_factory=list)
+    edges: list[tuple[int, int]] = field(default_factory=list)
+
+    def add_for_each_rank(
+        self, kind: str, resource: str, seconds: float, layer: int, after: Sequence[int]
+    ) -> range:
+        """Add a task for each rank, after the rank's own task of ``after``, if any."""
+        first = len(self.rows)
+        code = KINDS.index(kind)
+        for rank, number in enumerate(self.resource_of[resource]):
+            self.rows.append((code, number, seconds, rank, layer))
+        tasks = range(first, len(self.rows))
+        self.edges.extend(zip(after, tasks, strict=False))
+        return tasks
+
+    def add_for_all(
+        self, kind: str, resource: str, seconds: float, layer: int, after: Iterable[int]
+    ) -> int:
+        """Add a task of all ranks together, after all tasks of ``after``."""
+        task = len(self.rows)
+        number = self.resource_of[resource][0]
+        self.rows.append((KINDS.index(kind), number, seconds, -1, layer))
+        self.edges.extend((before, task) for before in after)
+        return task
 
 
 def _one_iteration(
     times: IterationTimes,
     strategy: Strategy,
     ends: Sequence[int],
-    held: Mapping[str, Ints],
+    resource_of: Mapping[str, Ints],
     decode_s: float,
-) -> tuple[Floats, Ints, Ints, Ints]:
-    """Return (n, 5) columns of tasks; (m, 2) edges within, to the next iteration, and to fetching."""
-    rows: list[tuple[float, ...]] = []
-    edges: list[tuple[int, int]] = []
-    layers = range(len(times.backward_s))
+) -> _OneIteration:
+    """Return the tasks and edges of one iteration, and its edges to later ones."""
+    tasks = _Tasks(resource_of)
+    n_layers = len(times.backward_s)
 
-    def add(
-        kind: str, resource: str, seconds: float, layer: int, before: Sequence[int]
-    ) -> Any:
-        """Return a task a rank, after that rank's one of ``before``."""
-        numbers = range(len(rows), len(rows) + len(held["gpu"]))
-        place, code = held[resource], KINDS.index(kind)
-        rows.extend(
-            (code, place[rank], seconds, rank, layer) for rank in range(len(numbers))
-        )
-        edges.extend(zip(before, numbers, strict=False))
-        return numbers
-
-    io = fetched = add("io", "disk", times.io_s, -1, ())
+    io = tasks.add_for_each_rank("io", "disk", times.io_s, -1, after=())
+    fetched = io
     if decode_s:
-        fetched = add("decode", "cpu", decode_s, -1, io)
-    h2d = add("h2d", "copy", times.h2d_s, -1, fetched)
-    lines = [h2d]
-    for k in layers:
-        lines.append(add("forward", "gpu", times.forward_s[k], k + 1, lines[-1]))
-    for k in reversed(layers):
-        lines.append(add("backward", "gpu", times.backward_s[k], k + 1, lines[-1]))
-    update = len(rows) + len(ends)
+        fetched = tasks.add_for_each_rank("decode", "cpu", decode_s, -1, after=io)
+    h2d = tasks.add_for_each_rank("h2d", "copy", times.h2d_s, -1, after=fetched)
+
+    computed = h2d
+    forward = []
+    for k in range(n_layers):
+        seconds = times.forward_s[k]
+        computed = tasks.add_for_each_rank("forward", "gpu", seconds, k + 1, computed)
+        forward.append(computed)
+    # In ready order: the gradient of the last layer comes first.
+    backward = []
+    for k in reversed(range(n_layers)):
+        seconds = times.backward_s[k]
+        computed = tasks.add_for_each_rank("backward", "gpu", seconds, k + 1, computed)
+        backward.append(computed)
+
+    update = len(tasks.rows) + len(ends)
     for end, seconds in zip(ends, times.communication_s[::-1], strict=True):
-        ready = lines[len(layers) + end if strategy.sends_during_backward else -1]
-        edges += [*((task, len(rows)) for task in ready), (len(rows), update)]
-        layer = len(layers) - end + 1
-        rows.append((KINDS.index("all_reduce"), held["link"][0], seconds, -1, layer))
-    rows.append((KINDS.index("update"), held["all"][0], times.update_s, -1, -1))
-    waits = [*zip(io, io, strict=True), *((update, task) for task in lines[1])]
-    waits += [(update, task) for task in io if not strategy.reads_ahead]
-    waits += [(update, task) for task in h2d if not strategy.copies_ahead]
-    waits += [*zip(h2d, io, strict=True)] if strategy.one_buffer else []
-    ahead = [(update, task) for task in io if strategy.batches_ahead]
-    within, between, last = (
-        np.array(e, np.int64).reshape(-1, 2) for e in (edges, waits, ahead)
+        ready = backward[end - 1] if strategy.sends_during_backward else backward[-1]
+        layer = n_layers - end + 1
+        message = tasks.add_for_all("all_reduce", "link", seconds, layer, after=ready)
+        tasks.edges.append((message, update))
+    tasks.add_for_all("update", "all", times.update_s, -1, after=())
+
+    to_next = list(zip(io, io, strict=True))
+    to_next += [(update, task) for task in forward[0]]
+    if not strategy.reads_ahead:
+        to_next += [(update, task) for task in io]
+    if not strategy.copies_ahead:
+        to_next += [(update, task) for task in h2d]
+    if strategy.one_buffer:
+        to_next += zip(h2d, io, strict=True)
+    to_fetch = []
+    if strategy.batches_ahead:
+        to_fetch = [(update, task) for task in io]
+    return _OneIteration(
+        tasks=np.array(tasks.rows),
+        within=_as_edges(tasks.edges),
+        to_next=_as_edges(to_next),
+        to_fetch=_as_edges(to_fetch),
     )
-    return np.array(rows), within, between, last
+
+
+def _as_edges(pairs: Sequence[tuple[int, int]]) -> Ints:
+    # Without pairs, an array would have one axis.
+    return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 def of_iteration(
@@ -367,11 +708,38 @@ def of_iteration(
     decode_s: float = 0.0,
     h2d_s: float = 0.0,
 ) -> TaskGraph:
-    """Return the DAG of core's iteration, a message per group of its plan; forward_s : (n,) in forward order.
+    """Return the graph of a simulated iteration, with a message for each of its groups.
 
-    Raises UserError where messages share a link or are copied.
+    Parameters
+    ----------
+    iteration : Iteration
+        A workload, a plan and a cost. Messages follow one another, without copies.
+    strategy : Strategy
+        What the framework hides behind computing.
+    gpus : Gpus, optional
+        The GPUs. By default there is one.
+    forward_s : ndarray, shape (n,)
+        Seconds of forward of each tensor, in forward order.
+    iterations : int, optional
+        The number of iterations.
+    io_s : float, optional
+        Seconds to read the batch of one GPU.
+    decode_s : float, optional
+        Seconds to decode the batch of one GPU, if the strategy decodes on the CPU.
+    h2d_s : float, optional
+        Seconds to copy the batch of one GPU to the GPU.
+
+    Returns
+    -------
+    TaskGraph
+        The tasks of all iterations.
+
+    Raises
+    ------
+    UserError
+        If messages share a link or are copied. No graph of tasks can express that.
     """
-    iteration.edges()  # refuses what no graph says
+    iteration.edges()  # raises the UserError
     times = IterationTimes.of_workload(iteration.workload, iteration.cost, io_s, h2d_s)
     times = replace(
         times, communication_s=iteration.communication_s[::-1], forward_s=forward_s
@@ -386,60 +754,107 @@ def of_iteration(
     )
 
 
+# -- what if tasks took other times ----------------------------------------------------
+
+
 def tasks_named(graph: TaskGraph, what: str) -> Bools:
-    """Return (n,) which tasks a name means.
+    """Return which tasks of a graph a name means.
 
-    what : a kind ("all_reduce"), a resource ("disk"), "layer:2", or "rank:3" for all that a rank computes
+    Parameters
+    ----------
+    graph : TaskGraph
+        The tasks.
+    what : str
+        A kind ("all_reduce"), a resource ("disk"), "layer:2", or "rank:3" for all that
+        a rank computes.
 
-    Raises UserError for a name that means no task.
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+        Whether each task is meant.
+
+    Raises
+    ------
+    UserError
+        If the name means no task.
     """
     head, _, number = what.replace(":", " ").partition(" ")
-    present = {KINDS[code] for code in np.unique(graph.kind)}
-    kind = {name.replace("_", ""): name for name in present}.get(head.replace("_", ""))
-    classes = [name.partition(" ")[0] for name in graph.resources]
+    kinds = {KINDS[code] for code in np.unique(graph.kind)}
+    # Kinds may be written without underscores: "allreduce".
+    kind = {name.replace("_", ""): name for name in kinds}.get(head.replace("_", ""))
+    classes = [_class_of(name) for name in graph.resources]
     chosen = np.zeros(graph.n, bool)
-    if head in ("layer", "rank") and number.strip().isdigit():
-        column = (
-            graph.layer if head == "layer" else np.where(graph.computes, graph.rank, -1)
-        )
-        chosen = column == int(number)
+    if head == "layer" and number.strip().isdigit():
+        chosen = graph.layer == int(number)
+    elif head == "rank" and number.strip().isdigit():
+        chosen = graph.computes & (graph.rank == int(number))
     elif kind and not number:
         chosen = graph.kind == KINDS.index(kind)
     elif head in classes and not number:
         chosen = np.array([name == head for name in classes])[graph.resource]
     if not chosen.any():
         raise UserError(
-            f"no task or resource {what!r}: use layer:NUMBER to {graph.layer.max()}, rank:NUMBER to "
-            f"{graph.rank.max()}, a kind ({', '.join(sorted(present))}) or a resource "
-            f"({', '.join(dict.fromkeys(classes))})"
+            f"no task or resource {what!r}: use layer:NUMBER to {graph.layer.max()}, "
+            f"rank:NUMBER to {graph.rank.max()}, a kind ({', '.join(sorted(kinds))}) or "
+            f"a resource ({', '.join(dict.fromkeys(classes))})"
         )
     return chosen
 
 
 def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph:
-    """Return the graph with tasks that take other times: each change is (what, factor), applied in turn.
+    """Return a graph in which some tasks take other times.
 
-    ``what`` is a name as in `tasks_named`; ``factor`` says how many times as long these tasks take.
+    Parameters
+    ----------
+    graph : TaskGraph
+        The tasks.
+    changes : sequence of (str, float)
+        Names of tasks as `tasks_named` reads them, and how many times as long these
+        tasks take. The changes are applied one after the other.
+
+    Returns
+    -------
+    TaskGraph
+        The same tasks and edges with other durations.
+
+    Raises
+    ------
+    UserError
+        If a name means no task, or if a factor is negative or infinite.
     """
     for what, factor in changes:
         if not 0 <= factor < np.inf:
             raise UserError(
-                f"tasks cannot take {factor:g} times as long: use a number >= 0"
+                f"{what}: tasks cannot take {factor:g} times as long: use a number >= 0"
             )
-        times = np.where(tasks_named(graph, what), factor, 1.0)
-        graph = replace(graph, duration_s=times * graph.duration_s)
+        factors = np.where(tasks_named(graph, what), factor, 1.0)
+        graph = replace(graph, duration_s=factors * graph.duration_s)
     return graph
 
 
 def described(before: Schedule, after: Schedule) -> dict[str, Any]:
-    """Return the time between iterations and what limits it, of both schedules, and the speedup."""
+    """Return how a change affects a schedule.
+
+    Parameters
+    ----------
+    before : Schedule
+        The schedule without the change.
+    after : Schedule
+        The schedule with the change.
+
+    Returns
+    -------
+    dict
+        Of both schedules, the seconds between iterations and what limits them; and the
+        speed-up. The keys of ``after`` end in "_after".
+    """
     facts: dict[str, Any] = {}
-    for when, each in (("", before), ("_after", after)):
-        limits = each.limits()
-        facts[f"iteration_s{when}"] = each.period_s
-        facts[f"limited_by{when}"] = next(iter(limits), "nothing")
-        facts[f"shares_of_critical_path{when}"] = limits
-    return {
-        **facts,
-        "speedup": before.period_s / after.period_s if after.period_s else np.inf,
-    }
+    for suffix, scheduled in (("", before), ("_after", after)):
+        limits = scheduled.limits()
+        facts[f"iteration_s{suffix}"] = scheduled.period_s
+        facts[f"limited_by{suffix}"] = next(iter(limits), "nothing")
+        facts[f"shares_of_critical_path{suffix}"] = limits
+    facts["speedup"] = np.inf
+    if after.period_s:
+        facts["speedup"] = before.period_s / after.period_s
+    return facts

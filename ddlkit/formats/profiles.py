@@ -128,7 +128,7 @@ def guess_kind(text: str, file: str) -> str:
     if reader is None:
         formats = readers.tried(readers.LAYER_PROFILES, text)
         raise UserError(
-            f"{file}: is nothing that can be imported: say --kind; {formats}; "
+            f"{file}: this is no format that can be imported: give --kind; {formats}; "
             "logs of messages are for ddlkit fit"
         )
     return reader.name

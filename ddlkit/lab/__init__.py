@@ -51,10 +51,12 @@ class Conditions:
     def __post_init__(self) -> None:
         if not 0 <= self.delay_s <= MOST_DELAY_S:
             raise UserError(
-                f"delay {self.delay_s:g}: lies between 0 and {MOST_DELAY_S:g} s"
+                f"delay {self.delay_s:g} s is not possible: use 0 to {MOST_DELAY_S:g} s"
             )
         if not 0 <= self.loss <= MOST_LOSS:
-            raise UserError(f"loss {self.loss:g}: lies between 0 and {MOST_LOSS:g}")
+            raise UserError(
+                f"loss {self.loss:g} is not possible: use a share from 0 to {MOST_LOSS:g}"
+            )
 
     @property
     def name(self) -> str:

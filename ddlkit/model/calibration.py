@@ -1,4 +1,9 @@
-"""From measured collectives to what a message costs, how far single messages scatter, and what they share."""
+"""From measured collectives to a calibration: costs of messages, noise and links.
+
+A calibration says three things about the messages between some workers over a link:
+what a message of a given size costs, how far the time of a single message differs from
+that cost, and what messages that are under way together share.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +29,45 @@ from ddlkit.core.workload import Floats
 from ddlkit.model.contention import SLOWDOWN_KEY, Contention
 
 UNFITTED = "alpha_beta:wire"
-"""The line without a fit: the smallest message's time, and bytes at the link's rate less its framing."""
-STOLEN_LIMIT = 0.02  # share of the cores that a machine's host may take while something is measured
-OTHERS_LIMIT = 0.1  # and that other programs may take
-TRAINING = "training"  # the kind of a case whose compute is real
+"""The name of a line that is not fitted to the times of all messages.
+
+Its start-up is the time of the smallest message. Its slope is the rate of the link, less
+the share of the rate that framing takes.
+"""
+
+STOLEN_LIMIT = 0.02
+"""The largest share of the cores that the machine's host may take during a sample."""
+
+OTHERS_LIMIT = 0.1
+"""The largest share of the cores that other programs may take during a sample."""
+
+TRAINING = "training"
+"""The kind of a case whose compute is done, and not slept as in a replay."""
+
 LINK = ["link", "ranks", "collective"]
+"""The columns whose values identify one calibration."""
 
 
 @dataclass(frozen=True, eq=False)
 class Communication:
-    """All of a prediction that is not compute: what is known of messages between some workers.
+    """What is known of messages between some workers: all of a prediction but compute.
 
-    draws : costs fitted to bootstrap resamples; noise : how single messages differ from the cost, if known
-    others : costs of other forms, fitted to the very same samples, by form
-    contention : what messages and compute take from each other, where compute is real and this is known
+    Attributes
+    ----------
+    cost : MessageCost
+        The time of a message of a given size.
+    draws : sequence of MessageCost
+        Costs that were fitted to bootstrap resamples. Without them a prediction has no
+        interval.
+    link : Link
+        What messages share beyond their cost.
+    noise : Noise, optional
+        How single messages differ from the cost, if that is known.
+    others : mapping of str to MessageCost
+        Costs of other forms by the name of the form, fitted to the same samples.
+    contention : Contention, optional
+        How much messages and compute slow each other down, where compute is real and
+        this is known.
     """
 
     cost: MessageCost
@@ -50,7 +80,27 @@ class Communication:
     def sparse(
         self, density: float, selecting: Selecting | None = None
     ) -> Communication:
-        """Return the same where the largest are gathered; selecting : its times, if they are compute."""
+        """Return the communication if only the largest elements of groups are sent.
+
+        Parameters
+        ----------
+        density : float
+            The share of the elements that is sent, above 0 and at most 1.
+        selecting : Selecting, optional
+            The time to select these elements, if a prediction shall add it to compute.
+
+        Returns
+        -------
+        Communication
+            Costs of sparse gathers; ``self`` if all elements are sent and no selection
+            is counted.
+
+        Raises
+        ------
+        UserError
+            If the cost is not an all-gather's with a known number of workers, or if the
+            density is not above 0 and at most 1.
+        """
         if density == 1.0 and selecting is None:
             return self
 
@@ -64,9 +114,15 @@ class Communication:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Costs fitted to recorded collectives, noise and links.
+    """Costs, noise and links of recorded collectives.
 
-    known : by (link, workers, collective); contention : by network, batch, number of ranks and link
+    Attributes
+    ----------
+    known : mapping of (str, int, str) to Communication
+        What is known of messages, by link, number of workers and collective.
+    contention : mapping of (str, int, int, str) to Contention
+        How much messages and compute slow each other down, by network, batch, number of
+        ranks and link.
     """
 
     known: Mapping[tuple[str, int, str], Communication]
@@ -83,47 +139,65 @@ class Calibration:
         also: Collection[str] = (),
         slowdown: pd.DataFrame | None = None,
     ) -> Calibration:
-        """Return ``form`` fitted to each link, number of ranks and collective of a collectives table.
+        """Fit a cost to each link, number of ranks and collective of a table.
 
-        form : as `fit` takes it; draws : bootstrap resamples
-        also : further forms, without draws; or UNFITTED, for links whose rate is known
-        slowdown : rows of tables ``slowdown``; cases that really train are predicted with what they say
+        Parameters
+        ----------
+        collectives : DataFrame
+            Rows of a table ``collectives``. Disturbed samples are left out where their
+            size has others (see `undisturbed`).
+        form : str, optional
+            The form of the costs, as `ddlkit.core.fit.fit` takes it.
+        draws : int, optional
+            How many bootstrap resamples each cost is also fitted to.
+        also : collection of str, optional
+            Forms that are fitted to the same samples for comparison, without draws.
+            `UNFITTED` is left out for links whose rate is not known.
+        slowdown : DataFrame, optional
+            Rows of a table ``slowdown``. With them, predictions of cases that really
+            train count how much messages and compute slow each other down.
 
-        Raises UserError for messages that were sent step by step: training's are the library's own.
+        Returns
+        -------
+        Calibration
+            One `Communication` for each link, number of ranks and collective.
+
+        Raises
+        ------
+        UserError
+            If messages were sent step by step. The messages of training are the
+            library's own, so times of other algorithms do not calibrate them.
+
+        Examples
+        --------
+        Nine repeats of two sizes, between two ranks:
+
+        >>> rows = pd.DataFrame({"bytes": [1e3, 1e6], "seconds": [0.001, 0.009]})
+        >>> rows = pd.concat([rows] * 9, ignore_index=True)
+        >>> rows = rows.assign(link="lab:1gbit", link_bits_per_s=1e9, ranks=2)
+        >>> rows = rows.assign(collective="all_reduce", algorithm="ring", session=0)
+        >>> rows = rows.assign(in_flight=1, messages_per_sample=1, stolen=0.0)
+        >>> messages = Calibration.of(rows, draws=10).between("lab:1gbit", workers=2)
+        >>> round(messages.cost(1e6), 6), len(messages.draws)
+        (0.009, 10)
         """
-        stepped = collectives["algorithm"].astype(str).str.startswith(STEPS)
-        if stepped.any():
-            name = collectives.loc[stepped, "algorithm"].iloc[0]
-            raise UserError(
-                f"no calibration of {name}: give it rows of the library's own messages"
-            )
+        _refuse_stepped(collectives)
         known = {}
-        for (link, ranks, collective), every in undisturbed(collectives).groupby(LINK):
-            rows = every[every["in_flight"] == 1]
-            fitted = _fitted(rows, form, draws)
-            others = {
-                name: _fitted(rows, name, 0).cost for name in also if name != UNFITTED
-            }
-            if UNFITTED in also and rows["link_bits_per_s"].all():
-                others[UNFITTED] = _unfitted(rows)
-            sampled = rows[["bytes", "seconds", "session", "messages_per_sample"]]
-            noise = Noise.of(*sampled.to_numpy(float).T)
-            shared = shared_link(every)
-            communication = Communication(
-                fitted.cost, fitted.draws, shared, noise, others
-            )
-            known[str(link), int(ranks), str(collective)] = communication
-        beside: dict[tuple[str, int, int, str], Contention] = {}
+        for (link, ranks, collective), rows in undisturbed(collectives).groupby(LINK):
+            key = (str(link), int(ranks), str(collective))
+            known[key] = _calibrated(rows, form, draws, also)
+        contention: dict[tuple[str, int, int, str], Contention] = {}
         if slowdown is not None:
-            groups = slowdown.groupby(SLOWDOWN_KEY)
-            beside = {key: Contention.of(rows, max(1, draws)) for key, rows in groups}
-        return cls(known, beside)
+            for trained, rows in slowdown.groupby(SLOWDOWN_KEY):
+                # Draws of a contention may be resampled later, which needs at least one.
+                contention[trained] = Contention.of(rows, max(1, draws))
+        return cls(known, contention)
 
     def without_burst_tokens(self) -> Calibration:
-        """Return the same for links that save nothing while they rest."""
+        """Return the calibration for links that save up no tokens while they rest."""
         bare = {
-            k: replace(c, link=Link(software=c.link.software))
-            for k, c in self.known.items()
+            key: replace(messages, link=Link(software=messages.link.software))
+            for key, messages in self.known.items()
         }
         return replace(self, known=bare)
 
@@ -134,132 +208,285 @@ class Calibration:
         collective: str = "all_reduce",
         in_flight: int = 1,
     ) -> Communication:
-        """Return messages over ``link`` among ``workers``. Raises UserError when not calibrated."""
+        """Return what is known of the messages between some workers over a link.
+
+        Parameters
+        ----------
+        link : str
+            The name of the link, as it stands in the table ``collectives``.
+        workers : int
+            The number of workers.
+        collective : str, optional
+            The collective that a message is.
+        in_flight : int, optional
+            How many messages may be under way at once.
+
+        Returns
+        -------
+        Communication
+            Cost, draws, noise and link of these messages.
+
+        Raises
+        ------
+        UserError
+            If such messages were not calibrated.
+        """
         key = (link, workers, collective)
         if key not in self.known:
-            listed = "; ".join(
-                f"{what} over {where}, {n} ranks" for where, n, what in self.known
-            )
-            wanted = f"{collective} over {link} with {workers} ranks"
-            raise UserError(f"no calibration for {wanted}: there is {listed}")
+            wanted = _in_words(link, workers, collective)
+            calibrated = "; ".join(_in_words(*other) for other in self.known)
+            raise UserError(f"no calibration for {wanted}: there is {calibrated}")
         communication = self.known[key]
-        return replace(
-            communication, link=replace(communication.link, in_flight=in_flight)
-        )
+        shared = replace(communication.link, in_flight=in_flight)
+        return replace(communication, link=shared)
 
     def of_case(self, case: Case) -> Communication:
-        """Return messages of a case, sparse where it is. Raises UserError when its lab was not calibrated."""
-        dense = self.between(case.link, case.workers, case.collective, case.in_flight)
+        """Return what is known of the messages of a case.
+
+        Parameters
+        ----------
+        case : Case
+            The key of a measured iteration.
+
+        Returns
+        -------
+        Communication
+            Sparse for a sparse case. It has a contention if the case really trains and
+            the contention of its network, batch, workers and link is known.
+
+        Raises
+        ------
+        UserError
+            If messages over the link of the case were not calibrated.
+        """
+        messages = self.between(
+            case.link, case.workers, case.collective, case.in_flight
+        )
         if case.kind == TRAINING:
-            of = case.network, case.batch, case.workers, case.link
-            dense = replace(dense, contention=self.contention.get(of))
-        return dense.sparse(case.density) if case.sparse else dense
+            trained = (case.network, case.batch, case.workers, case.link)
+            messages = replace(messages, contention=self.contention.get(trained))
+        if case.sparse:
+            return messages.sparse(case.density)
+        return messages
 
 
-def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
-    """Return ``form`` fitted to one link's messages of one collective, sent one by one."""
-    per_sample = rows.groupby("bytes")["messages_per_sample"].first()
-    samples = Samples(per_sample.index.to_numpy(float), per_sample.to_numpy(float))
-    of = _Messages.of(rows)
-    return fit(
-        form,
-        rows["bytes"],
-        rows["seconds"],
-        draws,
-        collective=of.collective,
-        workers=of.workers,
-        algorithm=of.algorithm,
-        samples=samples,
-    )
+def _in_words(link: str, workers: int, collective: str) -> str:
+    return f"{collective} over {link} with {workers} ranks"
 
 
-class _Messages(NamedTuple):
-    """What a cost of messages holds for."""
+def _refuse_stepped(collectives: pd.DataFrame) -> None:
+    """Raise UserError if some messages were sent step by step, as in no training."""
+    stepped = collectives["algorithm"].astype(str).str.startswith(STEPS)
+    if stepped.any():
+        algorithm = collectives.loc[stepped, "algorithm"].iloc[0]
+        raise UserError(
+            f"collectives: rows of algorithm {algorithm!r} cannot calibrate training: "
+            "give rows of the library's own messages"
+        )
+
+
+# -- the cost of a message -------------------------------------------------------------
+
+
+class _Kind(NamedTuple):
+    """What the cost of a message holds for."""
 
     collective: str
     workers: int
     algorithm: str
 
-    @classmethod
-    def of(cls, rows: pd.DataFrame) -> _Messages:
-        """Return what the rows, which are of one collective on one link, say."""
-        first = rows.iloc[0]
-        collective, algorithm = str(first["collective"]), str(first["algorithm"])
-        return cls(collective, int(first["ranks"]), algorithm)
+
+def _kind(rows: pd.DataFrame) -> _Kind:
+    """Return what all rows of one collective on one link have in common."""
+    first = rows.iloc[0]
+    return _Kind(str(first["collective"]), int(first["ranks"]), str(first["algorithm"]))
+
+
+def _calibrated(
+    rows: pd.DataFrame, form: str, draws: int, also: Collection[str]
+) -> Communication:
+    """Return what the rows of one collective on one link say of its messages."""
+    alone = rows[rows["in_flight"] == 1]
+    fitted = _fitted(alone, form, draws)
+    others = {
+        other: _fitted(alone, other, draws=0).cost
+        for other in also
+        if other != UNFITTED
+    }
+    # A link without a limit has the rate 0 in tables.
+    if UNFITTED in also and alone["link_bits_per_s"].all():
+        others[UNFITTED] = _unfitted(alone)
+    noise = Noise.of(
+        n_bytes=alone["bytes"],
+        seconds=alone["seconds"],
+        session=alone["session"],
+        messages_per_sample=alone["messages_per_sample"],
+    )
+    return Communication(fitted.cost, fitted.draws, shared_link(rows), noise, others)
+
+
+def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
+    """Return a form fitted to messages of one collective on one link, one at a time."""
+    messages = rows.groupby("bytes")["messages_per_sample"].first()
+    samples = Samples(messages.index.to_numpy(float), messages.to_numpy(float))
+    kind = _kind(rows)
+    return fit(
+        form,
+        rows["bytes"],
+        rows["seconds"],
+        draws,
+        collective=kind.collective,
+        workers=kind.workers,
+        algorithm=kind.algorithm,
+        samples=samples,
+    )
 
 
 def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
-    """Return the smallest message's time, and bytes at the link's rate."""
-    of, rate_bits_per_s = _Messages.of(rows), float(rows["link_bits_per_s"].iloc[0])
+    """Return the line `UNFITTED` for messages of one collective on one link."""
+    kind = _kind(rows)
+    rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
     framing = _framing(str(rows["link"].iloc[0]))
-    wire_s = wire_s_per_byte(of.collective, of.workers, rate_bits_per_s, framing)
-    smallest_s = float(rows["seconds"][rows["bytes"] == rows["bytes"].min()].median())
+    smallest = rows["bytes"] == rows["bytes"].min()
     return AlphaBeta(
-        smallest_s,
-        wire_s,
-        collective=of.collective,
-        workers=of.workers,
-        algorithm=of.algorithm,
+        alpha_s=float(rows["seconds"][smallest].median()),
+        beta_s_per_byte=wire_s_per_byte(
+            kind.collective, kind.workers, rate_bits_per_s, framing
+        ),
+        collective=kind.collective,
+        workers=kind.workers,
+        algorithm=kind.algorithm,
     )
+
+
+# -- what messages share ---------------------------------------------------------------
 
 
 def shared_link(samples: pd.DataFrame) -> Link:
-    """Return what messages over a link share, by its calibration; tokens where, by its name, it saves any."""
-    first, software = samples.iloc[0], software_at_once(samples)
-    link, collective, ranks = (
-        str(first["link"]),
-        str(first["collective"]),
-        int(first["ranks"]),
-    )
+    """Return what messages of one collective over a link share.
+
+    Parameters
+    ----------
+    samples : DataFrame
+        Rows of a table ``collectives``, all of one link, number of ranks and collective.
+
+    Returns
+    -------
+    Link
+        With burst tokens if the link belongs to a lab, has a known rate, and saves up
+        tokens according to its name.
+    """
+    first = samples.iloc[0]
+    name = str(first["link"])
     rate_bits_per_s = float(first["link_bits_per_s"])
-    saved_s = read_link(link).burst_s if is_lab(link) and rate_bits_per_s else 0.0
-    if not saved_s:
+    software = software_at_once(samples)
+    burst_s = 0.0
+    if is_lab(name) and rate_bits_per_s:
+        burst_s = read_link(name).burst_s
+    if not burst_s:
         return Link(software=software)
-    wire_s = wire_s_per_byte(collective, ranks, rate_bits_per_s, _framing(link))
-    return Link(software=software, burst_s=saved_s, wire_s_per_byte=wire_s)
+    wire_s = wire_s_per_byte(
+        str(first["collective"]), int(first["ranks"]), rate_bits_per_s, _framing(name)
+    )
+    return Link(software=software, burst_s=burst_s, wire_s_per_byte=wire_s)
 
 
 def _framing(link: str) -> float:
-    """Return the share of what a link carries that is a message's own bytes."""
+    """Return the share of the bytes on a link that is not framing."""
     return read_link(link).framing if is_lab(link) else FRAMING
 
 
 def software_at_once(samples: pd.DataFrame) -> float:
-    """Return how many small messages the processor carries in the time of one; infinite if not known."""
-    medians = (
-        samples.groupby(["in_flight", "bytes"])["seconds"].median().unstack("in_flight")
-    )
-    faster = medians.rdiv(medians[1], axis=0).drop(columns=1).median()
-    return float(np.clip(faster.max(), 1.0, None)) if len(faster) else math.inf
+    """Return for how many messages at once the processor can do the software's part.
+
+    Parameters
+    ----------
+    samples : DataFrame
+        Rows of a table ``collectives``, all of one link, number of ranks and collective.
+
+    Returns
+    -------
+    float
+        At least 1, or infinity if no messages were timed with several in flight.
+
+    Notes
+    -----
+    The speed-up of several messages in flight over one at a time shows how much of the
+    software's part runs in parallel. It is the median over sizes, and the largest over
+    the numbers of messages in flight.
+    """
+    medians = samples.groupby(["in_flight", "bytes"])["seconds"].median()
+    by_in_flight = medians.unstack("in_flight")
+    speedups = by_in_flight.rdiv(by_in_flight[1], axis=0).drop(columns=1).median()
+    if speedups.empty:
+        return math.inf
+    return float(np.clip(speedups.max(), 1.0, None))
 
 
 def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of messages, less samples that lost too much of the cores, if the size has others."""
-    collectives = collectives[collectives["ranks"] > 1]
-    lost = collectives["stolen"].gt(STOLEN_LIMIT)
-    if "others" in collectives:
-        lost |= collectives["others"].gt(OTHERS_LIMIT)
-    every = lost.groupby([collectives[name] for name in (*LINK, "in_flight", "bytes")])
-    return collectives[~lost | every.transform("all")]
+    """Return the samples of messages that little else took cores from.
 
+    Parameters
+    ----------
+    collectives : DataFrame
+        Rows of a table ``collectives``.
+
+    Returns
+    -------
+    DataFrame
+        The rows of two ranks or more, without samples during which the host took more
+        than `STOLEN_LIMIT` of the cores or other programs more than `OTHERS_LIMIT`. A
+        size of which all samples were disturbed keeps them, because the alternative is
+        to know nothing of this size.
+    """
+    collectives = collectives[collectives["ranks"] > 1]
+    disturbed = collectives["stolen"].gt(STOLEN_LIMIT)
+    # Older tables do not record what other programs took.
+    if "others" in collectives:
+        disturbed |= collectives["others"].gt(OTHERS_LIMIT)
+    size = [collectives[name] for name in (*LINK, "in_flight", "bytes")]
+    all_disturbed = disturbed.groupby(size).transform("all")
+    return collectives[~disturbed | all_disturbed]
+
+
+# -- the noise of messages -------------------------------------------------------------
 
 NEIGHBOURS = 4.0
-"""Sizes up to this many times smaller or larger inform one size's drift."""
+"""Sizes up to this many times smaller or larger inform the drift of one size."""
+
 PRIOR_BYTES = (1e4, 1e5, 1e6, 1e7)
-PRIOR_DRIFT, PRIOR_DEGREES = (0.021, 0.012, 0.0096, 0.0059), 30.0
-"""Of messages about so large in one session: the median deviation between the two of each recorded lab,
-over the root of two; linear in log bytes in between."""
+"""The sizes of the messages for which `PRIOR_DRIFT` states a drift."""
+
+PRIOR_DRIFT = (0.021, 0.012, 0.0096, 0.0059)
+"""The drift between sessions by size, for a calibration that has a single session.
+
+It is the median deviation between the two sessions of each recorded lab, divided by the
+square root of two. Between these sizes it is linear in the logarithm of the size.
+"""
+
+PRIOR_DEGREES = 30.0
+"""The degrees of freedom behind `PRIOR_DRIFT`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """The noise of one collective over one link: messages scatter, all of a session drift together.
+    """How messages of one collective over one link differ from their cost.
 
-    bytes : (s,) measured sizes, increasing; ratios : of each, what messages take over their mean, so that
-        iterations by draws lie around the one by medians, however many messages it has
-    drift : (s,) standard deviation of the logarithm of a session's median; of a single session that of its
-        halves, and that between the sessions of recorded labs: PRIOR_DRIFT
-    degrees : (s,) degrees of freedom behind it
+    Single messages scatter about the median of their size. All messages of a session
+    drift together, because the machine of one session is not quite that of the next.
+
+    Attributes
+    ----------
+    bytes : ndarray, shape (s,)
+        The measured sizes in bytes, increasing.
+    ratios : tuple of ndarray, length s
+        The times of single messages of each size over their mean. Because of the mean,
+        the iterations of draws lie around the predicted one, however many messages an
+        iteration has.
+    drift : ndarray, shape (s,)
+        The standard deviation of the logarithm of a session's median.
+    degrees : ndarray, shape (s,)
+        The degrees of freedom behind ``drift``.
     """
 
     bytes: Floats
@@ -275,74 +502,165 @@ class Noise:
         session: ArrayLike = 0,
         messages_per_sample: ArrayLike = 1,
     ) -> Noise:
-        """Return the noise of samples, (n,) each, which are means of ``messages_per_sample`` messages."""
+        """Return the noise of n samples. A session need not have every size.
+
+        Parameters
+        ----------
+        n_bytes : array_like, shape (n,)
+            The size of the messages of each sample, in bytes.
+        seconds : array_like, shape (n,)
+            The time of each sample, which is the mean of its messages.
+        session : array_like, shape (n,), optional
+            The number of the session in which each sample was taken.
+        messages_per_sample : array_like, shape (n,), optional
+            How many messages each sample is the mean of.
+
+        Returns
+        -------
+        Noise
+            If there is a single session, its drift is estimated from its two halves and
+            from `PRIOR_DRIFT`.
+        """
+        names = ("bytes", "seconds", "session", "messages")
         columns = np.broadcast_arrays(n_bytes, seconds, session, messages_per_sample)
         rows = pd.DataFrame(
-            np.ravel(columns).reshape(4, -1).T, columns=["n", "s", "at", "of"]
+            {
+                name: np.ravel(values)
+                for name, values in zip(names, columns, strict=True)
+            }
         )
-        rows = rows.sort_values("at", kind="stable")
-        medians = rows.groupby(["at", "n"])["s"]
-        scatter = 1 + (rows["s"] / medians.transform("median") - 1) * np.sqrt(
-            rows["of"]
-        )
-        by_size = scatter.clip(lower=0.0).groupby(rows["n"])
-        ratios = tuple(ratio.to_numpy() / ratio.mean() for _, ratio in by_size)
-        single = rows["at"].nunique() == 1
-        turn = rows.groupby(["at", "n"]).cumcount() * 2 // medians.transform("size")
-        parts = (
-            rows["s"]
-            .groupby([turn if single else rows["at"], rows["n"]])
-            .median()
-            .unstack()
-        )
-        sizes = parts.columns.to_numpy(float)
-        drift, degrees = _own_drift(sizes, np.log(parts.to_numpy()))
-        if single:
+        # Draws of `factors` choose ratios by their position, so the ratios must have one
+        # order, however the rows of sessions alternate.
+        rows = rows.sort_values("session", kind="stable")
+        ratios = _ratios(rows)
+        session_count = rows["session"].nunique()
+        if session_count > 1:
+            part = rows["session"]
+        else:
+            part = _halves(rows)
+        medians = rows["seconds"].groupby([part, rows["bytes"]]).median().unstack()
+        sizes = medians.columns.to_numpy(float)
+        drift, degrees = _measured_drift(sizes, np.log(medians.to_numpy()))
+        if session_count == 1:
+            # Halves of one session differ less than sessions do.
             prior = np.interp(np.log(sizes), np.log(PRIOR_BYTES), PRIOR_DRIFT)
-            drift, degrees = np.hypot(drift, prior), np.full(len(sizes), PRIOR_DEGREES)
+            drift = np.hypot(drift, prior)
+            degrees = np.full(len(sizes), PRIOR_DEGREES)
         return cls(sizes, ratios, drift, degrees)
 
     def factors(
         self, n_bytes: ArrayLike, draws: int, seed: int = 0, scatter: bool = True
     ) -> Floats:
-        """Return (draws, k) factors on messages of (k,) bytes: each scatters, and all of a draw drift."""
+        """Return factors by which the times of messages differ from their cost.
+
+        Parameters
+        ----------
+        n_bytes : array_like, shape (k,)
+            The sizes of the messages in bytes.
+        draws : int
+            How many scenarios to draw.
+        seed : int, optional
+            The seed of the random numbers.
+        scatter : bool, optional
+            Whether single messages scatter. Without scatter, messages only drift.
+
+        Returns
+        -------
+        ndarray, shape (draws, k)
+            A factor for each message in each scenario.
+
+        Notes
+        -----
+        The factor of message k in draw b is
+
+            exp(drift[k] * t[b]) * ratio[b, k],
+
+        where t[b] has Student's t distribution and is drawn once for all messages of a
+        draw, and where ratio[b, k] is one of the measured ratios. Both are taken from
+        the measured size that is nearest to the message, by the ratio of the two sizes.
+        """
         from scipy.stats import t as student
 
-        inside = np.log(
-            np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1])
-        )
-        nearest = np.abs(np.log(self.bytes)[:, None] - inside).argmin(axis=0)
+        inside = np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1])
+        distance = np.abs(np.log(self.bytes)[:, None] - np.log(inside))
+        nearest = distance.argmin(axis=0)
         random = np.random.default_rng(seed)
-        drifted = student.ppf(random.uniform(size=(draws, 1)), self.degrees[nearest])
-        factors = np.exp(drifted * self.drift[nearest])
-        for index in np.unique(nearest) if scatter else ():
-            chosen = nearest == index
-            factors[:, chosen] *= random.choice(
-                self.ratios[index], (draws, int(chosen.sum()))
-            )
+        # A deviation that few sessions show is itself uncertain. Student's t allows for
+        # that; with a normal distribution of the drift, intervals would be too narrow.
+        drifts = student.ppf(random.uniform(size=(draws, 1)), self.degrees[nearest])
+        factors = np.exp(drifts * self.drift[nearest])
+        if not scatter:
+            return factors
+        for size in np.unique(nearest):
+            messages = nearest == size
+            shape = (draws, int(messages.sum()))
+            factors[:, messages] *= random.choice(self.ratios[size], shape)
         return factors
 
 
-def _own_drift(sizes: Floats, medians: Floats) -> tuple[Floats, Floats]:
-    """Return (s,) how far a new session lies from the mean of those there were, and its degrees.
+def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
+    """Return the times of single messages over their mean, an array for each size."""
+    in_session = rows.groupby(["session", "bytes"])["seconds"]
+    relative = rows["seconds"] / in_session.transform("median")
+    # The mean of several messages scatters less than one message does, by the square
+    # root of their number.
+    single = 1 + (relative - 1) * np.sqrt(rows["messages"])
+    by_size = single.clip(lower=0.0).groupby(rows["bytes"])
+    return tuple(ratio.to_numpy() / ratio.mean() for _, ratio in by_size)
 
-    medians : (sessions, s) logarithms, NaN where a session lacks a size. A size that fewer than two
-        sessions have drifts as its neighbours do; without any such neighbour, as the sizes do on average
+
+def _halves(rows: pd.DataFrame) -> pd.Series[int]:
+    """Return 0 for the first half of the samples of a session and size, then 1."""
+    in_session = rows.groupby(["session", "bytes"])["seconds"]
+    return in_session.cumcount() * 2 // in_session.transform("size")
+
+
+def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]:
+    """Return how far a new session lies from the mean of the measured ones.
+
+    Parameters
+    ----------
+    sizes : ndarray, shape (s,)
+        The measured sizes in bytes.
+    log_medians : ndarray, shape (sessions, s)
+        Logarithms of the median times, NaN where a session lacks a size.
+
+    Returns
+    -------
+    drift : ndarray, shape (s,)
+        Standard deviations of the logarithm of the median of a new session. A size that
+        fewer than two sessions have drifts as its neighbours do, and without any such
+        neighbour as the sizes do on average.
+    degrees : ndarray, shape (s,)
+        Degrees of freedom behind them.
     """
-    known = np.isfinite(medians).sum(axis=0)
-    often = known > 1
-    if not often.any():
+    sessions = np.isfinite(log_medians).sum(axis=0)
+    repeated = sessions > 1
+    if not repeated.any():
         return np.zeros(len(sizes)), np.ones(len(sizes))
+
+    # The difference between a new session and the mean of n others has the variance of a
+    # session, and 1 / n of it for the mean.
     variance = np.zeros(len(sizes))
-    variance[often] = np.nanvar(medians[:, often], axis=0, ddof=1) * (
-        1 + 1 / known[often]
+    between_sessions = np.nanvar(log_medians[:, repeated], axis=0, ddof=1)
+    variance[repeated] = between_sessions * (1 + 1 / sessions[repeated])
+
+    # A few sessions say little about one size alone, so neighbours are averaged. The
+    # small term counts a size that is exactly NEIGHBOURS times as large.
+    distance = np.abs(np.log(sizes)[:, None] - np.log(sizes))
+    neighbours = (distance <= np.log(NEIGHBOURS) * (1 + 1e-9)) & repeated
+    count = neighbours.sum(axis=1)
+    has_neighbours = count > 0
+    local_variance = np.divide(
+        (neighbours * variance).sum(axis=1),
+        count,
+        where=has_neighbours,
+        out=np.zeros(len(sizes)),
     )
-    apart = np.abs(np.log(sizes)[:, None] - np.log(sizes))
-    near = (apart <= np.log(NEIGHBOURS) * (1 + 1e-9)) & often
-    count = near.sum(axis=1)
-    around = np.divide(
-        (near * variance).sum(axis=1), count, where=count > 0, out=np.zeros(len(sizes))
-    )
-    degrees = near @ np.maximum(0, known - 1)
-    drift = np.sqrt(np.where(count > 0, around, variance[often].mean()))
-    return drift, np.where(count > 0, degrees, (known[often] - 1).sum()).astype(float)
+    local_degrees = neighbours @ np.maximum(0, sessions - 1)
+
+    all_variance = variance[repeated].mean()
+    all_degrees = (sessions[repeated] - 1).sum()
+    drift = np.sqrt(np.where(has_neighbours, local_variance, all_variance))
+    degrees = np.where(has_neighbours, local_degrees, all_degrees).astype(float)
+    return drift, degrees

@@ -1,4 +1,8 @@
-"""What compute and messages take from each other where both are real, and what DDP's buckets take."""
+"""How much compute and messages slow each other down, and what DDP's buckets cost.
+
+Both are measured where compute is real (``ddlkit measure slowdown``). A replay, which
+sleeps for its compute times, has neither.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,46 @@ from numpy.typing import ArrayLike
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Floats
 
-NOTHING, MESSAGES, COMPUTE, BUCKETS = "nothing", "messages", "compute", "buckets"
-"""What something may have been timed beside, in a table ``slowdown``."""
+NOTHING = "nothing"
+"""In the column ``beside`` of a table ``slowdown``: timed alone."""
+
+MESSAGES = "messages"
+"""In the column ``beside`` of a table ``slowdown``: timed while messages travelled."""
+
+COMPUTE = "compute"
+"""In the column ``beside`` of a table ``slowdown``: timed while a network computed."""
+
+BUCKETS = "buckets"
+"""In the column ``beside`` of a table ``slowdown``: timed with unsent buckets of DDP."""
+
 SLOWDOWN_KEY = ["network", "batch", "ranks", "link"]
+"""The columns whose values identify one contention."""
+
 DRAWS = 200
+"""How many times rounds are resampled by default."""
 
 
 @dataclass(frozen=True, eq=False)
 class Contention:
-    """Slowdowns by a message's size, as of a `Link`, and what buckets take, as of an `Iteration`.
+    """Slowdowns of compute and of messages by the size of a message.
 
-    Between sizes slowdowns are linear in the logarithm; beyond them, those of the nearest.
+    Between two sizes a slowdown is linear in the logarithm of the size. Beyond the
+    measured sizes it is the slowdown of the nearest one.
 
-    bytes : (k,) sizes, increasing; slowdowns : (2, k) of compute beside them, and of them beside compute
-    draws : (B, 2, k) of both, from resampled rounds
+    Attributes
+    ----------
+    bytes : ndarray, shape (k,)
+        The measured sizes of messages in bytes, increasing.
+    slowdowns : ndarray, shape (2, k)
+        How much longer compute takes while such a message is under way, and how much
+        longer such a message takes while something is computed. 0.1 is a tenth longer.
+    draws : ndarray, shape (B, 2, k)
+        Both from resampled rounds.
+    copy_s_per_byte : float
+        Seconds per byte to copy a gradient into its bucket or out of it; 0 if copies
+        were not timed.
+    bucket_s : float
+        Seconds that each bucket costs compute besides its bytes.
     """
 
     bytes: Floats
@@ -35,74 +65,166 @@ class Contention:
 
     @classmethod
     def of(cls, rows: pd.DataFrame, draws: int = DRAWS) -> Contention:
-        """Return what the rows of a table ``slowdown`` say, of one network, batch, number of ranks and link.
+        """Return the contention that a table ``slowdown`` shows.
 
-        Every ratio is of one round; compute is backward, beside which messages travel. Raises UserError where
-        the table is of several.
+        Parameters
+        ----------
+        rows : DataFrame
+            Rows of a table ``slowdown``, all of one network, batch, number of ranks and
+            link.
+        draws : int, optional
+            How many times to resample the rounds.
+
+        Returns
+        -------
+        Contention
+            The medians over rounds. A negative slowdown counts as none.
+
+        Raises
+        ------
+        UserError
+            If the rows are of several networks, batches, numbers of ranks or links.
+
+        Notes
+        -----
+        Each ratio compares times of one round, so that slow changes of the machine
+        cancel. Compute is the backward pass, because messages are under way during
+        backward.
         """
-        if len(several := rows[SLOWDOWN_KEY].drop_duplicates()) != 1:
+        trained = rows[SLOWDOWN_KEY].drop_duplicates()
+        if len(trained) != 1:
             raise UserError(
-                f"slowdown: a table of one network, batch and link, not {len(several)}"
+                f"slowdown: {len(trained)} settings of network, batch, ranks and link: "
+                "give the rows of one network, batch, number of ranks and link"
             )
-        keys = ["quantity", "beside", "bytes", "messages", "repeat"]
-        times = rows.groupby(keys)["seconds"].mean()
-        alone = times["backward", NOTHING].droplevel([0, 1])
-        beside = times["backward", MESSAGES].droplevel("messages").unstack("repeat")
-        both, own = (
-            times["message", what].droplevel("messages").unstack("repeat")
-            for what in (COMPUTE, NOTHING)
-        )
-        ratios = np.stack(
-            [beside / alone[beside.columns].to_numpy(), both / own]
-        )  # (2, k, rounds)
+        sizes, ratios = _ratios(rows)
         rounds = ratios.shape[-1]
-        drawn = np.random.default_rng(0).integers(0, rounds, (draws, rounds))
-        resampled = np.median(ratios[..., drawn], axis=-1).transpose(2, 0, 1)
-        slowdowns, draws_of = (
-            np.maximum(0.0, x - 1) for x in (np.median(ratios, -1), resampled)
+        resampled = np.random.default_rng(0).integers(0, rounds, (draws, rounds))
+        drawn = np.median(ratios[..., resampled], axis=-1)
+        return cls(
+            bytes=sizes,
+            slowdowns=np.maximum(0.0, np.median(ratios, axis=-1) - 1),
+            draws=np.maximum(0.0, drawn.transpose(2, 0, 1) - 1),
+            copy_s_per_byte=_copy_s_per_byte(rows),
+            bucket_s=_bucket_s(rows),
         )
-        return cls(beside.index.to_numpy(float), slowdowns, draws_of, *_buckets(rows))
 
     @classmethod
     def none(cls) -> Contention:
-        """Return that of compute and messages which take nothing from each other."""
+        """Return the contention of compute and messages that slow nothing down.
+
+        Returns
+        -------
+        Contention
+            No slowdown at any size.
+        """
         return cls(np.ones(1), np.zeros((2, 1)), np.zeros((1, 2, 1)))
 
     def copying(self, copy_s_per_byte: float) -> Contention:
-        """Return the same with copies that were timed by themselves."""
+        """Return the contention with copies that were timed elsewhere.
+
+        Parameters
+        ----------
+        copy_s_per_byte : float
+            Seconds per byte to copy a gradient.
+
+        Returns
+        -------
+        Contention
+            The same slowdowns and the given copies.
+        """
         return replace(self, copy_s_per_byte=copy_s_per_byte)
 
     def of_messages(self, n_bytes: ArrayLike, drawn: int = 0) -> Floats:
-        """Return (2, G) slowdowns of and by messages of (G,) bytes; so many draws of them, (2, drawn, G)."""
-        at, known = np.log(np.asarray(n_bytes, float)), np.log(self.bytes)
-        right = np.clip(np.searchsorted(known, at), 1, max(1, len(known) - 1))
+        """Return the slowdowns of compute by messages, and of messages by compute.
+
+        Parameters
+        ----------
+        n_bytes : array_like, shape (G,)
+            The sizes of the messages in bytes.
+        drawn : int, optional
+            How many draws to return. Without it, the medians are returned.
+
+        Returns
+        -------
+        ndarray, shape (2, G) or (2, drawn, G)
+            How much longer compute takes while each message is under way, and how much
+            longer each message takes while something is computed.
+
+        Examples
+        --------
+        Between a message that slows compute down by 0.2 and one that does so by 0.4:
+
+        >>> slowdowns = np.array([[0.2, 0.4], [0.0, 0.0]])
+        >>> measured = Contention(np.array([1e4, 1e6]), slowdowns, slowdowns[None])
+        >>> np.round(measured.of_messages([1e3, 1e5])[0], 2).tolist()
+        [0.2, 0.3]
+        """
         values = self.slowdowns
         if drawn:
             chosen = np.random.default_rng(1).integers(0, len(self.draws), drawn)
             values = np.moveaxis(self.draws[chosen], 1, 0)
+        sizes = np.log(np.asarray(n_bytes, float))
+        known = np.log(self.bytes)
         if len(known) == 1:
-            return np.broadcast_to(values, (*values.shape[:-1], len(at))).copy()
-        share = np.clip(
-            (at - known[right - 1]) / (known[right] - known[right - 1]), 0.0, 1.0
-        )
-        return np.asarray(
-            values[..., right - 1] * (1 - share) + values[..., right] * share
-        )
+            return np.broadcast_to(values, (*values.shape[:-1], len(sizes))).copy()
+        right = np.clip(np.searchsorted(known, sizes), 1, len(known) - 1)
+        left = right - 1
+        # Clipping keeps the nearest slowdown beyond the measured sizes.
+        position = (sizes - known[left]) / (known[right] - known[left])
+        share = np.clip(position, 0.0, 1.0)
+        return np.asarray(values[..., left] * (1 - share) + values[..., right] * share)
 
 
-def _buckets(rows: pd.DataFrame) -> tuple[float, float]:
-    """Return seconds a byte to copy gradients, and for each bucket, where every round shows some.
+def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Return how many times as long compute and messages take beside each other.
 
-    The latter by DDP whose buckets nobody sends: as many as there are gradients, over one.
+    Returns
+    -------
+    sizes : ndarray, shape (k,)
+        The sizes of the messages in bytes.
+    ratios : ndarray, shape (2, k, rounds)
+        Of compute beside messages, and of messages beside compute.
     """
+    key = ["quantity", "beside", "bytes", "messages", "repeat"]
+    seconds = rows.groupby(key)["seconds"].mean()
+
+    def by_size_and_round(quantity: str, beside: str) -> pd.DataFrame:
+        return seconds[quantity, beside].droplevel("messages").unstack("repeat")
+
+    # Compute alone has no messages, so its only index is the round.
+    compute_alone = seconds["backward", NOTHING].droplevel(["bytes", "messages"])
+    compute = by_size_and_round("backward", MESSAGES)
+    message = by_size_and_round("message", COMPUTE)
+    message_alone = by_size_and_round("message", NOTHING)
+    ratios = np.stack(
+        [
+            compute / compute_alone[compute.columns].to_numpy(),
+            message / message_alone,
+        ]
+    )
+    return compute.index.to_numpy(float), ratios
+
+
+def _copy_s_per_byte(rows: pd.DataFrame) -> float:
+    """Return seconds per byte to copy gradients, 0 if copies were not timed."""
     copies = rows[rows["quantity"] == "copy"]
-    copy_s = (
-        float((copies["seconds"] / copies["bytes"]).median()) if len(copies) else 0.0
+    if copies.empty:
+        return 0.0
+    return float((copies["seconds"] / copies["bytes"]).median())
+
+
+def _bucket_s(rows: pd.DataFrame) -> float:
+    """Return the seconds of each bucket, 0 unless every round shows some."""
+    # DDP was timed with one bucket, and with as many buckets as there are gradients.
+    # Nobody sends these buckets, so they differ in nothing but their number.
+    by_buckets = rows[rows["beside"] == BUCKETS].pivot_table(
+        values="seconds", index="messages", columns="repeat", aggfunc="sum"
     )
-    table = rows[rows["beside"] == BUCKETS].pivot_table(
-        "seconds", "messages", "repeat", "sum"
-    )
-    if len(table) < 2:
-        return copy_s, 0.0
-    each_s = (table.iloc[-1] - table.iloc[0]) / (table.index[-1] - table.index[0])
-    return copy_s, float(each_s.median()) if each_s.min() > 0 else 0.0
+    if len(by_buckets) < 2:
+        return 0.0
+    more_buckets = by_buckets.index[-1] - by_buckets.index[0]
+    bucket_s = (by_buckets.iloc[-1] - by_buckets.iloc[0]) / more_buckets
+    # A cost that some rounds do not show is noise.
+    in_every_round = bucket_s.min() > 0
+    return float(bucket_s.median()) if in_every_round else 0.0

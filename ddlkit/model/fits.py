@@ -1,4 +1,4 @@
-"""What should be known of a message cost: how well forms hold at sizes held out, and what it lacks."""
+"""What a user should know of a cost: how well it fits, and where it may not hold."""
 
 from __future__ import annotations
 
@@ -21,16 +21,31 @@ _BETWEEN = {
     "nccl-tests": "GPUs",
     "osu-cuda": "GPUs",
     "osu-rocm": "GPUs",
+    "gloo": "processors",
+    "osu": "processors",
+    "imb": "processors",
 }
-_BETWEEN |= dict.fromkeys(("gloo", "osu", "imb"), "processors")
-"""What the programs that time messages send them between."""
+"""The devices between which the programs that time messages send them."""
+
+
+# -- forms compared --------------------------------------------------------------------
 
 
 class Comparison(NamedTuple):
-    """Forms fitted to the same times, the simplest first.
+    """Forms that were fitted to the same times, the simplest first.
 
-    table : a row per form: sizes held out, and the median and worst |relative error| there, NaN for too few
-    fits : by form; the chosen one with draws
+    Attributes
+    ----------
+    table : DataFrame
+        A row for each form: the number of sizes that were held out, and the median and
+        the worst size of the relative error there. The errors are NaN if there are too
+        few sizes to hold one out.
+    fits : dict of str to Fit
+        The fits by form. The chosen one has draws.
+    chosen : str
+        The form that "auto" chooses.
+    why : str
+        The reason for the choice, in words.
     """
 
     table: DataFrame
@@ -47,110 +62,88 @@ def compare(
     workers: int | None = None,
     algorithm: str | None = None,
 ) -> Comparison:
-    """Return what "auto" chooses between, and ``forms`` beside, on rows (n,); all else as `fit` takes it."""
+    """Return a comparison of the forms between which "auto" chooses, and of others.
+
+    Parameters
+    ----------
+    sizes : array_like, shape (n,)
+        The sizes of the messages in bytes.
+    seconds : array_like, shape (n,)
+        The time of each message.
+    *forms : str
+        Further forms to compare.
+    collective : str, optional
+        As in `ddlkit.core.fit.fit`.
+    workers : int, optional
+        As in `ddlkit.core.fit.fit`.
+    algorithm : str, optional
+        As in `ddlkit.core.fit.fit`.
+
+    Returns
+    -------
+    Comparison
+        Errors and fits by form. A form that cannot be fitted to these times has no fit.
+
+    Raises
+    ------
+    UserError
+        If the chosen form or one of ``forms`` cannot be fitted to these times.
+
+    Examples
+    --------
+    >>> sizes = [1e3, 1e4, 1e5, 1e6, 1e7]
+    >>> compared = compare(sizes, [1e-3 + 1e-8 * size for size in sizes])
+    >>> compared.chosen, int(compared.table.loc["alpha_beta", "sizes"])
+    ('alpha_beta', 3)
+    """
     import pandas as pd
 
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
-    unseen = errors_by_form(names, sizes, seconds)
-    chosen, why = chosen_because(
-        {form: unseen[form] for form in SIMPLE_FIRST if form in unseen}
-    )
-    fits, rows = {}, {}
+    held_out = errors_by_form(names, sizes, seconds)
+    # The other forms are shown, but "auto" does not choose them.
+    automatic = {form: held_out[form] for form in SIMPLE_FIRST if form in held_out}
+    chosen, why = chosen_because(automatic)
+    fits = {}
+    rows = {}
     for form in names:
         try:
             fits[form] = fit(
                 form,
                 sizes,
                 seconds,
-                DRAWS if form == chosen else 0,
+                draws=DRAWS if form == chosen else 0,
                 collective=collective,
                 workers=workers,
                 algorithm=algorithm,
             )
         except UserError:
+            # Nobody asked for the other forms, so they may lack a fit.
             if form in (chosen, *forms):
                 raise
-        at = unseen[form].sizes if form in unseen else np.empty(0)
-        off = pd.Series(
-            np.abs(unseen[form].errors) if form in unseen else at, dtype=float
-        )
+        # A form that needs every size has no error at a size held out.
+        off = pd.Series(dtype=float)
+        if form in held_out:
+            off = pd.Series(np.abs(held_out[form].errors), dtype=float)
         rows[form] = {"sizes": len(off), "median": off.median(), "worst": off.max()}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
     return Comparison(table, fits, chosen, why)
 
 
-class Measured(NamedTuple):
-    """What is known of the messages that a cost was fitted to; ``between`` is "GPUs" or "processors"."""
-
-    from_bytes: float | None = None
-    to_bytes: float | None = None
-    between: str | None = None
-
-    @classmethod
-    def of(cls, sizes: ArrayLike, *programs: str | None) -> Measured:
-        """Return what is known of messages of those sizes (n,), timed by those backends or programs.
-
-        >>> Measured.of([1024, 4096], "nccl")
-        Measured(from_bytes=1024.0, to_bytes=4096.0, between='GPUs')
-        """
-        between = {_BETWEEN[name] for name in programs if name in _BETWEEN}
-        where = between.pop() if len(between) == 1 else None
-        return cls(float(np.min(sizes)), float(np.max(sizes)), where)
-
-    @classmethod
-    def read(cls, description: Mapping[str, Any], cost: MessageCost) -> Measured:
-        """Return what ``ddlkit fit --json`` wrote; of a table by hand, its own sizes; else nothing."""
-        given = cls(*(description.get("fit", {}).get(name) for name in cls._fields))
-        are_sizes = all(
-            n is None or isinstance(n, (int, float)) and n > 0 for n in given[:2]
-        )
-        if not are_sizes or not isinstance(given.between, str | None):
-            raise UserError(
-                f"the cost's fit says {shown(tuple(given))}: sizes, a name: fit again"
-            )
-        if given.from_bytes is None and isinstance(cost, Table):
-            return cls.of(cost.bytes)._replace(between=given.between)
-        return given
-
-
-def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
-    """Yield whether rows are ten times as far from their fit, and over 1%, as medians of sizes held out."""
-    off, held_out = (
-        fitted["median_abs_relative_error"],
-        fitted["median_abs_held_out_error"],
-    )
-    if held_out is not None and off > max(10 * held_out, 0.01):
-        far = f"half of the rows are off by {off:.1%} and more, medians of sizes held out by {held_out:.1%}"
-        yield f"{far}: times of several kinds? Choose by --place, --table, --ranks or --collective"
-
-
-def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:
-    """Yield where a profile's ``device``, a cost and messages of ``n_bytes`` (G,) do not fit together."""
-    computed = "processors" if device == "cpu" else "GPUs"
-    if device not in ("", "unknown") and measured.between not in (None, computed):
-        yield (
-            f"the profile is of {computed} ({device}), the messages were timed between "
-            f"{measured.between}: measure both on the same devices"
-        )
-    if measured.from_bytes is None or measured.to_bytes is None:
-        return
-    sizes = np.asarray(n_bytes, dtype=float)
-    outside = sizes[(sizes < measured.from_bytes) | (sizes > measured.to_bytes)]
-    if outside.size:
-        sent = " to ".join(
-            dict.fromkeys(map(format_bytes, (outside.min(), outside.max())))
-        )
-        fitted = (
-            f"{format_bytes(measured.from_bytes)} to {format_bytes(measured.to_bytes)}"
-        )
-        yield (
-            f"{outside.size} of {sizes.size} messages ({sent}) are outside the sizes that were "
-            f"measured ({fitted}): their time is extrapolated, measure such sizes too"
-        )
-
-
 def table_cost(rows: DataFrame, workers: int) -> MessageCost:
-    """Return the cost of one collective, by its rows of a table ``collectives``."""
+    """Return the measured times of one collective as a cost.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of a table ``collectives``, all of one collective on one link.
+    workers : int
+        The number of workers.
+
+    Returns
+    -------
+    MessageCost
+        A cost of the form "table".
+    """
     fitted = fit(
         "table",
         rows["bytes"],
@@ -161,3 +154,162 @@ def table_cost(rows: DataFrame, workers: int) -> MessageCost:
         algorithm=rows["algorithm"].iloc[0],
     )
     return fitted.cost
+
+
+# -- reasons to doubt a cost -----------------------------------------------------------
+
+
+class Measured(NamedTuple):
+    """What is known of the messages to which a cost was fitted.
+
+    Attributes
+    ----------
+    from_bytes : float or None
+        The smallest size.
+    to_bytes : float or None
+        The largest size.
+    between : {"GPUs", "processors"} or None
+        The devices between which the messages were sent.
+    """
+
+    from_bytes: float | None = None
+    to_bytes: float | None = None
+    between: str | None = None
+
+    @classmethod
+    def of(cls, sizes: ArrayLike, *programs: str | None) -> Measured:
+        """Return what is known of messages by their sizes and by what timed them.
+
+        Parameters
+        ----------
+        sizes : array_like, shape (n,)
+            The sizes of the messages in bytes.
+        *programs : str or None
+            The backends or programs that timed the messages.
+
+        Returns
+        -------
+        Measured
+            Without devices if the programs are unknown or use different devices.
+
+        Examples
+        --------
+        >>> Measured.of([1024, 4096], "nccl")
+        Measured(from_bytes=1024.0, to_bytes=4096.0, between='GPUs')
+        """
+        devices = {_BETWEEN[program] for program in programs if program in _BETWEEN}
+        between = None
+        if len(devices) == 1:
+            between = devices.pop()
+        return cls(float(np.min(sizes)), float(np.max(sizes)), between)
+
+    @classmethod
+    def read(cls, description: Mapping[str, Any], cost: MessageCost) -> Measured:
+        """Return what the JSON of a cost says of the messages to which it was fitted.
+
+        Parameters
+        ----------
+        description : mapping
+            The JSON of a cost, as ``ddlkit fit --json`` writes it.
+        cost : MessageCost
+            The cost that the JSON describes.
+
+        Returns
+        -------
+        Measured
+            The sizes of a table that was written by hand are its own. Of other costs
+            without a fit nothing is known.
+
+        Raises
+        ------
+        UserError
+            If the JSON states sizes that are not positive numbers, or a device that is
+            not a text.
+        """
+        fitted = description.get("fit", {})
+        measured = cls(*(fitted.get(name) for name in cls._fields))
+        are_sizes = _is_size(measured.from_bytes) and _is_size(measured.to_bytes)
+        if not are_sizes or not isinstance(measured.between, str | None):
+            raise UserError(
+                f"the cost's fit states {shown(tuple(measured))}: "
+                "must be two sizes above zero and a name of devices: fit the cost again"
+            )
+        if measured.from_bytes is None and isinstance(cost, Table):
+            return cls.of(cost.bytes)._replace(between=measured.between)
+        return measured
+
+
+def _is_size(value: Any) -> bool:
+    """Return whether a value is a number above zero, or missing."""
+    return value is None or (isinstance(value, (int, float)) and value > 0)
+
+
+def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a warning if a cost was fitted to times of several kinds.
+
+    Parameters
+    ----------
+    fitted : mapping
+        The summary of a fit, as `ddlkit.core.fit.Fit.to_dict` returns it under "fit".
+
+    Yields
+    ------
+    str
+        A warning, if rows are more than ten times as far from their fit as the medians
+        of sizes held out, and more than 1%. Then the rows of one size differ among
+        themselves more than any curve through their medians could explain.
+    """
+    error = fitted["median_abs_relative_error"]
+    held_out_error = fitted["median_abs_held_out_error"]
+    if held_out_error is not None and error > max(10 * held_out_error, 0.01):
+        yield (
+            f"half of the rows are off by {error:.1%} and more, medians of sizes held "
+            f"out by {held_out_error:.1%}: times of several kinds? Choose by --place, "
+            "--table, --ranks or --collective"
+        )
+
+
+def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:
+    """Yield a warning for each way in which a cost may not hold for a workload.
+
+    Parameters
+    ----------
+    device : str
+        The device of the layer profile, such as "cpu"; empty or "unknown" if not known.
+    measured : Measured
+        What is known of the messages to which the cost was fitted.
+    n_bytes : array_like, shape (G,)
+        The sizes of the messages to predict, in bytes.
+
+    Yields
+    ------
+    str
+        A warning about other devices, or about sizes outside the measured ones.
+    """
+    computed_on = "processors" if device == "cpu" else "GPUs"
+    device_known = device not in ("", "unknown")
+    if device_known and measured.between not in (None, computed_on):
+        yield (
+            f"the profile is of {computed_on} ({device}), the messages were timed "
+            f"between {measured.between}: measure both on the same devices"
+        )
+
+    if measured.from_bytes is None or measured.to_bytes is None:
+        return
+    sizes = np.asarray(n_bytes, dtype=float)
+    outside = sizes[(sizes < measured.from_bytes) | (sizes > measured.to_bytes)]
+    if outside.size:
+        sent = _format_range(outside.min(), outside.max())
+        fitted_from = format_bytes(measured.from_bytes)
+        fitted_to = format_bytes(measured.to_bytes)
+        yield (
+            f"{outside.size} of {sizes.size} messages ({sent}) are outside the sizes "
+            f"that were measured ({fitted_from} to {fitted_to}): their time is "
+            "extrapolated, measure such sizes too"
+        )
+
+
+def _format_range(lower: float, upper: float) -> str:
+    """Return two sizes as text, or one if they look alike."""
+    sizes = dict.fromkeys([format_bytes(lower), format_bytes(upper)])
+    return " to ".join(sizes)

@@ -1,4 +1,10 @@
-"""The validated model: plan, compute and communication to an iteration's time."""
+"""The validated model: from a workload, a plan and a calibration to an iteration's time.
+
+A forecast has the predicted iteration, and an interval that should contain the time of
+a single measured iteration. The interval comes from draws. Each draw has its own cost,
+scatter of messages, scatter of compute and, where compute is real, its own drift of
+compute and its own slowdowns.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +26,37 @@ from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Calibration, Communication
 from ddlkit.model.contention import Contention
 
-STEADY = np.ones(1)  # compute that does not scatter: replayed, or not known to
+STEADY = np.ones(1)
+"""Compute that does not scatter: slept in a replay, or not known to scatter."""
+
 COMPUTE_DRIFT = 0.12
-"""Of compute within minutes, on virtual processors: the root mean square of how much eight profiles of two
-networks differed from iterations without exchange in training right after, which took as long on average."""
+"""The standard deviation of how compute changes within minutes on virtual processors.
+
+It is the root mean square difference between eight profiles of two networks and the
+iterations without exchange that were trained right after each profile. On average the
+two took equally long.
+"""
+
+HOST_BOUND = 0.9
+"""From this `issue_share` on, a GPU's iteration takes as long as its host needs."""
+
+SEARCH = "search"
+"""The plan that is searched where messages and compute slow each other down."""
 
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """A prediction, and the interval of single iterations; None without bootstrap draws.
+    """A predicted iteration with the interval of single iterations.
 
-    paired_s : the interval where compute's drift since its profile is known, and was taken off
+    Attributes
+    ----------
+    iteration : Iteration
+        The predicted iteration, message by message.
+    interval_s : (float, float) or None
+        Lower and upper end in seconds; None if the cost has no draws.
+    paired_s : (float, float) or None
+        The interval if the drift of compute since its profile is known and taken off,
+        as in a comparison with iterations without exchange of the same minutes.
     """
 
     iteration: Iteration
@@ -53,86 +79,198 @@ def forecast(
     compute_drift: float = COMPUTE_DRIFT,
     level: float = LEVEL,
 ) -> Forecast:
-    """Return a prediction of ``workload`` under ``plan``, with the interval of a single iteration.
+    """Return the prediction of an iteration with the interval of a single iteration.
 
-    Selecting counts as compute, where the cost knows what it takes. Where contention is known, compute is
-    real: both slow each other down, and buckets take what was measured of them.
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes, tensor by tensor.
+    plan : FusionPlan
+        Which gradients share a message.
+    communication : Communication
+        What is known of the messages. If its cost selects gradients, the time to select
+        counts as compute. If it has a contention, compute is real: messages and compute
+        slow each other down, and buckets cost what was measured.
+    copy_s_per_byte : float, optional
+        Seconds per byte to copy gradients into and out of messages, unless the
+        contention has a measured value. These copies count as exposed communication.
+    compute_scatter : ndarray, shape (n,), optional
+        Times of iterations of one worker alone over their median.
+    compute_drift : float, optional
+        The standard deviation of the logarithm of the factor by which compute has
+        changed since its profile. It counts only with a contention.
+    level : float, optional
+        The share of single iterations that should lie in the interval.
 
-    copy_s_per_byte : of gradients into and out of messages, if contention says nothing of it; counts as
-        exposed communication
-    compute_scatter : iterations of one worker alone over their median
-    compute_drift : standard deviation of the logarithm of how much compute has changed since its profile,
-        where contention is known
-    level : share of single iterations that should lie in the interval
+    Returns
+    -------
+    Forecast
+        Without an interval if the cost has no draws.
+
+    Raises
+    ------
+    UserError
+        If the plan does not fit the workload, if the cost of a message is negative, or
+        if ``level`` is not between 0 and 1.
+
+    Examples
+    --------
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> layers = Workload.from_arrays(3, backward_s=[2, 2, 2], n_bytes=[100] * 3)
+    >>> costs = [AlphaBeta(0.5 * factor, 0.02) for factor in (0.8, 1.0, 1.2)]
+    >>> single = make_plan("single", layers)
+    >>> predicted = forecast(layers, single, Communication(costs[1], draws=costs))
+    >>> predicted.prediction.iteration_s, np.round(predicted.interval_s, 1).tolist()
+    (15.5, [15.4, 15.6])
     """
-    cost, beside = communication.cost, communication.contention
+    cost = communication.cost
+    contention = communication.contention
     if cost.selects:
-        selecting_s = cost.selection_s(plan.group_bytes(workload))
-        workload = with_selection(workload, plan, selecting_s)
+        selection_s = cost.selection_s(plan.group_bytes(workload))
+        workload = with_selection(workload, plan, selection_s)
     iteration = Iteration(workload, plan, cost, communication.link, copy_s_per_byte)
-    if beside:
-        iteration = with_contention(iteration, beside)
+    if contention:
+        iteration = with_contention(iteration, contention)
     if not communication.draws:
         return Forecast(iteration, None)
-    drawn_s, drifted = drawn(iteration, communication, compute_scatter, compute_drift)
-    both = (
-        interval(drawn_s, level),
-        interval(drawn_s - workload.compute_s * (drifted - 1), level),
+
+    iterations_s, drift = draw_iterations(
+        iteration, communication, compute_scatter, compute_drift
     )
+    without_drift_s = iterations_s - workload.compute_s * (drift - 1)
     return Forecast(
-        iteration, *((float(lower_s), float(upper_s)) for lower_s, upper_s in both)
+        iteration,
+        interval_s=_interval(iterations_s, level),
+        paired_s=_interval(without_drift_s, level),
     )
 
 
-def drawn(
+def _interval(draws_s: Floats, level: float) -> tuple[float, float]:
+    lower_s, upper_s = interval(draws_s, level)
+    return float(lower_s), float(upper_s)
+
+
+def draw_iterations(
     iteration: Iteration,
     communication: Communication,
     compute_scatter: Floats = STEADY,
     compute_drift: float = COMPUTE_DRIFT,
     scatter: bool = True,
 ) -> tuple[Floats, Floats]:
-    """Return (B,) iterations by draws, and (B,) how much compute has drifted in each: of every plan as much.
+    """Return draws of the time of an iteration, one for each draw of the cost.
 
-    scatter : whether single messages scatter, as in a single iteration
+    Parameters
+    ----------
+    iteration : Iteration
+        The predicted iteration, with its contention if there is one.
+    communication : Communication
+        What is known of the messages, with B draws of their cost.
+    compute_scatter : ndarray, shape (n,), optional
+        Times of iterations of one worker alone over their median.
+    compute_drift : float, optional
+        The standard deviation of the logarithm of the factor by which compute has
+        changed since its profile. It counts only with a contention.
+    scatter : bool, optional
+        Whether single messages scatter, as they do in a single iteration.
+
+    Returns
+    -------
+    iterations_s : ndarray, shape (B,)
+        The time of the iteration in each draw, in seconds.
+    drift : ndarray, shape (B,)
+        The factor by which compute has changed in each draw. It does not depend on the
+        plan, so the draws of two plans can be compared one by one.
     """
-    draws, beside = communication.draws, communication.contention
-    factors: Floats | float = 1.0
+    costs = communication.draws
+    contention = communication.contention
+
+    message_factors: Floats | float = 1.0
     if communication.noise is not None:
-        sent_bytes = iteration.group_bytes * getattr(iteration.cost, "density", 1.0)
-        factors = communication.noise.factors(sent_bytes, len(draws), scatter=scatter)
-    slower = np.random.default_rng(0).choice(compute_scatter, len(draws))
-    drifted, slowed = np.ones(len(draws)), None
-    if beside:
-        drifted = np.exp(
-            compute_drift * np.random.default_rng(2).standard_normal(len(draws))
+        # Noise was measured by the size of what is sent. Of a sparse group that is only
+        # the selected share.
+        density = getattr(iteration.cost, "density", 1.0)
+        sent_bytes = iteration.group_bytes * density
+        message_factors = communication.noise.factors(
+            sent_bytes, len(costs), scatter=scatter
         )
-        slowed = beside.of_messages(iteration.group_bytes, len(draws))
-    return iteration.draws(draws, factors, slower * drifted, slowed), drifted
+
+    # Each kind of randomness has a generator of its own, with a fixed seed. All plans
+    # are then compared under the same draws.
+    compute_factors = np.random.default_rng(0).choice(compute_scatter, len(costs))
+    drift = np.ones(len(costs))
+    slowdowns = None
+    if contention:
+        normal = np.random.default_rng(2).standard_normal(len(costs))
+        drift = np.exp(compute_drift * normal)
+        slowdowns = contention.of_messages(iteration.group_bytes, len(costs))
+    iterations_s = iteration.draws(
+        costs, message_factors, compute_factors * drift, slowdowns
+    )
+    return iterations_s, drift
 
 
-def with_contention(iteration: Iteration, beside: Contention) -> Iteration:
-    """Return the iteration where messages and compute slow each other down, and buckets take their time."""
-    of_compute, of_messages = beside.of_messages(iteration.group_bytes)
+def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
+    """Return the iteration if messages and compute slow each other down.
+
+    Parameters
+    ----------
+    iteration : Iteration
+        The iteration without contention.
+    contention : Contention
+        The measured slowdowns, and what copies and buckets cost compute. A measured
+        time of copies replaces the one of ``iteration``.
+
+    Returns
+    -------
+    Iteration
+        The workload, plan and cost of ``iteration`` with the link of a contention.
+    """
+    of_compute, of_messages = contention.of_messages(iteration.group_bytes)
     link = replace(iteration.link, slowdown=of_compute, message_slowdown=of_messages)
-    copy_s = beside.copy_s_per_byte or iteration.copy_s_per_byte
     return replace(
-        iteration, link=link, copy_s_per_byte=copy_s, bucket_s=beside.bucket_s
+        iteration,
+        link=link,
+        copy_s_per_byte=contention.copy_s_per_byte or iteration.copy_s_per_byte,
+        bucket_s=contention.bucket_s,
     )
 
 
-HOST_BOUND = 0.9  # from this share on, a GPU's iteration is as long as its host takes to issue it
-
-
 def issue_share(samples: DataFrame) -> float:
-    """Return how long a host issues an iteration over what that takes on the GPU; NaN if not timed."""
+    """Return the time a host needs to issue an iteration over its time on the GPU.
+
+    Parameters
+    ----------
+    samples : DataFrame
+        Rows of a table ``samples`` of one profile.
+
+    Returns
+    -------
+    float
+        The ratio of the two medians; NaN if issuing was not timed.
+    """
     median = samples.groupby("quantity")["seconds"].median()
     return float(median.get("issue", math.nan) / median["unhooked_iteration"])
 
 
 def scatter_of(samples: DataFrame) -> Floats:
-    """Return (n,) iterations of one worker alone over their median, of a profile's ``samples`` table."""
-    took_s = samples["seconds"][samples["quantity"] == "unhooked_iteration"].to_numpy()
-    return np.asarray(took_s / np.median(took_s))
+    """Return how iterations of one worker alone scatter.
+
+    Parameters
+    ----------
+    samples : DataFrame
+        Rows of a table ``samples`` of one profile.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        The time of each iteration over the median.
+    """
+    is_iteration = samples["quantity"] == "unhooked_iteration"
+    iterations_s = samples["seconds"][is_iteration].to_numpy()
+    return np.asarray(iterations_s / np.median(iterations_s))
+
+
+# -- cases -----------------------------------------------------------------------------
 
 
 def forecast_case(
@@ -145,15 +283,42 @@ def forecast_case(
     level: float = LEVEL,
     compute_drift: float = COMPUTE_DRIFT,
 ) -> Forecast:
-    """Return the forecast of a case on its slowest rank; workloads, selections : by the case's hashes."""
-    workload, messages = (
-        computed(case, workloads, selections or {}),
-        calibration.of_case(case),
-    )
+    """Return the forecast of a case, for the slowest of its ranks.
+
+    Parameters
+    ----------
+    case : Case
+        The key of a measured iteration.
+    workloads : mapping of str to Workload
+        Workloads by the hash of their layer profile.
+    calibration : Calibration
+        What is known of messages over the links of cases.
+    selections : mapping of str to Selecting, optional
+        Selection times by their hash. Sparse cases need them.
+    copy_s_per_byte : float, optional
+        As in `forecast`.
+    compute_scatter : ndarray, shape (n,), optional
+        As in `forecast`.
+    level : float, optional
+        As in `forecast`.
+    compute_drift : float, optional
+        As in `forecast`.
+
+    Returns
+    -------
+    Forecast
+        The predicted iteration and its interval.
+
+    Raises
+    ------
+    UserError
+        If the layer profile, the selection times or the calibration of the case is
+        missing.
+    """
     return forecast(
-        workload,
+        computed(case, workloads, selections or {}),
         plan_of(case),
-        messages,
+        calibration.of_case(case),
         copy_s_per_byte=copy_s_per_byte,
         compute_scatter=compute_scatter,
         compute_drift=compute_drift,
@@ -162,50 +327,120 @@ def forecast_case(
 
 
 def plan_of(case: Case) -> FusionPlan:
-    """Return the plan whose group ends the case carries."""
+    """Return the plan of a case, whose key has the ends of all groups.
+
+    Parameters
+    ----------
+    case : Case
+        The key of a measured iteration.
+
+    Returns
+    -------
+    FusionPlan
+        The groups of gradients that were sent together.
+    """
     return FusionPlan(case.plan, tuple(int(end) for end in case.ends.split(";")))
 
 
 def computed(
     case: Case, workloads: Mapping[str, Workload], selections: Mapping[str, Selecting]
 ) -> Workload:
-    """Return what the slowest rank computes, selections included. Raises UserError without their times."""
+    """Return what the slowest rank of a case computes, its selections included.
+
+    Parameters
+    ----------
+    case : Case
+        The key of a measured iteration.
+    workloads : mapping of str to Workload
+        Workloads by the hash of their layer profile.
+    selections : mapping of str to Selecting
+        Selection times by their hash.
+
+    Returns
+    -------
+    Workload
+        The profiled workload, slowed down and accumulated as the case says.
+
+    Raises
+    ------
+    UserError
+        If the layer profile or, for a sparse case, the selection times are missing.
+    """
     if case.profile_sha256 not in workloads:
         profile = case.profile_sha256[:12]
-        raise UserError(f"case {case.key}: its layer profile {profile} is not at hand")
+        raise UserError(
+            f"case {case.key}: its layer profile {profile} is missing: "
+            "add the recording that has it"
+        )
     slower = case.dilation * case.straggler
-    workload = (
-        workloads[case.profile_sha256].scaled(slower).accumulated(case.accumulate)
-    )
+    profiled = workloads[case.profile_sha256]
+    workload = profiled.scaled(slower).accumulated(case.accumulate)
     if not case.sparse:
         return workload
+
     if case.selection_sha256 not in selections:
-        name = case.selection_sha256[:12] or "of a real one"
-        raise UserError(f"case {case.key}: selection times {name} are not at hand")
-    plan, selecting = plan_of(case), selections[case.selection_sha256]
+        # The key of a case that really selected has no hash.
+        times = case.selection_sha256[:12] or "of real training"
+        raise UserError(
+            f"case {case.key}: the selection times {times} are missing: "
+            "add the recording that has them"
+        )
+    plan = plan_of(case)
+    selecting = selections[case.selection_sha256]
     selection_s = selecting(elements_of(plan.group_bytes(workload)), case.density)
     return with_selection(workload, plan, slower * selection_s)
 
 
-SEARCH = "search"
+# -- plans where compute is real -------------------------------------------------------
 
 
 def plan_beside(
     spec: str, workload: Workload, communication: Communication
 ) -> FusionPlan:
-    """Return `make_plan`'s, or for "search" the best found where compute and messages slow each other down.
+    """Return a plan by name, where messages and compute may slow each other down.
 
-    Local moves from the best of exact, jointly and ddp; without contention exact is the best of all plans.
+    Parameters
+    ----------
+    spec : str
+        A plan as `ddlkit.core.plan.make_plan` takes it, or "search".
+    workload : Workload
+        What one iteration computes.
+    communication : Communication
+        What is known of the messages.
+
+    Returns
+    -------
+    FusionPlan
+        For "search", the best plan that was found. With a contention, the search makes
+        local moves from the best of three plans: ``exact``, PyTorch's default, and the
+        plan of `jointly`. Without a contention, ``exact`` is the best of all plans.
+
+    Raises
+    ------
+    UserError
+        If no planner has this name.
     """
-    beside, cost = communication.contention, communication.cost
-    if spec != SEARCH or beside is None:
-        return make_plan("exact" if spec == SEARCH else spec, workload, cost)
-    middle = beside.of_messages([float(np.median(workload.bytes))])[:, 0].tolist()
-    starts = [make_plan("exact", workload, cost), make_plan("ddp", workload)]
-    starts.append(jointly(workload, [Resources("all", cost, *middle)]).plan)
+    cost = communication.cost
+    contention = communication.contention
+    if spec != SEARCH:
+        return make_plan(spec, workload, cost)
+    if contention is None:
+        return make_plan("exact", workload, cost)
 
-    def seconds(plan: FusionPlan) -> float:
-        made = Iteration(workload, plan, cost, communication.link)
-        return with_contention(made, beside).prediction.iteration_s
+    # `jointly` needs one slowdown for all messages: the one of a gradient of middle
+    # size.
+    middle_bytes = float(np.median(workload.bytes))
+    slowdown, message_slowdown = contention.of_messages([middle_bytes])[:, 0].tolist()
+    typical = Resources("all", cost, slowdown, message_slowdown)
+    starts = [
+        make_plan("exact", workload, cost),
+        make_plan("ddp", workload),
+        jointly(workload, [typical]).plan,
+    ]
 
-    return FusionPlan(SEARCH, improved(min(starts, key=seconds), seconds).ends)
+    def iteration_s(plan: FusionPlan) -> float:
+        alone = Iteration(workload, plan, cost, communication.link)
+        return with_contention(alone, contention).prediction.iteration_s
+
+    best = min(starts, key=iteration_s)
+    return FusionPlan(SEARCH, improved(best, iteration_s).ends)

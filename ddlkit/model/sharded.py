@@ -1,20 +1,31 @@
-"""Fully sharded data parallel training (ZeRO-3) as PyTorch's FSDP2 does it: what is sent when, and its time.
+"""Fully sharded data-parallel training (ZeRO-3), as FSDP2 of PyTorch does it.
 
-Each rank keeps a shard of the parameters, which are gathered unit by unit: before forward and, if they were
-sharded again, before backward, after which gradients are scattered. The root, unit 0, has what no other unit
-has: it is gathered first, stays whole, and its gradients leave when backward has ended, those of a unit that
-takes the input after them. Units are gathered one ahead; where a processor is ahead of its GPU, FSDP2's
-forward may be two ahead, and gather the last unit anew while it still computes. What is not covered: mixed
-sharding (HSDP), activation checkpointing, tensor parallelism.
+Each rank keeps a shard of the parameters. The parameters of a unit are gathered before
+the unit computes: before its forward and, if they were resharded after forward, again
+before its backward. After its backward, its gradients are scattered.
+
+Unit 0 is the root. It has the parameters that no other unit has, is gathered first, and
+stays whole. Its gradients leave when the backward pass has ended. A unit that takes the
+input of the network sends its gradients after the root.
+
+One unit is gathered ahead of the one that computes. If a processor is ahead of its GPU,
+forward of FSDP2 may gather two units ahead, and it may gather the last unit anew while
+that unit still computes. The model leaves this out. It does not cover mixed sharding
+(HSDP), activation checkpointing and tensor parallelism either.
+
+References
+----------
+S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models", SC 2020.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -27,21 +38,67 @@ from ddlkit.core.units import parse_bytes
 from ddlkit.core.workload import Floats, LayerProfile
 from ddlkit.model.calibration import Communication
 
-SENT = GATHER, SCATTER = "all_gather", "reduce_scatter"
-ELEMENT_BYTES, SIZE = 4, "size:"
-COMPUTE, POST, WAIT = "compute", "post", "wait"
-MISSED = 0.023  # standard deviation of what messages missed beyond noise: 84 replays of two ranks
+GATHER = "all_gather"
+"""The collective that makes the parameters of a unit whole."""
+
+SCATTER = "reduce_scatter"
+"""The collective that sums the gradients of a unit and leaves each rank its shard."""
+
+SENT = (GATHER, SCATTER)
+"""The collectives of sharded training."""
+
+ELEMENT_BYTES = 4
+"""Bytes of a parameter and of a gradient."""
+
+SIZE = "size:"
+"""The beginning of a specification of units by their size."""
+
+COMPUTE = "compute"
+"""A step in which a rank computes."""
+
+POST = "post"
+"""A step in which a rank starts a message, and goes on."""
+
+WAIT = "wait"
+"""A step in which a rank waits until a message has ended."""
+
+MISSED = 0.023
+"""The standard deviation of the logarithm of the error of messages' time beyond noise.
+
+It was estimated from 84 replays between two ranks.
+"""
+
+ROOT = 0
+"""The unit with the parameters that no other unit has."""
 
 
 class Step(NamedTuple):
-    """What a rank does next: it computes for so many seconds, or posts or waits for a message, by number."""
+    """What a rank does next.
+
+    Attributes
+    ----------
+    do : {"compute", "post", "wait"}
+        The action.
+    what : float
+        Seconds to compute, or the number of the message to post or to wait for.
+    """
 
     do: str
     what: float
 
 
 class Message(NamedTuple):
-    """A collective of a unit's parameters or gradients; bytes as in `ddlkit.core.collective`."""
+    """A collective of the parameters or the gradients of a unit.
+
+    Attributes
+    ----------
+    collective : {"all_gather", "reduce_scatter"}
+        The name of the collective.
+    unit : int
+        The number of the unit.
+    bytes : int
+        The size of the collective, as `ddlkit.core.collective` defines it.
+    """
 
     collective: str
     unit: int
@@ -49,37 +106,155 @@ class Message(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What every rank does in an iteration, in its order, and the messages that it numbers."""
+    """What every rank does in an iteration, in this order.
+
+    Attributes
+    ----------
+    steps : tuple of Step
+        The actions of a rank.
+    messages : tuple of Message
+        The messages, in the order in which they are posted. Steps refer to them by
+        their places in this tuple.
+    """
 
     steps: tuple[Step, ...]
     messages: tuple[Message, ...]
 
     @property
     def compute_s(self) -> float:
-        """Return the iteration without communication."""
+        """Return the seconds of an iteration without communication."""
         return sum(step.what for step in self.steps if step.do == COMPUTE)
 
     def play(self, message_s: Floats) -> Floats:
-        """Return (...) iterations by what (..., M) messages take, in their order, one after the other."""
-        now_s, free_s = np.zeros((2, *message_s.shape[:-1]))
+        """Return the time of an iteration whose messages are sent one after the other.
+
+        Parameters
+        ----------
+        message_s : ndarray, shape (..., M)
+            The time of each of the M messages, in seconds. Leading axes are scenarios.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            The time of the iteration in seconds.
+        """
+        scenarios = message_s.shape[:-1]
+        now_s = np.zeros(scenarios)
+        link_free_s = np.zeros(scenarios)
         ends_s: dict[int, Floats] = {}
-        for do, what in self.steps:
-            if do == COMPUTE:
-                now_s = now_s + what
-            elif do == WAIT:
-                now_s = np.maximum(now_s, ends_s[int(what)])
+        for action, operand in self.steps:
+            if action == COMPUTE:
+                now_s = now_s + operand
+            elif action == WAIT:
+                now_s = np.maximum(now_s, ends_s[int(operand)])
             else:
-                free_s = np.maximum(now_s, free_s) + message_s[..., int(what)]
-                ends_s[int(what)] = free_s
+                message = int(operand)
+                starts_s = np.maximum(now_s, link_free_s)
+                link_free_s = starts_s + message_s[..., message]
+                ends_s[message] = link_free_s
         return now_s
+
+
+@dataclass
+class _ProgramBuilder:
+    """A program that grows step by step.
+
+    Attributes
+    ----------
+    unit_bytes : tuple of int
+        The size of each unit.
+    blocking : bool
+        Whether a message that is posted is awaited at once.
+    steps, messages : list
+        The program so far.
+    gathers : dict of int to int
+        The last gather of each unit whose parameters are whole, by unit.
+    last_scatter : int, optional
+        The last scatter, if there was one.
+    """
+
+    unit_bytes: tuple[int, ...]
+    blocking: bool
+    steps: list[Step] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    gathers: dict[int, int] = field(default_factory=dict)
+    last_scatter: int | None = None
+
+    def compute(self, seconds: float) -> None:
+        self.steps.append(Step(COMPUTE, seconds))
+
+    def wait(self, message: int) -> None:
+        self.steps.append(Step(WAIT, message))
+
+    def post(self, collective: str, unit: int) -> int:
+        """Start a message and return its number."""
+        message = len(self.messages)
+        self.messages.append(Message(collective, unit, self.unit_bytes[unit]))
+        self.steps.append(Step(POST, message))
+        if self.blocking:
+            self.wait(message)
+        return message
+
+    def gather(self, unit: int) -> None:
+        """Start to gather a unit, unless it is whole or under way."""
+        if unit not in self.gathers:
+            self.gathers[unit] = self.post(GATHER, unit)
+
+    def wait_for_unit(self, unit: int) -> None:
+        self.gather(unit)
+        self.wait(self.gathers[unit])
+
+    def gather_next(self, later_units: Sequence[int]) -> None:
+        """Start to gather the first of some units that is not whole yet."""
+        for unit in later_units:
+            if unit not in self.gathers:
+                self.gather(unit)
+                break
+
+    def reshard(self, unit: int) -> None:
+        del self.gathers[unit]
+
+    def scatter(self, unit: int) -> None:
+        """Start to scatter the gradients of a unit, once earlier gradients have left."""
+        # FSDP2 has one buffer for the gradients that are being scattered.
+        self.wait_for_scatter()
+        self.last_scatter = self.post(SCATTER, unit)
+
+    def wait_for_scatter(self) -> None:
+        if self.last_scatter is not None:
+            self.wait(self.last_scatter)
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """A network in units, the root first.
+    """A network that is divided into U units, the root first.
 
-    modules : whose parameters a unit has; bytes : of each unit, 0 of a root without parameters
-    runs : (unit, seconds of forward, of backward) of neighbours of one unit, in forward order
+    Attributes
+    ----------
+    modules : tuple of tuple of str, length U
+        The modules whose parameters each unit has; none for the root.
+    bytes : tuple of int, length U
+        The size of each unit; 0 for a root without parameters.
+    runs : tuple of (int, float, float)
+        A unit, seconds of its forward and seconds of its backward, in forward order. A
+        run joins neighbouring tensors of one unit. A unit may have several runs.
+    update_s : float
+        Seconds of the update.
+
+    Examples
+    --------
+    Two layers with passes of 3 s; a gather takes 1 s, a scatter 2 s:
+
+    >>> one = np.ones(2, dtype=int)
+    >>> names = ("a", "b")
+    >>> layers = LayerProfile(
+    ...     "net", "cpu", 1, names, names, one, one, 3.0 * one, 3.0 * one, 0.0 * one
+    ... )
+    >>> program = Sharding.of(layers, "a,b").program()
+    >>> times = {GATHER: 1.0, SCATTER: 2.0}
+    >>> message_s = np.array([times[sent.collective] for sent in program.messages])
+    >>> program.compute_s, float(program.play(message_s))
+    (12.0, 16.0)
     """
 
     modules: tuple[tuple[str, ...], ...]
@@ -89,131 +264,206 @@ class Sharding:
 
     @classmethod
     def of(cls, profile: LayerProfile, spec: str) -> Sharding:
-        """Return a profile's: "blocks.*,head" has a unit for each module, "size:25MB" for so many bytes.
+        """Divide the network of a profile into units.
 
-        Raises UserError for a pattern that no module matches.
+        Parameters
+        ----------
+        profile : LayerProfile
+            The times and sizes of the tensors of a network, in forward order.
+        spec : str
+            Patterns of module names, as in "blocks.*,head", for a unit of each module
+            that matches; or "size:25MB" for units of at least this size.
+
+        Returns
+        -------
+        Sharding
+            The units, the root first.
+
+        Raises
+        ------
+        UserError
+            If a pattern matches no module, or if the size is not a size.
         """
-        owners = (
-            _by_size(profile, spec)
-            if spec.startswith(SIZE)
-            else _by_name(profile, spec)
-        )
-        numbers = {owner: k for k, owner in enumerate(dict.fromkeys([(), *owners]))}
-        units, runs = [numbers[owner] for owner in owners], []
+        if spec.startswith(SIZE):
+            owners = _by_size(profile, parse_bytes(spec.removeprefix(SIZE)))
+        else:
+            owners = _by_name(profile, spec)
+        root: tuple[str, ...] = ()
+        modules = list(dict.fromkeys([root, *owners]))
+        number = {owner: unit for unit, owner in enumerate(modules)}
+        units = [number[owner] for owner in owners]
+
+        runs = []
         rows = zip(units, profile.forward_s, profile.backward_s, strict=True)
         for unit, neighbours in groupby(rows, key=itemgetter(0)):
-            _, forward_s, backward_s = np.sum([*neighbours], axis=0).tolist()
+            times = [row[1:] for row in neighbours]
+            forward_s, backward_s = np.sum(times, axis=0).tolist()
             runs.append((unit, forward_s, backward_s))
-        sizes = (
-            np.bincount(units, profile.gradient_bytes, len(numbers))
-            .astype(int)
-            .tolist()
-        )
-        return cls(tuple(numbers), tuple(sizes), tuple(runs), profile.update_s)
+        n_bytes = np.bincount(units, profile.gradient_bytes, minlength=len(modules))
+        sizes = n_bytes.astype(int).tolist()
+        return cls(tuple(modules), tuple(sizes), tuple(runs), profile.update_s)
 
     def scaled(self, factor: float) -> Sharding:
-        """Return it on a machine ``factor`` times slower (time dilation)."""
+        """Return the network on a machine that computes more slowly (time dilation).
+
+        Parameters
+        ----------
+        factor : float
+            How many times as long compute takes.
+
+        Returns
+        -------
+        Sharding
+            The units with scaled times.
+        """
         runs = tuple(
-            (unit, factor * ahead, factor * back) for unit, ahead, back in self.runs
+            (unit, factor * forward_s, factor * backward_s)
+            for unit, forward_s, backward_s in self.runs
         )
         return replace(self, runs=runs, update_s=factor * self.update_s)
 
     def gathered_bytes(self, *, reshard: bool = True) -> int:
-        """Return the most bytes of parameters that are whole at a time: the root, and two neighbours."""
-        units = [unit for unit, *_ in self.runs if unit]
-        pairs = ({0, *two} for two in zip(units, units[1:], strict=False))
-        most = max(
-            sum(self.bytes[unit] for unit in pair) for pair in [*pairs, {0, *units[:1]}]
-        )
-        return most if reshard else sum(self.bytes)
+        """Return the most bytes of parameters that are whole at a time.
+
+        Parameters
+        ----------
+        reshard : bool, optional
+            Whether parameters are resharded after forward. Otherwise all units are
+            whole at the end of forward.
+
+        Returns
+        -------
+        int
+            With ``reshard``, the bytes of the root and of two units that compute one
+            after the other, because the next unit is gathered while one computes.
+        """
+        if not reshard:
+            return sum(self.bytes)
+        units = [unit for unit, _, _ in self.runs if unit != ROOT]
+        whole_together = [{ROOT, *pair} for pair in pairwise(units)]
+        whole_together.append({ROOT, *units[:1]})
+        return max(sum(self.bytes[unit] for unit in whole) for whole in whole_together)
 
     def program(
         self, *, prefetch: bool = True, reshard: bool = True, blocking: bool = False
     ) -> Program:
-        """Return an iteration: a unit is awaited, the next one gathered meanwhile, and so on.
+        """Return what every rank does in an iteration.
 
-        Gradients leave when backward of a unit has ended and those before have arrived, as FSDP2 has one
-        buffer for them. reshard : after forward; blocking : collectives return when they have ended
+        Parameters
+        ----------
+        prefetch : bool, optional
+            Whether the next unit is gathered while one computes.
+        reshard : bool, optional
+            Whether parameters are resharded after forward, and gathered again.
+        blocking : bool, optional
+            Whether collectives return only when they have ended, so that nothing
+            overlaps.
+
+        Returns
+        -------
+        Program
+            The steps of a rank, and its messages.
         """
-        steps: list[Step] = []
-        messages: list[Message] = []
-        whole, scattered = dict[int, int](), list[int]()  # gathers by unit, scatters
+        program = _ProgramBuilder(self.bytes, blocking)
+        root_has_parameters = self.bytes[ROOT] > 0
+        first = self.runs[0][0]
 
-        def post(collective: str, unit: int) -> int:
-            messages.append(Message(collective, unit, self.bytes[unit]))
-            steps.append(Step(POST, len(messages) - 1))
-            if blocking:
-                steps.append(Step(WAIT, len(messages) - 1))
-            return len(messages) - 1
+        if root_has_parameters:
+            program.wait_for_unit(ROOT)
+        for unit, later_units, forward_s, _ in _with_later_units(self.runs):
+            program.wait_for_unit(unit)
+            if prefetch:
+                program.gather_next(later_units)
+            program.compute(forward_s)
+            if reshard and unit != ROOT and unit not in later_units:
+                program.reshard(unit)
 
-        def need(unit: int) -> None:
-            if unit not in whole:
-                whole[unit] = post(GATHER, unit)
-            steps.append(Step(WAIT, whole[unit]))
+        for unit, later_units, _, backward_s in _with_later_units(self.runs[::-1]):
+            program.wait_for_unit(unit)
+            if prefetch:
+                program.gather_next(later_units)
+            program.compute(backward_s)
+            if unit not in (ROOT, first, *later_units):
+                program.scatter(unit)
 
-        def scatter(unit: int) -> None:
-            steps.extend(Step(WAIT, before) for before in scattered[-1:])
-            scattered.append(post(SCATTER, unit))
+        # FSDP2 scatters the gradients of a unit when the gradient of the unit's input is
+        # ready. The input of the root and of the first unit is the input of the network,
+        # which has no gradient, so both scatter after the backward pass.
+        if root_has_parameters:
+            program.scatter(ROOT)
+        if first != ROOT:
+            program.scatter(first)
+        program.wait_for_scatter()
+        program.compute(self.update_s)
+        return Program(tuple(program.steps), tuple(program.messages))
 
-        first, root = self.runs[0][0], [0] * (self.bytes[0] > 0)
-        for unit in root:
-            need(unit)
-        for backward, runs in ((False, self.runs), (True, self.runs[::-1])):
-            for k, (unit, *seconds) in enumerate(runs):
-                rest = [later for later, *_ in runs[k + 1 :]]
-                need(unit)
-                following = next((later for later in rest if later not in whole), None)
-                if prefetch and following is not None:
-                    whole[following] = post(GATHER, following)
-                steps.append(Step(COMPUTE, seconds[backward]))
-                if unit and unit not in rest and not backward and reshard:
-                    del whole[unit]
-                if unit not in (0, first, *rest) and backward:
-                    scatter(unit)
-        for unit in [
-            *root,
-            *[first] * (first > 0),
-        ]:  # the first unit's input has no gradient
-            scatter(unit)
-        steps += [Step(WAIT, scattered[-1]), Step(COMPUTE, self.update_s)]
-        return Program(tuple(steps), tuple(messages))
+
+def _with_later_units(
+    runs: Sequence[tuple[int, float, float]],
+) -> Iterator[tuple[int, list[int], float, float]]:
+    """Yield each run's unit, the units of all runs behind it, and its two times."""
+    for position, (unit, forward_s, backward_s) in enumerate(runs):
+        later_units = [later for later, _, _ in runs[position + 1 :]]
+        yield unit, later_units, forward_s, backward_s
+
+
+# -- which tensor belongs to which unit ------------------------------------------------
 
 
 def _by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
-    """Return of each tensor the outermost module that a pattern matches, () for the root."""
-    patterns, matched = [each.strip() for each in spec.split(",")], set[str]()
+    """Return each tensor's outermost module that a pattern matches, () for none."""
+    patterns = [pattern.strip() for pattern in spec.split(",")]
+    used: set[str] = set()
     owners: list[tuple[str, ...]] = []
     for layer in profile.layer:
-        parts = layer.split(".")
-        deep = {n: ".".join(parts[: n + 1]) for n in range(len(parts))}  # * is one name
-        hits = [(deep.get(each.count("."), ""), each) for each in patterns]
-        hits = sorted(
-            (path, each) for path, each in hits if fnmatch.fnmatchcase(path, each)
-        )
-        matched |= {each for _, each in hits[:1]}
-        owners.append((hits[0][0],) if hits else ())
-    if missed := [each for each in patterns if each not in matched]:
-        some = ", ".join(dict.fromkeys(profile.layer[:3]))
+        matches = list(_matches(layer, patterns))
+        if matches:
+            # All matches are beginnings of one name, so the smallest is the outermost.
+            module, pattern = min(matches)
+            used.add(pattern)
+            owners.append((module,))
+        else:
+            owners.append(())
+    unused = [pattern for pattern in patterns if pattern not in used]
+    if unused:
+        layers = ", ".join(dict.fromkeys(profile.layer[:3]))
         raise UserError(
-            f"units {shown(missed[0])}: match no module outside of others, as {some}"
+            f"units {shown(unused[0])}: match no module outside of other units: "
+            f"name modules of layers such as {layers}"
         )
     return owners
 
 
-def _by_size(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
-    """Return of each tensor its unit: layers in a row that have so many bytes together, or more."""
-    least, filled = parse_bytes(spec.removeprefix(SIZE)), math.inf
-    units = dict[str, list[str]]()  # by layer
+def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the modules around a layer that a pattern matches, each with its pattern."""
+    names = layer.split(".")
+    for pattern in patterns:
+        # A * stands for one name, so a pattern only matches modules with as many names as
+        # the pattern has.
+        depth = pattern.count(".") + 1
+        module = ".".join(names[:depth])
+        if depth <= len(names) and fnmatch.fnmatchcase(module, pattern):
+            yield module, pattern
+
+
+def _by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:
+    """Return the layers of each tensor's unit: neighbours of this size together."""
+    unit_of_layer: dict[str, list[str]] = {}
     unit: list[str] = []
-    for layer, n_bytes in zip(
-        profile.layer, profile.gradient_bytes.tolist(), strict=True
-    ):
-        if layer not in units:
-            unit, filled = ([], 0) if filled >= least else (unit, filled)
+    unit_bytes = math.inf  # so that the first layer begins a unit
+    sizes = profile.gradient_bytes.tolist()
+    for layer, n_bytes in zip(profile.layer, sizes, strict=True):
+        if layer not in unit_of_layer:
+            if unit_bytes >= least_bytes:
+                unit = []
+                unit_bytes = 0
             unit.append(layer)
-        units.setdefault(layer, unit)
-        filled += n_bytes
-    return [tuple(units[layer]) for layer in profile.layer]
+            unit_of_layer[layer] = unit
+        unit_bytes += n_bytes
+    return [tuple(unit_of_layer[layer]) for layer in profile.layer]
+
+
+# -- the time of an iteration ----------------------------------------------------------
 
 
 def forecast(
@@ -224,51 +474,110 @@ def forecast(
     single: bool = True,
     missed: float | Floats = MISSED,
 ) -> tuple[Prediction, tuple[float, float] | None]:
-    """Return a prediction, and the interval of single iterations or of their median; None without draws.
+    """Return the prediction of an iteration with its interval.
 
-    by : what is known of GATHER and of SCATTER; missed : of all messages' time: (draws, 1), or how far
-    brief_s : (n,) measured iterations whose messages have one element a rank: then those of a program that
-        blocks take as much longer as its messages do than such ones, and count all as exposed
+    Parameters
+    ----------
+    program : Program
+        What every rank does, with M messages.
+    by : mapping of str to Communication
+        What is known of messages, by the name of the collective.
+    level : float, optional
+        The share of iterations that should lie in the interval.
+    brief_s : ndarray, shape (n,), optional
+        Measured iterations whose messages have one element per rank. Given these, an
+        iteration of a blocking program is predicted to take longer than the brief ones
+        by as much as its messages take longer than those of one element. All this time
+        counts as exposed.
+    single : bool, optional
+        Whether the interval is of single iterations, or of the median of many.
+    missed : float or ndarray, shape (B, 1), optional
+        The standard deviation of the logarithm of the error of all messages' time, or
+        its draws.
+
+    Returns
+    -------
+    prediction : Prediction
+        The predicted times.
+    interval_s : (float, float) or None
+        Lower and upper end in seconds; None if a cost has no draws.
     """
-    from scipy.stats import norm
-
-    n_bytes = np.array([message.bytes for message in program.messages])
-    taken_s, draws = (
-        np.zeros(len(n_bytes)),
-        min(len(each.draws) for each in by.values()),
+    sent_s, drawn_s = _message_times(
+        program, by, single, beyond_brief=brief_s is not None
     )
+    draws = len(drawn_s)
+    if draws and np.ndim(missed) == 0:
+        missed = missed * _normal_scores(draws)
+    drawn_s *= np.exp(missed)
+    message_s = np.vstack([sent_s, drawn_s])
+    if brief_s is None:
+        compute_s = program.compute_s
+        iterations_s = program.play(message_s)
+    else:
+        compute_s = float(np.median(brief_s))
+        sample_size = 1 if single else len(brief_s)
+        resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
+        others_s = np.append(compute_s, np.median(resampled_s, axis=1))
+        iterations_s = others_s + message_s.sum(axis=1)
+    prediction = Prediction(
+        iteration_s=float(iterations_s[0]),
+        compute_s=compute_s,
+        communication_s=float(sent_s.sum()),
+    )
+    if not draws:
+        return prediction, None
+    lower_s, upper_s = interval(iterations_s[1:], level)
+    return prediction, (float(lower_s), float(upper_s))
+
+
+def _message_times(
+    program: Program, by: Mapping[str, Communication], single: bool, beyond_brief: bool
+) -> tuple[Floats, Floats]:
+    """Return the times of messages, predicted and drawn.
+
+    Parameters
+    ----------
+    program : Program
+        What every rank does, with M messages.
+    by : mapping of str to Communication
+        What is known of messages, by the name of the collective.
+    single : bool
+        Whether single messages scatter.
+    beyond_brief : bool
+        Whether to return only what a message takes longer than one of one element per
+        rank.
+
+    Returns
+    -------
+    predicted_s : ndarray, shape (M,)
+        Seconds of each message.
+    drawn_s : ndarray, shape (B, M)
+        Seconds in each of B draws, the fewest that a cost has.
+    """
+    n_bytes = np.array([message.bytes for message in program.messages])
+    draws = min(len(known.draws) for known in by.values())
+    predicted_s = np.zeros(len(n_bytes))
     drawn_s = np.zeros((draws, len(n_bytes)))
     for name, known in by.items():
         mask = np.array([message.collective == name for message in program.messages])
-        sizes, least = n_bytes[mask], ELEMENT_BYTES * (known.cost.workers or 1)
+        sizes = n_bytes[mask]
         costs = [known.cost, *known.draws[:draws]]
-        each_s = np.array(
-            [cost(sizes) - (brief_s is not None) * cost(least) for cost in costs]
-        )
-        noise = (
-            known.noise.factors(sizes, draws, scatter=single)
-            if draws and known.noise
-            else 1.0
-        )
-        taken_s[mask], drawn_s[:, mask] = each_s[0], each_s[1:] * noise
-    if draws and np.ndim(missed) == 0:
-        scores = norm.ppf((np.random.default_rng(1).permutation(draws) + 0.5) / draws)
-        missed = missed * scores[:, None]  # so few drawn at random may be too narrow
-    drawn_s *= np.exp(missed)
-    if brief_s is None:
-        alone_s, iterations_s = (
-            program.compute_s,
-            program.play(np.vstack([taken_s, drawn_s])),
-        )
-    else:
-        alone_s = float(np.median(brief_s))
-        chosen_s = np.random.default_rng(0).choice(
-            brief_s, (draws, 1 if single else len(brief_s))
-        )
-        others_s = np.append(alone_s, np.median(chosen_s, axis=1))
-        iterations_s = others_s + np.vstack([taken_s, drawn_s]).sum(axis=1)
-    said = Prediction(float(iterations_s[0]), alone_s, float(taken_s.sum()))
-    if not draws:
-        return said, None
-    lower_s, upper_s = interval(iterations_s[1:], level)
-    return said, (float(lower_s), float(upper_s))
+        times_s = np.array([cost(sizes) for cost in costs])
+        if beyond_brief:
+            brief_bytes = ELEMENT_BYTES * (known.cost.workers or 1)
+            times_s -= np.array([[cost(brief_bytes)] for cost in costs])
+        factors: Floats | float = 1.0
+        if draws and known.noise:
+            factors = known.noise.factors(sizes, draws, scatter=single)
+        predicted_s[mask] = times_s[0]
+        drawn_s[:, mask] = times_s[1:] * factors
+    return predicted_s, drawn_s
+
+
+def _normal_scores(draws: int) -> Floats:
+    """Return (draws, 1) evenly spaced quantiles of the normal distribution, shuffled."""
+    from scipy.stats import norm
+
+    # Normal numbers that are drawn at random may spread too little if they are few.
+    ranks = np.random.default_rng(1).permutation(draws)
+    return np.asarray(norm.ppf((ranks + 0.5) / draws)[:, None])

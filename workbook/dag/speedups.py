@@ -50,8 +50,8 @@ def draw_bars(bars: pd.DataFrame, over: str) -> Figure:
     names, most = list(rows["framework"].unique()), rows["gpus"].max()
     whole = rows.loc[rows["gpus"] == most, "model"]
     said = (
-        f"By the model {most} GPUs are {whole.min():.1f} to {whole.max():.1f} times as "
-        f"fast as {over}; the paper states up to {rows['paper'].max():g}"
+        f"In the most central setting {most} GPUs are {whole.min():.1f} to "
+        f"{whole.max():.1f} times as fast as {over}; the paper states up to {rows['paper'].max():g}"
     )
     with plots.sheet(said, columns=3, rows=2, height=4.3, sharex=True, sharey=True) as (
         figure,

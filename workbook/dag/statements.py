@@ -30,21 +30,21 @@ Efficiencies = dict[tuple[int, str, str, str], Any]
 """Of a bar in a figure: (number of the figure, cluster, network, framework) -> a number, or an array."""
 
 OF_FIG02 = {
-    "K80 server: good, but AlexNet decoded": "dag-fig02-good",
-    "K80 server: decoding spoils AlexNet": "dag-fig02-decoding",
-    "one server: K80 scales better": "dag-fig02-k80-over-v100",
-    "one server: K80 far better, AlexNet": "dag-fig02-storage",
-    "V100 server: reading costs nothing": "dag-fig02-reading",
-    "V100 server: messages limit": "dag-fig02-messages",
+    "K80 machine: all scale well, but CNTK and TensorFlow on AlexNet": "dag-fig02-good",
+    "K80 machine: CNTK and TensorFlow scale worse on AlexNet than the others": "dag-fig02-decoding",
+    "one machine: K80 scales better than V100": "dag-fig02-k80-over-v100",
+    "one machine: K80 scales far better than V100 on AlexNet": "dag-fig02-storage",
+    "V100 machine: reading takes no extra time": "dag-fig02-reading",
+    "V100 machine: messages take extra time": "dag-fig02-messages",
 }
 OF_FIG03 = {
-    "four machines: K80 scales better": "dag-fig03-k80-over-v100",
-    "K80 cluster: Caffe-MPI, MXNet linear": "dag-fig03-linear",
-    "K80 cluster: none scales AlexNet well": "dag-fig03-alexnet",
-    "K80 cluster: TensorFlow is the worst": "dag-fig03-tensorflow",
-    "both clusters: Caffe-MPI is the best": "dag-caffe-best",
-    "V100 cluster: none scales well": "dag-finding3",
-    "V100 cluster: all but Caffe-MPI poor": "dag-fig03-poorly",
+    "both clusters: K80 scales better than V100": "dag-fig03-k80-over-v100",
+    "K80 cluster: Caffe-MPI and MXNet scale nearly linearly": "dag-fig03-linear",
+    "K80 cluster: no framework scales well on AlexNet": "dag-fig03-alexnet",
+    "K80 cluster: TensorFlow scales worst on ResNet-50": "dag-fig03-tensorflow",
+    "both clusters: Caffe-MPI scales best": "dag-caffe-best",
+    "V100 cluster: no framework scales well": "dag-finding3",
+    "V100 cluster: all but Caffe-MPI scale poorly": "dag-fig03-poorly",
 }
 STATEMENTS = {**OF_FIG02, **OF_FIG03}
 """What dag says of Figs 2 and 3, by quantity and claim; not the 95%, for which `varies` is on the grid."""
@@ -67,10 +67,10 @@ def quantities(setting: Setting) -> dict[str, Any]:
     return {
         **_one_server(efficiency),
         **_four_machines(efficiency),
-        "V100 server: reading costs nothing": _most(
+        "V100 machine: reading takes no extra time": _most(
             slower(setting, "reading").values()
         ),
-        "V100 server: messages limit": _slower_by_messages(setting),
+        "V100 machine: messages take extra time": _slower_by_messages(setting),
         LAYER_WISE: _layer_wise_over_one(setting),
     }
 
@@ -119,16 +119,18 @@ def _one_server(efficiency: Efficiencies) -> dict[str, Any]:
     slow = {("AlexNet", name): k80["AlexNet", name] for name in DECODERS}
     means, fast = (_means(efficiency, 2, cluster, *NETWORKS) for cluster in CLUSTERS)
     return {
-        "K80 server: best efficiency is 95%": _most(k80.values()),
-        "K80 server: good, but AlexNet decoded": _least(
+        "K80 machine: best efficiency is 95%": _most(k80.values()),
+        "K80 machine: all scale well, but CNTK and TensorFlow on AlexNet": _least(
             k80[case] for case in k80.keys() - slow
         ),
-        "K80 server: decoding spoils AlexNet": _most(slow.values())
+        "K80 machine: CNTK and TensorFlow scale worse on AlexNet than the others": _most(
+            slow.values()
+        )
         / _least(k80["AlexNet", name] for name in STRATEGIES if name not in DECODERS),
-        "one server: K80 scales better": _least(
+        "one machine: K80 scales better than V100": _least(
             means[name] / fast[name] for name in STRATEGIES
         ),
-        "one server: K80 far better, AlexNet": _least(
+        "one machine: K80 scales far better than V100 on AlexNet": _least(
             k80["AlexNet", name] / v100["AlexNet", name] for name in STRATEGIES
         ),
     }
@@ -150,22 +152,22 @@ def _four_machines(efficiency: Efficiencies) -> dict[str, Any]:
     nearly = product(SMALL_BATCHES, ["Caffe-MPI", "MXNet"])
     poor = (value for name, value in v100.items() if name != "Caffe-MPI")
     return {
-        "four machines: K80 scales better": _least(
+        "both clusters: K80 scales better than V100": _least(
             k80[name] / v100[name] for name in STRATEGIES
         ),
-        "K80 cluster: Caffe-MPI, MXNet linear": MACHINES
+        "K80 cluster: Caffe-MPI and MXNet scale nearly linearly": MACHINES
         * _least(efficiency[(3, "K80", *case)] for case in nearly),
-        "K80 cluster: none scales AlexNet well": _most(
+        "K80 cluster: no framework scales well on AlexNet": _most(
             _means(efficiency, 3, "K80", "AlexNet").values()
         ),
-        "K80 cluster: TensorFlow is the worst": rank(
+        "K80 cluster: TensorFlow scales worst on ResNet-50": rank(
             _means(efficiency, 3, "K80", "ResNet-50"), "TensorFlow"
         ),
-        "both clusters: Caffe-MPI is the best": _most(
+        "both clusters: Caffe-MPI scales best": _most(
             rank(means, "Caffe-MPI") for means in (k80, v100)
         ),
-        "V100 cluster: none scales well": _most(v100.values()),
-        "V100 cluster: all but Caffe-MPI poor": _most(poor),
+        "V100 cluster: no framework scales well": _most(v100.values()),
+        "V100 cluster: all but Caffe-MPI scale poorly": _most(poor),
     }
 
 

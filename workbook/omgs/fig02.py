@@ -55,7 +55,7 @@ def draw(
     medians = (
         measured.groupby(["elements", "density"])["seconds"].median().reset_index()
     )
-    said = "The time to select grows in steps that neither formula follows"
+    said = "Above a million elements, selecting takes longer than both fitted forms say"
     plots.title(figure, said)
     gathered = pd.Series(ring.seconds).groupby(ring.sizes).median()
     printed = {"paper_no_density_s": gamma_s, "paper_s": DENSITY * gamma_s}

@@ -111,8 +111,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     """Draw `numbers`; titles have OMGS-SGD's last score over dense's."""
     of_omgs = ratios(frame).groupby(level="network").mean()
     said = (
-        f"The last score of OMGS-SGD is {of_omgs.min():.0%} to {of_omgs.max():.0%} of "
-        "dense training's"
+        f"After the last epoch, the score of OMGS-SGD is {of_omgs.min():.0%} to "
+        f"{of_omgs.max():.0%} of the score of dense training"
     )
     with plots.sheet(said, columns=len(of_omgs), height=3.6, squeeze=False) as (
         figure,

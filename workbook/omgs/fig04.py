@@ -173,7 +173,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     ours = frame[frame["where"] == "lab"]
     off = 100 * (ours["s1"] - ours["s1_paper"]).abs()
     said = (
-        f"The replayed gain of OMGS-SGD over TopK-SGD differs from the printed one by "
+        f"The replayed gain of OMGS-SGD over TopK-SGD differs from the printed gain by "
         f"{off.min():.0f} to {off.max():.0f} percentage points"
     )
     with plots.sheet(said, columns=2, rows=2, height=6.0) as (figure, axes):
@@ -195,7 +195,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             gain, stated = (
                 rows.loc[("OMGS", "lab"), name] - 1 for name in ("s1", "s1_paper")
             )
-            ax.set_title(f"{network}: gains {gain:.0%}, printed {stated:.0%}")
+            ax.set_title(f"{network}: gains {gain:.1%}, printed {stated:.1%}")
     return figure
 
 

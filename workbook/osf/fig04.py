@@ -66,9 +66,9 @@ def draw(frame: pd.DataFrame, formulas: Sequence[str]) -> Figure:
 # -- claims --------------------------------------------------------------------------------------
 
 
-@check("osf-fig04a-above", "ResNet-101: CSF above at 1 KB, 1 MB", 1, 1)
-@check("osf-fig04a-below", "ResNet-101: CSF below at 100 MB, 1 GB", 1, 1)
-@check("osf-fig04a-csf", "ResNet-101: largest CSF error", 100)
+@check("osf-fig04a-above", "ResNet-101: CSF's error with 1 KB and with 1 MB", 1, 1)
+@check("osf-fig04a-below", "ResNet-101: CSF's error with 100 MB and with 1 GB", 1, 1)
+@check("osf-fig04a-csf", "ResNet-101: largest size of CSF's error, any buffer", 100)
 def _by_either_size(quantity: str, scale: float, offset: float = 0) -> Result:
     """Judge by both readings of how many GPUs Fig 4 is of; start-ups are in proportion to N - 1."""
     readings = {f"{n} GPUs": (n,) for n in (WORKERS, 16)}
@@ -78,4 +78,4 @@ def _by_either_size(quantity: str, scale: float, offset: float = 0) -> Result:
 @check("osf-fig04b-unchanged")
 def _unchanged() -> Result:
     note = by_buffer.replayed_gain("VGG16", "100 MB", REGIMES_VGG)
-    return settings.by_model("VGG-16: change up to 100 MB", 1, 1, note)
+    return settings.by_model("VGG-16: change of the factor with 100 MB", 1, 1, note)

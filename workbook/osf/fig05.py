@@ -52,7 +52,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     )
     negotiating = rows_of(frame[slow], phase="NEGOTIATE", workers=2)["model"].max()
     said = (
-        f"If one of two workers is slower, NEGOTIATE takes up to {negotiating:.0%} of the "
+        f"By the model, if one of two workers is slower, NEGOTIATE takes up to "
+        f"{negotiating:.0%} of the "
         "communication time"
     )
     return phases.draw(named, "workers", "share of communication [%]", said)

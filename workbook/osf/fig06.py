@@ -70,7 +70,10 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 # -- claims --------------------------------------------------------------------------------------
 
-IMPLYING = "ResNet-101: gain at 1 GB", "ResNet-101: 100 MB over 1 GB"
+IMPLYING = (
+    "ResNet-101: gain of the factor with 1 GB",
+    "ResNet-101: gain of 100 MB over 1 GB",
+)
 """The statements that imply a gain at 100 MB."""
 
 

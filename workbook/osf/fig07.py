@@ -14,7 +14,9 @@ from workbook.osf.frames import printed_at
 from workbook.osf.lab import LAB, PLACES, Lab, buffer_name, graded
 from workbook.osf.phases import SLOW_RANK
 
-check("osf-fig07-vgg16", "VGG-16: communication at 1 GB", 100)(settings.by_model)
+check("osf-fig07-vgg16", "VGG-16: growth of communication time with 1 GB", 100)(
+    settings.by_model
+)
 
 
 def modelled(setting: PaperSetting) -> pd.DataFrame:

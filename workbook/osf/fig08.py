@@ -93,7 +93,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     every = pd.concat([frame[frame["grade"] == "model"].fillna({"look": ""}), lab])
     end = rows_of(frame, network=REPLACED, workers=WORKERS).set_index("quantity")
     said = (
-        f"With replaced layers {WORKERS} workers reach {end['model']['OSF']:.2f} by the "
+        f"With replaced layers the scaling factor of {WORKERS} workers is "
+        f"{end['model']['OSF']:.2f} by the "
         f"model; the paper states {end['paper'].iloc[0]:g} and "
         f"{end['paper_section_1'].iloc[0]:g}"
     )

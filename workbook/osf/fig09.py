@@ -51,7 +51,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     last = rows_of(frame, epoch=frame["epoch"].max(), measured_on="running")
     means = last.groupby("network", sort=False)["share_of_guess"].mean()
     shares = ", ".join(f"{mean:.2g}% ({name})" for name, mean in (100 * means).items())
-    said = f"Relative to the loss of guessing, the final training loss is {shares}"
+    said = (
+        f"Relative to the loss of guessing, the final loss while training is {shares}"
+    )
     with plots.sheet(said, columns=3, height=3.2, sharey=True) as (figure, axes):
         for ax, images in zip(axes, ("running", "training", "held_out"), strict=True):
             rows = frame[frame["measured_on"] == images]

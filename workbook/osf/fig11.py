@@ -149,7 +149,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     replayed = rows_of(frame, planner="adafusion", grade="lab")
     over_constant = rows_of(repaired, over=CONSTANT)
     said = (
-        f"adaFusion gains at most {over_constant['gain_high'].max():.0%} over a 100 MB "
+        f"By the model, adaFusion gains at most {over_constant['gain_high'].max():.0%} "
+        f"over a 100 MB "
         f"buffer; the paper claims at least {over_constant['paper_gain_low'].max():.1%}"
     )
     with plots.sheet(said, columns=2, height=3.4, sharey=True) as (figure, axes):

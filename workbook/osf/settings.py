@@ -141,29 +141,46 @@ def quantities(
     error_sizes = np.abs(np.stack(np.broadcast_arrays(*csf_errors)))
     of_buffers = [fig4["csf"] / fig4[f"sf_{size}"] - 1 for size in BUFFERS]
 
-    resnet_100_mb = resnet[f"sf_{100 * MB}"]
-    resnet_1_gb = resnet[f"sf_{GB}"]
+    # Scaling factors without a buffer, with 100 MB and with 1 GB.
+    resnet_0, resnet_100_mb, resnet_1_gb = _factors(resnet)
+    vgg_0, vgg_100_mb, vgg_1_gb = _factors(vgg)
+    communication_growth = vgg[f"update_{GB}"] / vgg["update_0"] - 1
     return {
         "VGG-16: scaling factor": vgg[f"sf_{of_fig8[0]}"],
         "VGG-16 replaced: scaling factor": families[REPLACED][f"sf_{of_fig8[1]}"],
-        "VGG-16: change up to 100 MB": vgg[f"sf_{100 * MB}"] / vgg["sf_0"] - 1,
+        "VGG-16: change of the factor with 100 MB": vgg_100_mb / vgg_0 - 1,
         "VGG-16: share of one layer": _largest_share(grid),
-        "VGG-16: loss at 1 GB": 1 - vgg[f"sf_{GB}"] / vgg["sf_0"],
-        "VGG-16: communication at 1 GB": vgg[f"update_{GB}"] / vgg["update_0"] - 1,
-        "ResNet-101: gain at 1 GB": resnet_1_gb / resnet["sf_0"] - 1,
-        "ResNet-101: gain at 100 MB": resnet_100_mb / resnet["sf_0"] - 1,
-        "ResNet-101: 100 MB over 1 GB": resnet_100_mb / resnet_1_gb - 1,
+        "VGG-16: loss of the factor with 1 GB": 1 - vgg_1_gb / vgg_0,
+        "VGG-16: growth of communication time with 1 GB": communication_growth,
+        "ResNet-101: gain of the factor with 1 GB": resnet_1_gb / resnet_0 - 1,
+        "ResNet-101: gain of the factor with 100 MB": resnet_100_mb / resnet_0 - 1,
+        "ResNet-101: gain of 100 MB over 1 GB": resnet_100_mb / resnet_1_gb - 1,
         "ResNet-101: ALLREDUCE share": resnet["share_0"],
-        "ResNet-101: largest CSF error": np.max(np.abs(np.stack(of_buffers)), axis=0),
-        "ResNet-101: CSF above at 1 KB, 1 MB": np.minimum(of_buffers[0], of_buffers[1]),
-        "ResNet-101: CSF below at 100 MB, 1 GB": np.maximum(
+        "ResNet-101: largest size of CSF's error, any buffer": np.max(
+            np.abs(np.stack(of_buffers)), axis=0
+        ),
+        "ResNet-101: CSF's error with 1 KB and with 1 MB": np.minimum(
+            of_buffers[0], of_buffers[1]
+        ),
+        "ResNet-101: CSF's error with 100 MB and with 1 GB": np.maximum(
             of_buffers[2], of_buffers[3]
         ),
-        "five: smallest CSF error": error_sizes.min(axis=0),
-        "five: largest CSF error": error_sizes.max(axis=0),
+        "five networks: smallest size of CSF's error, no buffer": error_sizes.min(
+            axis=0
+        ),
+        "five networks: largest size of CSF's error, no buffer": error_sizes.max(
+            axis=0
+        ),
         # The first three of the five networks are ResNets.
-        "ResNets: CSF above SF": np.min(np.stack(csf_errors[:3]), axis=0),
+        "three ResNets: CSF's error, no buffer": np.min(
+            np.stack(csf_errors[:3]), axis=0
+        ),
     }
+
+
+def _factors(family: dict[str, Floats]) -> tuple[Floats, Floats, Floats]:
+    """Return the scaling factors of a family without a buffer, with 100 MB, with 1 GB."""
+    return family["sf_0"], family[f"sf_{100 * MB}"], family[f"sf_{GB}"]
 
 
 def _largest_share(grid: Grid) -> Floats:

@@ -50,11 +50,11 @@ def draw(tables: Tables) -> Figure:
     """Draw a heat map of the paper, and one of each link."""
     times = panels(tables)
     figure = plots.heat_maps(
-        shown.maps(times), label="time over the default's", height=3.3, log=True
+        shown.maps(times), label="time relative to the default", height=3.3, log=True
     )
     paper, *ours = shown.largest(times)
-    said = f"The paper's slowest configuration takes {paper:.2f} times as long as the default"
-    said += "".join(f", ours {ratio:.2f}" for ratio in ours)
+    said = f"The slowest configuration takes {paper:.2f} times as long as the default in the paper"
+    said += "".join(f", and {ratio:.2f} times in our measurements" for ratio in ours)
     plots.title(figure, said)
     return figure
 

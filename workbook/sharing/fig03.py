@@ -48,7 +48,7 @@ def draw(tables: Tables) -> Figure:
     slower = panels(tables)
     figure = plots.heat_maps(
         shown.maps(slower),
-        label="time over that alone",
+        label="time relative to the time alone",
         columns=1,
         height=1.5,
         log=True,
@@ -57,7 +57,7 @@ def draw(tables: Tables) -> Figure:
     said = (
         f"During an all-reduce the paper's kernels take up to {paper:.1f} times as long"
     )
-    said += "".join(f", ours up to {ratio:.1f}" for ratio in ours)
+    said += "".join(f", and ours up to {ratio:.1f} times as long" for ratio in ours)
     plots.title(figure, said)
     return figure
 

@@ -118,7 +118,7 @@ def draw(tables: Tables) -> Figure:
     )
     if len(ours):
         clear = (ours["lower"] > 0).sum()
-        said += f"; {clear} of our {len(ours)} gains are significant"
+        said += f", and {clear} of our {len(ours)} gains are certain"
     figure = plots.heat_maps(
         {
             readable(name): _panel(rows)

@@ -73,7 +73,7 @@ def pairs(bars: Bars) -> dict[str, tuple[pd.DataFrame, str]]:
         renamed = table.set_axis(np.repeat(names, 2)).rename(
             columns={PARTS[0]: "compute only"}
         )
-        which = "best configuration" + " of other rounds" * (name != SIMULATED)
+        which = "best configuration" + " of the odd rounds" * (name != SIMULATED)
         below = f"batch: {which} (right bar; left bar: the default)"
         drawn[f"{readable(name)}: {won}"] = renamed, below
     return drawn

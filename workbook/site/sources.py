@@ -48,6 +48,7 @@ FIRST = (
     "reports/REPRODUCTION",
     "docs/INSTALL",
     "docs/commands",
+    "docs/recipes",
     "docs/background",
     "docs/GLOSSARY",
     "docs/EQUATIONS",

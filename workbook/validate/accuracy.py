@@ -171,6 +171,14 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
     return cases.assign(lab=name, inside=inside)
 
 
+def sends_one_message(cases: pd.DataFrame) -> pd.Series:
+    """Return for each case whether its plan sends all gradients in one message.
+
+    Such a plan overlaps nothing, so that its error tests no model of overlap.
+    """
+    return ~cases["ends"].astype(str).str.contains(";")
+
+
 def judge(
     own: Source, beside: Source, form: str = "table", *, marked: bool = False
 ) -> pd.DataFrame:

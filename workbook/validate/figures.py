@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from workbook import plots
 from workbook.common.specs import link_title, network_title
 from workbook.plots.style import INK, SOFT, case_rows, look, looks
+from workbook.validate.accuracy import sends_one_message
 from workbook.validate.labs import WELL
 from workbook.validate.rivals import BARE, LINE, LINE_BESIDE, OURS
 
@@ -23,34 +24,38 @@ ERROR = "predicted / measured - 1 [%]"
 # -- wb-lab-errors --------------------------------------------------------------------------------
 
 
-def every_case(
-    tuned: pd.DataFrame, fresh: pd.DataFrame, training: pd.DataFrame
-) -> Figure:
+def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
     """Draw the error of every case by our model, and by a model without overlap.
 
-    tuned, fresh : `accuracy.labelled` replays on which the model was settled, and of plans
-        that were recorded afterwards
-    training : `accuracy.labelled` cases of real training
+    Errors of real training are paired: what a model predicts for exposed communication is
+    added to the compute time that was measured around the run. A plan with one message
+    overlaps nothing and tests no model of overlap, so its training is left out.
+
+    replays, training : `accuracy.labelled` cases
     """
-    replays = pd.concat([tuned, fresh])
-    every = pd.concat([replays, training])
-    counts = f"{len(tuned)} replays and {len(fresh)}\nof later plans, our model"
-    rows = {
-        counts: replays["model_error"],
-        f"{len(training)} runs of real training,\nour model": training["model_error"],
-        f"the same {len(every)} cases,\na model without overlap": every[
-            "no_overlap_error"
-        ],
+    training = training[~sends_one_message(training)]
+    kinds = {
+        f"{len(replays)} replays": (replays, "error"),
+        f"{len(training)} real trainings": (training, "paired_error"),
     }
-    replayed, trained, without = (errors.abs().median() for errors in rows.values())
-    figure, ax = plots.canvas(height=2.7)
+    models = {OURS: "our model", "no_overlap": "no overlap"}
+    rows = {
+        f"{kind},\n{name}": cases[f"{model}_{error}"]
+        for model, name in models.items()
+        for kind, (cases, error) in kinds.items()
+    }
+    ours_replayed, ours_trained, replayed, trained = (
+        errors.abs().median() for errors in rows.values()
+    )
+    figure, ax = plots.canvas(height=3.2)
     label = f"error of the step time, {ERROR}"
-    styles = [look(role) for role in (OURS, OURS, "no_overlap")]
+    styles = [look(model) for model in models for _ in kinds]
     plots.error_rows(ax, rows, label=label, styles=styles)
+    ax.axhline(1.5, color=SOFT, linewidth=0.8)
     plots.title(
         figure,
-        f"A model without overlap errs by {without:.0%}, ours by {replayed:.1%} on replays "
-        f"and {trained:.1%} on real training",
+        f"Our model errs by {ours_replayed:.1%} on replays and {ours_trained:.1%} on real "
+        f"training, a model without overlap by {replayed:.0%} and {trained:.0%}",
     )
     return figure
 
@@ -64,12 +69,6 @@ TRIVIAL = {
 }
 """The models whose errors are drawn, and how they are named above their markers."""
 
-QUANTITIES = {
-    "": "error of the step [%]",
-    "_exposed": "error of exposed communication [%]",
-}
-"""Endings of the columns that are drawn, and the label of their axis."""
-
 PLANS = {
     "ddp": "PyTorch's default",
     "exact": "best plan",
@@ -80,16 +79,18 @@ PLANS = {
 
 
 def training_errors(cases: pd.DataFrame) -> Figure:
-    """Draw errors of real training by our model and by two trivial models.
+    """Draw paired errors of real training by our model and by two trivial models.
 
-    A plan with one message overlaps nothing, so that it tests no model of overlap. Its row
-    is the last one of its network and link, and grey.
+    A paired error compares what a model predicts for exposed communication with the
+    measured step without its own compute, and is a share of the measured step. The grey band
+    is the repeatability of the same quantity. A plan with one message overlaps nothing, so
+    that it tests no model of overlap. Its row is the last one of its network and link, and
+    grey.
 
     cases : `accuracy.labelled` cases of real training
     """
-    drawn = cases.filter(regex="_error$|^repeatability|^(network|link|plan)$")
-    one_message = ~cases["ends"].astype(str).str.contains(";")
-    cases = drawn.assign(one_message=one_message)
+    one_message = sends_one_message(cases)
+    cases = cases.assign(one_message=one_message)
     cases = cases.sort_values(["network", "link", "one_message"], kind="stable")
     names: list[str] = []
     rows: list[int] = []
@@ -100,32 +101,41 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     cases = cases.set_axis(rows)
     tested = cases[~cases["one_message"]]
 
-    height = 1.5 + 0.28 * len(names)
-    figure, axes = plots.canvas(columns=2, height=height, sharex=True, sharey=True)
-    for ax, (kind, label) in zip(axes, QUANTITIES.items(), strict=True):
-        columns = {f"{role}{kind}_error": role for role in TRIVIAL}
-        errors = 100 * cases[[*columns]].rename(columns=columns)
-        shown = errors.loc[tested.index].reindex(range(len(names)))
-        repeats = 100 * cases[f"repeatability{kind}"].reindex(range(len(names)))
-        band = ("repeatability", repeats)
-        plots.dots(ax, names, shown, band=band, legend="", label=label)
-        for role, name in TRIVIAL.items():
-            untested = errors[role].drop(tested.index)
-            grey = replace(look(role), color="#b5b5b5")
-            plots.points(ax, untested, untested.index, grey, size=4.5)
-            first = errors[role].iloc[0]
-            named = ax.text(first, rows[0] - 0.35, name, ha="center", va="bottom")
-            named.set(color=INK, linespacing=0.95)
-    _weigh_names(axes[0], cases)
+    columns = {f"{role}_paired_error": role for role in TRIVIAL}
+    errors = 100 * cases[[*columns]].rename(columns=columns)
+    shown = errors.loc[tested.index].reindex(range(len(names)))
+    repeats = 100 * paired_repeatability(cases).reindex(range(len(names)))
+    figure, ax = plots.canvas(height=1.5 + 0.28 * len(names))
+    label = f"paired error of the step time, {ERROR}"
+    plots.dots(
+        ax, names, shown, band=("repeatability", repeats), legend="", label=label
+    )
+    for role, name in TRIVIAL.items():
+        untested = errors[role].drop(tested.index)
+        grey = replace(look(role), color="#b5b5b5")
+        plots.points(ax, untested, untested.index, grey, size=4.5)
+        first = errors[role].iloc[0]
+        named = ax.text(first, rows[0] - 0.35, name, ha="center", va="bottom")
+        named.set(color=INK, linespacing=0.95)
+    _weigh_names(ax, cases)
 
-    ours = tested["model_error"].abs()
-    trivial = tested[["no_overlap_error", "perfect_overlap_error"]].abs().stack()
+    ours = tested["model_paired_error"].abs()
+    trivial = tested[["no_overlap_paired_error", "perfect_overlap_paired_error"]]
     plots.title(
         figure,
         f"In real training our model errs by {_span(ours)}, a model with no overlap or "
-        f"with perfect overlap by {_span(trivial)}",
+        f"with perfect overlap by {_span(trivial.abs().stack())}",
     )
     return figure
+
+
+def paired_repeatability(cases: pd.DataFrame) -> pd.Series:
+    """Return how far two rounds differ in the step without its compute, as a share of the step.
+
+    cases : `accuracy.labelled` cases
+    """
+    exposed = cases["measured_exposed_communication_s"] / cases["measured_iteration_s"]
+    return cases["repeatability_exposed"] * exposed
 
 
 def _weigh_names(ax: Axes, cases: pd.DataFrame) -> None:

@@ -18,7 +18,7 @@ from workbook.validate import compare as machines
 RECORDED = Style("recorded", SOFT, "o")
 MEASURED_HERE = Style("measured here", "#7a3b9a", "X", "--")
 """How the recording and this machine look."""
-HOW = "To measure, run ./reproduce.sh, or this notebook with its parameter here unchanged."
+HOW = "To measure, run ./reproduce.sh, or open this notebook and run it."
 RANKS = 2
 """The number of processes whose messages over loopback are compared."""
 

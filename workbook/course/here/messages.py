@@ -21,7 +21,7 @@ MEASURED_HERE = Style("measured here, median", "#7a3b9a", "X")
 """How the messages timed on this machine look."""
 NOTHING = (
     "No all-reduce was timed on this machine. "
-    "Run ./reproduce.sh, which times them and runs this notebook again."
+    "Run ./reproduce.sh, which times all-reduces and runs this notebook again."
 )
 
 

@@ -17,8 +17,8 @@ from workbook.validate.accuracy import measured
 
 NOTHING = (
     "Nothing was replayed on this machine over {link} among {workers} workers. "
-    "Run ./reproduce.sh, which measures it and runs this notebook again; "
-    "the lab needs Linux and root."
+    "Run ./reproduce.sh, which replays plans and runs this notebook again. "
+    "The lab needs Linux and root."
 )
 
 COLUMNS = ["network", "plan", "messages", "predicted_s", "replayed_s", "error"]

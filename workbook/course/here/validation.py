@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from workbook import plots
 from workbook.common.source import Source
 from workbook.common.specs import link_title, network_title
-from workbook.validate.accuracy import STATISTICS, judge
+from workbook.validate.accuracy import STATISTICS, judge, sends_one_message
 from workbook.validate.figures import ERROR
 
 TRAINING = "training"
@@ -106,11 +106,6 @@ def compare(
         "replays,\nhere": replays["model_error"],
     }
     return Judged(sentence, _figure(errors), numbers)
-
-
-def sends_one_message(cases: pd.DataFrame) -> pd.Series:
-    """Return for each case whether its plan sends all gradients in one message."""
-    return ~cases["ends"].astype(str).str.contains(";")
 
 
 def _training_numbers(training: pd.DataFrame) -> dict[str, Any]:

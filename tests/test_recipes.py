@@ -1,0 +1,85 @@
+"""The recipes of docs/recipes.md run as they stand, and print what the page shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+TITLE = re.compile(r"^## (.+)\n", re.MULTILINE)
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    """A block of the page: the file as which to save it, if any, its language and text."""
+
+    file: str
+    language: str
+    text: str
+
+
+def recipes() -> dict[str, list[Block]]:
+    """Return the blocks of each recipe by its title."""
+    _, *parts = TITLE.split(PAGE)
+    blocks: dict[str, list[Block]] = {}
+    for title, text in zip(parts[::2], parts[1::2], strict=True):
+        blocks[title] = []
+        for found in FENCE.finditer(text):
+            before = text[: found.start()].rstrip()
+            saved_as = re.search(r"`([\w.]+)`:$", before)
+            file = saved_as[1] if saved_as else ""
+            blocks[title].append(Block(file, found[1], found[2]))
+    return blocks
+
+
+def run(block: Block, folder: Path) -> str:
+    """Return what a block prints, run in a folder."""
+    code = block.text
+    program = [sys.executable, "-c", code]
+    if block.language == "bash":
+        program = [sys.executable, "-m", *code.split()]
+    done = subprocess.run(
+        program,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("title", recipes())
+def test_a_recipe_runs_and_prints_what_the_page_shows(
+    title: str, tmp_path: Path
+) -> None:
+    printed = ""
+    programs = 0
+    for block in recipes()[title]:
+        if block.file:
+            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+        elif block.language == "text":
+            assert block.text == printed
+        else:
+            printed = run(block, tmp_path)
+            programs += block.language == "python"
+    assert programs == 1 and printed
+    assert len(list(tmp_path.iterdir())) > programs
+
+
+def test_the_plans_of_the_second_recipe_are_ranked_by_the_exact_one(
+    tmp_path: Path,
+) -> None:
+    file, measure, program = recipes()["Compare plans for my model"]
+    (tmp_path / file.file).write_text(file.text, encoding="utf-8")
+    run(measure, tmp_path)
+    lines = [line.split() for line in run(program, tmp_path).splitlines()]
+    times_ms = {name: float(time_ms) for name, _, _, time_ms, _ in lines}
+    assert min(times_ms.values()) == times_ms["exact"]
