@@ -133,7 +133,7 @@ def quantities(
     vgg = families["VGG16"]
     fig4 = _family("ResNet101", grid, of_fig4)
 
-    # How much CSF, the scaling factor without overlap, is above the model's.
+    # The relative error of CSF, which has no overlap, against the overlapping model.
     csf_errors = []
     for network in FIVE:
         family = families[network]
