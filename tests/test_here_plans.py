@@ -83,4 +83,10 @@ def test_disturbed_rounds_are_left_out(tmp_path: Path) -> None:
 def test_without_the_best_plan_nothing_is_compared(tmp_path: Path) -> None:
     runs = googlenet_runs()
     here = save_runs(tmp_path, runs[runs["plan"] != "exact"])
+    assert plans.compare([RECORDING], here) == (plans.NOT_COMPARED, None)
+
+
+def test_trainings_alone_are_no_replays(tmp_path: Path) -> None:
+    runs = RECORDING.table("runs")
+    here = save_runs(tmp_path, runs[runs["origin"] == "measured"])
     assert plans.compare([RECORDING], here) == (plans.NOTHING, None)

@@ -21,10 +21,14 @@ PLACE = ["network", "link", "workers"]
 COLUMNS = 3
 RECORDED = Style("recorded", "#8f8f8f", "o", hollow=True)
 MEASURED_HERE = Style("measured here", "#7a3b9a", "X")
-NOTHING = (
-    "No plan was replayed on this machine together with the best plan. "
+RUN = (
     "Run ./reproduce.sh, which replays plans and runs this notebook again; "
     "the lab needs Linux and root."
+)
+NOTHING = f"Nothing was replayed on this machine. {RUN}"
+NOT_COMPARED = (
+    "Plans were replayed on this machine, but none that can be compared with the best plan. "
+    f"{RUN}"
 )
 
 
@@ -43,12 +47,14 @@ def compare(recordings: Sequence[Source], here: Source) -> tuple[str, Figure | N
     sentence : str
         How much longer a step takes under PyTorch's default than under the best plan.
     figure : Figure or None
-        The ratio of each plan's step to the best plan's step, here and recorded. None if nothing
-        was replayed here.
+        The ratio of each plan's step to the best plan's step, here and recorded. None if no plan
+        was replayed here together with the best plan.
     """
+    if not _was_replayed(here):
+        return NOTHING, None
     ratios_here = ratios(here)
     if ratios_here.empty:
-        return NOTHING, None
+        return NOT_COMPARED, None
     recorded = pd.concat([ratios(recording) for recording in recordings])
     recorded = recorded.drop_duplicates([*PLACE, "other"])
     return _sentence(ratios_here, recorded), _figure(ratios_here, recorded)
@@ -78,6 +84,13 @@ def ratios(tables: Source) -> pd.DataFrame:
     if "disturbed" in runs:
         runs = runs[~runs["disturbed"]]
     return paired(runs, BEST)
+
+
+def _was_replayed(tables: Source) -> bool:
+    """Return whether any plan was replayed, be it disturbed or not."""
+    return tables.has("runs") and bool(
+        (tables.table("runs")["origin"] == "replayed").any()
+    )
 
 
 def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
