@@ -733,7 +733,9 @@ def find_merged_layers(
     # and ends, and when the link is free for its message.
     begun_s = 0.0
     link_free_s = -np.inf
-    computed_s = backward_s[-1 if "index" in repairs else 0]
+    # As printed, line 32 reads the backward time of layer 1 instead of layer L.
+    layer_read = last if "index" in repairs else 0
+    computed_s = backward_s[layer_read]
     for i in range(last, 0, -1):
         # The order of the arguments matters for NaN, which `max` keeps if it comes first.
         sending_s = max(computed_s + selecting_s[i], link_free_s)
@@ -760,7 +762,9 @@ def find_merged_layers(
                 next_pair = np.float64(size[i - 1] + size[i - 2])
                 next_pair_s = instance.selection(next_pair, instance.density)
                 together_s[i - 1] = float(next_pair_s)
-            computed_s = begun_s + (0.0 if "index" in repairs else backward_s[0])
+            computed_s = begun_s
+            if "index" not in repairs:
+                computed_s += backward_s[0]
             sending_s = max(computed_s, link_free_s)
             selecting_s[i] = 0.0 if "log0" in repairs else np.nan
             sent_s[i] = 0.0 if "alpha" in repairs else alpha_s
@@ -999,11 +1003,11 @@ def _shape(network: str, units: int) -> tuple[Any, Any, Any]:
     alike = []
     for layer in reversed(layers):
         for k, size in enumerate(layer.tensors[::-1]):
+            sizes.append(size)
             # The first tensor has the time of its layer, so that all are ready together.
             has_time = k == 0
-            sizes.append(size)
-            by_work.append(layer.multiply_adds / total if has_time else 0.0)
-            alike.append(1 / len(layers) if has_time else 0.0)
+            by_work.append(has_time * layer.multiply_adds / total)
+            alike.append(has_time / len(layers))
     return np.array(sizes, dtype=np.int64), np.array(by_work), np.array(alike)
 
 

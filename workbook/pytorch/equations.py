@@ -119,7 +119,8 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
     """
     n = np.asarray(n_bytes, float)
     in_one_node = group.nodes == 1
-    rate = group.code("nvlink" if in_one_node else "network") * np.ones_like(n)
+    link = "nvlink" if in_one_node else "network"
+    rate = group.code(link) * np.ones_like(n)
     if not in_one_node:
         # Eight nodes reach the full efficiency.
         growth = min(1, (group.nodes - 1) / 7)
@@ -420,9 +421,11 @@ def mesh_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> 
         n = n / group.ranks
         penalty_us = CODE["mesh-penalty"]
     steps = group.steps(collective)
-    is_far = group.nodes > 1
-    rate = CODE["mesh-rate-near"] * (CODE["mesh-rate-share-far"] if is_far else 1)
-    step_us = CODE["mesh-step-far" if is_far else "mesh-step-near"]
+    rate = CODE["mesh-rate-near"]
+    step_us = CODE["mesh-step-near"]
+    if group.nodes > 1:
+        rate = rate * CODE["mesh-rate-share-far"]
+        step_us = CODE["mesh-step-far"]
     latency_us = CODE["mesh-base"] + steps * step_us + penalty_us
     return latency_us / 1e6 + n / 2**30 * steps / group.ranks / rate
 

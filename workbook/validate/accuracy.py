@@ -274,11 +274,14 @@ def judge(
     DataFrame
         A row for each case, or no row if there is no profile for any run.
     """
-    workloads, runs = beside.workloads(), own.table("runs")
+    workloads = beside.workloads()
+    runs = own.table("runs")
     runs = runs[runs["profile_sha256"].isin(workloads)]
     if runs.empty:
         return runs
-    slowdown = own.table("slowdown") if own.has("slowdown") else None
+    slowdown = None
+    if own.has("slowdown"):
+        slowdown = own.table("slowdown")
     calibration = calibrated(own.table("collectives"), form, slowdown=slowdown)
     cases = validate(
         runs, workloads, calibration, beside.selections(), beside.compute_scatter()
