@@ -35,10 +35,9 @@ SETTINGS = yaml.safe_load((places.DATA / "papers/dag/settings.yml").read_text())
 
 def test_every_equation_has_its_own_number() -> None:
     functions = [f for _, f in inspect.getmembers(dag, inspect.isfunction)]
-    cited = [
-        re.match(r"(?:[(),\w]+ )?dag Eq (\d)", inspect.getdoc(f) or "")
-        for f in functions
-    ]
+    # A function states the number of its equation at the end of its summary.
+    summaries = [(inspect.getdoc(f) or "").partition("\n")[0] for f in functions]
+    cited = [re.search(r"\(dag Eq (\d)\)\.$", summary) for summary in summaries]
     assert sorted(match[1] for match in cited if match) == [
         "1",
         "2",

@@ -1,8 +1,11 @@
-"""What the papers print, as transcribed: claims, tables, prose; and the register of the claims' checks.
+"""What the papers print, and the checks of their claims.
 
-A claim is a row of data/papers/<key>/claims.csv. Its check never sees the printed value and returns a Result.
-A claim agrees when the printed number, with its tolerance, meets a number that was computed; what settings
-that agree with other statements say of one is judged by `workbook.common.settings.LeftOut`.
+The transcribed claims, tables and numbers of prose are read from data/papers. A claim is
+a row of data/papers/<key>/claims.csv. Its check is a function that is registered under
+the id of the claim, never sees the printed value, and returns a `Result`. A claim agrees
+with a result if the printed number, with its tolerance, meets a number that was computed.
+A statement about an unstated setting is judged by the settings that agree with the other
+statements, which is the task of `workbook.common.settings.LeftOut`.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ PAPERS = tuple(papers.PAPERS)
 
 
 class Evidence(StrEnum):
-    """By what a claim is judged, the strongest first."""
+    """The kinds of evidence that judge a claim, the strongest first."""
 
     MEASURED = "measured here"
     COUNTED = "counted independently"
@@ -38,7 +41,7 @@ class Evidence(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What the evidence says of a claim. Only what was measured or counted here can reproduce one."""
+    """The outcomes of a claim. Only measured or counted evidence can reproduce a claim."""
 
     REPRODUCED = "reproduced"
     DIFFERS = "differs"
@@ -49,19 +52,30 @@ class Outcome(StrEnum):
 
 
 FIRM = (Evidence.MEASURED, Evidence.COUNTED)
-"""What alone can reproduce a claim; the others can only be compatible with one."""
+"""The evidence that can reproduce a claim. All other can only be compatible with one."""
 RELATIONS = ("=", "<=", ">=")
-"""Of a computed number to the printed one: equal within the tolerance, at most, at least."""
+"""How the computed number relates to the printed one: equal, at most, at least."""
 
 
-# -- what a check returns ------------------------------------------------------------------------
+# -- what a check returns ------------------------------------------------------------
 
 Values = float | Iterable[float] | Iterable[Sequence[float] | Floats]
-"""A number, all numbers that it may be (links, networks, settings), or the ends of all that lies between."""
+"""The numbers that a check has computed.
+
+They are a single number, or all numbers that the quantity takes (over links, networks or
+settings), or pairs of the ends of intervals in which all numbers are taken."""
 
 
 class Verdict(NamedTuple):
-    """What the evidence says of a claim, and what to add to the result's note."""
+    """The outcome of a claim, and text to add to the note of the result.
+
+    Attributes
+    ----------
+    outcome : Outcome
+        What the evidence says of the claim.
+    note : str
+        An explanation.
+    """
 
     outcome: Outcome
     note: str = ""
@@ -69,11 +83,30 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What was computed, in the claim's unit.
+    """What a check has computed, in the unit of the claim.
 
-    spans : (n, 2) attained numbers, each twice, or the ends of all that lies between
-    grade : of what was measured, else ""; interval : what a measured result is, and of how many numbers
-    judge : of the lowest and highest accepted value; if given, it decides in place of the spans
+    Attributes
+    ----------
+    evidence : Evidence
+        The kind of evidence.
+    spans : ndarray, shape (n, 2)
+        Intervals of attained numbers. A single number is both ends of its interval.
+    note : str
+        What was computed, and from what.
+    grade : str
+        The grade of truth of a measurement, one of `ddlkit.core.timeline.ORIGINS`, else
+        empty.
+    interval : str
+        Whether a measured result is a point, a range or a confidence interval, and of
+        how many numbers.
+    judge : callable, optional
+        Called with the lowest and the highest accepted value, it returns the verdict
+        instead of the spans.
+
+    Raises
+    ------
+    ValueError
+        If there is no number, if one is NaN, or if the evidence is of no known kind.
     """
 
     evidence: Evidence
@@ -88,68 +121,104 @@ class Result:
             raise ValueError(
                 "a result without numbers, as without its recording, or with NaN"
             )
-        Evidence(self.evidence)  # raises ValueError of an unknown kind
+        # Raises ValueError for an unknown kind.
+        Evidence(self.evidence)
 
     @property
     def low(self) -> float:
-        """The least of all."""
+        """Return the least attained number."""
         return float(self.spans.min())
 
     @property
     def high(self) -> float:
-        """The largest of all."""
+        """Return the largest attained number."""
         return float(self.spans.max())
 
     def meets(self, low: float, high: float) -> bool:
-        """Return whether anything that was attained lies from ``low`` to ``high``."""
+        """Return whether an attained number lies from ``low`` to ``high``."""
         least, most = self.spans.T
         return bool(((least <= high) & (low <= most)).any())
 
 
 def _result(evidence: Evidence, values: Values, note: str, grade: str = "") -> Result:
-    array = np.array([*values] if isinstance(values, Iterable) else [values], float)
-    spans = array if array.ndim == 2 else np.stack([array, array], axis=1)
+    """Return a result whose spans are sorted, each once."""
+    listed = [*values] if isinstance(values, Iterable) else [values]
+    array = np.array(listed, float)
+    is_intervals = array.ndim == 2
+    spans = array if is_intervals else np.stack([array, array], axis=1)
     return Result(evidence, np.unique(np.sort(spans, axis=1), axis=0), note, grade)
 
 
 def measured(values: Values, note: str, grade: str, n: int = 0) -> Result:
-    """Return what was measured here, a note, and its grade: of `ddlkit.core.timeline.ORIGINS`.
+    """Return a result that was measured here.
 
-    n : how many cases or rounds they are of, if not one each; of several values all must be accepted
+    Parameters
+    ----------
+    values : float or iterable
+        The measured numbers. All must be accepted for the claim to be reproduced.
+    note : str
+        What was measured.
+    grade : str
+        The grade of truth, one of `ddlkit.core.timeline.ORIGINS`.
+    n : int, optional
+        How many cases or rounds the numbers stand for. By default one each.
+
+    Returns
+    -------
+    Result
+        Its interval is a point or a range.
     """
-    each = [*values] if isinstance(values, Iterable) else [values]
-    interval = f"{'range' if len(each) > 1 else 'point'}, n = {n or len(each)}"
-    return replace(_result(Evidence.MEASURED, each, note, grade), interval=interval)
+    listed = [*values] if isinstance(values, Iterable) else [values]
+    kind = "range" if len(listed) > 1 else "point"
+    result = _result(Evidence.MEASURED, listed, note, grade)
+    return replace(result, interval=f"{kind}, n = {n or len(listed)}")
 
 
 def confident(
     samples: Floats, statistic: Callable[..., Any], note: str, grade: str
 ) -> Result:
-    """Return the 95% BCa bootstrap interval of a statistic along an axis, of (n,) samples."""
-    from scipy.stats import bootstrap  # takes as long to import as pandas
+    """Return the 95% confidence interval of a statistic, as a measured result.
 
-    ends = bootstrap(
-        (samples,), statistic, n_resamples=500_000, rng=0
-    ).confidence_interval
+    Parameters
+    ----------
+    samples : ndarray, shape (n,)
+        The measured numbers.
+    statistic : callable
+        The statistic, along an axis, as `scipy.stats.bootstrap` takes it.
+    note : str
+        What was measured.
+    grade : str
+        The grade of truth, one of `ddlkit.core.timeline.ORIGINS`.
+
+    Returns
+    -------
+    Result
+        The interval of the bias-corrected and accelerated (BCa) bootstrap.
+    """
+    # SciPy's statistics take as long to import as pandas.
+    from scipy.stats import bootstrap
+
+    drawn = bootstrap((samples,), statistic, n_resamples=500_000, rng=0)
+    ends = drawn.confidence_interval
     result = _result(Evidence.MEASURED, [(ends.low, ends.high)], note, grade)
     return replace(result, interval=f"95% confidence interval, n = {len(samples)}")
 
 
 counted = partial(_result, Evidence.COUNTED)
-"""What published architectures have, or what an algorithm run to its end gives."""
+"""Return what published architectures have, or what a whole run of an algorithm gives."""
 modelled = partial(_result, Evidence.MODEL)
-"""What a model says over what the paper leaves open."""
+"""Return what a model says, over the settings that the paper leaves open."""
 own = partial(_result, Evidence.OWN)
-"""What the paper's own printed numbers say, within their rounding."""
+"""Return what the paper's own printed numbers say, within their rounding."""
 
 
 def at_least(value: float, note: str) -> Result:
-    """Return a lower bound on the claimed quantity."""
+    """Return a lower bound of the claimed quantity."""
     return _result(Evidence.BOUND, [(value, math.inf)], note)
 
 
 def at_most(value: float, note: str) -> Result:
-    """Return an upper bound on the claimed quantity."""
+    """Return an upper bound of the claimed quantity."""
     return _result(Evidence.BOUND, [(-math.inf, value)], note)
 
 
@@ -160,46 +229,75 @@ def by_model(
     offset: float = 0,
     note: str = "",
 ) -> Result:
-    """Return a quantity's values in the settings that meet the most *other* statements, which judge it."""
+    """Return a result that is judged by the settings which meet the other statements.
+
+    Parameters
+    ----------
+    search : SettingSearch
+        All settings against the paper's statements.
+    quantity : str
+        The name of the quantity of the search that the claim is about.
+    scale, offset : float, optional
+        The claim's number is ``offset + scale * quantity``.
+    note : str, optional
+        A remark on the quantity.
+
+    Returns
+    -------
+    Result
+        The values of the quantity in the settings that meet the most *other* statements.
+        They judge the claim.
+    """
 
     def judge(low: float, high: float) -> Verdict:
-        left = search.without(
-            quantity, *((end - offset) / scale for end in (low, high))
-        )
+        ends = ((end - offset) / scale for end in (low, high))
+        left = search.without(quantity, *ends)
         least, most = (offset + scale * end for end in left.ends)
+        together = "it holds nowhere"
+        if left.with_it >= 0:
+            together = f"{left.with_it} with it"
         text = (
-            f"of {left.others} other statements at most {left.most} hold together, {left.with_it} with it; it"
-            f" holds in {left.counted:.0%} of the {left.settings:,} settings that meet the most, itself"
-            f" counted ({least:.4g} to {most:.4g}), in {left.uncounted:.0%} of those with the most others"
+            f"of {left.others} other statements at most {left.most} hold together, "
+            f"{together}; it holds in {left.counted:.0%} of the {left.settings:,} "
+            f"settings that meet the most, itself counted ({least:.4g} to {most:.4g}), "
+            f"in {left.uncounted:.0%} of those with the most others"
         )
-        few = {name: values for name, values in left.only.items() if len(values) <= FEW}
-        for name, values in few.items():
-            text += f"; only where {name} is {' or '.join(f'{value:.3g}' for value in values)}"
-        return Verdict(
-            Outcome(left.standing), text.replace("-1 with it", "it holds nowhere")
-        )
+        for name, values in left.only.items():
+            if len(values) <= FEW:
+                listed = " or ".join(f"{value:.3g}" for value in values)
+                text += f"; only where {name} is {listed}"
+        return Verdict(Outcome(left.standing), text)
 
-    return replace(
-        modelled(offset + scale * search.without(quantity).values, note), judge=judge
-    )
+    values = offset + scale * search.without(quantity).values
+    return replace(modelled(values, note), judge=judge)
 
 
 def over_compatible(search: SettingSearch) -> str:
-    """Return over which settings a range goes, for a note."""
+    """Return a phrase for a note that says over which settings a range goes."""
+    settings = int(search.most().sum())
     return (
-        f"over {int(search.most().sum()):,} settings, which agree with {search.count.max()} of the "
+        f"over {settings:,} settings, which agree with {search.count.max()} of the "
         f"{len(search.stated)} statements"
     )
 
 
-FEW = 4  # values that are listed; more are left out, or their ends stand for all
+FEW = 4
+"""How many values of a scanned number a note lists. More are left out."""
 CHECKS: dict[str, Callable[[], Result]] = {}
-"""Claim id -> function that computes its Result."""
+"""The functions that compute results, by the id of their claim."""
 Checking = TypeVar("Checking", bound=Callable[..., Result])
 
 
 def check(claim: str, *arguments: Any) -> Callable[[Checking], Checking]:
-    """Register the decorated function, called with ``arguments``, as the check of a claim."""
+    """Return a decorator that registers a function as the check of a claim.
+
+    Parameters
+    ----------
+    claim : str
+        The id of the claim.
+    *arguments
+        What the function is called with.
+    """
 
     def register(function: Checking) -> Checking:
         CHECKS[claim] = partial(function, *arguments)
@@ -208,15 +306,37 @@ def check(claim: str, *arguments: Any) -> Callable[[Checking], Checking]:
     return register
 
 
-# -- claims --------------------------------------------------------------------------------------
+# -- claims --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One number of a paper: where it stands, and within which relative tolerance it must agree.
+    """One number that a paper prints, and how closely a result must agree with it.
 
-    relation : one of RELATIONS. An ordering ("A is above B") is a ratio or a count with a bound.
-    figure : of the catalog, or ""; errata : numbers in the paper's errata.md, separated by spaces
+    Attributes
+    ----------
+    id : str
+        The id, which begins with the paper's abbreviation.
+    paper : str
+        The paper's abbreviation.
+    place : str
+        Where in the paper the number stands.
+    quantity : str
+        What the number is of.
+    relation : str
+        One of RELATIONS. An ordering ("A is above B") is a ratio or a count with a bound.
+    value : float
+        The printed number, in ``unit``.
+    unit : str
+        The unit.
+    tolerance : float
+        The relative tolerance.
+    condition : str
+        Under which condition the claim is made.
+    figure : str
+        The figure of the catalog that shows the claim, or "".
+    errata : str
+        The entries of the paper's errata.md, separated by spaces.
     """
 
     id: str
@@ -233,16 +353,32 @@ class Claim:
 
     @property
     def accepted(self) -> tuple[float, float]:
-        """The values that agree with the printed one."""
-        # One unit in the last place of a double must not turn an exact match into a difference.
+        """Return the least and the largest value that agree with the printed one."""
+        # One unit in the last place of a double must not turn an exact match into a
+        # difference.
         margin = (self.tolerance + 1e-12) * abs(self.value)
-        low = -math.inf if self.relation == "<=" else self.value - margin
-        return low, math.inf if self.relation == ">=" else self.value + margin
+        low = self.value - margin
+        high = self.value + margin
+        if self.relation == "<=":
+            low = -math.inf
+        if self.relation == ">=":
+            high = math.inf
+        return low, high
 
     def verdict(self, result: Result) -> Verdict:
-        """Return what a result says of the claim: it agrees if an attained value is accepted.
+        """Return the outcome of the claim under a result.
 
-        Of what was measured or counted, over links, networks or repeats, all must be accepted.
+        Parameters
+        ----------
+        result : Result
+            What was computed. If it has a ``judge``, that decides. Of measured or counted
+            numbers, over links, networks or repeats, all must be accepted. Of other
+            evidence, one accepted number suffices.
+
+        Raises
+        ------
+        UserError
+            If the claim's relation is not one of RELATIONS.
         """
         if self.relation not in RELATIONS:
             raise UserError(
@@ -252,16 +388,16 @@ class Claim:
         if result.judge:
             return result.judge(low, high)
         if result.evidence in FIRM:
-            inside = low <= result.low and result.high <= high
-            return Verdict(Outcome.REPRODUCED if inside else Outcome.DIFFERS)
-        return Verdict(
-            Outcome.COMPATIBLE if result.meets(low, high) else Outcome.CONTRADICTED
-        )
+            all_accepted = low <= result.low and result.high <= high
+            return Verdict(Outcome.REPRODUCED if all_accepted else Outcome.DIFFERS)
+        if result.meets(low, high):
+            return Verdict(Outcome.COMPATIBLE)
+        return Verdict(Outcome.CONTRADICTED)
 
 
 @cache
 def load_claims() -> tuple[Claim, ...]:
-    """Return all claims under data/papers, paper by paper in the order written."""
+    """Return all claims of data/papers, paper by paper in the order of their files."""
     tables = [
         paper_table(key, "claims", dtype=str, keep_default_na=False) for key in PAPERS
     ]
@@ -269,57 +405,113 @@ def load_claims() -> tuple[Claim, ...]:
     return tuple(Claim(**row) for row in rows.to_dict("records"))
 
 
-# -- tables and prose ----------------------------------------------------------------------------
+# -- tables and prose ----------------------------------------------------------------
 
 
 def paper_table(paper: str, name: str, **options: Any) -> pd.DataFrame:
-    """Return data/papers/<paper>/<name>.csv. Raises UserError if it is missing, or edited since."""
+    """Return a transcribed table, data/papers/<paper>/<name>.csv.
+
+    Parameters
+    ----------
+    paper : str
+        The abbreviation of the paper.
+    name : str
+        The name of the table, such as "tab02" or "claims".
+    **options
+        Further arguments of `pandas.read_csv`.
+
+    Raises
+    ------
+    UserError
+        If the file is missing, or if it was edited since it was transcribed.
+    """
     path = places.DATA / "papers" / paper / f"{name}.csv"
     return pd.read_csv(io.BytesIO(transcribed.read_transcribed(path)), **options)
 
 
 def waiting() -> pd.DataFrame:
-    """Return the open claims, by id: ``notebook`` that will decide it ("" if none can), and ``why``."""
-    return (
-        pd.concat([paper_table(paper, "open") for paper in PAPERS])
-        .set_index("claim")
-        .fillna("")
-    )
+    """Return the open claims.
+
+    Returns
+    -------
+    DataFrame
+        By the id of the claim, the ``notebook`` that will decide it ("" if none can), and
+        ``why`` it is open.
+    """
+    tables = [paper_table(paper, "open") for paper in PAPERS]
+    return pd.concat(tables).set_index("claim").fillna("")
 
 
 @cache
 def halved() -> pd.DataFrame:
-    """Return the outcomes of modelled claims on a grid, and with half its step along each ``axis``."""
+    """Return the outcomes of modelled claims on grids with a halved step.
+
+    Returns
+    -------
+    DataFrame
+        Outcomes on the grid itself, and with half its step along each ``axis``.
+    """
     return pd.read_csv(places.DATA / "halved.csv")
 
 
 def recomputed(frame: pd.DataFrame, **columns: Iterable[float]) -> pd.DataFrame:
-    """Return ``frame`` with what was computed, and its difference relative to print, after each column.
+    """Return a printed table with the computed numbers next to the printed ones.
 
+    Parameters
+    ----------
+    frame : DataFrame
+        The printed table.
+    **columns : iterable of float
+        The computed numbers by the printed column.
+
+    Returns
+    -------
+    DataFrame
+        After each of these columns, ``<column>_computed`` and ``<column>_difference``,
+        the relative difference from print.
+
+    Examples
+    --------
     >>> recomputed(pd.DataFrame({"a": [2.0], "b": [1]}), a=[3.0]).to_dict("list")
     {'a': [2.0], 'a_computed': [3.0], 'a_difference': [0.5], 'b': [1]}
     """
     result = frame.copy()
     for column, values in columns.items():
-        place = result.columns.get_loc(column) + 1
-        result.insert(place, f"{column}_computed", list(values))
+        after = result.columns.get_loc(column) + 1
+        result.insert(after, f"{column}_computed", list(values))
         difference = result[f"{column}_computed"] / frame[column] - 1
-        result.insert(place + 1, f"{column}_difference", difference)
+        result.insert(after + 1, f"{column}_difference", difference)
     return result
 
 
 def symbols(paper: str, name: str) -> pd.DataFrame:
-    """Return a table of symbols: symbol, meaning in our words, ``ddlkit``: its name below the package."""
+    """Return a paper's table of symbols with their names in the code.
+
+    Parameters
+    ----------
+    paper : str
+        The abbreviation of the paper.
+    name : str
+        The name of the table.
+
+    Returns
+    -------
+    DataFrame
+        The ``symbol``, its meaning in our words, and ``ddlkit``, its name below the
+        package.
+    """
     names = paper_table(paper, "symbols").set_index("symbol")["ddlkit"].to_dict()
     printed = paper_table(paper, name)
     return printed.assign(ddlkit=[names[symbol] for symbol in printed["symbol"]])
 
 
 def claimed(claim: str) -> float:
-    """Return the value of another claim, for checks that follow from it."""
-    return {each.id: each.value for each in load_claims()}[claim]
+    """Return the printed value of another claim, for a check that follows from it."""
+    values = {listed.id: listed.value for listed in load_claims()}
+    return values[claim]
 
 
 def prose(paper: str) -> dict[str, float]:
-    """Return the numbers of a paper's prose, by their id in data/papers/<paper>/prose.csv."""
-    return paper_table(paper, "prose").set_index("id")["value"].astype(float).to_dict()
+    """Return the numbers of a paper's prose by their id in data/papers/<paper>/prose.csv."""
+    values = paper_table(paper, "prose").set_index("id")["value"]
+    return values.astype(float).to_dict()

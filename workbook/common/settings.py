@@ -1,7 +1,8 @@
-"""Settings that a paper leaves out, judged by what it states.
+"""Settings that a paper leaves open, judged by the paper's statements.
 
-A statement is an interval of a quantity, which is computed for every setting of a grid. Of one setting
-nothing is proven; what holds together in none of them does not hold in the model, within the grid's ranges.
+A statement is an interval of a quantity. The quantity is computed for every setting of a
+grid. That a statement holds in one setting proves nothing. But statements that hold
+together in no setting cannot all hold in the model, within the ranges of the grid.
 """
 
 from __future__ import annotations
@@ -22,34 +23,74 @@ from ddlkit.core.workload import Floats
 
 @dataclass(frozen=True)
 class Stated:
-    """One statement of the paper as an interval: low <= quantity <= high."""
+    """One statement of the paper as an interval: low <= quantity <= high.
+
+    Attributes
+    ----------
+    name : str
+        The name of the statement and of its quantity.
+    low, high : float
+        The ends of the interval, which may be infinite.
+    """
 
     name: str
     low: float
     high: float
 
     def miss(self, value: Floats) -> NDArray[np.float32]:
-        """Return the distance from the interval in half-widths (half open: 0.05), 0 inside; any shape."""
+        """Return how far values are outside the interval.
+
+        Parameters
+        ----------
+        value : ndarray
+            Values of the quantity, of any shape.
+
+        Returns
+        -------
+        ndarray of float32
+            The distance in half-widths of the interval, 0 inside. An interval with one
+            end is given a half-width of 0.05.
+        """
         outside = np.maximum(self.low - value, value - self.high)
-        half = (self.high - self.low) / 2
-        width = half if math.isfinite(half) else 0.05
-        return (np.maximum(outside, 0.0) / width).astype(np.float32)
+        half_width = (self.high - self.low) / 2
+        if not math.isfinite(half_width):
+            half_width = 0.05
+        return (np.maximum(outside, 0.0) / half_width).astype(np.float32)
 
 
 APART = 2
-"""So many of the others must a statement cost to be contradicted by them: one fewer decides nothing."""
+"""How many other statements a statement must cost to be contradicted by them. That one
+fewer holds decides nothing."""
 
 
 @dataclass(frozen=True, eq=False)
 class LeftOut:
-    """How a statement stands with the ``others`` of a search.
+    """How a statement stands with the other statements of a search.
 
-    values : what its quantity is in the settings that meet the most others, each once, in order
-    ends : the least and largest of it in the settings that meet the most statements, itself counted
-    most : others that a setting meets at most; with_it : the same where it holds too, -1 if it never does
-    settings : how many meet the most statements, itself counted, and the share ``counted`` in which it holds
-    uncounted : its share of the settings that meet the most others
-    only : each scanned number at some values of which it never holds, with its other values
+    Attributes
+    ----------
+    values : ndarray
+        The values of its quantity in the settings that meet the most others, each once
+        and in order.
+    ends : (float, float)
+        The least and the largest value in the settings that meet the most statements,
+        itself counted.
+    others : int
+        The number of other statements.
+    most : int
+        How many others a setting meets at most.
+    with_it : int
+        How many others a setting meets at most where the statement holds too, or -1 if
+        it never holds.
+    settings : int
+        How many settings meet the most statements, itself counted.
+    counted : float
+        The share of these settings in which the statement holds.
+    uncounted : float
+        The share in which it holds of the settings that meet the most others.
+    only : mapping of str to ndarray
+        The scanned numbers at some values of which the statement never holds, with the
+        values at which it does.
     """
 
     values: Floats
@@ -65,17 +106,29 @@ class LeftOut:
     @property
     def standing(self) -> str:
         """Return "contradicted" by the others, "compatible" with them, or "undecided"."""
-        if self.with_it < 0 or self.with_it <= self.most - APART:
+        never_holds = self.with_it < 0
+        if never_holds or self.with_it <= self.most - APART:
             return "contradicted"
-        return "compatible" if self.counted >= 0.5 else "undecided"
+        if self.counted >= 0.5:
+            return "compatible"
+        return "undecided"
 
 
 @dataclass(frozen=True, eq=False)
 class SettingSearch:
-    """Which statements hold where: ``holds`` is (statements, *grid.shape).
+    """Which statements hold in which settings of a grid.
 
-    grid : its ``shape``, and the scanned numbers of its last axes by name, in order, ``free``
-    values : of each statement's quantity, which broadcast to the grid's shape
+    Attributes
+    ----------
+    grid : object
+        It has a ``shape``, and in ``free`` the scanned numbers of its last axes by name,
+        in the order of the axes.
+    stated : tuple of Stated
+        The statements.
+    holds : ndarray of bool, shape (statements, *grid.shape)
+        Whether each statement holds in each setting.
+    values : mapping of str to ndarray
+        The quantities, by name of the statement. They broadcast to the grid's shape.
     """
 
     grid: Any
@@ -85,15 +138,15 @@ class SettingSearch:
 
     @cached_property
     def miss(self) -> NDArray[np.float32]:
-        """Return the statements' distances from their intervals, in half-widths, summed, by setting."""
+        """Return the sum of all statements' distances, in half-widths, by setting."""
         missed = np.zeros(self.grid.shape, dtype=np.float32)
-        for each in self.stated:
-            missed += each.miss(self.values[each.name])
+        for statement in self.stated:
+            missed += statement.miss(self.values[statement.name])
         return missed
 
     @cached_property
     def count(self) -> NDArray[np.int8]:
-        """Return how many statements hold, by setting."""
+        """Return the number of statements that hold, by setting."""
         return self.holds.sum(axis=0, dtype=np.int8)
 
     def fits_all(self) -> bool:
@@ -101,68 +154,101 @@ class SettingSearch:
         return bool(self.holds.all(axis=0).any())
 
     def most(self, *required: str) -> NDArray[np.bool_]:
-        """Return the mask of the settings with the most statements, among those where ``required`` hold."""
-        allowed = np.all(self.holds[[self._number(name) for name in required]], axis=0)
+        """Return which settings meet the most statements.
+
+        Parameters
+        ----------
+        *required : str
+            Names of statements that must hold.
+
+        Returns
+        -------
+        ndarray of bool, shape of the grid
+            The settings with the most statements among those where ``required`` hold.
+        """
+        numbers = [self._number(name) for name in required]
+        allowed = np.all(self.holds[numbers], axis=0)
         mask: NDArray[np.bool_] = allowed & (self.count == self.count[allowed].max())
         return mask
 
     def best_index(self, *required: str) -> tuple[int, ...]:
-        """Return the best compromise: ``most(*required)``, and among these the smallest ``miss``."""
-        chosen = np.where(self.most(*required), self.miss, np.inf)
-        return tuple(
-            int(i) for i in np.unravel_index(int(np.argmin(chosen)), chosen.shape)
-        )
+        """Return the place of the best compromise in the grid.
+
+        Of the settings of ``most(*required)`` it has the smallest ``miss``.
+        """
+        misses = np.where(self.most(*required), self.miss, np.inf)
+        place = np.unravel_index(int(np.argmin(misses)), misses.shape)
+        return tuple(int(i) for i in place)
 
     def range_of(self, name: str, *required: str) -> tuple[float, float]:
-        """Return the least and largest value of a statement's quantity, over ``most(*required)``."""
-        seen = self._value(name)[self.most(*required)]
-        return float(seen.min()), float(seen.max())
+        """Return the least and largest value of a quantity over ``most(*required)``."""
+        values = self._value(name)[self.most(*required)]
+        return float(values.min()), float(values.max())
 
     def without(
         self, name: str, low: float = math.nan, high: float = math.nan
     ) -> LeftOut:
-        """Return how a quantity stands with all other statements, if it lies from ``low`` to ``high``.
+        """Return how a quantity stands with all other statements.
 
-        low, high : if NaN, of the statement of that name; a quantity need not be stated otherwise
+        Parameters
+        ----------
+        name : str
+            The quantity. It need not be stated otherwise.
+        low, high : float, optional
+            The interval that is judged. By default the statement of that name.
+
+        Returns
+        -------
+        LeftOut
+            How the interval stands.
         """
-        value, names = self._value(name), [each.name for each in self.stated]
-        own = (
-            self.holds[names.index(name)]
-            if name in names
-            else np.zeros(self.grid.shape, bool)
-        )
+        value = self._value(name)
+        names = [statement.name for statement in self.stated]
+        own = np.zeros(self.grid.shape, bool)
+        if name in names:
+            own = self.holds[names.index(name)]
+        holds = own
+        if not math.isnan(low):
+            holds = (value >= low) & (value <= high)
+
         others = self.count - own
-        holds = own if math.isnan(low) else (value >= low) & (value <= high)
-        best, counted = others == others.max(), others + holds
-        top = counted == counted.max()
+        has_most_others = others == others.max()
+        counted = others + holds
+        has_most = counted == counted.max()
         return LeftOut(
-            values=np.unique(value[best]),
-            ends=(float(value[top].min()), float(value[top].max())),
+            values=np.unique(value[has_most_others]),
+            ends=(float(value[has_most].min()), float(value[has_most].max())),
             others=len(names) - (name in names),
             most=int(others.max()),
             with_it=int(others[holds].max(initial=-1)),
-            settings=int(top.sum()),
-            counted=float(holds[top].mean()),
-            uncounted=float(holds[best].mean()),
+            settings=int(has_most.sum()),
+            counted=float(holds[has_most].mean()),
+            uncounted=float(holds[has_most_others].mean()),
             only=self._only_at(holds),
         )
 
     def _only_at(self, holds: NDArray[np.bool_]) -> dict[str, Floats]:
-        """Return where something holds, of each scanned number that it does not hold at every value of."""
-        free, only = self.grid.free, {}
-        rest = holds.any(axis=tuple(range(holds.ndim - len(free))))
-        for name, scanned in free.items():  # each axis in turn is the first of the rest
-            anywhere = rest.reshape(len(scanned), -1).any(axis=1)
-            rest = rest.any(axis=0)
-            if not anywhere.all():
-                only[name] = scanned[anywhere]
+        """Return the values of the scanned numbers where a statement holds.
+
+        Numbers at every value of which it holds somewhere are left out.
+        """
+        free = self.grid.free
+        only = {}
+        first_axes = tuple(range(holds.ndim - len(free)))
+        remaining = holds.any(axis=first_axes)
+        # Each scanned number in turn is the first axis of what remains.
+        for name, scanned in free.items():
+            holds_somewhere = remaining.reshape(len(scanned), -1).any(axis=1)
+            remaining = remaining.any(axis=0)
+            if not holds_somewhere.all():
+                only[name] = scanned[holds_somewhere]
         return only
 
     def dropping(self, *names: str) -> SettingSearch:
-        """Return the search without these statements; their quantities stay."""
-        kept = [each.name not in names for each in self.stated]
+        """Return the search without some statements, whose quantities stay."""
+        kept = [statement.name not in names for statement in self.stated]
         stated = tuple(
-            each for each, keep in zip(self.stated, kept, strict=True) if keep
+            statement for statement in self.stated if statement.name not in names
         )
         return replace(self, stated=stated, holds=self.holds[kept])
 
@@ -173,44 +259,92 @@ class SettingSearch:
         return np.broadcast_to(self.values[name], self.grid.shape)
 
     def residuals(self, index: tuple[int, ...]) -> pd.DataFrame:
-        """Return every statement at one setting: allowed interval, computed value, whether it holds."""
-        values = [float(self._value(each.name)[index]) for each in self.stated]
-        bounds = [(each.name, each.low, each.high) for each in self.stated]
-        holds = [bool(each[index]) for each in self.holds]
-        table = [
-            (*bound, *rest) for bound, *rest in zip(bounds, values, holds, strict=True)
-        ]
-        return pd.DataFrame(
-            table, columns=["statement", "low", "high", "computed", "holds"]
-        )
+        """Return every statement at one setting.
+
+        Parameters
+        ----------
+        index : tuple of int
+            The place of the setting in the grid.
+
+        Returns
+        -------
+        DataFrame
+            A row for each statement, with the ends of its interval, the computed value,
+            and whether it holds.
+        """
+        rows = []
+        for statement, holds in zip(self.stated, self.holds, strict=True):
+            value = float(self._value(statement.name)[index])
+            row = (statement.name, statement.low, statement.high, value)
+            rows.append((*row, bool(holds[index])))
+        columns = ["statement", "low", "high", "computed", "holds"]
+        return pd.DataFrame(rows, columns=columns)
 
     def alone(self) -> pd.DataFrame:
-        """Return for each statement the share of settings that agree, and of the best ones."""
-        best, stated = self.most(), zip(self.stated, self.holds, strict=True)
-        rows = [(each.name, holds.mean(), holds[best].mean()) for each, holds in stated]
+        """Return in which share of settings each statement holds.
+
+        Returns
+        -------
+        DataFrame
+            A row for each statement, with the share of all ``settings`` and of the
+            ``best_settings``, which meet the most statements.
+        """
+        best = self.most()
+        rows = []
+        for statement, holds in zip(self.stated, self.holds, strict=True):
+            rows.append((statement.name, holds.mean(), holds[best].mean()))
         return pd.DataFrame(rows, columns=["statement", "settings", "best_settings"])
 
     def ranges(self, wanted: NDArray[np.bool_]) -> pd.DataFrame:
-        """Return the ends of every free setting, over the ``wanted`` ones and as scanned."""
-        places = np.nonzero(wanted)[-len(self.grid.free) :]
-        rows = [
-            (name, scanned[at].min(), scanned[at].max(), scanned.min(), scanned.max())
-            for (name, scanned), at in zip(self.grid.free.items(), places, strict=True)
-        ]
-        return pd.DataFrame(
-            rows, columns=["free", "low", "high", "scanned_low", "scanned_high"]
-        )
+        """Return the range of every scanned number over some settings.
+
+        Parameters
+        ----------
+        wanted : ndarray of bool, shape of the grid
+            The settings.
+
+        Returns
+        -------
+        DataFrame
+            A row for each scanned number, with the least and the largest value over the
+            settings, and as scanned.
+        """
+        free = self.grid.free
+        # The scanned numbers are the last axes of the grid.
+        places = np.nonzero(wanted)[-len(free) :]
+        rows = []
+        for (name, scanned), place in zip(free.items(), places, strict=True):
+            values = scanned[place]
+            ends = (values.min(), values.max(), scanned.min(), scanned.max())
+            rows.append((name, *ends))
+        columns = ["free", "low", "high", "scanned_low", "scanned_high"]
+        return pd.DataFrame(rows, columns=columns)
 
 
 def settle(
     stated: Sequence[Stated], grid: Any, values: Mapping[str, Floats]
 ) -> SettingSearch:
-    """Return every setting of a grid against every statement; ``values`` broadcast to the grid's shape."""
-    unknown = [each.name for each in stated if each.name not in values]
+    """Return every setting of a grid against every statement.
+
+    Parameters
+    ----------
+    stated : sequence of Stated
+        The statements.
+    grid : object
+        The settings, as `SettingSearch` describes a grid.
+    values : mapping of str to ndarray
+        The quantities by name, which broadcast to the grid's shape.
+
+    Raises
+    ------
+    UserError
+        If a statement has no quantity.
+    """
+    unknown = [statement.name for statement in stated if statement.name not in values]
     if unknown:
         raise UserError(f"no quantity {unknown[0]!r}: use one of {', '.join(values)}")
     holds = np.empty((len(stated), *grid.shape), dtype=bool)
-    for k, each in enumerate(stated):
-        value = values[each.name]
-        holds[k] = (value >= each.low) & (value <= each.high)
+    for k, statement in enumerate(stated):
+        value = values[statement.name]
+        holds[k] = (value >= statement.low) & (value <= statement.high)
     return SettingSearch(grid, tuple(stated), holds, values)

@@ -1,4 +1,10 @@
-"""Where a notebook's numbers come from: measured here, or recorded on a named machine; it says which."""
+"""The tables that notebooks and figures are made from, measured here or recorded.
+
+A *recording* is a directory of tables below data/recorded, which is named for the machine
+that measured them. A *campaign* is a directory below a recording: runs in the lab and the
+calibration of the lab's links. Every table has a stamp that says where and when it was
+measured, so that a figure can say so too.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +22,46 @@ from ddlkit.core.workload import Floats, LayerProfile, Workload
 from ddlkit.model.predictor import scatter_of
 from workbook.common import places
 
-# Directories of campaigns beside a machine's other recordings.
-CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
-REGIMES, REGIMES_VGG, LIMIT = (
-    "campaign-regimes",
-    "campaign-regimes-vgg",
-    "campaign-limit",
-)
-LINKS, LINKS_AGAIN = "campaign-links", "campaign-links-again"
-LINKS_THIRD, LINKS_FOURTH = "campaign-links-third", "campaign-links-fourth"
-OMGS, SPARSE_TRAINING = "campaign-omgs", "sparse-training"
+# Names of campaigns and of other directories below a recording.
+CAMPAIGN = "campaign"
+BEST = "campaign-best"
+REPEATS = "campaign-repeats"
+REGIMES = "campaign-regimes"
+REGIMES_VGG = "campaign-regimes-vgg"
+LIMIT = "campaign-limit"
+LINKS = "campaign-links"
+LINKS_AGAIN = "campaign-links-again"
+LINKS_THIRD = "campaign-links-third"
+LINKS_FOURTH = "campaign-links-fourth"
+OMGS = "campaign-omgs"
+SPARSE_TRAINING = "sparse-training"
 TRAINED = "campaign-training"
-LABS, ECHOES = "labs-open", "labs-echo"
-ALONE = "ranks == 1 and precision == 'fp32'"  # rows of a profile of one rank alone
-HERE = "here"  # the machine of tables that are not under data/recorded
+LABS = "labs-open"
+ECHOES = "labs-echo"
+
+ALONE = "ranks == 1 and precision == 'fp32'"
+"""The query for the rows of a layer profile that one rank measured alone in fp32."""
+HERE = "here"
+"""The name of the machine whose tables are not under data/recorded."""
 TEACHING = "cpu-2x-amd-epyc"
 """The recording that teaches: text, figures and tables of the lessons are made from it."""
 
 
 def machine_of(directory: Path) -> str:
-    """Return whose tables a directory holds: a machine's name under data/recorded, else "here".
+    """Return which machine measured the tables of a directory.
 
+    Parameters
+    ----------
+    directory : Path
+        A directory of tables.
+
+    Returns
+    -------
+    str
+        The name of a machine under data/recorded, else "here".
+
+    Examples
+    --------
     >>> machine_of(places.RECORDED / "gpu-h100" / "campaign"), machine_of(Path("build/measured"))
     ('gpu-h100', 'here')
     """
@@ -48,35 +73,78 @@ def machine_of(directory: Path) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """Directories of recorded tables, in order: of files with one name, the first directory's counts."""
+    """Directories of recorded tables.
+
+    Attributes
+    ----------
+    directories : tuple of Path
+        The directories in order. If several have a file of one name, the file in the
+        first of them counts.
+    """
 
     directories: tuple[Path, ...]
 
     def _paths(self, kind: str) -> list[Path]:
+        """Return the tables of a kind, none if there are none."""
         paths: dict[str, Path] = {}
         for directory in self.directories:
             for path in store.list_tables(directory, f"{kind}-*.csv*"):
                 paths.setdefault(path.name, path)
         return list(paths.values())
 
+    def _files(self, kind: str) -> list[Path]:
+        """Return the tables of a kind. Raises UserError if there are none."""
+        paths = self._paths(kind)
+        if not paths:
+            searched = ", ".join(map(str, self.directories)) or "nowhere"
+            raise UserError(
+                f"no table of {kind} in {searched}: run ddlkit measure, or use --recorded"
+            )
+        return paths
+
+    def _tables(self, kind: str) -> list[pd.DataFrame]:
+        """Return the rows of each table of a kind with their machine."""
+        tables = []
+        for path in self._files(kind):
+            rows = store.load_table(path, kind)
+            tables.append(rows.assign(machine=machine_of(path.parent)))
+        return tables
+
+    def _profiles(self) -> dict[Path, LayerProfile]:
+        """Return every layer profile of all directories by its path."""
+        profiles = {}
+        for directory in self.directories:
+            for path in store.list_tables(directory, "layers-*.csv"):
+                profiles[path] = store.read_profile(path)
+        return profiles
+
     def has(self, kind: str) -> bool:
         """Return whether there is any table of ``kind`` ("layers", "runs", ...)."""
         return bool(self._paths(kind))
 
-    def _files(self, kind: str) -> list[Path]:
-        if paths := self._paths(kind):
-            return paths
-        places = ", ".join(map(str, self.directories)) or "nowhere"
-        raise UserError(
-            f"no table of {kind} in {places}: run ddlkit measure, or use --recorded"
-        )
-
     def is_live(self, kind: str) -> bool:
-        """Return whether the first table of ``kind`` was measured on this machine, not recorded."""
+        """Return whether the first table of ``kind`` was measured on this machine."""
         return machine_of(self._files(kind)[0].parent) == HERE
 
     def table(self, kind: str) -> pd.DataFrame:
-        """Return rows of a kind with their ``machine``; of collectives over one link, only the first's."""
+        """Return the rows of all tables of a kind.
+
+        Parameters
+        ----------
+        kind : str
+            The kind of tables, such as "layers" or "runs".
+
+        Returns
+        -------
+        DataFrame
+            The rows with their ``machine``. If several machines measured collectives over
+            one link, only those of the first count.
+
+        Raises
+        ------
+        UserError
+            If there is no such table.
+        """
         rows = pd.concat(self._tables(kind), ignore_index=True)
         if kind != "collectives":
             return rows
@@ -84,103 +152,174 @@ class Source:
         return rows[rows["machine"] == first].reset_index(drop=True)
 
     def rounds(self, kind: str) -> pd.DataFrame:
-        """Return as `table`, with rounds (``repeat``) of numbers that no two files share; odd stays odd."""
-        first, tables = 0, []
+        """Return the rows of all tables of a kind with rounds that are told apart.
+
+        Parameters
+        ----------
+        kind : str
+            The kind of tables, which have a column ``repeat``.
+
+        Returns
+        -------
+        DataFrame
+            As of `table`, but no two files share a number of ``repeat``. Odd rounds stay
+            odd, because the best configuration is chosen on odd rounds and judged on even
+            ones.
+        """
+        tables = []
+        first = 0
         for table in self._tables(kind):
             tables.append(table.assign(repeat=table["repeat"] + first))
-            first += 2 * (int(table["repeat"].max()) // 2 + 1) if len(table) else 0
+            if len(table):
+                first += 2 * (int(table["repeat"].max()) // 2 + 1)
         return pd.concat(tables, ignore_index=True)
 
-    def _tables(self, kind: str) -> list[pd.DataFrame]:
-        return [
-            store.load_table(path, kind).assign(machine=machine_of(path.parent))
-            for path in self._files(kind)
-        ]
-
     def apart(self, kind: str) -> dict[str, Source]:
-        """Return the tables of each machine that has some of ``kind``, alone, by its name: never merged."""
+        """Return the sources of the machines that have a table of a kind.
+
+        Parameters
+        ----------
+        kind : str
+            The kind of tables.
+
+        Returns
+        -------
+        dict of str to Source
+            By machine, the directories of this machine alone. Tables of several machines
+            are never merged.
+        """
         sources: dict[str, Source] = {}
         for directory in self.directories:
-            earlier = sources.get(machine_of(directory), Source(())).directories
-            sources[machine_of(directory)] = Source((*earlier, directory))
+            machine = machine_of(directory)
+            earlier = sources.get(machine, Source(())).directories
+            sources[machine] = Source((*earlier, directory))
         return {
             machine: source for machine, source in sources.items() if source.has(kind)
         }
 
     def label(self, kind: str) -> str:
-        """Return one line to print beside a figure: measured or recorded, on which machine, and when."""
-        parts = []
+        """Return a line that says where and when the tables of a kind were measured.
+
+        Parameters
+        ----------
+        kind : str
+            The kind of tables.
+
+        Returns
+        -------
+        str
+            For example "recorded on <machine>, 2026-11-20", once for each origin.
+        """
+        origins = []
         for path in self._files(kind):
             stamp = store.load_stamp(path)
-            how = "measured live" if machine_of(path.parent) == HERE else "recorded"
-            remark = f" ({stamp['remark']})" if stamp.get("remark") else ""
-            parts.append(
-                f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}{remark}"
-            )
-        return "; ".join(dict.fromkeys(parts))
+            is_live = machine_of(path.parent) == HERE
+            verb = "measured live" if is_live else "recorded"
+            origin = f"{verb} on {stamp['machine']['name']}, {stamp['time'][:10]}"
+            if stamp.get("remark"):
+                origin += f" ({stamp['remark']})"
+            origins.append(origin)
+        # A dict keeps each origin once, in order.
+        return "; ".join(dict.fromkeys(origins))
 
     def machine(self, kind: str) -> dict[str, Any]:
-        """Return the machine that the first table of ``kind`` was measured on, as its stamp has it."""
+        """Return the stamp's machine of the first table of ``kind``."""
         return dict(store.load_stamp(self._files(kind)[0])["machine"])
 
     def profile(self, network: str) -> LayerProfile:
-        """Return the first fp32 profile of a network on one rank alone."""
+        """Return the first profile of a network that one rank measured alone in fp32.
+
+        Parameters
+        ----------
+        network : str
+            The name of the network.
+
+        Raises
+        ------
+        UserError
+            If there is no such profile.
+        """
         for path in self._files("layers"):
-            rows = store.load_table(path, "layers").query(
-                f"network == @network and {ALONE}"
-            )
-            if len(rows):
+            rows = store.load_table(path, "layers")
+            if len(rows.query(f"network == @network and {ALONE}")):
                 return store.read_profile(path, network, ranks=1)
         raise UserError(
             f"no fp32 profile of {network} on one rank: run ddlkit measure layers"
         )
 
     def networks(self) -> list[str]:
-        """Return the names of those that `profile` finds, sorted."""
+        """Return the names of the networks that `profile` has, sorted."""
         return sorted(self.table("layers").query(ALONE)["network"].unique())
 
-    def _profiles(self) -> dict[Path, LayerProfile]:
-        paths = [
-            store.list_tables(directory, "layers-*.csv")
-            for directory in self.directories
-        ]
-        return {path: store.read_profile(path) for those in paths for path in those}
-
     def workloads(self) -> dict[str, Workload]:
-        """Return every profile in any directory as a workload, by the hash that a Case carries."""
+        """Return every layer profile as a workload.
+
+        Returns
+        -------
+        dict of str to Workload
+            Workloads by the hash of the profile, which a `Case` carries.
+        """
         return {
             profile.sha256: profile.workload() for profile in self._profiles().values()
         }
 
     def compute_scatter(self) -> dict[str, Floats]:
-        """Return iterations over their median by profile's hash, of every profile whose samples were kept."""
+        """Return how iterations scatter around the median of their layer profile.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Iterations over their median, by the hash of the profile. Profiles whose
+            samples were not kept are left out.
+        """
         scatter = {}
         for path, profile in self._profiles().items():
             samples = path.with_name(path.name.replace("layers-", "samples-", 1))
             if store.has_table(samples):
-                scatter[profile.sha256] = scatter_of(
-                    store.load_table(samples, "samples")
-                )
+                rows = store.load_table(samples, "samples")
+                scatter[profile.sha256] = scatter_of(rows)
         return scatter
 
     @property
     def alone(self) -> Source:
-        """The first directory only: a campaign is judged by the calibration of its own labs."""
+        """Return the first directory alone.
+
+        A campaign is judged by the calibration of its own labs.
+        """
         return Source(self.directories[:1])
 
     def selections(self) -> dict[str, SelectionTimes]:
-        """Return selection times that replays waited out, by the hash that a sparse Case carries."""
-        paths = [path for path in self._paths("selection") if "-rho" in path.name]
-        return {times.sha256: times for times in map(store.read_selection_times, paths)}
+        """Return the selection times that sparse replays sleep for.
+
+        Returns
+        -------
+        dict of str to SelectionTimes
+            Times by the hash that a sparse `Case` carries.
+        """
+        selections = {}
+        for path in self._paths("selection"):
+            if "-rho" in path.name:
+                times = store.read_selection_times(path)
+                selections[times.sha256] = times
+        return selections
 
     def timeline(self, case: str) -> Timeline:
-        """Return the measured or replayed timeline of a case; of one that none was kept of, an empty one."""
+        """Return the measured or replayed timeline of a case.
+
+        The timeline is empty if none was kept of the case.
+        """
         rows = self.table("timeline").query("case == @case")
         return Timeline.from_columns(rows)
 
 
 def teaching_recording() -> Path:
-    """Return the directory of the recording that teaches. Raises UserError where it is missing."""
+    """Return the directory of the recording that teaches.
+
+    Raises
+    ------
+    UserError
+        If the directory is missing.
+    """
     directory = places.RECORDED / TEACHING
     if not Source((directory,)).has("runs-replay"):
         raise UserError(
@@ -194,9 +333,10 @@ def open_source(data: str = "") -> Source:
 
     Parameters
     ----------
-    data : str
-        The name of a machine under data/recorded, or a directory of measured tables, which the
-        recording that teaches completes. Empty means the recording that teaches.
+    data : str, optional
+        The name of a machine under data/recorded, or a directory of measured tables. The
+        recording that teaches completes such a directory. By default the recording that
+        teaches.
 
     Raises
     ------
@@ -221,59 +361,164 @@ def open_here(here: str) -> Source:
     Parameters
     ----------
     here : str
-        The directory of these tables. Empty, or one that does not exist, means that nothing was measured.
+        The directory of these tables. An empty name, or a directory that does not exist,
+        means that nothing was measured.
     """
     directory = Path(here)
-    return Source((directory,)) if here and directory.is_dir() else Source(())
+    # The path of an empty name is the working directory.
+    if here and directory.is_dir():
+        return Source((directory,))
+    return Source(())
 
 
 def _place(data: str, name: str, *kinds: str) -> Path:
-    """Return the directory ``data``, else the recorded one of that name, of this machine before others."""
-    recorded = [teaching_recording() / name, *sorted(places.RECORDED.glob(f"*/{name}"))]
-    for place in [Path(data)] if data else recorded:
-        if any(map(Source((place,)).has, kinds)):
-            return place
+    """Return the first directory that has a table of one of the kinds.
+
+    It is ``data`` if that is given, else a recorded directory of that name. The recording
+    that teaches comes first.
+    """
+    if data:
+        candidates = [Path(data)]
+    else:
+        candidates = [teaching_recording() / name]
+        candidates += sorted(places.RECORDED.glob(f"*/{name}"))
+    for directory in candidates:
+        if any(Source((directory,)).has(kind) for kind in kinds):
+            return directory
     raise UserError(
         f"no {name} in {data or places.RECORDED}: measure it as examples/*.yml say"
     )
 
 
 def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
-    """Return the campaign in ``data``, else the recorded one of that name, over its layer profiles."""
-    place = _place(data, name, "runs")
-    return Source((place, teaching_recording() if data else place.parent))
+    """Return a campaign together with its layer profiles.
+
+    Parameters
+    ----------
+    data : str, optional
+        The directory of the campaign. By default the recorded one.
+    name : str, optional
+        The name of the recorded campaign.
+
+    Raises
+    ------
+    UserError
+        If there are no such runs.
+    """
+    directory = _place(data, name, "runs")
+    profiles = teaching_recording() if data else directory.parent
+    return Source((directory, profiles))
 
 
 def open_labs(data: str = "", name: str = LABS) -> Source:
-    """Return calibrations of many labs, or echoes: those in ``data``, else the recorded ones of that name."""
-    place = _place(data, name, "collectives", "echoes")
-    return Source((place, *([place.with_name("labs")] if place.name == LABS else [])))
+    """Return the calibrations, or echoes, of many labs.
+
+    Parameters
+    ----------
+    data : str, optional
+        The directory of their tables. By default the recorded one.
+    name : str, optional
+        The name of the recorded directory.
+
+    Raises
+    ------
+    UserError
+        If there are no such tables.
+    """
+    directory = _place(data, name, "collectives", "echoes")
+    directories = [directory]
+    if directory.name == LABS:
+        # The labs that were calibrated before these are in the directory next to it.
+        directories.append(directory.with_name("labs"))
+    return Source(tuple(directories))
 
 
 def open_sharing(data: str = "") -> Source | None:
-    """Return training beside its messages on one machine: in ``data``, else the first recorded, or None."""
-    named = places.RECORDED / data if data and "/" not in data else Path(data)
+    """Return the recording of training during messages on one machine.
+
+    Parameters
+    ----------
+    data : str, optional
+        A directory, or the name of a machine under data/recorded, which is searched
+        first. Without it, or if it has no such tables, the first recorded machine that
+        has some.
+
+    Returns
+    -------
+    Source or None
+        None if no machine has any.
+    """
     recorded = sorted(places.RECORDED.glob("*/"))
-    roots = [*([named / "sharing", named] if data else []), *recorded]
-    sources = [Source((at,)) for at in [*roots, *(at / "sharing" for at in recorded)]]
-    return next(
-        (source for source in sources if source.has("sharing_iterations")), None
-    )
+    candidates = []
+    if data:
+        named = Path(data) if "/" in data else places.RECORDED / data
+        candidates += [named / "sharing", named]
+    candidates += recorded
+    candidates += [directory / "sharing" for directory in recorded]
+    for directory in candidates:
+        source = Source((directory,))
+        if source.has("sharing_iterations"):
+            return source
+    return None
 
 
 def recordings(kind: str) -> dict[str, Source]:
-    """Return the recording of each machine that has tables of ``kind``, by name: nothing measured since."""
+    """Return the recordings of all machines that have tables of a kind.
+
+    Parameters
+    ----------
+    kind : str
+        The kind of tables.
+
+    Returns
+    -------
+    dict of str to Source
+        Recordings by the name of the machine. Nothing that was measured since is in them.
+    """
     return Source(tuple(places.list_recorded())).apart(kind)
 
 
 def everywhere(kind: str) -> pd.DataFrame:
-    """Return all recorded rows of ``kind``, of campaigns too, with their directory as ``place``."""
-    at = {str(path): Source((path,)) for path in sorted(places.RECORDED.glob("**/"))}
-    return pd.concat([at[p].table(kind).assign(place=p) for p in at if at[p].has(kind)])
+    """Return all recorded rows of a kind, those of campaigns included.
+
+    Parameters
+    ----------
+    kind : str
+        The kind of tables.
+
+    Returns
+    -------
+    DataFrame
+        The rows with their directory as ``place``.
+    """
+    tables = []
+    for directory in sorted(places.RECORDED.glob("**/")):
+        source = Source((directory,))
+        if source.has(kind):
+            tables.append(source.table(kind).assign(place=str(directory)))
+    return pd.concat(tables)
 
 
 def machines(kind: str, data: str = "") -> dict[str, Source]:
-    """Return all that is there of ``kind``: "here" for what is live in ``data``, then recordings by name."""
+    """Return the tables of a kind of all machines, measured here or recorded.
+
+    Parameters
+    ----------
+    kind : str
+        The kind of tables.
+    data : str, optional
+        A directory of measured tables, as `open_source` takes it.
+
+    Returns
+    -------
+    dict of str to Source
+        "here" for what was measured in ``data``, then recordings by name.
+
+    Raises
+    ------
+    UserError
+        If there is no such table anywhere.
+    """
     recorded = places.list_recorded()
     live = [path for path in open_source(data).directories if path not in recorded]
     sources = Source((*live, *recorded)).apart(kind)
@@ -285,17 +530,40 @@ def machines(kind: str, data: str = "") -> dict[str, Source]:
 def as_replayed(
     tables: Source, network: str, link: str, workers: int
 ) -> tuple[Workload, pd.DataFrame]:
-    """Return a network's compute as replayed over a link, and those replays.
+    """Return a network's compute as it was replayed over a link, and these replays.
 
-    If there are none, the compute is that of the network's profile.
+    Parameters
+    ----------
+    tables : Source
+        Runs and layer profiles.
+    network : str
+        The name of the network.
+    link : str
+        The name of the link.
+    workers : int
+        The number of workers.
+
+    Returns
+    -------
+    workload : Workload
+        The profile with compute times as they were rescaled for the replays. If there
+        are no replays, the profile as it was measured.
+    runs : DataFrame
+        The replays of this workload, which may be none.
     """
     runs = tables.table("runs")
-    place = {"origin": "replayed", "network": network, "link": link, "workers": workers}
-    for column, value in place.items():
+    wanted = {
+        "origin": "replayed",
+        "network": network,
+        "link": link,
+        "workers": workers,
+    }
+    for column, value in wanted.items():
         runs = runs[runs[column] == value]
     if runs.empty:
         return tables.profile(network).workload(), runs
     profile, dilation = runs[["profile_sha256", "dilation"]].iloc[0]
     workload = tables.workloads()[profile].scaled(dilation)
-    same = (runs["profile_sha256"] == profile) & (runs["dilation"] == dilation)
-    return workload, runs[same]
+    # Replays of another profile or another rescaling have another compute.
+    is_same = (runs["profile_sha256"] == profile) & (runs["dilation"] == dilation)
+    return workload, runs[is_same]

@@ -1,7 +1,17 @@
-"""dag: equations of Shi et al., A DAG Model of Synchronous SGD (2018): Eqs 1-6 and counts.
+"""The equations of the dag paper: iteration times and speedup of synchronous SGD.
 
-Layers are in forward order: index 0 is the paper's layer 1. All times are of one iteration. The graph itself
-is `ddlkit.core.taskgraph`; its tasks' times and the frameworks' edges are in `ddlkit.core.strategies`.
+Layers are in forward order: index 0 is the paper's layer 1. All times are of one
+iteration. Symbols of the paper: t_io reads a batch, t_h2d copies the batch to the GPU,
+t_f and t_b are the forward and the backward pass, t_c is communication, and t_u is the
+update. Superscripts are numbers of layers.
+
+The task graph itself is in `ddlkit.core.taskgraph`. The times of its tasks, and which
+edges a framework has, are in `ddlkit.core.strategies`.
+
+References
+----------
+dag : S. Shi, Q. Wang, X. Chu and B. Li, "A DAG Model of Synchronous Stochastic Gradient
+    Descent in Distributed Deep Learning", 2018.
 """
 
 from __future__ import annotations
@@ -15,70 +25,207 @@ from ddlkit.core.strategies import IterationTimes, Strategy
 from ddlkit.core.taskgraph import Gpus
 from ddlkit.core.workload import Floats
 
+# -- iteration times -----------------------------------------------------------------
+
 
 def sgd_iteration_s(times: IterationTimes) -> float:
-    """dag Eq 1: fetch, copy, forward, backward and update one after the other, on one GPU."""
+    """Return the iteration of one GPU if nothing overlaps (dag Eq 1).
+
+    Parameters
+    ----------
+    times : IterationTimes
+        The parts of one iteration, in seconds.
+
+    Returns
+    -------
+    float
+        The iteration in seconds.
+
+    Notes
+    -----
+    t_iter = t_io + t_h2d + t_f + t_b + t_u
+    """
     return times.fetch_s + times.gpu_s + times.update_s
 
 
 def naive_iteration_s(times: IterationTimes) -> float:
-    """dag Eq 2: as Eq 1, with every layer's aggregation between backward and update."""
+    """Return the iteration of several GPUs if nothing overlaps (dag Eq 2).
+
+    Parameters
+    ----------
+    times : IterationTimes
+        The parts of one iteration, in seconds.
+
+    Returns
+    -------
+    float
+        The iteration in seconds.
+
+    Notes
+    -----
+    t_iter = t_io + t_h2d + t_f + t_b + t_c + t_u, where t_c is the sum over layers
+    """
     return sgd_iteration_s(times) + float(np.sum(times.communication_s))
 
 
 def fetch_hidden_iteration_s(times: IterationTimes) -> float:
-    """dag Eq 3: the next batch is fetched and copied meanwhile; t_u is left out as printed."""
+    """Return the iteration if the next batch is fetched meanwhile (dag Eq 3).
+
+    Parameters
+    ----------
+    times : IterationTimes
+        The parts of one iteration, in seconds.
+
+    Returns
+    -------
+    float
+        The iteration in seconds. The update t_u is left out, as printed.
+
+    Notes
+    -----
+    t_iter = max(t_io + t_h2d, t_f + t_b + t_c)
+    """
     return max(times.fetch_s, times.gpu_s + float(np.sum(times.communication_s)))
 
 
 def communication_start_s(times: IterationTimes) -> Floats:
-    """(L,) tau_c of dag Eq 4: a layer is sent when its gradient is ready and the layer after it is sent."""
-    start = np.sum(times.forward_s) + np.cumsum(times.backward_s[::-1])[::-1]
-    for layer in range(len(start) - 2, -1, -1):
-        free_s = start[layer + 1] + times.communication_s[layer + 1]
-        start[layer] = max(start[layer], free_s)
-    return np.asarray(start)
+    """Return when the exchange of each layer starts during the backward pass.
+
+    Parameters
+    ----------
+    times : IterationTimes
+        The parts of one iteration of L layers, in seconds.
+
+    Returns
+    -------
+    ndarray, shape (L,)
+        tau_c of dag Eq 4, in seconds from the start of the forward pass.
+
+    Notes
+    -----
+    A layer is sent when its gradient is ready and the layer after it has been sent:
+
+    tau_c^(l) = max(tau_c^(l+1) + t_c^(l+1), t_f + t_b^(L) + ... + t_b^(l))
+    """
+    start_s = np.sum(times.forward_s) + np.cumsum(times.backward_s[::-1])[::-1]
+    for layer in range(len(start_s) - 2, -1, -1):
+        link_free_s = start_s[layer + 1] + times.communication_s[layer + 1]
+        start_s[layer] = max(start_s[layer], link_free_s)
+    return np.asarray(start_s)
 
 
 def exposed_communication_s(times: IterationTimes) -> float:
-    """t_c^no of dag Eq 5: communication that backward does not hide."""
-    return (
-        float(communication_start_s(times)[0] + times.communication_s[0]) - times.gpu_s
-    )
+    """Return the communication that the backward pass does not hide.
+
+    Parameters
+    ----------
+    times : IterationTimes
+        The parts of one iteration, in seconds.
+
+    Returns
+    -------
+    float
+        t_c^no of dag Eq 5, in seconds.
+
+    Notes
+    -----
+    t_c^no = tau_c^(1) + t_c^(1) - (t_f + t_b)
+    """
+    end_s = float(communication_start_s(times)[0] + times.communication_s[0])
+    return end_s - times.gpu_s
 
 
 def wait_free_iteration_s(times: IterationTimes) -> float:
-    """dag Eq 4: gradients travel during backward: t_f + t_b^(L) + tau_c^(1) - tau_c^(L) + t_c^(1)."""
-    start = communication_start_s(times)
-    first_to_last = float(start[0] - start[-1] + times.communication_s[0])
-    return max(
-        times.fetch_s,
-        float(np.sum(times.forward_s) + times.backward_s[-1]) + first_to_last,
-    )
+    """Return the iteration if gradients are sent during backward (dag Eq 4).
+
+    Parameters
+    ----------
+    times : IterationTimes
+        The parts of one iteration of L layers, in seconds.
+
+    Returns
+    -------
+    float
+        The iteration in seconds. The update t_u is left out, as printed.
+
+    Notes
+    -----
+    t_iter = max(t_io + t_h2d, t_f + t_b^(L) + tau_c^(1) - tau_c^(L) + t_c^(1))
+    """
+    start_s = communication_start_s(times)
+    first_ready_s = float(np.sum(times.forward_s) + times.backward_s[-1])
+    all_sent_s = float(start_s[0] - start_s[-1] + times.communication_s[0])
+    return max(times.fetch_s, first_ready_s + all_sent_s)
 
 
 def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
-    """dag Eq 5, and what its Section IV-C makes of it for the other frameworks.
+    """Return the iteration of a framework (dag Eq 5).
 
-    t_c^no is the exposed part, or all where nothing is sent during backward (CNTK). max(t_io + t_h2d, ...)
-    holds where the copy runs ahead; else it waits for the update, so that only the read is hidden.
+    Parameters
+    ----------
+    times : IterationTimes
+        The parts of one iteration, in seconds.
+    strategy : Strategy
+        What the framework hides behind computation.
+
+    Returns
+    -------
+    float
+        The iteration in seconds. The update t_u is left out, as printed.
+
+    Notes
+    -----
+    t_iter = max(t_io + t_h2d, t_f + t_b + t_c^no)
+
+    t_c^no is the exposed communication. In a framework that sends nothing during the
+    backward pass (CNTK), t_c^no is all communication.
+
+    The equation holds where a batch is copied to the GPU ahead of time. In Section IV-C
+    the copy waits for the update in the other frameworks, so that only the read is
+    hidden: t_iter = max(t_io, t_h2d + t_f + t_b + t_c^no).
     """
-    whole_s = float(np.sum(times.communication_s))
-    exposed_s = (
-        exposed_communication_s(times) if strategy.sends_during_backward else whole_s
-    )
-    busy = times.gpu_s + exposed_s
+    if strategy.sends_during_backward:
+        exposed_s = exposed_communication_s(times)
+    else:
+        exposed_s = float(np.sum(times.communication_s))
+    busy_s = times.gpu_s + exposed_s
     if strategy.copies_ahead:
-        return max(times.fetch_s, busy)
-    return max(times.io_s, times.h2d_s + busy)
+        return max(times.fetch_s, busy_s)
+    return max(times.io_s, times.h2d_s + busy_s)
+
+
+# -- the steady state of a schedule --------------------------------------------------
 
 
 def steady_s(
     reads_s: Any, decoding_s: Any, h2d_s: Any, busy_s: Any, strategy: Strategy
 ) -> Any:
-    """Return seconds from update to update: reads, decoding, copies and GPUs work side by side."""
-    decoding_s = decoding_s if strategy.decodes_on_cpu else 0.0
-    gpu_s = np.maximum(h2d_s, busy_s) if strategy.copies_ahead else h2d_s + busy_s
+    """Return the time from one update to the next if resources work side by side.
+
+    Parameters
+    ----------
+    reads_s : float or ndarray
+        All reads of one disk for an iteration, in seconds.
+    decoding_s : float or ndarray
+        The decoding of one machine's batches, in seconds.
+    h2d_s : float or ndarray
+        The copy of a batch to its GPU, in seconds.
+    busy_s : float or ndarray
+        Computation and exposed communication of a GPU, in seconds.
+    strategy : Strategy
+        What the framework hides behind computation.
+
+    Returns
+    -------
+    float or ndarray
+        The time of the slowest resource, in seconds, of the broadcast shape.
+    """
+    if not strategy.decodes_on_cpu:
+        decoding_s = 0.0
+    if strategy.copies_ahead:
+        gpu_s = np.maximum(h2d_s, busy_s)
+    else:
+        gpu_s = h2d_s + busy_s
     return np.maximum(np.maximum(reads_s, decoding_s), gpu_s)
 
 
@@ -89,20 +236,41 @@ def period_s(
     *,
     decode_s: float = 0.0,
 ) -> float:
-    """Return seconds from update to update of equal GPUs' schedule in the long run: dag Eq 5 repaired.
+    """Return the time from one update to the next in the long run.
 
-    Symbols as in `ddlkit.core.taskgraph.s_sgd`, every layer a message. Only where reads run ahead of updates
-    and copies (reads_ahead, not one_buffer or batches_ahead) and decoding is on a machine's processor.
+    This is dag Eq 5 repaired. It equals the period of the scheduled task graph of
+    `ddlkit.core.taskgraph.s_sgd`, if all GPUs are equal and every layer is a message.
+    It holds where a read does not wait for updates and copies (``reads_ahead``, neither
+    ``one_buffer`` nor ``batches_ahead``) and where the processor of a machine decodes.
+
+    Parameters
+    ----------
+    times : IterationTimes
+        The parts of one iteration, in seconds.
+    strategy : Strategy
+        What the framework hides behind computation.
+    gpus : Gpus
+        The machines and their GPUs.
+    decode_s : float, optional
+        The decoding of one batch, in seconds.
+
+    Returns
+    -------
+    float
+        The period in seconds.
     """
-    sent_s = exposed_communication_s(times)
-    if not strategy.sends_during_backward:
-        sent_s = float(np.sum(times.communication_s))
+    if strategy.sends_during_backward:
+        exposed_s = exposed_communication_s(times)
+    else:
+        exposed_s = float(np.sum(times.communication_s))
     readers = gpus.n if gpus.shared_disk else gpus.per_machine
-    busy_s = times.gpu_s + sent_s + times.update_s
+    reads_s = readers * times.io_s
     decoding_s = decode_s * gpus.per_machine
-    return float(
-        steady_s(readers * times.io_s, decoding_s, times.h2d_s, busy_s, strategy)
-    )
+    busy_s = times.gpu_s + exposed_s + times.update_s
+    return float(steady_s(reads_s, decoding_s, times.h2d_s, busy_s, strategy))
+
+
+# -- speedup and counts --------------------------------------------------------------
 
 
 def speedup(
@@ -115,34 +283,119 @@ def speedup(
     gpus_per_machine: int,
     literal: bool = True,
 ) -> float:
-    """dag Eq 6: speedup S of N_g = machines x gpus_per_machine GPUs over one, weak scaling.
+    """Return the speedup of all GPUs over one, with weak scaling (dag Eq 6).
 
-    Symbols: t_io_y = read_s(y), the reading time with y GPUs *a machine*; t_f + t_b = alone_s,
-    t_f + t_b + t_c^no = together_s. Printed, y = N_g; by the definition of y it is n_g.
+    Parameters
+    ----------
+    read_s : callable
+        t_io_y, the reading time in seconds if y GPUs *of a machine* read.
+    h2d_s : float
+        t_h2d, the copy of a batch to its GPU, in seconds.
+    alone_s : float
+        t_f + t_b of one GPU, in seconds.
+    together_s : float
+        t_f + t_b + t_c^no of all GPUs, in seconds.
+    machines : int
+        The number of machines.
+    gpus_per_machine : int
+        n_g, the number of GPUs of each machine.
+    literal : bool, optional
+        Whether y is N_g, the number of all GPUs, as printed. By its definition y is n_g.
+
+    Returns
+    -------
+    float
+        The speedup S.
+
+    Notes
+    -----
+    S = N_g max(t_io_1 + t_h2d, t_f + t_b) / max(t_io_y + t_h2d, t_f + t_b + t_c^no),
+
+    where N_g = machines n_g
+
+    Examples
+    --------
+    Four machines of four GPUs, where each GPU of a machine adds 0.1 s to a read:
+
+    >>> times = {"h2d_s": 0.0, "alone_s": 1.0, "together_s": 1.0}
+    >>> speedup(lambda y: 0.1 * y, **times, machines=4, gpus_per_machine=4)
+    10.0
+    >>> sizes = {"machines": 4, "gpus_per_machine": 4}
+    >>> speedup(lambda y: 0.1 * y, **times, **sizes, literal=False)
+    16.0
     """
     gpus = machines * gpus_per_machine
-    reading = read_s(gpus if literal else gpus_per_machine)
-    return gpus * max(read_s(1) + h2d_s, alone_s) / max(reading + h2d_s, together_s)
+    readers = gpus if literal else gpus_per_machine
+    one_gpu_s = max(read_s(1) + h2d_s, alone_s)
+    all_gpus_s = max(read_s(readers) + h2d_s, together_s)
+    return gpus * one_gpu_s / all_gpus_s
 
 
 def algorithm1_share(samples: float, workers: int) -> float:
-    """dag Algorithm 1, line 3: samples that each worker gets of an iteration's ``samples``."""
+    """Return the samples of an iteration that each worker gets (dag Algorithm 1, line 3).
+
+    Parameters
+    ----------
+    samples : float
+        The samples of one iteration.
+    workers : int
+        The number N of workers.
+
+    Returns
+    -------
+    float
+        data / N
+    """
     return samples / workers
 
 
 def iteration_tasks(layers: int, gpus: int) -> dict[str, int]:
-    """Return tasks of one S-SGD iteration by kind: the nodes of dag Fig 1 (Section IV-B)."""
-    each = {
+    """Return how many tasks of each kind one iteration has (dag Fig 1, Section IV-B).
+
+    Parameters
+    ----------
+    layers : int
+        The number L of layers.
+    gpus : int
+        The number of GPUs.
+
+    Returns
+    -------
+    dict of str to int
+        The number of nodes of the task graph by kind.
+
+    Examples
+    --------
+    >>> sum(iteration_tasks(layers=3, gpus=4).values())
+    36
+    """
+    return {
         "io": gpus,
         "h2d": gpus,
         "forward": layers * gpus,
         "backward": layers * gpus,
+        "all_reduce": layers,
+        "update": 1,
     }
-    return {**each, "all_reduce": layers, "update": 1}
 
 
 def communication_efficiency(
     n_bytes: float, seconds: float, bytes_per_s: float
 ) -> float:
-    """Return the share of the link's rate at which ``n_bytes`` of gradients were exchanged (dag V-C)."""
+    """Return which share of a link's rate an exchange of gradients reaches (dag V-C).
+
+    Parameters
+    ----------
+    n_bytes : float
+        The size of all gradients in bytes.
+    seconds : float
+        The time of the exchange in seconds.
+    bytes_per_s : float
+        The rate of the link in bytes per second.
+
+    Returns
+    -------
+    float
+        The efficiency, from 0 to 1.
+    """
     return n_bytes / seconds / bytes_per_s

@@ -1,4 +1,13 @@
-"""dag's unstated settings: a grid of them, those that meet the most statements, and claims judged by them."""
+"""The settings that the dag paper leaves open, and which of them fit its statements.
+
+All combinations of the scanned numbers are compared with the paper's statements. The
+*compatible* settings agree with the most statements, and claims are judged by them.
+
+References
+----------
+dag : S. Shi, Q. Wang, X. Chu and B. Li, "A DAG Model of Synchronous Stochastic Gradient
+    Descent in Distributed Deep Learning", 2018.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +35,9 @@ from workbook.dag.cluster import (
 )
 from workbook.dag.statements import STATEMENTS, efficiencies, quantities, unit
 
-_NFS, _DISK = (CLUSTERS[name].storage_bytes_per_s for name in ("K80", "V100"))
+_NFS = CLUSTERS["K80"].storage_bytes_per_s
+_DISK = CLUSTERS["V100"].storage_bytes_per_s
+# The scanned numbers by field of `Setting`, which says what each is.
 _SCANNED = {
     "stored_bytes": (3 * 224.0**2, 3 * 256.0**2, 4 * 3 * 224.0**2),  # bytes, or floats
     "nfs_bytes_per_s": (_NFS, MACHINES * _NFS, MACHINES * MEMORY_BYTES_PER_S),
@@ -54,68 +65,129 @@ _SCANNED = {
 
 
 class Grid:
-    """Every combination of ``free``, the scanned numbers by field of `Setting`; shape : how many of each.
+    """Every combination of the scanned numbers.
 
-    A first grid, without ``varies`` and ``gold_faster`` and with MXNet slower on Ethernet too, agreed with
-    half of what the paper states; these were added then.
+    Attributes
+    ----------
+    free : mapping of str to ndarray
+        The scanned numbers by field of `Setting`.
+    shape : tuple of int
+        How many numbers of each field are scanned.
+
+    Notes
+    -----
+    A first grid agreed with half of the paper's statements. ``varies`` and
+    ``gold_faster`` were added then, and MXNet is no longer slower on Ethernet.
     """
 
     free: ClassVar[Mapping[str, Floats]] = {
-        name: np.asarray(v) for name, v in _SCANNED.items()
+        name: np.asarray(values) for name, values in _SCANNED.items()
     }
     shape: ClassVar[tuple[int, ...]] = tuple(
         len(values) for values in _SCANNED.values()
     )
 
     def settings(self) -> Setting:
-        """Return all at once: each field an array along its own axis."""
-        return Setting(**dict(zip(self.free, np.ix_(*self.free.values()), strict=True)))
+        """Return all settings at once, each field an array along its own axis."""
+        axes = np.ix_(*self.free.values())
+        return Setting(**dict(zip(self.free, axes, strict=True)))
 
     def at(self, places: Ints) -> Setting:
-        """Return those at (s, axes) places of the grid: each field (s,)."""
-        columns = zip(self.free.items(), np.asarray(places).T, strict=True)
-        return Setting(**{name: values[where] for (name, values), where in columns})
+        """Return the settings at some places of the grid.
+
+        Parameters
+        ----------
+        places : ndarray of int, shape (s, axes)
+            The index on each axis.
+
+        Returns
+        -------
+        Setting
+            Its fields have shape (s,).
+        """
+        fields = {}
+        columns = np.asarray(places).T
+        for (name, scanned), column in zip(self.free.items(), columns, strict=True):
+            fields[name] = scanned[column]
+        return Setting(**fields)
 
 
 @lru_cache(maxsize=1)
 def setting_search() -> SettingSearch:
-    """Return all settings of the grid against the statements, as intervals that claims.csv accepts."""
+    """Return all settings of the grid against the paper's statements.
+
+    The statements are claims, as the intervals that claims.csv accepts.
+    """
     accepted = {claim.id: claim.accepted for claim in load_claims()}
-    stated = tuple(
-        Stated(name, *(unit(claim) * end for end in accepted[claim]))
-        for name, claim in STATEMENTS.items()
-    )
+    stated = []
+    for name, claim in STATEMENTS.items():
+        low, high = (unit(claim) * end for end in accepted[claim])
+        stated.append(Stated(name, low, high))
     grid = Grid()
     return settle(stated, grid, quantities(grid.settings()))
 
 
 @lru_cache(maxsize=1)
 def compatible() -> Setting:
-    """Return all settings that agree with the most statements, each field (s,), nearest to medians first."""
+    """Return all settings that agree with the most statements, the most central first.
+
+    Returns
+    -------
+    Setting
+        Its fields have shape (s,). The first setting has the efficiencies that are
+        nearest to their medians over all of these settings.
+    """
     search = setting_search()
     settings = search.grid.at(np.argwhere(search.most()))
-    every = efficiencies(settings).values()
-    drawn = np.array([settings.varies * 0 + efficiency for efficiency in every])
-    off = np.abs(np.log(drawn / np.median(drawn, axis=1, keepdims=True))).sum(axis=0)
-    order = np.argsort(off, kind="stable")
+    # An efficiency that does not depend on all fields is a number. The zeros of
+    # ``varies * 0`` give each the shape (s,).
+    bars = np.array(
+        [
+            settings.varies * 0 + efficiency
+            for efficiency in efficiencies(settings).values()
+        ]
+    )
+    medians = np.median(bars, axis=1, keepdims=True)
+    distances = np.abs(np.log(bars / medians)).sum(axis=0)
+    order = np.argsort(distances, kind="stable")
     return Setting(**{name: values[order] for name, values in vars(settings).items()})
 
 
 def central() -> Setting:
-    """Return the most central of the compatible settings, in numbers."""
-    return Setting(
-        **{name: float(values[0]) for name, values in vars(compatible()).items()}
-    )
+    """Return the most central of the compatible settings, whose fields are numbers."""
+    fields = vars(compatible())
+    return Setting(**{name: float(values[0]) for name, values in fields.items()})
 
 
 @cache
 def compatible_efficiencies() -> pd.DataFrame:
-    """Return the `efficiencies` of all compatible settings: a row a setting, a column a bar."""
+    """Return the `efficiencies` of all compatible settings.
+
+    Returns
+    -------
+    DataFrame
+        A row for each setting, and a column for each bar of the paper's figures.
+    """
     return pd.DataFrame(efficiencies(compatible()))
 
 
 def of_each(cases: pd.DataFrame, which: str, level: int = 0) -> pd.DataFrame:
-    """Return the "min" or "max" of each network, or with level 1 of each framework."""
+    """Return the least or the largest case of each network or framework.
+
+    Parameters
+    ----------
+    cases : DataFrame
+        A row for each setting, and a column for each network and framework.
+    which : {"min", "max"}
+        Which of the cases.
+    level : {0, 1}, optional
+        0 for each network, 1 for each framework.
+
+    Returns
+    -------
+    DataFrame
+        A row for each setting, and a column for each network or framework.
+    """
     return cases.T.groupby(level=level, sort=False).agg(which).T
 
 
@@ -126,32 +198,49 @@ def by_model(
     *,
     judged_one_by_one: bool = True,
 ) -> Result:
-    """Return a statement's quantity in the settings that meet the most other statements, which judge it.
+    """Return a result that is judged by the settings which meet the other statements.
 
-    cases : what the quantity is the mean of, in the compatible settings: a row a setting. A claim that the
-        mean meets is undecided where its cases do, each by itself, in less than half of these settings
-    judged_one_by_one : whether the cases count, too; else they stand in the note alone
+    Parameters
+    ----------
+    statement : str
+        The name of the statement whose quantity the claim is about.
+    claim : str
+        The id of the claim, whose unit the result has.
+    cases : DataFrame, optional
+        The numbers of which the quantity is the mean, in the compatible settings: a row
+        for each setting. A claim that the mean meets is undecided if all its cases meet
+        the claim in less than half of these settings.
+    judged_one_by_one : bool, optional
+        Whether the cases count too. Otherwise only the note has them.
+
+    Returns
+    -------
+    Result
+        The values of the quantity, in the unit of the claim.
     """
-    search, scale = setting_search(), 1 / unit(claim)
+    search = setting_search()
+    scale = 1 / unit(claim)
     if cases is None:
         return claims.by_model(search, statement, scale)
-    mean = claims.by_model(search, statement, scale, note=_spans(cases))
+    of_mean = claims.by_model(search, statement, scale, note=_spans(cases))
 
     def judge(low: float, high: float) -> claims.Verdict:
-        assert mean.judge
-        outcome, note = mean.judge(low, high)
-        every = float(((low <= cases) & (cases <= high)).all(axis=1).mean())
-        if outcome is Outcome.COMPATIBLE and every < 0.5:
+        assert of_mean.judge
+        outcome, note = of_mean.judge(low, high)
+        all_accepted = ((low <= cases) & (cases <= high)).all(axis=1)
+        share = float(all_accepted.mean())
+        if outcome is Outcome.COMPATIBLE and share < 0.5:
             outcome = Outcome.UNDECIDED
-        return claims.Verdict(
-            outcome, f"{note}; of each in {every:.0%} of the {len(cases)}"
-        )
+        note += f"; of each in {share:.0%} of the {len(cases)}"
+        return claims.Verdict(outcome, note)
 
-    return replace(mean, judge=judge) if judged_one_by_one else mean
+    if judged_one_by_one:
+        return replace(of_mean, judge=judge)
+    return of_mean
 
 
 def _spans(cases: pd.DataFrame) -> str:
-    """Return between what all columns lie, by the first level of their names."""
+    """Return the range of all cases for a note, by the first level of their names."""
     spans = []
     for name, rows in cases.T.groupby(level=0, sort=False):
         values = rows.to_numpy()

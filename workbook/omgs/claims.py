@@ -1,10 +1,13 @@
-"""Importing this module registers every check of omgs's claims; here stands what is of no figure or table."""
+"""The checks of omgs's claims. Importing this module registers them all.
+
+The checks of a figure or of a table are in its module. Those that belong to neither are
+here.
+"""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
@@ -26,32 +29,40 @@ RESNET_BYTES = 4 * sum(tensors(RESNET))
 
 @check("omgs-theorem1")
 def _theorem1() -> Result:
-    three, rules = omgs.COUNTEREXAMPLE, (omgs.find_merged_layers, omgs.merge_by_theorem)
-    equal = np.array(
-        [float(omgs.merged_iteration_s(three, rule(three))) for rule in rules]
-    )
-    equal /= omgs.merged_iteration_s(three, omgs.combinations(3)).min()
+    """Compare two rules with the optimum: Algorithm 1 repaired, and Eq 25 alone."""
+    instance = omgs.COUNTEREXAMPLE
+    least_s = omgs.merged_iteration_s(instance, omgs.combinations(3)).min()
+    over_least = []
+    for rule in (omgs.find_merged_layers, omgs.merge_by_theorem):
+        iteration_s = float(omgs.merged_iteration_s(instance, rule(instance)))
+        over_least.append(iteration_s / least_s)
     audited = audit.random_audit(audit.sparse_draw, ("omgs", "omgs:theorem"), 100)
     gaps = audited.pivot(index="instance", columns="planner", values="gap")
-    right, worst = (gaps <= audit.OPTIMAL).mean().tolist(), (1 + gaps.max()).tolist()
+    exact = (gaps <= audit.OPTIMAL).mean().tolist()
+    worst = (1 + gaps.max()).tolist()
     note = (
-        f"Algorithm 1 (repaired), Eq 25: three equal layers {equal[0]:.2f}, {equal[1]:.2f}; of {len(gaps)} "
-        f"random ones of 2 to 40 layers exact in {right[0]:.0%}, {right[1]:.0%}, at worst {worst[0]:.2f}, "
-        f"{worst[1]:.2f}; the largest found, no limit: others have more; erratum 12 has other draws"
+        f"Algorithm 1 (repaired), Eq 25: three equal layers {over_least[0]:.2f}, "
+        f"{over_least[1]:.2f}; of {len(gaps)} random ones of 2 to 40 layers exact in "
+        f"{exact[0]:.0%}, {exact[1]:.0%}, at worst {worst[0]:.2f}, {worst[1]:.2f}; the "
+        "largest found, no limit: others have more; erratum 12 has other draws"
     )
-    return counted(max(*equal, *worst), note)
+    return counted(max(*over_least, *worst), note)
 
 
 @check("omgs-complexity")
 def _complexity() -> Result:
-    """Loops of lines 2 and 3 over all layers; for each merged l of line 10 over 1 to l, of 12 over all."""
-    steps = [
-        4 * n + sum(2 * layer + 2 * n for layer in range(2, n + 1)) for n in (256, 512)
-    ]
-    return counted(
-        math.log2(steps[1] / steps[0]),
-        "from 256 to 512 layers, all merged, as repaired",
-    )
+    """Count how the steps of Algorithm 1 grow from 256 to 512 layers, all merged.
+
+    The loops of lines 2 and 3 go over all layers. For each merged layer l, line 10 loops
+    over layers 1 to l, and line 12 over all layers.
+    """
+    steps = []
+    for n in (256, 512):
+        of_merged = sum(2 * layer + 2 * n for layer in range(2, n + 1))
+        steps.append(4 * n + of_merged)
+    # The power of n is the logarithm of the growth for twice the layers.
+    power = math.log2(steps[1] / steps[0])
+    return counted(power, "from 256 to 512 layers, all merged, as repaired")
 
 
 @check("omgs-model-size")
@@ -74,58 +85,82 @@ def _gamma() -> Result:
 
 @check("omgs-eq12")
 def _merged_selection() -> Result:
-    """Time of selecting from 10^k elements over that from parts of 3, 3, 3 and 1 tenths of them."""
+    """Compare selecting from 10^k elements at once with selecting from their parts.
+
+    The parts are 3, 3, 3 and 1 tenths of the elements.
+    """
     machines = source.recordings("selection")
     tables = [machine.table("selection") for machine in machines.values()]
     if not tables:
         raise UserError("without its recording of selections")
     rows = pd.concat(tables).query("operation in ('topk_unsorted', 'topk_sorted')")
-    keys, sizes = (
-        ["machine", "operation", "distribution", "density"],
-        [10**k for k in range(4, 9)],
-    )
+    keys = ["machine", "operation", "distribution", "density"]
     times = rows.groupby([*keys, "elements"])["seconds"].median().unstack()
-    ratios = pd.DataFrame(
-        {n: times[n] / (3 * times[3 * n // 10] + times[n // 10]) for n in sizes}
-    )
+    columns = {}
+    for n in (10**k for k in range(4, 9)):
+        parts_s = 3 * times[3 * n // 10] + times[n // 10]
+        columns[n] = times[n] / parts_s
+    ratios = pd.DataFrame(columns)
     below = ", ".join(f"{count} at {n:,}" for n, count in (ratios < 1).sum().items())
     note = (
-        f"top-k of four layers, 10^4 to 10^8 elements, {len(ratios)} kinds of density, values, order: "
-        f"below 1: {below} (CPU of {', '.join(machines)}); under Eq 10 always above 1"
+        "top-k of four layers, 10^4 to 10^8 elements, "
+        f"{len(ratios)} kinds of density, values, order: below 1: {below} "
+        f"(CPU of {', '.join(machines)}); under Eq 10 always above 1"
     )
     return measured(ratios.to_numpy().ravel(), note, "recorded")
 
 
 @check("omgs-merged-message")
 def _merged_message() -> Result:
-    """The lab's shaper lets a sample's first bytes through, so there two samples must send as many in all."""
+    """Compare two all-gathers with one of twice the size.
+
+    The lab's shaper lets the first bytes of a sample through. So only samples count there
+    that send as many bytes in all.
+    """
     rows = source.everywhere("collectives")
-    lab, looped = (rows.query(f"link {sign} 'loopback'") for sign in ("!=", "=="))
-    alike, every, loopback = (
-        doubled(lab, as_many_bytes=True),
-        doubled(lab),
-        doubled(looped),
-    )
+    lab = rows.query("link != 'loopback'")
+    alike = doubled(lab, as_many_bytes=True)
+    every = doubled(lab)
+    loopback = doubled(rows.query("link == 'loopback'"))
     *_, links, _, sizes = alike.index.levels
     note = (
-        f"{', '.join(links)}, 2 or 4 ranks on one of two machines, halves of {sizes.min() / MIB:.0f} "
-        f"to {sizes.max() / MIB:.0f} MiB; by Eq 11 always above 1, here {(alike < 1).sum()} below; not "
-        f"judged: samples of unlike bytes, as the shaper lets the first through ({every.min():.2f} to "
-        f"{every.max():.2g}), and loopback ({loopback.min():.2f} to {loopback.max():.2g})"
+        f"{', '.join(links)}, 2 or 4 ranks on one of two machines, halves of "
+        f"{sizes.min() / MIB:.0f} to {sizes.max() / MIB:.0f} MiB; by Eq 11 always above "
+        f"1, here {(alike < 1).sum()} below; not judged: samples of unlike bytes, as the "
+        f"shaper lets the first through ({every.min():.2f} to {every.max():.2g}), and "
+        f"loopback ({loopback.min():.2f} to {loopback.max():.2g})"
     )
     return measured(alike, note, "recorded")
 
 
 def doubled(rows: pd.DataFrame, *, as_many_bytes: bool = False) -> pd.Series:
-    """Return times of two all-gathers over that of one twice as long, by place, link, ranks, bytes."""
+    """Return the time of two all-gathers over the time of one of twice the size.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Samples of collectives.
+    as_many_bytes : bool, optional
+        Whether only those count whose samples send as many bytes in all.
+
+    Returns
+    -------
+    Series
+        Ratios by place, link, ranks, and bytes of the smaller all-gather.
+    """
+    gathers = rows[rows["collective"] == "all_gather"]
     ratios = {}
-    for at, times in rows[rows["collective"] == "all_gather"].groupby(
-        ["place", "link", "ranks"]
-    ):
+    for setting, times in gathers.groupby(["place", "link", "ranks"]):
         by_size = times.groupby("bytes")[["seconds", "messages_per_sample"]].median()
-        for n in filter(lambda size: 2 * size in by_size.index, by_size.index):
-            single, double = by_size.loc[n], by_size.loc[2 * n]
-            twice = single["messages_per_sample"] == 2 * double["messages_per_sample"]
-            if twice or not as_many_bytes:
-                ratios[(*at, int(n))] = 2 * single["seconds"] / double["seconds"]
+        for n in by_size.index:
+            if 2 * n not in by_size.index:
+                continue
+            single = by_size.loc[n]
+            double = by_size.loc[2 * n]
+            sends_alike = (
+                single["messages_per_sample"] == 2 * double["messages_per_sample"]
+            )
+            if sends_alike or not as_many_bytes:
+                ratio = 2 * single["seconds"] / double["seconds"]
+                ratios[(*setting, int(n))] = ratio
     return pd.Series(ratios)

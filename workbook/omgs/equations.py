@@ -1,7 +1,20 @@
-"""omgs: equations of Shi et al., Merged Gradient Sparsification (INFOCOM 2020).
+"""The equations of the omgs paper: merged gradient sparsification (INFOCOM 2020).
 
-Layers are numbered 1 to L as in the paper; arrays hold layer l at index l - 1. Where the paper prints what
-cannot be meant, ``literal=True`` gives what it prints. LAGS-SGD is the planner ``none``, TopK-SGD ``single``.
+Layers are numbered 1 to L as in the paper, and arrays hold layer l at index l - 1. The
+backward pass begins with layer L. Each layer's backward is followed by the selection of
+its largest gradients, unless the layer is merged with the one before it in the network.
+Symbols of the paper: t_f and t_b are the forward and the backward pass, t_s is selection,
+t_c is communication, tau_x is the start of what t_x takes, d is a number of elements, and
+rho is the density, which is the share of the elements that is selected.
+
+Some equations cannot be meant as they are printed. With ``literal=True`` a function
+computes what the paper prints. LAGS-SGD, which merges nothing, is the planner ``none``,
+and TopK-SGD, which merges everything, is the planner ``single``.
+
+References
+----------
+omgs : S. Shi, Q. Wang, X. Chu, B. Li, Y. Qin, R. Liu and X. Zhao, "Communication-Efficient
+    Distributed Deep Learning with Merged Gradient Sparsification on GPUs", INFOCOM 2020.
 """
 
 from __future__ import annotations
@@ -30,9 +43,35 @@ from workbook.common.papers import published_code
 
 Bools = NDArray[np.bool_]
 
+# -- one iteration without merged layers ---------------------------------------------
+
 
 def sgd_step(weights: ArrayLike, gradient: ArrayLike, learning_rate: float) -> Floats:
-    """omgs Eq 1: W' = W - eta grad. Symbols: W = weights, eta = learning_rate."""
+    """Return the weights after one step of SGD (omgs Eq 1).
+
+    Parameters
+    ----------
+    weights : array_like
+        The weights W.
+    gradient : array_like
+        The gradient at these weights, of the shape of the weights.
+    learning_rate : float
+        The learning rate eta.
+
+    Returns
+    -------
+    ndarray
+        The new weights W', of the shape of the weights.
+
+    Notes
+    -----
+    W' = W - eta grad
+
+    Examples
+    --------
+    >>> sgd_step([1.0, 2.0], [0.5, -1.0], learning_rate=0.5).tolist()
+    [0.75, 2.5]
+    """
     return np.asarray(weights, float) - learning_rate * np.asarray(gradient, float)
 
 
@@ -42,52 +81,192 @@ def iteration_s(
     selection_s: ArrayLike = 0.0,
     exposed_s: float = 0.0,
 ) -> float:
-    """omgs Eqs 3, 5: t_f, sum of t_b, sum of t_s, t_c^no = exposed_s; the last two 0 of one worker (Eq 3)."""
+    """Return the iteration of one worker, or of LAGS-SGD (omgs Eqs 3, 5).
+
+    Parameters
+    ----------
+    forward_s : float
+        The forward pass t_f of all layers, in seconds.
+    backward_s : array_like, shape (L,)
+        The backward pass t_b of each layer, in seconds.
+    selection_s : array_like, shape (L,), optional
+        The selection t_s of each layer, in seconds. One worker selects nothing (Eq 3).
+    exposed_s : float, optional
+        The communication t_c^no that nothing hides, in seconds. One worker has none.
+
+    Returns
+    -------
+    float
+        The iteration in seconds.
+
+    Notes
+    -----
+    t_iter = t_f + sum over l of (t_b^(l) + t_s^(l)) + t_c^no
+    """
     return forward_s + float(np.sum(backward_s) + np.sum(selection_s)) + exposed_s
 
 
 def backward_start_s(
     forward_s: float, backward_s: ArrayLike, selection_s: ArrayLike = 0.0
 ) -> Floats:
-    """omgs Eqs 2, 6: (L,) tau_b, with Eq 7 put in; t_f = forward_s, t_b = backward_s, t_s = selection_s."""
-    spent = np.asarray(backward_s, float) + np.asarray(selection_s, float)
-    return forward_s + np.cumsum(spent[::-1])[::-1] - spent
+    """Return when the backward pass of each layer starts (omgs Eqs 2, 6).
+
+    Parameters
+    ----------
+    forward_s : float
+        The forward pass t_f of all layers, in seconds.
+    backward_s : array_like, shape (L,)
+        The backward pass t_b of each layer, in seconds.
+    selection_s : array_like, shape (L,), optional
+        The selection t_s of each layer, in seconds. Without selection this is Eq 2.
+
+    Returns
+    -------
+    ndarray, shape (L,)
+        tau_b in seconds from the start of the forward pass.
+
+    Notes
+    -----
+    tau_b^(L) = t_f and tau_b^(l) = tau_s^(l+1) + t_s^(l+1),
+
+    where tau_s^(l+1) = tau_b^(l+1) + t_b^(l+1) by Eq 7.
+    """
+    spent_s = np.asarray(backward_s, float) + np.asarray(selection_s, float)
+    # The sum over all layers from L down to l ends after layer l, so that its own time
+    # is taken off again.
+    return forward_s + np.cumsum(spent_s[::-1])[::-1] - spent_s
 
 
 def topk_iteration_s(
     forward_s: float, backward_s: ArrayLike, selection_s: float, communication_s: float
 ) -> float:
-    """omgs Eq 4: nothing overlaps. Symbols: t_s = selection_s, t_c = communication_s."""
+    """Return the iteration of TopK-SGD, in which nothing overlaps (omgs Eq 4).
+
+    Parameters
+    ----------
+    forward_s : float
+        The forward pass t_f of all layers, in seconds.
+    backward_s : array_like, shape (L,)
+        The backward pass t_b of each layer, in seconds.
+    selection_s : float
+        The selection t_s from all gradients at once, in seconds.
+    communication_s : float
+        The communication t_c of all selected gradients, in seconds.
+
+    Returns
+    -------
+    float
+        The iteration in seconds.
+
+    Notes
+    -----
+    t_iter = t_f + sum over l of t_b^(l) + t_s + t_c
+    """
     return iteration_s(forward_s, backward_s, selection_s, communication_s)
 
 
 def selection_start_s(backward_start_s: ArrayLike, backward_s: ArrayLike) -> Floats:
-    """omgs Eq 7: (L,) tau_s = tau_b + t_b."""
+    """Return when the selection of each layer starts (omgs Eq 7).
+
+    Parameters
+    ----------
+    backward_start_s : array_like, shape (L,)
+        The start tau_b of each layer's backward pass, in seconds.
+    backward_s : array_like, shape (L,)
+        The backward pass t_b of each layer, in seconds.
+
+    Returns
+    -------
+    ndarray, shape (L,)
+        tau_s in seconds.
+
+    Notes
+    -----
+    tau_s^(l) = tau_b^(l) + t_b^(l)
+    """
     return np.asarray(backward_start_s, float) + np.asarray(backward_s, float)
 
 
 def communication_start_s(selection_end_s: Floats, communication_s: Floats) -> Floats:
-    """omgs Eq 8: (L,) tau_c; tau_s + t_s = selection_end_s, t_c = communication_s, both (L,)."""
-    start, sent = selection_end_s.tolist(), communication_s.tolist()
-    for i in range(len(start) - 2, -1, -1):
-        start[i] = max(start[i], start[i + 1] + sent[i + 1])
-    return np.array(start)
+    """Return when the communication of each layer starts (omgs Eq 8).
+
+    Parameters
+    ----------
+    selection_end_s : ndarray, shape (L,)
+        When each layer has been selected from, tau_s + t_s, in seconds.
+    communication_s : ndarray, shape (L,)
+        The communication t_c of each layer, in seconds.
+
+    Returns
+    -------
+    ndarray, shape (L,)
+        tau_c in seconds.
+
+    Notes
+    -----
+    tau_c^(L) = tau_s^(L) + t_s^(L), and for every other layer
+
+    tau_c^(l) = max(tau_c^(l+1) + t_c^(l+1), tau_s^(l) + t_s^(l))
+    """
+    # Lists, because single elements of an array are slow.
+    start_s = selection_end_s.tolist()
+    sent_s = communication_s.tolist()
+    for i in range(len(start_s) - 2, -1, -1):
+        link_free_s = start_s[i + 1] + sent_s[i + 1]
+        start_s[i] = max(start_s[i], link_free_s)
+    return np.array(start_s)
 
 
 def selection_s(gamma: float, density: float, elements: ArrayLike) -> Any:
-    """omgs Eq 10: time to select the largest rho d; rho = density, d = elements; log2 as published."""
+    """Return the time to select the largest gradients of a layer (omgs Eq 10).
+
+    Parameters
+    ----------
+    gamma : float
+        The seconds gamma of one step of the selection.
+    density : float
+        The density rho.
+    elements : array_like
+        The number d of gradients of each layer, of any shape.
+
+    Returns
+    -------
+    float or ndarray, shape of ``elements``
+        t_s in seconds, which is NaN for no elements.
+
+    Notes
+    -----
+    t_s = gamma rho d log d, where log is log2, as in the authors' published code
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         size = np.asarray(elements, float)
         return gamma * density * size * np.log2(size)
 
 
+# -- merged layers -------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """A network and a cluster: all that a merging depends on.
+    """A network and a cluster: everything on which the choice of merged layers depends.
 
-    backward_s, elements : (L,) t_b and d of layers 1 to L; forward_s : t_f
-    selection, density : t_s of a layer by its elements (Eq 10, or another cost)
-    alpha_s, beta_s : Eq 11, per element
+    Attributes
+    ----------
+    backward_s : ndarray, shape (L,)
+        The backward pass t_b of each layer, in seconds.
+    elements : ndarray, shape (L,)
+        The number d of gradients of each layer.
+    selection : callable
+        The time t_s of a selection in seconds, by elements and density (Eq 10, or
+        another cost).
+    alpha_s : float
+        The start-up alpha of a message, in seconds (Eq 11).
+    beta_s : float
+        The time beta of an element in a message, in seconds (Eq 11).
+    forward_s : float
+        The forward pass t_f of all layers, in seconds.
+    density : float
+        The density rho.
     """
 
     backward_s: Floats
@@ -100,51 +279,131 @@ class Instance:
 
     @property
     def layers(self) -> int:
-        """Return L."""
+        """Return the number L of layers."""
         return self.elements.size
 
     def selection_s(self, elements: ArrayLike) -> Floats:
-        """Return (...,) seconds to select; 0 where there is nothing to select from."""
-        present = np.asarray(elements, float)
-        some = present > 0
-        return np.where(
-            some, self.selection(np.where(some, present, 2.0), self.density), 0.0
-        )
+        """Return the time to select from layers, in seconds.
+
+        Parameters
+        ----------
+        elements : array_like
+            The number of gradients of each layer, of any shape.
+
+        Returns
+        -------
+        ndarray, shape of ``elements``
+            t_s, which is 0 where there is nothing to select from.
+        """
+        sizes = np.asarray(elements, float)
+        is_present = sizes > 0
+        # The cost is never asked for 0 elements, of which it may take a logarithm.
+        priced = self.selection(np.where(is_present, sizes, 2.0), self.density)
+        return np.where(is_present, priced, 0.0)
 
     def communication_s(self, elements: ArrayLike) -> Floats:
-        """omgs Eq 11: (...,) t_c = alpha + beta d; 0 where there is nothing to send."""
-        present = np.asarray(elements, float)
-        return np.where(present > 0, self.alpha_s + self.beta_s * present, 0.0)
+        """Return the time of messages in seconds (omgs Eq 11).
+
+        Parameters
+        ----------
+        elements : array_like
+            The number of elements of each message, of any shape.
+
+        Returns
+        -------
+        ndarray, shape of ``elements``
+            t_c, which is 0 where there is nothing to send.
+
+        Notes
+        -----
+        t_c = alpha + beta d
+        """
+        sizes = np.asarray(elements, float)
+        return np.where(sizes > 0, self.alpha_s + self.beta_s * sizes, 0.0)
 
 
 def merge(instance: Instance, merged: ArrayLike) -> Instance:
-    """omgs Eqs 13-15: the network in which each merged layer is part of the normal layer before it.
+    """Return the network in which merged layers are part of normal layers (omgs Eqs 13-15).
 
-    merged : (L,) truth of l_m, false of layer 1. Sizes add (Eq 14), backward runs without a selection between
-    (Eq 15), merged layers neither select nor send (Eq 13).
+    Parameters
+    ----------
+    instance : Instance
+        A network of L layers.
+    merged : array_like of bool, shape (L,)
+        Whether each layer l is a merged layer l_m. Layer 1 is always normal.
+
+    Returns
+    -------
+    Instance
+        The network whose layers are the normal layers. Each has the merged layers that
+        follow it.
+
+    Notes
+    -----
+    A merged layer neither selects nor sends (Eq 13). Its elements are added to those of
+    the layer before it (Eq 14). The backward pass of that layer starts at once, because
+    there is no selection between (Eq 15).
     """
-    starts = np.flatnonzero(~np.asarray(merged, bool))
-    backward_s = np.add.reduceat(instance.backward_s, starts)
-    merged = np.add.reduceat(instance.elements, starts)
-    return replace(instance, backward_s=backward_s, elements=merged)
+    normal_layers = np.flatnonzero(~np.asarray(merged, bool))
+    return replace(
+        instance,
+        backward_s=np.add.reduceat(instance.backward_s, normal_layers),
+        elements=np.add.reduceat(instance.elements, normal_layers),
+    )
 
 
 def combinations(layers: int) -> Bools:
-    """omgs Eqs 16, 19: (2^(L-1), L) all choices of merged layers; layer 1 is always normal."""
-    count = np.arange(2 ** (layers - 1))[:, None]
-    free = (count >> np.arange(layers - 1)) & 1
-    return np.concatenate([np.zeros_like(count, bool), free.astype(bool)], axis=1)
+    """Return all choices of merged layers (omgs Eqs 16, 19).
+
+    Parameters
+    ----------
+    layers : int
+        The number L of layers.
+
+    Returns
+    -------
+    ndarray of bool, shape (2^(L-1), L)
+        A choice a row. Layer 1 is always normal.
+
+    Examples
+    --------
+    >>> combinations(3).astype(int).tolist()
+    [[0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1]]
+    """
+    # The bits of the number of a row say which layers above the first are merged.
+    rows = np.arange(2 ** (layers - 1))[:, None]
+    bits = (rows >> np.arange(layers - 1)) & 1
+    return np.concatenate([np.zeros_like(rows, bool), bits.astype(bool)], axis=1)
 
 
 def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
-    """omgs Eq 17: (...,) iteration time tau_c(1) + t_c(1) of mergings (..., L), by Eqs 6-8 and 13-15."""
-    flags = np.asarray(merged, bool)
-    compute_s = np.full(flags.shape[:-1], instance.forward_s)
-    sent_s, pending = np.zeros_like(compute_s), np.zeros_like(compute_s)
+    """Return the iteration under each of several choices of merged layers (omgs Eq 17).
+
+    Parameters
+    ----------
+    instance : Instance
+        A network of L layers.
+    merged : array_like of bool, shape (..., L)
+        Which layers are merged. Leading axes are choices.
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Iterations in seconds.
+
+    Notes
+    -----
+    t_iter = tau_c^(1) + t_c^(1), by Eqs 6-8 and 13-15
+    """
+    is_merged = np.asarray(merged, bool)
+    compute_s = np.full(is_merged.shape[:-1], instance.forward_s)
+    sent_s = np.zeros_like(compute_s)
+    # The elements that wait to be sent with a normal layer.
+    pending = np.zeros_like(compute_s)
     for layer in range(instance.layers - 1, -1, -1):
         pending = pending + instance.elements[layer]
         compute_s = compute_s + instance.backward_s[layer]
-        sends = ~flags[..., layer]
+        sends = ~is_merged[..., layer]
         compute_s = compute_s + np.where(sends, instance.selection_s(pending), 0.0)
         end_s = np.maximum(sent_s, compute_s) + instance.communication_s(pending)
         sent_s = np.where(sends, end_s, sent_s)
@@ -153,234 +412,504 @@ def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
 
 
 def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats]:
-    """omgs Eqs 2, 6-8: (tau_b, tau_s, tau_c, t_c), each (L,), no layer being merged; Eq 2 if t_s is 0."""
-    selecting = instance.selection_s(instance.elements)
+    """Return the times of all layers if no layer is merged (omgs Eqs 2, 6-8).
+
+    Parameters
+    ----------
+    instance : Instance
+        A network of L layers. If its selections take no time, this is Eq 2.
+
+    Returns
+    -------
+    backward_start, selection_start, communication_start, communication : ndarray
+        tau_b, tau_s, tau_c and t_c of each layer, all of shape (L,), in seconds.
+    """
+    selecting_s = instance.selection_s(instance.elements)
     sent_s = instance.communication_s(instance.elements)
-    begun = backward_start_s(instance.forward_s, instance.backward_s, selecting)
-    computed = selection_start_s(begun, instance.backward_s)
-    return begun, computed, communication_start_s(computed + selecting, sent_s), sent_s
+    begun_s = backward_start_s(instance.forward_s, instance.backward_s, selecting_s)
+    computed_s = selection_start_s(begun_s, instance.backward_s)
+    sending_s = communication_start_s(computed_s + selecting_s, sent_s)
+    return begun_s, computed_s, sending_s, sent_s
 
 
 def exposed_s(instance: Instance, *, literal: bool = False) -> float:
-    """omgs Eq 9: t_c^no, communication after layer 1 has been selected, when no layer is merged.
+    """Return the communication after the selection from layer 1 (omgs Eq 9).
 
-    Printed is tau_c + t_c - tau_s + t_s of layer 1; t_s must be subtracted with tau_s.
+    Parameters
+    ----------
+    instance : Instance
+        A network in which no layer is merged.
+    literal : bool, optional
+        Whether to compute what is printed, where the sign of t_s^(1) is wrong.
+
+    Returns
+    -------
+    float
+        t_c^no in seconds.
+
+    Notes
+    -----
+    Printed: t_c^no = tau_c^(1) + t_c^(1) - tau_s^(1) + t_s^(1)
+
+    Repaired: t_c^no = tau_c^(1) + t_c^(1) - (tau_s^(1) + t_s^(1))
     """
-    _, computed, sending, sent_s = timeline(instance)
-    selecting = float(instance.selection_s(instance.elements[0]))
-    selected = computed[0] + (-selecting if literal else selecting)
-    return float(sending[0] + sent_s[0] - selected)
+    _, computed_s, sending_s, sent_s = timeline(instance)
+    selecting_s = float(instance.selection_s(instance.elements[0]))
+    if literal:
+        selecting_s = -selecting_s
+    selected_s = computed_s[0] + selecting_s
+    return float(sending_s[0] + sent_s[0] - selected_s)
 
 
 def objective_s(instance: Instance, *, literal: bool = False) -> float:
-    """omgs Eq 18: what is minimised, for a network that has been merged and has two layers or more.
+    """Return what the choice of merged layers minimises (omgs Eq 18).
 
-    Printed is max{tau_c(1) + t_c(1), tau_c(2) + t_c(2)} + t_c(1); Eq 17 needs tau_s(1) + t_s(1) first.
+    Parameters
+    ----------
+    instance : Instance
+        A network that has been merged and has two layers or more.
+    literal : bool, optional
+        Whether to compute what is printed, where the first term is wrong.
+
+    Returns
+    -------
+    float
+        The objective in seconds. Repaired, it is the iteration of Eq 17.
+
+    Notes
+    -----
+    Printed: max(tau_c^(1) + t_c^(1), tau_c^(2) + t_c^(2)) + t_c^(1)
+
+    Repaired: max(tau_s^(1) + t_s^(1), tau_c^(2) + t_c^(2)) + t_c^(1)
     """
-    _, computed, sending, sent_s = timeline(instance)
-    first = computed[0] + instance.selection_s(instance.elements[0])
-    first = sending[0] + sent_s[0] if literal else first
-    return float(max(first, sending[1] + sent_s[1]) + sent_s[0])
+    _, computed_s, sending_s, sent_s = timeline(instance)
+    if literal:
+        first_s = sending_s[0] + sent_s[0]
+    else:
+        first_s = computed_s[0] + instance.selection_s(instance.elements[0])
+    return float(max(first_s, sending_s[1] + sent_s[1]) + sent_s[0])
+
+
+# -- which layers to merge -----------------------------------------------------------
 
 
 class Candidates:
-    """omgs Eqs 12, 20-24: layers l = 2 to L, each with the one before: whether to merge l (Section IV-A).
+    """Whether to merge each layer with the one before it (omgs Eqs 12, 20-24).
 
-    All values are (L-1,), no layer being merged yet. Symbols: u(l) = u_s, when the gradients of both would be
-    computed if nothing were selected between; t_s(l) = own_s, t_s(l-1) = before_s; together_s selects from
-    both at once; tau_c(l) = sending_s; tau_c(l) + t_c(l) = free_s; d(l) = elements. By Eq 12, together_s
-    is more than before_s and own_s.
+    Each layer l from 2 to L is judged with layer l - 1, while no other layer is merged
+    (Section IV-A).
 
-    q3 : apart, the second message waits for the first; the contrary is Q1
-    q4, q5 : together, the message is selected before layer l's could start; within a start-up after that
+    Parameters
+    ----------
+    instance : Instance
+        A network of L layers.
+
+    Attributes
+    ----------
+    instance : Instance
+        The network.
+    elements : ndarray, shape (L-1,)
+        The elements d^(l).
+    u_s : ndarray, shape (L-1,)
+        u^(l), when the gradients of both layers would be computed if there were no
+        selection between, in seconds.
+    own_s : ndarray, shape (L-1,)
+        The selection t_s^(l) from layer l, in seconds.
+    before_s : ndarray, shape (L-1,)
+        The selection t_s^(l-1) from the layer before, in seconds.
+    together_s : ndarray, shape (L-1,)
+        The selection from both layers at once, in seconds. By Eqs 12 and 20 it is longer
+        than ``own_s`` and ``before_s``.
+    sending_s : ndarray, shape (L-1,)
+        tau_c^(l), when the message of layer l starts, in seconds.
+    free_s : ndarray, shape (L-1,)
+        tau_c^(l) + t_c^(l), when this message has been sent, in seconds.
+    q3 : ndarray of bool, shape (L-1,)
+        Whether, apart, the second message waits for the first. The contrary is Q1.
+    q4 : ndarray of bool, shape (L-1,)
+        Whether, together, both layers are selected from before ``sending_s``.
+    q5 : ndarray of bool, shape (L-1,)
+        Whether, together, both layers are selected from less than a start-up alpha after
+        ``sending_s``.
     """
 
     def __init__(self, instance: Instance) -> None:
-        _, computed, sending, sent = timeline(instance)
-        elements, selecting = instance.elements, instance.selection_s(instance.elements)
-        self.instance, self.elements = instance, elements[1:]
-        self.u_s = computed[1:] + instance.backward_s[:-1]
-        self.own_s, self.before_s = selecting[1:], selecting[:-1]
+        _, computed_s, sending_s, sent_s = timeline(instance)
+        elements = instance.elements
+        selecting_s = instance.selection_s(elements)
+        self.instance = instance
+        self.elements = elements[1:]
+        self.u_s = computed_s[1:] + instance.backward_s[:-1]
+        self.own_s = selecting_s[1:]
+        self.before_s = selecting_s[:-1]
         self.together_s = instance.selection_s(elements[1:] + elements[:-1])
-        self.sending_s, self.free_s = sending[1:], sending[1:] + sent[1:]
-        self.q3: Bools = self.u_s + self.own_s + self.before_s < self.free_s
-        self.q4: Bools = self.u_s + self.together_s < self.sending_s
-        self.q5: Bools = self.sending_s + instance.alpha_s > self.u_s + self.together_s
+        self.sending_s = sending_s[1:]
+        self.free_s = sending_s[1:] + sent_s[1:]
+
+        apart_ready_s = self.u_s + self.own_s + self.before_s
+        together_ready_s = self.u_s + self.together_s
+        self.q3: Bools = apart_ready_s < self.free_s
+        self.q4: Bools = together_ready_s < self.sending_s
+        self.q5: Bools = self.sending_s + instance.alpha_s > together_ready_s
 
     def completion_s(self, line: int = 6) -> Floats:
-        """Return mu(l-1), the end of layer l-1's message when l is normal, by one of the lines 2 to 6.
+        """Return when the message of layer l - 1 ends if layer l is normal.
 
-        Line 3 drops t_s(l-1), and line 4 has tau_b(l) where tau_b(l-1) is meant; 2, 5 and 6 agree.
+        Parameters
+        ----------
+        line : int, optional
+            By which line of the paper's derivation, 2 to 6. Line 3 drops t_s^(l-1), and
+            line 4 has tau_b^(l) where tau_b^(l-1) is meant. The other lines agree.
+
+        Returns
+        -------
+        ndarray, shape (L-1,)
+            mu^(l-1) in seconds.
+
+        Notes
+        -----
+        mu^(l-1) = max(u^(l) + t_s^(l) + t_s^(l-1), tau_c^(l) + t_c^(l)) + t_c^(l-1)
         """
-        before = self.instance.elements[:-1]
-        ready = self.u_s + self.own_s + self.before_s
+        ready_s = self.u_s + self.own_s + self.before_s
         if line == 3:
-            ready = ready - self.before_s
+            ready_s = ready_s - self.before_s
         if line == 4:
-            ready = ready - self.own_s - self.instance.backward_s[1:]
-        return np.maximum(ready, self.free_s) + self.instance.communication_s(before)
+            ready_s = ready_s - self.own_s - self.instance.backward_s[1:]
+        sent_s = self.instance.communication_s(self.instance.elements[:-1])
+        return np.maximum(ready_s, self.free_s) + sent_s
 
     @property
     def gain_s(self) -> Floats:
-        """Return t_gain = mu(l-1) - mu~(l-1): how much earlier layer l-1's message ends with l merged."""
-        ready = np.maximum(self.u_s + self.together_s, self.sending_s)
+        """Return how much earlier layer l - 1's message ends if l is merged.
+
+        Returns
+        -------
+        ndarray, shape (L-1,)
+            t_gain = mu^(l-1) - mu~^(l-1) in seconds, where mu~ is the end with l merged.
+        """
+        ready_s = np.maximum(self.u_s + self.together_s, self.sending_s)
         both = self.elements + self.instance.elements[:-1]
-        return self.completion_s() - (ready + self.instance.communication_s(both))
+        together_end_s = ready_s + self.instance.communication_s(both)
+        return self.completion_s() - together_end_s
 
     def case_gain_s(self, *, literal: bool = False) -> Floats:
-        """Return t_gain by case: C1 (omgs Eq 21; as printed, gamma rho is of one product), C2 (Eq 22), C3."""
+        """Return the gain of merging by the paper's case distinction (omgs Eqs 21, 22).
+
+        Parameters
+        ----------
+        literal : bool, optional
+            Whether to compute Eq 21 as printed, where gamma rho is a factor of the first
+            product only.
+
+        Returns
+        -------
+        ndarray, shape (L-1,)
+            t_gain in seconds.
+
+        Notes
+        -----
+        C1, the backward pass hides the first message (not Q3, Eq 21):
+        t_s^(l) + t_s^(l-1) - t_s(d^(l) + d^(l-1)) - beta d^(l)
+
+        C2, communication is the bottleneck both ways (Q3 and Q4, Eq 22): alpha
+
+        C3, all other layers: tau_c^(l) + alpha - u^(l) - t_s(d^(l) + d^(l-1))
+        """
         instance = self.instance
-        saved = self.own_s + self.before_s - self.together_s
+        saved_s = self.own_s + self.before_s - self.together_s
         if literal:
-            unit = float(instance.selection_s(2.0)) / 2.0  # gamma rho, as 2 log2 2 = 2
-            saved = self.own_s + (self.before_s - self.together_s) / unit
-        late = self.sending_s + instance.alpha_s - self.u_s - self.together_s
-        bound = np.where(self.q4, instance.alpha_s, late)
-        return np.where(self.q3, bound, saved - instance.beta_s * self.elements)
+            # gamma rho, because 2 log2 2 is 2.
+            gamma_rho = float(instance.selection_s(2.0)) / 2.0
+            saved_s = self.own_s + (self.before_s - self.together_s) / gamma_rho
+        hidden_gain_s = saved_s - instance.beta_s * self.elements
+        late_gain_s = self.sending_s + instance.alpha_s - self.u_s - self.together_s
+        waiting_gain_s = np.where(self.q4, instance.alpha_s, late_gain_s)
+        return np.where(self.q3, waiting_gain_s, hidden_gain_s)
 
     def rule(self, *, equation: int = 24) -> Bools:
-        """omgs Eq 23 or 24: whether layer l should be merged; the two say the same."""
-        both = (self.q3 & self.q4) | (self.q3 & ~self.q4 & self.q5)
-        return both if equation == 23 else self.q3 & self.q5
+        """Return whether each layer should be merged (omgs Eq 23 or 24).
+
+        Parameters
+        ----------
+        equation : {23, 24}, optional
+            By which equation. Both say the same.
+
+        Returns
+        -------
+        ndarray of bool, shape (L-1,)
+            Whether to merge layer l, for l from 2 to L.
+
+        Notes
+        -----
+        Eq 23: (Q3 and Q4) or (Q3 and not Q4 and Q5)
+
+        Eq 24: Q3 and Q5
+        """
+        if equation == 23:
+            return (self.q3 & self.q4) | (self.q3 & ~self.q4 & self.q5)
+        return self.q3 & self.q5
 
 
 def merge_by_theorem(instance: Instance) -> Bools:
-    """omgs Eq 25, Theorem 1: (L,) merged layers, each judged in the network without merged layers."""
+    """Return the merged layers of Theorem 1 (omgs Eq 25).
+
+    Parameters
+    ----------
+    instance : Instance
+        A network of L layers.
+
+    Returns
+    -------
+    ndarray of bool, shape (L,)
+        Whether each layer is merged. Each is judged in the network without merged layers.
+    """
     return np.array([False, *Candidates(instance).rule()])
 
 
-PUBLISHED_GAMMA_S = (
-    2.2e-10  # of the authors' published code, whose selection takes gamma d log2 d
-)
+PUBLISHED_GAMMA_S = 2.2e-10
+"""The gamma of the authors' published code, whose selection takes gamma d log2 d."""
 COUNTEREXAMPLE = Instance(
-    np.ones(3), np.full(3, 2.0), Log(1.0), 8.0, 1.0
-)  # errata, entry 12
+    backward_s=np.ones(3),
+    elements=np.full(3, 2.0),
+    selection=Log(1.0),
+    alpha_s=8.0,
+    beta_s=1.0,
+)
+"""Three equal layers for which Algorithm 1 is not optimal (errata, entry 12)."""
 
 REPAIRS = frozenset({"log0", "alpha", "index"})
-"""What Algorithm 1 needs so that it does what its text says; without all three it is as printed.
+"""What Algorithm 1 needs to do what its text says. Without all three it is as printed.
 
-log0, alpha : a merged layer selects for no time (line 16: 0 x log 0), nor pays alpha again (lines 12, 22)
-index : line 32 takes the backward time of layer L (printed is tb[l], where l is 1 after the loop above)
-"""
+log0
+    A merged layer selects for no time. Line 16 would compute 0 x log 0.
+alpha
+    A merged layer pays no alpha. Lines 12 and 22 would let it pay alpha again.
+index
+    Line 32 takes the backward time of layer L. Printed is tb[l], where l is 1 after the
+    loop above."""
 
 
 def find_merged_layers(
     instance: Instance, repairs: frozenset[str] = REPAIRS, *, by_code: bool = False
 ) -> Bools:
-    """omgs Algorithm 1: (L,) truth of merged layers, judged from layer L down to 2.
+    """Return the merged layers that omgs Algorithm 1 finds.
 
-    In O(L) where the paper takes O(L^2): what is judged next needs only the starts of one layer.
+    Parameters
+    ----------
+    instance : Instance
+        A network of L layers.
+    repairs : frozenset of str, optional
+        Which of REPAIRS to make. Without any, the algorithm is as printed, and every
+        comparison with NaN is false.
+    by_code : bool, optional
+        Whether to follow the authors' published code. There a layer is merged when its
+        message waits less than a start-up, which leaves out Q3, and t_s^(l-1) out of Q5.
+        Layer L is always merged without a test.
 
-    repairs : which of REPAIRS to make; none: as printed, comparisons with NaN being false
-    by_code : by the authors' published code: a layer merges when its message waits less than a start-up,
-        which leaves out Q3, and t_s(l-1) out of Q5; layer L always joins, unjudged
+    Returns
+    -------
+    ndarray of bool, shape (L,)
+        Whether each layer is merged.
+
+    Notes
+    -----
+    Layers are judged from L down to 2. The paper computes all times anew after each
+    merged layer, in O(L^2). This function takes O(L), because the next judgement needs
+    only the times of one layer.
     """
     elements = instance.elements
-    backward, size = (
-        instance.backward_s.tolist(),
-        elements.tolist(),
-    )  # arrays are slow one by one
-    selecting = instance.selection_s(elements).tolist()
-    together = [0.0, *instance.selection_s(elements[1:] + elements[:-1]).tolist()]
-    sent = instance.communication_s(elements).tolist()
+    alpha_s = instance.alpha_s
+    last = instance.layers - 1
+    # Lists, because single elements of an array are slow.
+    backward_s = instance.backward_s.tolist()
+    size = elements.tolist()
+    selecting_s = instance.selection_s(elements).tolist()
+    pair_s = instance.selection_s(elements[1:] + elements[:-1]).tolist()
+    together_s = [0.0, *pair_s]
+    sent_s = instance.communication_s(elements).tolist()
     merged = np.zeros(instance.layers, bool)
-    # Of the layer judged: begin and end of its backward, when the link is free for it (lines 17-36).
-    begun, free = 0.0, -np.inf
-    computed = backward[-1 if "index" in repairs else 0]
-    for i in range(instance.layers - 1, 0, -1):
-        sending = max(computed + selecting[i], free)
-        ready = begun + backward[i] + backward[i - 1]
-        own, before, both = selecting[i], selecting[i - 1], together[i]
-        q3 = (
-            ready + own + before
-            < sending + instance.alpha_s + instance.beta_s * size[i]
-        )
-        joins = q3 and sending + instance.alpha_s > ready + both
-        if by_code:
-            merged[i] = i == instance.layers - 1
-            joins = not merged[i] and ready + both - before < sending + instance.alpha_s
+
+    # The times of the layer that is judged (lines 17-36): when its backward pass begins
+    # and ends, and when the link is free for its message.
+    begun_s = 0.0
+    link_free_s = -np.inf
+    # As printed, line 32 reads the backward time of layer 1 instead of layer L.
+    layer_read = last if "index" in repairs else 0
+    computed_s = backward_s[layer_read]
+    for i in range(last, 0, -1):
+        # The order of the arguments matters for NaN, which `max` keeps if it comes first.
+        sending_s = max(computed_s + selecting_s[i], link_free_s)
+        ready_s = begun_s + backward_s[i] + backward_s[i - 1]
+        own_s = selecting_s[i]
+        before_s = selecting_s[i - 1]
+        if by_code and i == last:
+            # The code marks layer L as merged and leaves its numbers as they are.
+            merged[i] = True
+            joins = False
+        elif by_code:
+            joins = ready_s + together_s[i] - before_s < sending_s + alpha_s
+        else:
+            sent_at_s = sending_s + alpha_s + instance.beta_s * size[i]
+            waits = ready_s + own_s + before_s < sent_at_s
+            joins = waits and sending_s + alpha_s > ready_s + together_s[i]
         if joins:
             merged[i] = True
-            backward[i - 1] += backward[i]
+            backward_s[i - 1] += backward_s[i]
             size[i - 1] += size[i]
-            selecting[i - 1] = both
-            sent[i - 1] = instance.alpha_s + instance.beta_s * size[i - 1]
+            selecting_s[i - 1] = together_s[i]
+            sent_s[i - 1] = alpha_s + instance.beta_s * size[i - 1]
             if i > 1:
-                both = np.float64(size[i - 1] + size[i - 2])
-                together[i - 1] = float(instance.selection(both, instance.density))
-            computed = begun + (0.0 if "index" in repairs else backward[0])
-            sending = max(computed, free)
-            selecting[i] = 0.0 if "log0" in repairs else np.nan
-            sent[i] = 0.0 if "alpha" in repairs else instance.alpha_s
-        begun, free = computed + selecting[i], sending + sent[i]
-        computed = begun + backward[i - 1]
+                next_pair = np.float64(size[i - 1] + size[i - 2])
+                next_pair_s = instance.selection(next_pair, instance.density)
+                together_s[i - 1] = float(next_pair_s)
+            computed_s = begun_s
+            if "index" not in repairs:
+                computed_s += backward_s[0]
+            sending_s = max(computed_s, link_free_s)
+            selecting_s[i] = 0.0 if "log0" in repairs else np.nan
+            sent_s[i] = 0.0 if "alpha" in repairs else alpha_s
+        begun_s = computed_s + selecting_s[i]
+        link_free_s = sending_s + sent_s[i]
+        computed_s = begun_s + backward_s[i - 1]
     return merged
 
 
 def of_planning(
     workload: Workload, cost: MessageCost, gamma_s: float | None = None
 ) -> Instance:
-    """Return the instance that Algorithm 1 plans: its costs are those of Eqs 10 and 11, whatever ``cost`` is.
+    """Return the instance for which Algorithm 1 plans, with the costs of omgs Eqs 10, 11.
 
-    alpha and beta are those of the line through ``cost`` of the smallest gradient and of all together; a
-    selection takes what ``cost`` knows; where that is nothing, or ``gamma_s`` is given, gamma d log2 d.
+    Parameters
+    ----------
+    workload : Workload
+        One iteration of the network.
+    cost : MessageCost
+        The time of a message, and of a selection if the cost has one.
+    gamma_s : float, optional
+        The gamma of a selection that takes gamma d log2 d. By default the selection is
+        the one of ``cost``, or that of PUBLISHED_GAMMA_S if ``cost`` has none.
+
+    Returns
+    -------
+    Instance
+        Its alpha and beta are those of the line through two costs: of the smallest
+        gradient, and of all gradients together.
     """
-    least, whole = float(workload.bytes.min()), float(workload.bytes.sum())
-    slope = max(0.0, cost(whole) - cost(least)) / max(whole - least, 1.0)
-    alpha_s = max(0.0, cost(least) - slope * least)
-    beta_s = slope * whole / float(workload.parameters.sum())
+    smallest = float(workload.bytes.min())
+    whole = float(workload.bytes.sum())
+    growth_s = max(0.0, cost(whole) - cost(smallest))
+    # With one gradient both sizes are equal.
+    s_per_byte = growth_s / max(whole - smallest, 1.0)
+    alpha_s = max(0.0, cost(smallest) - s_per_byte * smallest)
+    beta_s = s_per_byte * whole / float(workload.parameters.sum())
     selection: Selecting = Log(PUBLISHED_GAMMA_S if gamma_s is None else gamma_s)
     density = 1.0
     if gamma_s is None and isinstance(cost, SparseGather) and cost.selecting:
-        selection, density = cost.selecting, cost.density
-    backward_s, elements = (
-        workload.backward_s[::-1],
-        workload.parameters[::-1].astype(float),
-    )
+        selection = cost.selecting
+        density = cost.density
     return Instance(
-        backward_s, elements, selection, alpha_s, beta_s, workload.forward_s, density
+        backward_s=workload.backward_s[::-1],
+        elements=workload.parameters[::-1].astype(float),
+        selection=selection,
+        alpha_s=alpha_s,
+        beta_s=beta_s,
+        forward_s=workload.forward_s,
+        density=density,
     )
 
 
 def plan_of(merged: Bools, name: str) -> FusionPlan:
-    """Return the fusion plan of (L,) merged layers: each is fused with the one before it in the network."""
-    return FusionPlan(name, tuple((np.flatnonzero(~merged[::-1]) + 1).tolist()))
+    """Return the fusion plan of a choice of merged layers.
+
+    Parameters
+    ----------
+    merged : ndarray of bool, shape (L,)
+        Whether each layer is fused with the one before it in the network.
+    name : str
+        The name of the plan.
+    """
+    # In ready order, the reverse of the network's, a normal layer ends its group.
+    is_last_of_group = ~merged[::-1]
+    ends = np.flatnonzero(is_last_of_group) + 1
+    return FusionPlan(name, tuple(ends.tolist()))
 
 
 def messages(merged: Bools, *, literal: bool = False) -> tuple[tuple[int, ...], ...]:
-    """omgs Algorithm 2: the layers in each message of an iteration, in order of sending; merged : (L,).
+    """Return which layers each message has (omgs Algorithm 2).
 
-    A normal layer sends what merged ones pushed (lines 15-28); printed, nothing pushes the normal layer.
+    Parameters
+    ----------
+    merged : ndarray of bool, shape (L,)
+        Whether each layer is merged.
+    literal : bool, optional
+        Whether to follow the algorithm as printed, where nothing pushes the gradient of
+        a normal layer into the buffer.
+
+    Returns
+    -------
+    tuple of tuple of int
+        The layers, numbered from 1, of each message in the order of sending. A normal
+        layer sends what merged layers have pushed (lines 15-28).
+
+    Examples
+    --------
+    >>> messages(np.array([False, True, False]))
+    ((3,), (2, 1))
     """
-    sent, buffer = list[tuple[int, ...]](), list[int]()
+    sent: list[tuple[int, ...]] = []
+    buffer: list[int] = []
     for layer in range(len(merged), 0, -1):
-        if merged[layer - 1] or not literal:
+        is_merged = merged[layer - 1]
+        if is_merged or not literal:
             buffer.append(layer)
-        if not merged[layer - 1]:
+        if not is_merged:
             sent.append(tuple(buffer))
             buffer.clear()
     return tuple(sent)
 
 
 def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
-    """omgs V-D, MGS-SGD: sizes of merged layers, from parameters in ready order; the rest by itself."""
-    merged, pending = [], 0
+    """Return the sizes of the merged layers of MGS-SGD (omgs V-D).
+
+    Parameters
+    ----------
+    parameters : iterable of int
+        The elements of each layer in ready order.
+    threshold : int
+        From how many elements on the pending layers are sent.
+
+    Returns
+    -------
+    tuple of int
+        The elements of each message. The last one has what remains.
+
+    Examples
+    --------
+    >>> merge_up_to([10, 5, 5, 3], threshold=10)
+    (10, 10, 3)
+    """
+    merged = []
+    pending = 0
     for size in parameters:
         pending += size
         if pending >= threshold:
             merged.append(pending)
             pending = 0
-    return (*merged, pending) if pending else tuple(merged)
+    if pending:
+        merged.append(pending)
+    return tuple(merged)
 
+
+# -- what the paper leaves open of its networks --------------------------------------
 
 LSTM = "LSTM-PTB"
 NETWORKS = {
     "VGG-16": "vgg16_cifar",
     "ResNet-50": "ResNet50",
     "Inception-v4": "inception_v4",
+    LSTM: "lstm_ptb",
 }
-NETWORKS[LSTM] = "lstm_ptb"
-"""The four of omgs Tab V, and what their layers are listed under."""
+"""The four networks of omgs Tab V, and the names under which their layers are listed."""
 PLANS = {
     "TopK": "single",
     "LAGS": "none",
@@ -388,26 +917,56 @@ PLANS = {
     "OMGS": "omgs",
     "exact": "exact",
 }
-"""Algorithm -> planner. Of OMGS there are two rules: Algorithm 1, and that of the published code."""
+"""The planner of each algorithm. OMGS has two: Algorithm 1, and the published code."""
 PARTS = ("forward", "backward", "selection", "exposed")
+"""The parts of an iteration (omgs Fig 4)."""
 UNITS = (1024, 1280, 1500, 1750, 2047)
-"""Of the LSTM: 1,024 to 2,047 agree with the messages of MGS-SGD in Tab V; 1,500 is the published code's."""
+"""The units of the LSTM that are tried. The messages of MGS-SGD in Tab V agree with 1,024
+to 2,047 units, and the published code has 1,500."""
 
 
 def published_cost(workers: int, density: float) -> SparseGather:
-    """Return the published cost, of 2, 4, 8 or 16 workers on 1 Gbit/s: gamma d log2 d, then gathers."""
+    """Return the cost of a sparse exchange as the authors' code has it, on 1 Gbit/s.
+
+    Parameters
+    ----------
+    workers : {2, 4, 8, 16}
+        The number of workers.
+    density : float
+        The density rho.
+
+    Returns
+    -------
+    SparseGather
+        A selection takes gamma d log2 d, and an all-gather alpha + beta d.
+    """
     code = published_code("omgs")
-    line = code[f"alpha-{workers}"], code[f"beta-{workers}"]
-    gather = AlphaBeta(*line, collective="all_gather", workers=workers)
+    gather = AlphaBeta(
+        code[f"alpha-{workers}"],
+        code[f"beta-{workers}"],
+        collective="all_gather",
+        workers=workers,
+    )
     return SparseGather(gather, density, selecting=Log(code["gamma"]))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the paper leaves open of one network's iteration on its cluster.
+    """The unstated settings of one network's iteration on the paper's cluster.
 
-    compute_s : t_f + t_b; backward : its share; even : share of the backward that is spread over the layers
-        alike, the rest by multiply-adds; units : of the LSTM
+    Attributes
+    ----------
+    network : str
+        One of NETWORKS.
+    compute_s : float
+        The forward and the backward pass, t_f + t_b, in seconds.
+    backward : float
+        The share of ``compute_s`` that is the backward pass.
+    even : float
+        The share of the backward pass that all layers have alike. The rest is divided by
+        multiply-adds.
+    units : int
+        The units of the LSTM.
     """
 
     network: str
@@ -417,44 +976,72 @@ class Setting:
     units: int = 1500
 
     def workload(self) -> Workload:
-        """Return one iteration: a layer's tensors become ready together."""
-        sizes, by_work, alike = _shape(
-            self.network, self.units if self.network == LSTM else 0
-        )
+        """Return one iteration, in which the tensors of a layer become ready together."""
+        units = self.units if self.network == LSTM else 0
+        sizes, by_work, alike = _shape(self.network, units)
         backward_s = self.compute_s * self.backward
         shares = (1 - self.even) * by_work + self.even * alike
-        forward_s = self.compute_s - backward_s
         return Workload.from_arrays(
-            forward_s, backward_s * shares, ELEMENT_BYTES * sizes
+            self.compute_s - backward_s, backward_s * shares, ELEMENT_BYTES * sizes
         )
 
 
 @cache
 def _shape(network: str, units: int) -> tuple[Any, Any, Any]:
-    """Return elements of tensors in ready order; shares of the backward by multiply-adds, and by layer."""
-    listed = (
-        tuple(networks.ptb_lstm(units)) if units else networks.layers(NETWORKS[network])
-    )
-    total = sum(layer.multiply_adds for layer in listed)
-    rows = [
-        (size, 0.0 if k else layer.multiply_adds / total, 0.0 if k else 1 / len(listed))
-        for layer in reversed(listed)
-        for k, size in enumerate(layer.tensors[::-1])
-    ]
-    sizes, by_work, alike = zip(*rows, strict=True)
+    """Return three arrays (n,) over the tensors of a network in ready order.
+
+    They are the elements, the share of the backward pass by multiply-adds, and the share
+    if all layers have the same. ``units`` is 0 for all networks but the LSTM.
+    """
+    if units:
+        layers = tuple(networks.ptb_lstm(units))
+    else:
+        layers = networks.layers(NETWORKS[network])
+    total = sum(layer.multiply_adds for layer in layers)
+    sizes = []
+    by_work = []
+    alike = []
+    for layer in reversed(layers):
+        for k, size in enumerate(layer.tensors[::-1]):
+            sizes.append(size)
+            # The first tensor has the time of its layer, so that all are ready together.
+            has_time = k == 0
+            by_work.append(has_time * layer.multiply_adds / total)
+            alike.append(has_time / len(layers))
     return np.array(sizes, dtype=np.int64), np.array(by_work), np.array(alike)
 
 
 def breakdown(
     workload: Workload, plan: FusionPlan, cost: SparseGather
 ) -> dict[str, float]:
-    """Return seconds of PARTS, which add up to the iteration (omgs Fig 4), and how many messages it sends."""
-    whole_s = sparse_iteration(workload, plan, cost).prediction.iteration_s
-    selection_s = float(cost.selection_s(plan.group_bytes(workload)).sum())
-    parts_s = [workload.forward_s, float(workload.backward_s.sum()), selection_s]
-    shown_s = whole_s - parts_s[0] - parts_s[1] - parts_s[2]
-    parts = dict(zip(PARTS, (*parts_s, shown_s), strict=True))
-    return {**parts, "iteration": whole_s, "messages": len(plan.ends)}
+    """Return the parts of an iteration and its number of messages (omgs Fig 4).
+
+    Parameters
+    ----------
+    workload : Workload
+        One iteration.
+    plan : FusionPlan
+        Which gradients share a message.
+    cost : SparseGather
+        The cost of a selection and of a message.
+
+    Returns
+    -------
+    dict of str to float
+        The seconds of each of PARTS, which add up to "iteration", and "messages".
+    """
+    iteration_s = sparse_iteration(workload, plan, cost).prediction.iteration_s
+    forward_s = workload.forward_s
+    backward_s = float(workload.backward_s.sum())
+    selecting_s = float(cost.selection_s(plan.group_bytes(workload)).sum())
+    return {
+        "forward": forward_s,
+        "backward": backward_s,
+        "selection": selecting_s,
+        "exposed": iteration_s - forward_s - backward_s - selecting_s,
+        "iteration": iteration_s,
+        "messages": len(plan.ends),
+    }
 
 
 def planned(setting: Setting, planner: str, cost: SparseGather) -> dict[str, float]:
@@ -466,29 +1053,69 @@ def planned(setting: Setting, planner: str, cost: SparseGather) -> dict[str, flo
 def most_saved_s(
     network: str, cost: SparseGather, messages: int, units: int = 1500
 ) -> float:
-    """Return how much less than TopK-SGD ``messages`` can take at most, whatever the layers' times are."""
-    whole = ELEMENT_BYTES * float(
-        _shape(network, units if network == LSTM else 0)[0].sum()
-    )
+    """Return how much less time than TopK-SGD several messages can take at most.
+
+    The bound holds whatever the times of the layers are.
+
+    Parameters
+    ----------
+    network : str
+        One of NETWORKS.
+    cost : SparseGather
+        The cost of a selection and of a message.
+    messages : int
+        The number of messages.
+    units : int, optional
+        The units of the LSTM.
+
+    Returns
+    -------
+    float
+        The saved time in seconds.
+
+    Notes
+    -----
+    Selection takes the least time if all messages are equally large. All communication
+    but the start-up of the last message may be hidden.
+    """
+    sizes, _, _ = _shape(network, units if network == LSTM else 0)
+    whole = ELEMENT_BYTES * float(sizes.sum())
     selecting = Log(published_code("omgs")["gamma"])
     apart_s = messages * float(selecting(whole / ELEMENT_BYTES / messages, 1))
     return float(cost.selection_s(whole)) - apart_s + cost(whole) - cost.startup_s()
 
 
 def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, Any]]:
-    """Yield every setting of a network under both rules; compute times up to ``topk_s``, evenly spaced."""
-    compute_each_s = np.linspace(topk_s / 16, topk_s, 16).tolist()
+    """Yield the iterations of every setting of a network under both rules of OMGS.
+
+    Parameters
+    ----------
+    network : str
+        One of NETWORKS.
+    topk_s : float
+        The longest compute time in seconds, of sixteen evenly spaced ones.
+    cost : SparseGather
+        The cost of a selection and of a message.
+
+    Yields
+    ------
+    dict
+        The fields of `Setting`, "rule" (the planner of OMGS), the iterations "topk_s",
+        "mgs_s" and "omgs_s" in seconds, and the "messages" of OMGS.
+    """
+    compute_times_s = np.linspace(topk_s / 16, topk_s, 16).tolist()
     units = UNITS if network == LSTM else (0,)
-    for case in product(compute_each_s, (0.5, 2 / 3, 0.75), (0.0, 0.5), units):
+    for case in product(compute_times_s, (0.5, 2 / 3, 0.75), (0.0, 0.5), units):
         setting = Setting(network, *case)
-        topk, mgs = (planned(setting, PLANS[name], cost) for name in ("TopK", "MGS"))
+        topk = planned(setting, PLANS["TopK"], cost)
+        mgs = planned(setting, PLANS["MGS"], cost)
         for rule in ("omgs", "omgs:code"):
-            merged = planned(setting, rule, cost)
+            omgs = planned(setting, rule, cost)
             yield {
                 **vars(setting),
                 "rule": rule,
                 "topk_s": topk["iteration"],
                 "mgs_s": mgs["iteration"],
-                "omgs_s": merged["iteration"],
-                "messages": merged["messages"],
+                "omgs_s": omgs["iteration"],
+                "messages": omgs["messages"],
             }

@@ -1,6 +1,7 @@
-"""The checks of osf's claims: importing this module registers them all.
+"""The checks of osf's claims. Importing this module registers them all.
 
-Those of a figure or of a table stand in its module; here are those that belong to neither.
+The checks of a figure or of a table are in its module. Those that belong to neither are
+here.
 """
 
 from __future__ import annotations
@@ -32,4 +33,5 @@ check("osf-vgg16-one-layer", "VGG-16: share of one layer", 100)(settings.by_mode
 
 @check("osf-sf-example")
 def _worked_example() -> Result:
-    return own(scaling_factor(9, 1.25, 8), "Eq 1")
+    factor = scaling_factor(alone_s=9, together_s=1.25, workers=8)
+    return own(factor, "Eq 1")

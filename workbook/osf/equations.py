@@ -1,12 +1,27 @@
-"""osf: equations of Liu et al., Modeling and Optimizing the Scaling Performance (WWW 2022).
+"""The equations of the osf paper: the scaling factor with overlap and tensor fusion.
 
-Layers are in forward order: index 0 is the paper's layer 1. ``literal=True`` is what the paper prints;
-``literal=False`` is what its prose needs:
+Layers are in forward order: index 0 is the paper's layer 1, and index n - 1 its layer n.
+The backward pass begins with layer n. Superscripts in formulas are the paper's numbers
+of layers.
 
-    Eq 13   the timeout concerns the layer that is waited for, i - 1, and its comparison is Eq 12's
-    Eq 14   a full buffer leaves at once: the next tensor's size is known before it is computed
-    Eq 15   the wait delays a message's own start, not the next message's
-    Eq 7    a layer that sends nothing takes no time, not delta
+Some equations cannot be meant as they are printed. With ``literal=True`` a function
+computes what the paper prints, and with ``literal=False`` what its prose needs:
+
+Eq 13
+    The timeout concerns the layer that the buffer waits for, layer i - 1. The time of
+    this layer is compared as in Eq 12.
+Eq 14
+    A full buffer is sent at once, because the size of the next tensor is known before
+    its gradient is computed.
+Eq 15
+    The wait delays the message that waits, and not the message after it.
+Eq 7
+    A layer that sends nothing takes no time, instead of delta.
+
+References
+----------
+osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
+    Deep Learning Training", WWW 2022.
 """
 
 from __future__ import annotations
@@ -30,61 +45,222 @@ from ddlkit.core.workload import Floats, Workload
 
 Values = Sequence[float]
 Update = Callable[[float], float]
-"""Bytes -> seconds of one all-reduce (osf Eq 7 or 18)."""
+"""The time of one all-reduce in seconds by its bytes (osf Eq 7 or 18)."""
+
+# -- the scaling factor without overlap ----------------------------------------------
 
 
 def of_workload(workload: Workload) -> tuple[list[float], list[float]]:
-    """Return a workload's (sizes in bytes, backward times) in forward order, as used below."""
-    return workload.bytes[::-1].astype(float).tolist(), workload.backward_s[
-        ::-1
-    ].tolist()
+    """Return the layers of a workload in the form that the functions below take.
+
+    Parameters
+    ----------
+    workload : Workload
+        One iteration of n tensors, whose arrays are in ready order.
+
+    Returns
+    -------
+    sizes : list of float, length n
+        The bytes of each gradient in forward order.
+    backward_s : list of float, length n
+        The backward time of each tensor in forward order, in seconds.
+    """
+    sizes = workload.bytes[::-1].astype(float).tolist()
+    backward_s = workload.backward_s[::-1].tolist()
+    return sizes, backward_s
 
 
 def scaling_factor(alone_s: float, together_s: float, workers: int) -> float:
-    """osf Eq 1: SF = T_1 / (T_N N); any unit of time, as long as both share it."""
+    """Return the scaling factor of a number of workers (osf Eq 1).
+
+    Parameters
+    ----------
+    alone_s : float
+        The time T_1 that one worker needs. Any unit of time will do, if both times
+        have it.
+    together_s : float
+        The time T_N that all workers need together.
+    workers : int
+        The number N of workers.
+
+    Returns
+    -------
+    float
+        The scaling factor, 1 for linear speedup.
+
+    Notes
+    -----
+    SF = T_1 / (T_N N)
+
+    Examples
+    --------
+    Eight workers are 6.4 times as fast as one:
+
+    >>> scaling_factor(alone_s=64.0, together_s=10.0, workers=8)
+    0.8
+    """
     return alone_s / (together_s * workers)
 
 
 def csf(compute_s: float, communication_s: float) -> float:
-    """osf Eq 2: the scaling factor when communication (T_comm) follows all computation (T_comp)."""
+    """Return the scaling factor if all communication follows all computation (osf Eq 2).
+
+    Parameters
+    ----------
+    compute_s : float
+        T_comp, the computation of one iteration in seconds.
+    communication_s : float
+        T_comm, the communication of one iteration in seconds.
+
+    Returns
+    -------
+    float
+        The constant scaling factor (CSF), from 0 to 1.
+
+    Notes
+    -----
+    CSF = T_comp / (T_comp + T_comm)
+
+    Examples
+    --------
+    >>> csf(compute_s=3.0, communication_s=1.0)
+    0.75
+    """
     return compute_s / (compute_s + communication_s)
 
 
 def compute_s(
     forward_flops: ArrayLike, batch: int, c: float, flops_per_s: float
 ) -> float:
-    """osf Eqs 4, 5: T_comp = 3 T_forward = sum over layers of 3 M C / (c pi).
+    """Return the computation of one iteration in seconds (osf Eqs 4, 5).
 
-    Symbols: C = forward_flops, (n,) of *one sample* (Table 1 says of a mini-batch; then M would
-    count twice), M = batch, c = c, pi = flops_per_s.
+    Parameters
+    ----------
+    forward_flops : array_like, shape (n,)
+        The operations C of each layer's forward pass for *one sample*. Table 1 speaks
+        of a mini-batch, but then the batch would count twice.
+    batch : int
+        The number M of samples in the mini-batch of a worker.
+    c : float
+        The share c of its peak rate that the processor reaches.
+    flops_per_s : float
+        The peak rate pi of the processor, in operations per second.
+
+    Returns
+    -------
+    float
+        T_comp in seconds.
+
+    Notes
+    -----
+    T_comp = 3 T_forward = sum over i of 3 M C^(i) / (c pi)
+
+    The backward pass takes twice as long as the forward pass.
     """
     return 3 * batch * float(np.sum(forward_flops)) / (c * flops_per_s)
 
 
-def update_start_s(backward_s: Values, sent_s: Values, first: int = 1) -> Floats:
-    """osf Eq 8: (n,) start of every layer's update, counted from the end of layer n's backward.
+# -- overlap without fusion ----------------------------------------------------------
 
-    Symbols: t_backward = backward_s, t_update(D) = sent_s, (n,). The sum over the backward times starts at
-    j = i + ``first``: 1 as printed, 0 as its prose and Eq 15 have it.
+
+def update_start_s(backward_s: Values, sent_s: Values, first: int = 1) -> Floats:
+    """Return when the exchange of each layer starts, without fusion (osf Eq 8).
+
+    Parameters
+    ----------
+    backward_s : sequence of float, length n
+        The backward time t_backward of each layer, in seconds.
+    sent_s : sequence of float, length n
+        The time t_update(D) of each layer's all-reduce, in seconds.
+    first : int, optional
+        Where the sum over backward times begins, at j = i + ``first``: 1 as printed,
+        or 0 as the prose of Eq 8 and Eq 15 have it.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        The start tau of each layer, in seconds from the end of layer n's backward.
+
+    Notes
+    -----
+    tau^(n) = 0, and for every other layer
+
+    tau^(i) = max(tau^(i+1) + t_update(D^(i+1)),
+    sum over j = i + 1 to n - 1 of t_backward^(j))
     """
     n = len(backward_s)
-    start = [0.0] * n  # an array is slow one by one
+    # A list, because single elements of an array are slow.
+    start_s = [0.0] * n
     for i in range(n - 2, -1, -1):
-        computed = math.fsum(backward_s[i + first : n - 1])
-        start[i] = max(start[i + 1] + sent_s[i + 1], computed)
-    return np.array(start)
+        link_free_s = start_s[i + 1] + sent_s[i + 1]
+        computed_s = math.fsum(backward_s[i + first : n - 1])
+        start_s[i] = max(link_free_s, computed_s)
+    return np.array(start_s)
 
 
 def overlap_s(backward_s: Values) -> float:
-    """osf Eq 10: T_overlap, the backward time of all layers but the last."""
+    """Return the time in which computation and communication overlap (osf Eq 10).
+
+    Parameters
+    ----------
+    backward_s : sequence of float, length n
+        The backward time of each layer, in seconds.
+
+    Returns
+    -------
+    float
+        T_overlap in seconds.
+
+    Notes
+    -----
+    T_overlap = sum over i = 1 to n - 1 of t_backward^(i)
+
+    Nothing is sent before the gradient of layer n, whose backward is the first.
+    """
     return math.fsum(backward_s[:-1])
 
 
 def osf(forward_s: float, backward_s: Values, sent_s: Values, first: int = 1) -> float:
-    """osf Eqs 3, 8-10: T_comp / (T_comp + T_update - T_overlap); ``first`` as in update_start_s."""
+    """Return the scaling factor with overlap and without fusion (osf Eqs 3, 8-10).
+
+    Parameters
+    ----------
+    forward_s : float
+        The forward time of all layers, in seconds.
+    backward_s : sequence of float, length n
+        The backward time of each layer, in seconds.
+    sent_s : sequence of float, length n
+        The time of each layer's all-reduce, in seconds.
+    first : int, optional
+        The reading of Eq 8, as `update_start_s` describes.
+
+    Returns
+    -------
+    float
+        The overlapped scaling factor (OSF).
+
+    Notes
+    -----
+    OSF = T_comp / (T_comp + T_update - T_overlap), where by Eq 9
+    T_update = tau^(1) + t_update(D^(1))
+
+    Examples
+    --------
+    Three equal layers whose messages take no time scale perfectly. As printed, Eq 8
+    starts the last message too early, so that the result is above 1:
+
+    >>> float(osf(3.0, [2.0, 2.0, 2.0], [0.0, 0.0, 0.0], first=0))
+    1.0
+    >>> round(float(osf(3.0, [2.0, 2.0, 2.0], [0.0, 0.0, 0.0])), 3)
+    1.286
+    """
     compute = forward_s + math.fsum(backward_s)
-    updated = update_start_s(backward_s, sent_s, first)[0] + sent_s[0]  # Eq 9
+    # Eq 9
+    updated = update_start_s(backward_s, sent_s, first)[0] + sent_s[0]
     return compute / (compute + updated - overlap_s(backward_s))
+
+
+# -- the time of a message -----------------------------------------------------------
 
 
 def update_s(
@@ -96,10 +272,36 @@ def update_s(
     bytes_per_parameter: int = 4,
     overhead_s: float = 0.0,
 ) -> Floats:
-    """osf Eq 7: time of a ring all-reduce of ``n_bytes`` (any shape), element by element.
+    """Return the time of a ring all-reduce in seconds (osf Eq 7).
 
-    Symbols: D = n_bytes, N = workers, beta = bytes_per_s, pi = adds_per_s, s = bytes_per_parameter,
-    delta = overhead_s. As printed, nothing to send still costs delta.
+    Parameters
+    ----------
+    n_bytes : array_like
+        The size D of each message in bytes, of any shape.
+    workers : int
+        The number N of workers.
+    bytes_per_s : float
+        The bandwidth beta between two workers, in bytes per second.
+    adds_per_s : float, optional
+        The rate pi of additions per second. By default additions take no time.
+    bytes_per_parameter : int, optional
+        The size s of one parameter in bytes.
+    overhead_s : float, optional
+        The overhead delta of one all-reduce, in seconds.
+
+    Returns
+    -------
+    ndarray, shape of ``n_bytes``
+        t_update in seconds. As printed, a message of no bytes still takes delta.
+
+    Notes
+    -----
+    t_update(D) = 2 (N - 1)/N D / beta + (N - 1)/N D / (s pi) + delta
+
+    Examples
+    --------
+    >>> float(update_s(1e9, workers=2, bytes_per_s=1e9, overhead_s=0.5))
+    1.5
     """
     share = (workers - 1) / workers
     per_byte = 2 * share / bytes_per_s + share / (adds_per_s * bytes_per_parameter)
@@ -107,32 +309,95 @@ def update_s(
 
 
 def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> AlphaBeta:
-    """osf Eq 7 with beta and delta by the medians of the smallest and the largest of (n,) messages."""
-    sizes, times = np.asarray(n_bytes, dtype=float), np.asarray(seconds, dtype=float)
-    ends = sizes.min(), sizes.max()
-    first_s, last_s = (float(np.median(times[sizes == end])) for end in ends)
-    slope = (last_s - first_s) / float(ends[1] - ends[0])
-    return AlphaBeta(
-        first_s - slope * float(ends[0]), slope, workers=workers, algorithm="ring"
-    )
+    """Fit osf Eq 7 to the smallest and the largest of the measured messages.
+
+    Parameters
+    ----------
+    n_bytes : array_like, shape (m,)
+        The size of each message in bytes.
+    seconds : array_like, shape (m,)
+        The measured time of each message, in seconds.
+    workers : int
+        The number of workers.
+
+    Returns
+    -------
+    AlphaBeta
+        The line through the median time at the smallest size and the median time at the
+        largest size.
+    """
+    sizes = np.asarray(n_bytes, dtype=float)
+    times = np.asarray(seconds, dtype=float)
+    smallest = sizes.min()
+    largest = sizes.max()
+    smallest_s = float(np.median(times[sizes == smallest]))
+    largest_s = float(np.median(times[sizes == largest]))
+    slope = (largest_s - smallest_s) / float(largest - smallest)
+    startup_s = smallest_s - slope * float(smallest)
+    return AlphaBeta(startup_s, slope, workers=workers, algorithm="ring")
 
 
 def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
-    """Return the bandwidth-delay product of a ring's links, which osf Eq 18 takes for D_Thresh.
+    """Return the bandwidth-delay product of a ring's links (D_Thresh of osf Eq 18).
 
-    By Eq 7 without additions 1 / beta = N cost.beta_s_per_byte / 2(N-1), delta = cost.alpha_s. The paper
-    gives only the product; here 2(N-1) messages, one after the other, two a round trip, take delta.
+    Parameters
+    ----------
+    cost : AlphaBeta
+        The time of an all-reduce. Without a number of workers, two are assumed.
+
+    Returns
+    -------
+    float
+        The product in bytes.
+
+    Notes
+    -----
+    By Eq 7 without additions, a ring of N workers has
+
+    1 / beta = cost.beta_s_per_byte N / (2 (N - 1)) and delta = cost.alpha_s.
+
+    The paper gives no delay of a link. Here delta is the time of 2 (N - 1) messages, one
+    after the other, and two of these messages make a round trip.
     """
     workers = cost.workers or 2
     bytes_per_s = 2 * ((workers - 1) / workers) / cost.beta_s_per_byte
     return bytes_per_s * cost.alpha_s / (workers - 1)
 
 
+# -- overlap with fusion -------------------------------------------------------------
+
+
 def buffered_bytes(
     sizes: Values, backward_s: Values, capacity: float, timeout_s: float
 ) -> Floats:
-    """osf Eq 12: (n,) bytes B buffered after each layer; D = sizes, t_backward = backward_s, Q = capacity."""
-    filled = [float(size) for size in sizes]  # an array is slow one by one
+    """Return how many bytes the fusion buffer holds after each layer (osf Eq 12).
+
+    Parameters
+    ----------
+    sizes : sequence of float, length n
+        The size D of each layer's gradients, in bytes.
+    backward_s : sequence of float, length n
+        The backward time t_backward of each layer, in seconds.
+    capacity : float
+        The size Q of the buffer in bytes.
+    timeout_s : float
+        How long the buffer waits for the next layer, t_timeout, in seconds.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        The bytes B in the buffer after the backward of each layer.
+
+    Notes
+    -----
+    B^(n) = D^(n), and for every other layer
+
+    B^(i) = B^(i+1) + D^(i) if B^(i+1) + D^(i) <= Q and t_backward^(i) < t_timeout,
+
+    else B^(i) = D^(i)
+    """
+    # A list, because single elements of an array are slow.
+    filled = [float(size) for size in sizes]
     for i in range(len(sizes) - 2, -1, -1):
         if filled[i + 1] + sizes[i] <= capacity and backward_s[i] < timeout_s:
             filled[i] += filled[i + 1]
@@ -147,16 +412,37 @@ def sent_bytes(
     *,
     literal: bool = True,
 ) -> Floats:
-    """osf Eq 13: (n,) F, sent after layer i's backward; symbols as Eq 12; printed, bytes may be lost."""
+    """Return how many bytes are sent after the backward of each layer (osf Eq 13).
+
+    Parameters
+    ----------
+    sizes, backward_s, capacity, timeout_s
+        As of `buffered_bytes`.
+    literal : bool, optional
+        Whether to compute what is printed. Printed, some bytes may never be sent.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        The bytes F of the message that leaves after each layer, or 0.
+
+    Notes
+    -----
+    F^(i) = B^(i) if i = 1 or t_backward^(i) > t_timeout or B^(i) + D^(i-1) > Q,
+
+    else F^(i) = 0
+
+    Repaired, the condition of the timeout is t_backward^(i-1) >= t_timeout.
+    """
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
     sent = np.zeros(len(sizes))
     for i in range(len(sizes)):
-        late = (
-            backward_s[i] > timeout_s
-            if literal
-            else i > 0 and backward_s[i - 1] >= timeout_s
-        )
-        if i == 0 or late or filled[i] + sizes[i - 1] > capacity:
+        is_last_computed = i == 0
+        if literal:
+            timed_out = backward_s[i] > timeout_s
+        else:
+            timed_out = not is_last_computed and backward_s[i - 1] >= timeout_s
+        if is_last_computed or timed_out or filled[i] + sizes[i - 1] > capacity:
             sent[i] = filled[i]
     return sent
 
@@ -169,17 +455,43 @@ def wait_s(
     *,
     literal: bool = True,
 ) -> Floats:
-    """osf Eq 14: (n,) t_wait, how long layer i's tensors stay in the buffer; symbols as Eq 12."""
+    """Return how long the gradients of each layer stay in the buffer (osf Eq 14).
+
+    Parameters
+    ----------
+    sizes, backward_s, capacity, timeout_s
+        As of `buffered_bytes`.
+    literal : bool, optional
+        Whether to compute what is printed.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        t_wait of each layer in seconds.
+
+    Notes
+    -----
+    t_wait^(i) is
+
+    - t_timeout if t_backward^(i-1) > t_timeout,
+    - else t_backward^(i-1) if B^(i) + D^(i-1) > Q,
+    - else 0.
+
+    Repaired, a full buffer does not wait, and the comparison with the timeout is >=.
+    """
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
-    waited = np.zeros(len(sizes))
+    waited_s = np.zeros(len(sizes))
     for i in range(1, len(sizes)):
-        full = filled[i] + sizes[i - 1] > capacity
+        next_layer_s = backward_s[i - 1]
+        is_full = filled[i] + sizes[i - 1] > capacity
         if literal:
-            late = backward_s[i - 1] > timeout_s
-            waited[i] = timeout_s if late else backward_s[i - 1] if full else 0.0
-        elif backward_s[i - 1] >= timeout_s and not full:
-            waited[i] = timeout_s
-    return waited
+            if next_layer_s > timeout_s:
+                waited_s[i] = timeout_s
+            elif is_full:
+                waited_s[i] = next_layer_s
+        elif next_layer_s >= timeout_s and not is_full:
+            waited_s[i] = timeout_s
+    return waited_s
 
 
 def fused_start_s(
@@ -191,22 +503,51 @@ def fused_start_s(
     *,
     literal: bool = True,
 ) -> Floats:
-    """osf Eq 15: (n,) tau, start of layer i's transfer after layer n's backward; t_update = update."""
-    arguments = sizes, backward_s, capacity, timeout_s
-    waited = wait_s(*arguments, literal=literal).tolist()
-    sent = sent_bytes(*arguments, literal=literal).tolist()
-    taken = [update(size) if literal or size > 0 else 0.0 for size in sent]
+    """Return when the message after each layer starts, with fusion (osf Eq 15).
+
+    Parameters
+    ----------
+    sizes, backward_s, capacity, timeout_s
+        As of `buffered_bytes`.
+    update : callable
+        t_update, the time of an all-reduce in seconds by its bytes.
+    literal : bool, optional
+        Whether to compute what is printed.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        The start tau of each transfer, in seconds from the end of layer n's backward.
+
+    Notes
+    -----
+    tau^(n) = 0, and for every other layer
+
+    tau^(i) = max(tau^(i+1) + t_update(F^(i+1)) + t_wait^(i+1),
+    sum over j = i to n - 1 of t_backward^(j))
+
+    Repaired, t_wait^(i) is added to the sum instead. A layer that sends nothing starts
+    when the link is free and takes no time.
+    """
+    buffer = (sizes, backward_s, capacity, timeout_s)
+    waited_s = wait_s(*buffer, literal=literal).tolist()
+    sent = sent_bytes(*buffer, literal=literal).tolist()
+    sent_s = [update(size) if literal or size > 0 else 0.0 for size in sent]
     n = len(sizes)
-    start = [0.0] * n
+    start_s = [0.0] * n
     if not literal:
-        start[-1] = waited[-1]
+        start_s[-1] = waited_s[-1]
     for i in range(n - 2, -1, -1):
-        free, computed = start[i + 1] + taken[i + 1], math.fsum(backward_s[i : n - 1])
+        link_free_s = start_s[i + 1] + sent_s[i + 1]
+        computed_s = math.fsum(backward_s[i : n - 1])
         if literal:
-            start[i] = max(free + waited[i + 1], computed)
-        else:  # where nothing leaves, tau only carries on when the link is free
-            start[i] = max(free, computed + waited[i]) if sent[i] > 0 else free
-    return np.array(start)
+            start_s[i] = max(link_free_s + waited_s[i + 1], computed_s)
+        elif sent[i] > 0:
+            start_s[i] = max(link_free_s, computed_s + waited_s[i])
+        else:
+            # Nothing leaves here: tau only hands on when the link is free.
+            start_s[i] = link_free_s
+    return np.array(start_s)
 
 
 def osf_fused(
@@ -219,65 +560,148 @@ def osf_fused(
     *,
     literal: bool = True,
 ) -> float:
-    """osf Eqs 11, 16: OSF_fusion = T_comp / (T_comp + tau^(1) + t_update(F^(1)) - T_overlap)."""
-    buffer = capacity, timeout_s
-    first = float(sent_bytes(sizes, backward_s, *buffer, literal=literal)[0])
-    start = fused_start_s(sizes, backward_s, update, *buffer, literal=literal)
+    """Return the scaling factor with overlap and tensor fusion (osf Eqs 11, 16).
+
+    Parameters
+    ----------
+    forward_s : float
+        The forward time of all layers, in seconds.
+    sizes, backward_s, capacity, timeout_s
+        As of `buffered_bytes`. By default the buffer waits for ever.
+    update : callable
+        t_update, the time of an all-reduce in seconds by its bytes.
+    literal : bool, optional
+        Whether to compute what is printed.
+
+    Returns
+    -------
+    float
+        The scaling factor OSF_fusion.
+
+    Notes
+    -----
+    OSF_fusion = T_comp / (T_comp + tau^(1) + t_update(F^(1)) - T_overlap)
+    """
+    buffer = (capacity, timeout_s)
+    last_message = float(sent_bytes(sizes, backward_s, *buffer, literal=literal)[0])
+    start_s = fused_start_s(sizes, backward_s, update, *buffer, literal=literal)
     compute = forward_s + math.fsum(backward_s)
-    return compute / (compute + start[0] + update(first) - overlap_s(backward_s))
+    last_message_s = update(last_message)
+    return compute / (compute + start_s[0] + last_message_s - overlap_s(backward_s))
 
 
 def predict_osf(iteration: Iteration, *, literal: bool = True) -> Prediction:
-    """The iteration by OSF (osf Eqs 3, 8-10; i as Eq 8's prose has it) or OSF_fusion (Eqs 11-16).
+    """Return what the paper predicts for an iteration (osf Eqs 3, 8-10 and 11-16).
 
-    NaN where the paper has no formula: it has one for all-reduces, one at a time, of a plan without fusion,
-    with one message, or with a constant buffer and no timeout.
+    Parameters
+    ----------
+    iteration : Iteration
+        A workload, its fusion plan and the cost of a message.
+    literal : bool, optional
+        Whether fusion is computed as printed. Eq 8 is always computed as its prose has
+        the sum, from j = i.
+
+    Returns
+    -------
+    Prediction
+        The iteration in seconds, which is NaN where the paper has no formula. It has
+        formulas for all-reduces that are sent one at a time, if the plan is ``none``
+        (no fusion), ``single`` (one message) or a constant buffer without a timeout.
     """
-    workload, cost = iteration.workload, iteration.cost
+    workload = iteration.workload
+    cost = iteration.cost
     sizes, backward_s = of_workload(workload)
-    kind, _, argument = iteration.plan.planner.partition(":")
-    covered = cost.collective == "all_reduce" and iteration.link.in_flight == 1
+    planner, _, argument = iteration.plan.planner.partition(":")
+    is_covered = cost.collective == "all_reduce" and iteration.link.in_flight == 1
+    # The second argument of a buffer is its timeout.
+    is_constant_buffer = planner == "buffer" and ":" not in argument
 
     def update(n_bytes: float) -> float:
         return float(cost(n_bytes)) if n_bytes > 0 else 0.0
 
     factor = math.nan
-    if covered and kind == "none":
-        factor = osf(
-            workload.forward_s, backward_s, [update(size) for size in sizes], first=0
-        )
-    elif covered and (kind == "single" or (kind == "buffer" and ":" not in argument)):
-        capacity = math.inf if kind == "single" else parse_bytes(argument)
-        forward_s = workload.forward_s
+    forward_s = workload.forward_s
+    if is_covered and planner == "none":
+        sent_s = [update(size) for size in sizes]
+        factor = osf(forward_s, backward_s, sent_s, first=0)
+    elif is_covered and (planner == "single" or is_constant_buffer):
+        capacity = math.inf
+        if is_constant_buffer:
+            capacity = parse_bytes(argument)
         factor = osf_fused(
             forward_s, sizes, backward_s, update, capacity, literal=literal
         )
-    sent_s = float(iteration.communication_s.sum())
-    alone_s = workload.compute_s - workload.update_s
-    return Prediction(alone_s / factor + workload.update_s, workload.compute_s, sent_s)
+    # The paper has no update of the weights.
+    computed_s = workload.compute_s - workload.update_s
+    return Prediction(
+        iteration_s=computed_s / factor + workload.update_s,
+        compute_s=workload.compute_s,
+        communication_s=float(iteration.communication_s.sum()),
+    )
+
+
+# -- bounds --------------------------------------------------------------------------
 
 
 def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> float:
-    """Return the most that T_constant / T - 1 is over all fusion plans, under osf Eqs 4, 7 and 11.
+    """Return the largest possible gain over constant fusion (osf Eqs 4, 7 and 11).
 
-    constant_sf : T_comp / T_constant (Eq 11); saved_overhead : (k - 1) delta / T_comp, of k constant messages
+    Parameters
+    ----------
+    constant_sf : float
+        T_comp / T_constant, the scaling factor with constant fusion (Eq 11).
+    saved_overhead : float, optional
+        (k - 1) delta / T_comp, where constant fusion sends k messages.
 
-    T >= max(T_comp, T_constant - 2/3 T_comp - (k - 1) delta): with b the time of all bytes, the constant plan
-    takes at most T_comp + k delta + b, as without overlap, and no plan sends before forward is over, a third
-    of T_comp, nor less than delta + b. What waits in vain for a tensor still leaves before backward ends.
+    Returns
+    -------
+    float
+        An upper bound of T_constant / T - 1, over the iterations T of all fusion plans.
+
+    Notes
+    -----
+    T >= max(T_comp, T_constant - 2/3 T_comp - (k - 1) delta)
+
+    Let b be the time of all bytes. Without overlap the constant plan takes
+    T_comp + k delta + b, and with overlap it takes no longer. Any plan begins to send
+    after the forward pass, which is a third of T_comp, and then needs delta + b at
+    least. A message that waits for a tensor in vain still leaves before the end of the
+    backward pass.
     """
     constant = 1 / constant_sf
     return constant / max(1.0, constant - 2 / 3 - saved_overhead) - 1
 
 
 def largest_scaling_loss(communication_growth: float) -> float:
-    """Return the most that SF can fall, relatively, by osf Eq 3 when communication grows."""
+    """Return the largest relative loss of the scaling factor (osf Eq 3).
+
+    Parameters
+    ----------
+    communication_growth : float
+        By which share communication grows, for example 0.08 for 8%.
+
+    Returns
+    -------
+    float
+        The share that the scaling factor can lose, because no iteration grows by a
+        larger share than its communication.
+
+    Notes
+    -----
+    1 - 1 / (1 + g), where g is the growth
+    """
     return 1 - 1 / (1 + communication_growth)
 
 
+# -- the phases of the exchange ------------------------------------------------------
+
 PHASES = ("NEGOTIATE", "ALLREDUCE", "WAIT", "MISC")
-"""Each moment from a rank's first gradient to the last message's end counts once: a message is on its way,
-else a gradient waits for others, else a complete message for the slowest rank or the agreement, else MISC."""
+"""What a rank spends the time on from its first gradient to the end of the last message.
+
+Each moment counts once. ALLREDUCE is the time in which a message is under way. Else WAIT
+is the time in which a gradient waits for others in the buffer. Else NEGOTIATE is the time
+in which a complete message waits for the slowest rank or for the agreement on the order.
+MISC is the rest."""
 
 
 def breakdown(
@@ -290,55 +714,100 @@ def breakdown(
     negotiate_s: float = 0.0,
     link: Link = PLAIN,
 ) -> dict[str, float]:
-    """Return seconds of each phase for a rank of usual speed, simulated, messages one by one.
+    """Return how long each phase of a simulated exchange takes on a rank of usual speed.
 
-    A message leaves when its last gradient is ready on the slowest rank (``slowest`` times slower) and
-    its order has been agreed on (``negotiate_s``), after ``waited_s`` (G,) in vain for one more tensor.
+    Parameters
+    ----------
+    workload : Workload
+        One iteration of the rank.
+    plan : FusionPlan
+        Which gradients share a message. The plan has G groups.
+    cost : MessageCost
+        The time of a message by its size.
+    waited_s : float or ndarray, shape (G,), optional
+        How long each message waits in vain for one more tensor, in seconds.
+    slowest : float, optional
+        By which factor the slowest rank computes longer. A message starts when its last
+        gradient is ready on this rank.
+    negotiate_s : float, optional
+        How long the ranks take to agree on the order of messages, in seconds.
+    link : Link, optional
+        What messages share. By default they are sent one after the other.
+
+    Returns
+    -------
+    dict of str to float
+        The seconds of each of `PHASES`.
     """
     ready_s = plan.group_ready_s(workload)
     leave_s = slowest * ready_s + waited_s + negotiate_s
-    end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).played_s[1]
-    begin_s = np.maximum(leave_s, np.concatenate([[0.0], end_s[:-1]]))
-    first_s = workload.ready_s[np.array(plan.starts)]
+    _, end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).played_s
+    link_free_s = np.concatenate([[0.0], end_s[:-1]])
+    begin_s = np.maximum(leave_s, link_free_s)
+    first_gradient_s = workload.ready_s[np.array(plan.starts)]
     phases = {
         "ALLREDUCE": _spans(begin_s, end_s),
-        "WAIT": _spans(first_s, ready_s + waited_s),
+        "WAIT": _spans(first_gradient_s, ready_s + waited_s),
         "NEGOTIATE": _spans(ready_s + waited_s, leave_s),
     }
-    return _each_moment_once(phases, float(end_s[-1] - workload.ready_s[0]))
+    total_s = float(end_s[-1] - workload.ready_s[0])
+    return _each_moment_once(phases, total_s)
 
 
 def of_timeline(
     timeline: Timeline, rank: int = 0, first: str = "ALLREDUCE"
 ) -> dict[str, float]:
-    """Return seconds of each phase for that rank, read off one iteration; of two at once ``first`` counts."""
-    mine = timeline.select(timeline.rank == rank)
-    messages, backward = mine.spans(COMMUNICATION), mine.select(mine.kind == "backward")
-    ends = [
-        backward.end_s[backward.group == group] for group in np.unique(backward.group)
-    ]
-    buffered = _spans(
-        np.array([end.min() for end in ends]), np.array([end.max() for end in ends])
-    )
+    """Return how long each phase of a recorded iteration took on one rank.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        The spans of one iteration.
+    rank : int, optional
+        The rank whose spans count.
+    first : str, optional
+        The phase that counts where several phases go on at once.
+
+    Returns
+    -------
+    dict of str to float
+        The seconds of each of `PHASES`.
+    """
+    of_rank = timeline.select(timeline.rank == rank)
+    messages = of_rank.spans(COMMUNICATION)
+    backward = of_rank.select(of_rank.kind == "backward")
+    group_first_s = []
+    group_last_s = []
+    for group in np.unique(backward.group):
+        ends_s = backward.end_s[backward.group == group]
+        group_first_s.append(ends_s.min())
+        group_last_s.append(ends_s.max())
     phases = {
         "ALLREDUCE": messages,
-        "WAIT": buffered,
-        "NEGOTIATE": mine.spans(("negotiate",)),
+        "WAIT": _spans(np.array(group_first_s), np.array(group_last_s)),
+        "NEGOTIATE": of_rank.spans(("negotiate",)),
     }
+    # A dict keeps the place of its first mention, so that ``first`` comes first.
     ordered = {first: phases[first], **phases}
-    return _each_moment_once(ordered, float(messages[-1, 1] - backward.end_s.min()))
+    total_s = float(messages[-1, 1] - backward.end_s.min())
+    return _each_moment_once(ordered, total_s)
 
 
 def _spans(start_s: Floats, end_s: Floats) -> Floats:
+    """Return (m, 2) the start and end of each span, empty where it would end before."""
     return np.column_stack([start_s, np.maximum(start_s, end_s)])
 
 
 def _each_moment_once(phases: Mapping[str, Floats], total_s: float) -> dict[str, float]:
-    """Return the length of each phase less what earlier ones cover; MISC is what remains of ``total_s``."""
-    lengths_s, covered_s, seen = {}, 0.0, np.empty((0, 2))
+    """Return the seconds of each phase that no earlier phase covers, and MISC."""
+    lengths_s = {}
+    covered_s = 0.0
+    covered = np.empty((0, 2))
     for phase, spans in phases.items():
-        seen = merge(np.concatenate([seen, spans]))
-        length_s = float(np.sum(seen[:, 1] - seen[:, 0]))
-        lengths_s[phase], covered_s = length_s - covered_s, length_s
+        covered = merge(np.concatenate([covered, spans]))
+        length_s = float(np.sum(covered[:, 1] - covered[:, 0]))
+        lengths_s[phase] = length_s - covered_s
+        covered_s = length_s
     lengths_s["MISC"] = total_s - covered_s
+    # Rounding can leave a phase a little below zero.
     return {phase: max(lengths_s[phase], 0.0) for phase in PHASES}

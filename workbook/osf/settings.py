@@ -1,6 +1,14 @@
-"""The settings that the paper leaves out, scanned: which of them fit what it states.
+"""The settings that the osf paper leaves open, and which of them fit its statements.
 
-*Compatible* settings have VGG-16 at its 0.25, and agree with most of the other statements.
+The paper does not state compute times, the overhead of a message, the timeout of the
+fusion buffer, or whether a message carries a layer or a tensor. All combinations are
+scanned. *Compatible* settings give VGG-16 its stated scaling factor of 0.25, and agree
+with the most of the other statements.
+
+References
+----------
+osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
+    Deep Learning Training", WWW 2022.
 """
 
 from __future__ import annotations
@@ -48,182 +56,252 @@ ANCHOR = "VGG-16: scaling factor"
 class Grid:
     """Settings to scan: every unit with every combination of the times in ``free``.
 
-    points : how many values are scanned of each time but the timeout
+    Attributes
+    ----------
+    points : int
+        How many values are scanned of each time but the timeout.
     """
 
     points: int = 61
 
     @cached_property
     def free(self) -> dict[str, Floats]:
-        """Return the scanned times by field of `PaperSetting`.
+        """Return the scanned times in seconds, by field of `PaperSetting`.
 
-        They are in the order of the grid's axes after that of the units.
+        They are in the order of the grid's axes, which follow the axis of the units.
         """
         compute_s = np.geomspace(0.01, 3.0, self.points)
+        # The last timeout never ends a wait.
         timeout_s = np.append(np.geomspace(1e-4, 0.1, 10), math.inf)
-        times = {
+        return {
             "timeout_s": timeout_s,
             "overhead_s": np.geomspace(1e-5, 1e-2, self.points),
+            "resnet101_s": compute_s,
+            "vgg16_s": compute_s,
         }
-        return {**times, "resnet101_s": compute_s, "vgg16_s": compute_s}
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return counts of units, timeouts, overheads, compute times of ResNet-101 and VGG-16."""
+        """Return the number of units, and of the values of each time in ``free``."""
         return (len(UNITS), *(len(scanned) for scanned in self.free.values()))
 
     def setting(self, index: Sequence[int]) -> PaperSetting:
-        """Return the setting at one place of the grid, given in the order of ``shape``."""
-        places = zip(self.free.items(), index[1:], strict=True)
-        times_s = {name: float(scanned[place]) for (name, scanned), place in places}
+        """Return the setting at one place of the grid.
+
+        Parameters
+        ----------
+        index : sequence of int, length 5
+            The place on each axis, in the order of ``shape``.
+        """
+        unit, *places = index
+        times_s = {}
+        for (name, scanned), place in zip(self.free.items(), places, strict=True):
+            times_s[name] = float(scanned[place])
         return PaperSetting(
             resnet101_s=times_s["resnet101_s"],
             vgg16_s=times_s["vgg16_s"],
             overhead_s=times_s["overhead_s"],
             timeout_s=times_s["timeout_s"],
-            unit=UNITS[index[0]],
+            unit=UNITS[unit],
         )
 
 
 def quantities(
     grid: Grid, of_fig4: int = WORKERS, of_fig8: Sequence[int] = (0, 0)
 ) -> dict[str, Floats]:
-    """Return what the paper states, computed for every setting.
+    """Return the quantities of the paper's statements, computed for every setting.
 
-    Each array broadcasts to ``grid.shape``.
+    Parameters
+    ----------
+    grid : Grid
+        The settings.
+    of_fig4 : int, optional
+        The number of workers of Fig 4a, which is not stated.
+    of_fig8 : sequence of int, length 2, optional
+        The buffers in bytes of Fig 8, for VGG-16 and for VGG-16 with replaced layers.
+        They are not stated either. 0 is no fusion.
 
-    of_fig4 : workers of Fig 4a, which are not stated
-    of_fig8 : buffers of Fig 8, of VGG-16 and replaced, which are not stated either
+    Returns
+    -------
+    dict of str to ndarray
+        An array by statement, which broadcasts to ``grid.shape``.
     """
-    one = {network: _family(network, grid, WORKERS) for network in (*FIVE, REPLACED)}
-    resnet = one["ResNet101"]
-    vgg = one["VGG16"]
+    families = {
+        network: _family(network, grid, WORKERS) for network in (*FIVE, REPLACED)
+    }
+    resnet = families["ResNet101"]
+    vgg = families["VGG16"]
     fig4 = _family("ResNet101", grid, of_fig4)
-    errors = [one[network]["csf"] / one[network]["sf_0"] - 1 for network in FIVE]
-    sizes = np.abs(np.stack(np.broadcast_arrays(*errors)))
-    against = [fig4["csf"] / fig4[f"sf_{size}"] - 1 for size in BUFFERS]
+
+    # The relative error of CSF, which has no overlap, against the overlapping model.
+    csf_errors = []
+    for network in FIVE:
+        family = families[network]
+        csf_errors.append(family["csf"] / family["sf_0"] - 1)
+    error_sizes = np.abs(np.stack(np.broadcast_arrays(*csf_errors)))
+    of_buffers = [fig4["csf"] / fig4[f"sf_{size}"] - 1 for size in BUFFERS]
+
+    # Scaling factors without a buffer, with 100 MB and with 1 GB.
+    resnet_0, resnet_100_mb, resnet_1_gb = _factors(resnet)
+    vgg_0, vgg_100_mb, vgg_1_gb = _factors(vgg)
+    communication_growth = vgg[f"update_{GB}"] / vgg["update_0"] - 1
     return {
         "VGG-16: scaling factor": vgg[f"sf_{of_fig8[0]}"],
-        "VGG-16 replaced: scaling factor": one[REPLACED][f"sf_{of_fig8[1]}"],
-        "VGG-16: change of the factor with 100 MB": vgg[f"sf_{100 * MB}"] / vgg["sf_0"]
-        - 1,
+        "VGG-16 replaced: scaling factor": families[REPLACED][f"sf_{of_fig8[1]}"],
+        "VGG-16: change of the factor with 100 MB": vgg_100_mb / vgg_0 - 1,
         "VGG-16: share of one layer": _largest_share(grid),
-        "VGG-16: loss of the factor with 1 GB": 1 - vgg[f"sf_{GB}"] / vgg["sf_0"],
-        "VGG-16: growth of communication time with 1 GB": vgg[f"update_{GB}"]
-        / vgg["update_0"]
-        - 1,
-        "ResNet-101: gain of the factor with 1 GB": resnet[f"sf_{GB}"] / resnet["sf_0"]
-        - 1,
-        "ResNet-101: gain of the factor with 100 MB": resnet[f"sf_{100 * MB}"]
-        / resnet["sf_0"]
-        - 1,
-        "ResNet-101: gain of 100 MB over 1 GB": resnet[f"sf_{100 * MB}"]
-        / resnet[f"sf_{GB}"]
-        - 1,
+        "VGG-16: loss of the factor with 1 GB": 1 - vgg_1_gb / vgg_0,
+        "VGG-16: growth of communication time with 1 GB": communication_growth,
+        "ResNet-101: gain of the factor with 1 GB": resnet_1_gb / resnet_0 - 1,
+        "ResNet-101: gain of the factor with 100 MB": resnet_100_mb / resnet_0 - 1,
+        "ResNet-101: gain of 100 MB over 1 GB": resnet_100_mb / resnet_1_gb - 1,
         "ResNet-101: ALLREDUCE share": resnet["share_0"],
         "ResNet-101: largest size of CSF's error, any buffer": np.max(
-            np.abs(np.stack(against)), axis=0
+            np.abs(np.stack(of_buffers)), axis=0
         ),
         "ResNet-101: CSF's error with 1 KB and with 1 MB": np.minimum(
-            against[0], against[1]
+            of_buffers[0], of_buffers[1]
         ),
         "ResNet-101: CSF's error with 100 MB and with 1 GB": np.maximum(
-            against[2], against[3]
+            of_buffers[2], of_buffers[3]
         ),
-        "five networks: smallest size of CSF's error, no buffer": sizes.min(axis=0),
-        "five networks: largest size of CSF's error, no buffer": sizes.max(axis=0),
-        "three ResNets: CSF's error, no buffer": np.min(np.stack(errors[:3]), axis=0),
+        "five networks: smallest size of CSF's error, no buffer": error_sizes.min(
+            axis=0
+        ),
+        "five networks: largest size of CSF's error, no buffer": error_sizes.max(
+            axis=0
+        ),
+        # The first three of the five networks are ResNets.
+        "three ResNets: CSF's error, no buffer": np.min(
+            np.stack(csf_errors[:3]), axis=0
+        ),
     }
 
 
+def _factors(family: dict[str, Floats]) -> tuple[Floats, Floats, Floats]:
+    """Return the scaling factors of a family without a buffer, with 100 MB, with 1 GB."""
+    return family["sf_0"], family[f"sf_{100 * MB}"], family[f"sf_{GB}"]
+
+
 def _largest_share(grid: Grid) -> Floats:
-    """Return the share of VGG-16's largest layer in what all messages take (osf Eq 7)."""
+    """Return the share of VGG-16's largest layer in the time of all messages (osf Eq 7)."""
     layers = [layer.tensors for layer in networks.layers("VGG16")]
-    sent_s = update_s(
-        np.array([4.0 * sum(of) for of in layers]), WORKERS, NETWORK_BYTES_PER_S
-    )
+    layer_bytes = np.array([4.0 * sum(tensors) for tensors in layers])
+    sent_s = update_s(layer_bytes, WORKERS, NETWORK_BYTES_PER_S)
     shares = []
     for unit in UNITS:
         messages = np.array(
             [len(tensors) if unit == "tensor" else 1 for tensors in layers]
         )
-        each_s = sent_s + np.multiply.outer(grid.free["overhead_s"], messages)
-        shares.append(each_s[:, np.argmax(sent_s)] / each_s.sum(axis=1))
+        # Axes are overheads and layers.
+        overheads_s = np.multiply.outer(grid.free["overhead_s"], messages)
+        layer_s = sent_s + overheads_s
+        shares.append(layer_s[:, np.argmax(sent_s)] / layer_s.sum(axis=1))
+    # Axes of the grid: units, timeouts, overheads, and two compute times.
     return np.array(shares)[:, None, :, None, None]
 
 
 @lru_cache(maxsize=8)
 def _family(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
-    """Return SF by buffer, CSF, T_update and its busy share, over the grid.
+    """Return the times of one network over the grid.
 
-    The arrays are 1 wide along the axis of the other family's compute time.
+    Keys are ``csf``, and for each buffer ``sf_<bytes>``, the scaling factor,
+    ``update_<bytes>``, the time from the first gradient to the end of all messages, and
+    ``share_<bytes>``, the share of this time in which the link is busy. Arrays are 1 wide
+    along the axis of the compute time that the network does not depend on.
     """
     reference = reference_network(network)
-    slope = float(update_s(1.0, workers, NETWORK_BYTES_PER_S))
-    times = grid.free["vgg16_s" if reference == "VGG16" else "resnet101_s"]
-    timeouts_s = grid.free["timeout_s"]
-    overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
+    reference_time = "vgg16_s" if reference == "VGG16" else "resnet101_s"
     ratio = network_flops(network) / network_flops(reference)
+    compute_times_s = ratio * grid.free[reference_time]
+    timeouts_s = grid.free["timeout_s"]
+    # The grid has the overhead of WORKERS workers. It grows with the steps of the ring.
+    overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
+    s_per_byte = float(update_s(1.0, workers, NETWORK_BYTES_PER_S))
     buffered = {"ResNet101": BUFFERS, "VGG16": BUFFERS, REPLACED: (100 * MB,)}
     capacities = 0, *buffered.get(network, ())
-    shape = len(UNITS), len(timeouts_s), len(overheads_s), len(times)
-    names = [f"{what}_{c}" for c in capacities for what in ("sf", "update", "share")]
-    found = {name: np.empty(shape) for name in (*names, "csf")}
-    for (u, unit), (t, compute_s) in product(
-        enumerate(UNITS), enumerate(ratio * times)
-    ):
-        sending_s = slope * workload(network, compute_s, unit).bytes.sum()
-        found["csf"][u, :, :, t] = compute_s / (compute_s + (overheads_s + sending_s))
-        for capacity in capacities:
-            for k, timeout_s in enumerate(timeouts_s if capacity else timeouts_s[:1]):
-                place = (u, k if capacity else slice(None), slice(None), t)
-                work, plan, waited = fused(
+
+    shape = len(UNITS), len(timeouts_s), len(overheads_s), len(compute_times_s)
+    arrays = {"csf": np.empty(shape)}
+    for capacity in capacities:
+        for quantity in ("sf", "update", "share"):
+            arrays[f"{quantity}_{capacity}"] = np.empty(shape)
+
+    every = slice(None)
+    for u, unit in enumerate(UNITS):
+        for t, compute_s in enumerate(compute_times_s):
+            sent_s = s_per_byte * workload(network, compute_s, unit).bytes.sum()
+            arrays["csf"][u, :, :, t] = compute_s / (compute_s + (overheads_s + sent_s))
+            for capacity, (k, timeout_s) in product(capacities, enumerate(timeouts_s)):
+                if capacity == 0 and k > 0:
+                    # Without a buffer the timeout does not matter.
+                    continue
+                place = (u, k if capacity else every, every, t)
+                work, plan, waited_s = fused(
                     network, compute_s, capacity, timeout_s, unit
                 )
-                taken = fused_iteration_s(work, plan, waited, overheads_s, slope)
-                update = taken - work.ready_s[0]
-                found[f"sf_{capacity}"][place] = compute_s / taken
-                found[f"update_{capacity}"][place] = update
-                busy = len(plan.ends) * overheads_s + sending_s
-                found[f"share_{capacity}"][place] = busy / update
-    other = -2 if reference == "VGG16" else -1
-    return {name: np.expand_dims(values, other) for name, values in found.items()}
+                iteration_s = fused_iteration_s(
+                    work, plan, waited_s, overheads_s, s_per_byte
+                )
+                updating_s = iteration_s - work.ready_s[0]
+                busy_s = len(plan.ends) * overheads_s + sent_s
+                arrays[f"sf_{capacity}"][place] = compute_s / iteration_s
+                arrays[f"update_{capacity}"][place] = updating_s
+                arrays[f"share_{capacity}"][place] = busy_s / updating_s
+    other_axis = -2 if reference == "VGG16" else -1
+    return {name: np.expand_dims(values, other_axis) for name, values in arrays.items()}
 
 
 # -- what the paper states, and the settings that agree ------------------------------------------
 
 
 def stated() -> tuple[Stated, ...]:
-    """Return what osf states of its cluster: claims, by the quantities that stated.csv names."""
-    listed = {claim.id: claim for claim in load_claims()}
+    """Return the statements of osf about its cluster.
+
+    They are claims, whose accepted intervals stated.csv translates into the units of
+    `quantities`.
+    """
+    claims_by_id = {claim.id: claim for claim in load_claims()}
     table = pd.read_csv(Path(__file__).with_name("stated.csv"), comment="#")
-    intervals = []
+    statements = []
     for row in table.itertuples():
-        low, high = (row.offset + row.unit * end for end in listed[row.claim].accepted)
-        intervals.append(Stated(row.statement, low, high))
-    return tuple(intervals)
+        ends = claims_by_id[row.claim].accepted
+        low, high = (row.offset + row.unit * end for end in ends)
+        statements.append(Stated(row.statement, low, high))
+    return tuple(statements)
 
 
 @lru_cache(maxsize=4)
 def setting_search(
     of_fig4: int = WORKERS, of_fig8: tuple[int, int] = (0, 0)
 ) -> SettingSearch:
-    """Return all settings of the default grid against ``stated()``, by a reading of Figs 4a and 8."""
+    """Return all settings of the default grid against the statements of `stated`.
+
+    Parameters
+    ----------
+    of_fig4, of_fig8 : optional
+        The reading of Figs 4a and 8, as of `quantities`.
+    """
     grid = Grid()
     return settle(stated(), grid, quantities(grid, of_fig4, of_fig8))
 
 
 @lru_cache(maxsize=1)
 def compatible() -> tuple[PaperSetting, ...]:
-    """Return every setting that agrees with as many statements as that of the figures, the best first."""
+    """Return every compatible setting, the best compromise first.
+
+    They agree with ANCHOR, and then with the most statements. The best compromise misses
+    the remaining ones by the least.
+    """
     search = setting_search()
     mask = search.most(ANCHOR)
     order = np.argsort(search.miss[mask], kind="stable")
-    return tuple(map(search.grid.setting, np.argwhere(mask)[order]))
+    places = np.argwhere(mask)[order]
+    return tuple(search.grid.setting(place) for place in places)
 
 
 def setting() -> PaperSetting:
-    """Return the setting of the figures."""
+    """Return the setting of the figures, the best of the compatible ones."""
     return compatible()[0]
 
 
@@ -233,14 +311,28 @@ def over(
     values: Sequence[str] = ("model",),
     unit: str = "",
 ) -> pd.DataFrame:
-    """Return a figure's numbers at the best compatible setting, with their range over all of them.
+    """Return a figure's numbers at the best setting, with their range over all settings.
 
-    keys : columns that name a row; values : columns that get a ``_low`` and a ``_high``
-    unit : if given, only settings in which a message is of this unit
+    Parameters
+    ----------
+    modelled : callable
+        Returns the numbers of the figure at one setting.
+    keys : sequence of str
+        The columns that name a row.
+    values : sequence of str, optional
+        The columns whose range is returned.
+    unit : str, optional
+        If given, only settings in which a message carries this unit.
+
+    Returns
+    -------
+    DataFrame
+        The numbers at the best compatible setting. For each of ``values`` there are two
+        more columns, with the endings ``_low`` and ``_high``.
     """
-    settings = [each for each in compatible() if unit in ("", each.unit)]
-    every = pd.concat(map(modelled, settings))
-    by_row = every.groupby(list(keys), sort=False)[list(values)]
+    settings = [setting for setting in compatible() if unit in ("", setting.unit)]
+    of_all_settings = pd.concat([modelled(setting) for setting in settings])
+    by_row = of_all_settings.groupby(list(keys), sort=False)[list(values)]
     low = by_row.min().add_suffix("_low")
     high = by_row.max().add_suffix("_high")
     return modelled(settings[0]).join(low, on=list(keys)).join(high, on=list(keys))
@@ -252,30 +344,51 @@ def over(
 def by_model(
     quantity: str, scale: float = 1, offset: float = 0, note: str = ""
 ) -> Result:
-    """Judge a quantity by the settings that meet the most other statements."""
+    """Return a result that is judged by the settings which meet the other statements.
+
+    Parameters
+    ----------
+    quantity, scale, offset, note
+        As of `workbook.common.claims.by_model`.
+    """
     return claims.by_model(setting_search(), quantity, scale, offset, note)
 
 
 def by_readings(
     readings: Mapping[str, Any], quantity: str, scale: float = 1, offset: float = 0
 ) -> Result:
-    """Judge a quantity by each of several readings of the paper: all must agree.
+    """Return a result on which all of several readings of the paper must agree.
 
-    readings : arguments of `setting_search`, by what they mean
+    Parameters
+    ----------
+    readings : mapping of str to tuple
+        The arguments of `setting_search`, by the meaning of the reading.
+    quantity, scale, offset
+        As of `workbook.common.claims.by_model`.
+
+    Returns
+    -------
+    Result
+        The values under all readings. The claim is undecided if the readings disagree.
     """
-    read = {
-        name: claims.by_model(setting_search(*how), quantity, scale, offset)
-        for name, how in readings.items()
-    }
+    results = {}
+    for reading, arguments in readings.items():
+        search = setting_search(*arguments)
+        results[reading] = claims.by_model(search, quantity, scale, offset)
 
     def judge(low: float, high: float) -> Verdict:
-        by = {name: one.judge(low, high) for name, one in read.items() if one.judge}
+        verdicts = {}
+        for reading, result in results.items():
+            if result.judge:
+                verdicts[reading] = result.judge(low, high)
         note = "; ".join(
-            f"{name}, {one.outcome}: {one.note}" for name, one in by.items()
+            f"{reading}, {verdict.outcome}: {verdict.note}"
+            for reading, verdict in verdicts.items()
         )
-        outcomes = {one.outcome for one in by.values()}
-        alike = len(outcomes) == 1
-        return Verdict(outcomes.pop() if alike else Outcome.UNDECIDED, note)
+        outcomes = {verdict.outcome for verdict in verdicts.values()}
+        if len(outcomes) != 1:
+            return Verdict(Outcome.UNDECIDED, note)
+        return Verdict(outcomes.pop(), note)
 
-    spans = np.concatenate([one.spans for one in read.values()])
+    spans = np.concatenate([result.spans for result in results.values()])
     return replace(claims.modelled(spans, ""), judge=judge)

@@ -1,4 +1,8 @@
-"""pytorch: what torch 2.13.0's own functions said when they were called, beside what its source states."""
+"""The checks of pytorch's claims, by estimates that torch's own functions returned.
+
+They are compared with the statements of the source of torch 2.13.0. Importing this module
+registers all checks.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +22,46 @@ KEYS = ["estimator", "quantity", "what", "device", "ranks", "bytes"]
 
 @cache
 def recorded(version: str = VERSION) -> pd.Series:
-    """Return what the functions of a torch said, by KEYS as one text, in SI units or bytes."""
+    """Return the recorded estimates of torch's own functions.
+
+    Parameters
+    ----------
+    version : str, optional
+        The version of torch.
+
+    Returns
+    -------
+    Series
+        Estimates in SI units or bytes, by KEYS joined with spaces.
+
+    Raises
+    ------
+    UserError
+        If no estimates of this version are recorded.
+    """
     for machine in source.recordings("estimators").values():
         rows = machine.table("estimators").query("torch == @version")
         if len(rows):
-            return rows.set_index(rows[KEYS].astype(str).agg(" ".join, axis=1))[
-                "estimate"
-            ]
+            keys = rows[KEYS].astype(str).agg(" ".join, axis=1)
+            return rows.set_index(keys)["estimate"]
     raise UserError(
         f"no estimators of torch {version} are recorded: run python -m workbook record estimators"
     )
 
 
 def _called(pairs: pd.DataFrame) -> Result:
-    """Judge recorded numbers over others, or over a unit alone."""
-    over = np.array([recorded()[key] if key else 1.0 for key in pairs["over"]])
-    of = recorded()[pairs["of"]].to_numpy()
-    each = "; ".join(
-        f"{a:.4g} over {b:.4g}" for a, b in zip(of, over * pairs["unit"], strict=True)
+    """Return ratios of recorded estimates to other estimates, or to a unit alone."""
+    estimates = recorded()
+    numerators = estimates[pairs["of"]].to_numpy()
+    denominators = np.array([estimates[key] if key else 1.0 for key in pairs["over"]])
+    ratios = "; ".join(
+        f"{numerator:.4g} over {denominator:.4g}"
+        for numerator, denominator in zip(
+            numerators, denominators * pairs["unit"], strict=True
+        )
     )
-    return counted(of / over / pairs["unit"], f"by calling torch {VERSION}: {each}")
+    note = f"by calling torch {VERSION}: {ratios}"
+    return counted(numerators / denominators / pairs["unit"], note)
 
 
 _PAIRS = paper_table("pytorch", "called", keep_default_na=False)
@@ -48,11 +72,11 @@ CHECKS |= {
 
 @check("pytorch-saturation")
 def _saturation() -> Result:
-    groups = [Group(name, 8) for name in ("V100", "A100", "H100")]
-    sizes = [np.array([saturation_bytes(each, "all_gather"), GIB]) for each in groups]
-    rates = [
-        n / nccl_s(n, each, "all_gather") for n, each in zip(sizes, groups, strict=True)
-    ]
-    return counted(
-        [rate[0] / rate[1] for rate in rates], "Eqs 2 and 4, which equal its functions"
-    )
+    """Compare the bandwidth at the saturating size with the bandwidth at 1 GiB."""
+    ratios = []
+    for device in ("V100", "A100", "H100"):
+        group = Group(device, 8)
+        sizes = np.array([saturation_bytes(group, "all_gather"), GIB])
+        saturated, full = sizes / nccl_s(sizes, group, "all_gather")
+        ratios.append(saturated / full)
+    return counted(ratios, "Eqs 2 and 4, which equal its functions")

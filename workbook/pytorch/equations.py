@@ -1,7 +1,16 @@
-"""pytorch: the five cost models of PyTorch 2.13.0 that price collectives and operations, in NumPy.
+"""The five cost models of PyTorch 2.13.0 that price collectives and operations.
 
-Numbered here, as no paper does; constants are those of its source (data/papers/pytorch/code.csv, by file).
-GPUs are joined by NVLink. Bytes are those of `ddlkit.core.collective`.
+They are the model after NCCL of Inductor (Eqs 1-3), the sizes from which messages
+saturate a link (Eqs 4 and 5), the mesh model of DTensor (Eq 6), the lookup in a profile
+(Eq 7) and the roofline of operations (Eq 8). The equations are numbered here, because no
+paper numbers them. The constants are those of the source, which
+data/papers/pytorch/code.csv lists by file. GPUs are joined by NVLink. Bytes are those of
+`ddlkit.core.collective`.
+
+References
+----------
+pytorch : The PyTorch developers, "PyTorch: cost models of communication in its source",
+    version 2.13.0.
 """
 
 from __future__ import annotations
@@ -17,15 +26,32 @@ from workbook.common.papers import published_code
 
 VERSION = "2.13.0"
 ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 2}
-"""How often a ring goes round, by collective; of "p2p" it takes one step in all."""
+"""How often the bytes of each collective go round a ring. A "p2p" takes a single step."""
 GPUS = {"V100": "volta", "A100": "ampere", "H100": "hopper", "B200": "blackwell"}
-"""What the source calls each."""
+"""The name of each GPU's generation in the source."""
 CODE = published_code("pytorch")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks, a GPU each, of which so many share a node: PyTorch takes them to fill one after the other."""
+    """Ranks with a GPU each, of which several share a node.
+
+    PyTorch assumes that the ranks fill one node after the other.
+
+    Attributes
+    ----------
+    device : str
+        One of GPUS.
+    ranks : int
+        The number P of ranks.
+    per_node : int
+        The number of GPUs of a node.
+
+    Examples
+    --------
+    >>> Group("H100", 16).nodes, Group("H100", 16).steps("all_reduce")
+    (2, 30)
+    """
 
     device: str
     ranks: int
@@ -33,196 +59,468 @@ class Group:
 
     @property
     def nodes(self) -> int:
-        """Return how many nodes hold them."""
+        """Return the number of nodes that the ranks fill."""
+        # The floor of a negative quotient rounds up.
         return -(-self.ranks // self.per_node)
 
     def code(self, name: str, gpu: str = "") -> float:
-        """Return a constant of its GPU, or of another; of a cap that of so many nodes."""
-        nodes = f"-{min(self.nodes, 3)}" if name.startswith("cap") else ""
-        return CODE[f"{name}-{gpu or GPUS[self.device]}{nodes}"]
+        """Return a constant of the source for this group.
+
+        Parameters
+        ----------
+        name : str
+            The constant. One whose name begins with "cap" also depends on the number of
+            nodes: one, two or more.
+        gpu : str, optional
+            The generation of GPUs, one of the values of GPUS. By default that of the
+            group's device.
+        """
+        generation = gpu or GPUS[self.device]
+        key = f"{name}-{generation}"
+        if name.startswith("cap"):
+            key += f"-{min(self.nodes, 3)}"
+        return CODE[key]
 
     def steps(self, collective: str) -> int:
-        """Return the steps of a ring."""
-        return 1 if collective == "p2p" else ROUNDS[collective] * (self.ranks - 1)
+        """Return the number k of steps that a collective takes on a ring."""
+        if collective == "p2p":
+            return 1
+        return ROUNDS[collective] * (self.ranks - 1)
+
+
+# -- Eqs 1 to 3: the model after NCCL ------------------------------------------------
 
 
 def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) -> Floats:
-    """Return the bus rate of pytorch Eq 1, in GB/s; 0: "ll128" between nodes, which is not tried.
+    """Return the bus bandwidth of a collective in GB/s (pytorch Eq 1).
 
-    NVLink in a node; else the network, by nodes and size. "ll" sends a flag with every 4 bytes, "ll128" with
-    every 120, "simple" none.
+    Parameters
+    ----------
+    n_bytes : array_like
+        The size of each message in bytes, of any shape.
+    group : Group
+        The ranks.
+    algorithm : {"ring", "tree"}
+        The algorithm of NCCL.
+    protocol : {"ll", "ll128", "simple"}
+        The protocol of NCCL. "ll" sends a flag with every 4 bytes, "ll128" with every
+        120 bytes, and "simple" sends none.
+
+    Returns
+    -------
+    ndarray, shape of ``n_bytes``
+        GB/s, or 0 for "ll128" between nodes, which is not tried.
+
+    Notes
+    -----
+    In a node the rate is that of NVLink, else that of the network. The network's rate
+    grows with the nodes, and from three nodes on with the size too. A protocol gets a
+    share of the rate, and at most what its channels carry.
     """
-    n, how, alone = (
-        np.asarray(n_bytes, float),
-        f"{algorithm}-{protocol}",
-        group.nodes == 1,
-    )
-    rate = group.code("nvlink" if alone else "network") * np.ones_like(n)
-    if not alone:
-        full = min(1, (group.nodes - 1) / 7)
-        rate *= CODE["efficiency-least"] + CODE["efficiency-gain"] * full
+    n = np.asarray(n_bytes, float)
+    in_one_node = group.nodes == 1
+    link = "nvlink" if in_one_node else "network"
+    rate = group.code(link) * np.ones_like(n)
+    if not in_one_node:
+        # Eight nodes reach the full efficiency.
+        growth = min(1, (group.nodes - 1) / 7)
+        rate *= CODE["efficiency-least"] + CODE["efficiency-gain"] * growth
     if group.nodes > 2:
         rate *= np.maximum(n / CODE["rails-from"], 1) ** CODE["rails-power"]
+
     if protocol == "ll":
         share = 1 / 2 if algorithm == "ring" else 1 / 3.8
-        return np.minimum(share * rate, group.code("cap-ll", "" if alone else "volta"))
-    if how == "ring-simple" or (protocol == "ll128" and not alone):
-        return rate * (protocol == "simple")
-    share = {"ring-ll128": 120 / 128, "tree-ll128": 7 / 9, "tree-simple": 0.92}[how]
-    return np.minimum(share * rate, group.code("channels") * group.code(f"cap-{how}"))
+        # Between nodes the source takes the cap of a V100 for every GPU.
+        cap = group.code("cap-ll", "" if in_one_node else "volta")
+        return np.minimum(share * rate, cap)
+    if protocol == "ll128" and not in_one_node:
+        return rate * 0.0
+    variant = f"{algorithm}-{protocol}"
+    if variant == "ring-simple":
+        return rate
+    shares = {"ring-ll128": 120 / 128, "tree-ll128": 7 / 9, "tree-simple": 0.92}
+    cap = group.code("channels") * group.code(f"cap-{variant}")
+    return np.minimum(shares[variant] * rate, cap)
 
 
 def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> float:
-    """Return the latency of pytorch Eq 1 in microseconds: the base, then steps in nodes and between them."""
-    near, far = (
-        CODE[f"step-{link}-{algorithm}-{protocol}"] for link in ("nvlink", "network")
-    )
+    """Return the start-up latency of a collective in microseconds (pytorch Eq 1).
+
+    Parameters
+    ----------
+    group : Group
+        The ranks.
+    collective : str
+        One of ROUNDS, or "p2p".
+    algorithm : {"ring", "tree"}
+        The algorithm of NCCL.
+    protocol : {"ll", "ll128", "simple"}
+        The protocol of NCCL.
+
+    Returns
+    -------
+    float
+        l in microseconds.
+
+    Notes
+    -----
+    l = base + steps within nodes x step over NVLink + steps between nodes x step over
+    the network. A tree of m nodes has 2 floor(log2 m) steps between nodes.
+    """
+    near_us = CODE[f"step-nvlink-{algorithm}-{protocol}"]
+    far_us = CODE[f"step-network-{algorithm}-{protocol}"]
+    base_us = CODE[f"base-{algorithm}-{protocol}"]
     if group.nodes > 1:
-        near = max(
-            near,
-            CODE["overhead-simple" if protocol == "simple" else "overhead-network"],
-        )
+        # The network's overhead is the least that a step in a node takes.
+        overhead = "overhead-simple" if protocol == "simple" else "overhead-network"
+        near_us = max(near_us, CODE[overhead])
     if algorithm == "tree":
-        inside, between = group.ranks // group.nodes - 1, np.floor(np.log2(group.nodes))
-        return CODE[f"base-tree-{protocol}"] + 2 * (inside * near + between * far)
-    crossed = (2 if collective == "all_reduce" else 1) * (group.nodes - 1)
-    inside = group.steps(collective) - crossed
-    return CODE[f"base-ring-{protocol}"] + inside * near + crossed * far
+        within = group.ranks // group.nodes - 1
+        between = np.floor(np.log2(group.nodes))
+        return base_us + 2 * (within * near_us + between * far_us)
+    rounds_between = 2 if collective == "all_reduce" else 1
+    between = rounds_between * (group.nodes - 1)
+    within = group.steps(collective) - between
+    return base_us + within * near_us + between * far_us
 
 
 def algorithm_s(
     n_bytes: ArrayLike, group: Group, collective: str, algorithm: str, protocol: str
 ) -> Floats:
-    """pytorch Eq 1: t = l + n / (1000 B), an algorithm with a protocol (_inductor/comm_analysis.py, 2.13.0).
+    """Return the time of a collective by one algorithm and protocol (pytorch Eq 1).
 
-    Symbols: t = the result in s, there in us; l = `startup_us`; n = n_bytes; B = `bus_rate` times
-    ranks/steps of a ring, half of a tree, which is corrected by size. Infinite where it is not tried.
+    Parameters
+    ----------
+    n_bytes : array_like
+        The size n of each message in bytes, of any shape.
+    group : Group
+        The ranks.
+    collective : str
+        One of ROUNDS, or "p2p".
+    algorithm : {"ring", "tree"}
+        The algorithm of NCCL. A tree is for all-reduces only.
+    protocol : {"ll", "ll128", "simple"}
+        The protocol of NCCL.
+
+    Returns
+    -------
+    ndarray, shape of ``n_bytes``
+        Seconds, which are infinite for what is not tried.
+
+    Notes
+    -----
+    t = l + n / (1000 B), in microseconds
+
+    l is `startup_us`, and B is the algorithm's bandwidth in GB/s: `bus_rate` times ranks
+    over steps for a ring, and half of `bus_rate` for a tree, corrected by size.
+
+    Source: _inductor/comm_analysis.py, 2.13.0.
     """
     n = np.asarray(n_bytes, float)
     rate = bus_rate(n, group, algorithm, protocol)
     if algorithm == "ring":
         rate = rate * group.ranks / group.steps(collective)
     else:
-        shares = np.array([CODE[f"tree-{protocol}-{k}"] for k in range(24)] + [1.0])
-        power = np.minimum(np.floor(np.log2(np.maximum(n // 64, 1))), 24).astype(int)
-        rate = rate / 2 * shares[power] * (collective == "all_reduce")
-    took_us = startup_us(group, collective, algorithm, protocol) + n / 1e3 / np.maximum(
-        rate, 1e-99
-    )
+        # The source lists a correction for each power of two from 64 bytes on.
+        corrections = [CODE[f"tree-{protocol}-{k}"] for k in range(24)]
+        corrections.append(1.0)
+        power = np.floor(np.log2(np.maximum(n // 64, 1)))
+        correction = np.array(corrections)[np.minimum(power, 24).astype(int)]
+        rate = rate / 2 * correction * (collective == "all_reduce")
+    # The least rate keeps the division from warning where the rate is 0.
+    sent_us = n / 1e3 / np.maximum(rate, 1e-99)
+    took_us = startup_us(group, collective, algorithm, protocol) + sent_us
     return np.where(rate > 0, took_us / 1e6, np.inf)
 
 
 def nccl_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> Floats:
-    """pytorch Eq 2: least of Eq 1 over algorithms and protocols, in s (_inductor/comm_analysis.py, 2.13.0).
+    """Return the time of a collective by Inductor's model after NCCL (pytorch Eq 2).
 
+    Parameters
+    ----------
+    n_bytes : array_like
+        The size of each message in bytes, of any shape.
+    group : Group
+        The ranks. One rank takes no time.
+    collective : str, optional
+        One of ROUNDS, or "p2p".
+
+    Returns
+    -------
+    ndarray, shape of ``n_bytes``
+        Seconds.
+
+    Notes
+    -----
+    t is the least of Eq 1 over algorithms and protocols.
+
+    Source: _inductor/comm_analysis.py, 2.13.0.
+
+    Examples
+    --------
     >>> round(1e6 * float(nccl_s(4 * MIB, Group("H100", 8))), 1)
     61.8
     """
     if group.ranks <= 1:
         return np.zeros(np.shape(n_bytes))
-    tried = [
-        (how, flag) for how in ("tree", "ring") for flag in ("ll", "ll128", "simple")
-    ]
-    return np.min(
-        [algorithm_s(n_bytes, group, collective, *how) for how in tried], axis=0
-    )
+    times_s = []
+    for algorithm in ("tree", "ring"):
+        for protocol in ("ll", "ll128", "simple"):
+            time_s = algorithm_s(n_bytes, group, collective, algorithm, protocol)
+            times_s.append(time_s)
+    return np.min(times_s, axis=0)
 
 
 def parts(collective: str, ranks: int) -> tuple[int, int]:
-    """Return into how many parts of a message's bytes a rank's input, and its output, divide them."""
-    return {"all_gather": (ranks, 1), "reduce_scatter": (1, ranks)}.get(
-        collective, (1, 1)
-    )
+    """Return the divisors that make a rank's input and output out of a message.
+
+    Parameters
+    ----------
+    collective : str
+        One of ROUNDS, or "p2p".
+    ranks : int
+        The number of ranks.
+
+    Returns
+    -------
+    input_parts, output_parts : int
+        The input is the message over ``input_parts``, and the output is the message over
+        ``output_parts``.
+    """
+    if collective == "all_gather":
+        return ranks, 1
+    if collective == "reduce_scatter":
+        return 1, ranks
+    return 1, 1
 
 
 def priced_bytes(n_bytes: ArrayLike, ranks: int, collective: str, fx: bool) -> Floats:
-    """pytorch Eq 3: bytes at which a collective is priced by Eq 2 (_inductor/comm_analysis.py, 2.13.0).
+    """Return at how many bytes a collective is priced by Eq 2 (pytorch Eq 3).
 
-    fx : in a graph of torch.fx all inputs and outputs; in Inductor's own (False) the inputs alone
+    Parameters
+    ----------
+    n_bytes : array_like
+        The size of each message in bytes, of any shape.
+    ranks : int
+        The number of ranks.
+    collective : str
+        One of ROUNDS, or "p2p".
+    fx : bool
+        Whether the collective is in a graph of torch.fx, which counts inputs and outputs.
+        Inductor's own graph counts inputs alone.
+
+    Returns
+    -------
+    ndarray, shape of ``n_bytes``
+        Bytes.
+
+    Notes
+    -----
+    Source: _inductor/comm_analysis.py, 2.13.0.
     """
-    inside, outside = parts(collective, ranks)
-    return np.asarray(n_bytes, float) * (1 / inside + fx / outside)
+    input_parts, output_parts = parts(collective, ranks)
+    return np.asarray(n_bytes, float) * (1 / input_parts + fx / output_parts)
+
+
+# -- Eqs 4 and 5: sizes that saturate a link -----------------------------------------
 
 
 def saturation_bytes(group: Group, collective: str, efficiency: float = 0.9) -> int:
-    """pytorch Eq 4: n = e/(1 - e) (l + k h) B, at least a floor (_inductor/comm_analysis.py, 2.13.0).
+    """Return from which size messages reach a share of the bandwidth (pytorch Eq 4).
 
-    Symbols: e = efficiency; l = start-up, h = a step, in us; k = steps of a ring; B = bandwidth.
+    Parameters
+    ----------
+    group : Group
+        The ranks. For one rank the size is 0.
+    collective : str
+        One of ROUNDS, or "p2p".
+    efficiency : float, optional
+        The share e of the bandwidth.
+
+    Returns
+    -------
+    int
+        Bytes, at least the least size that the source states.
+
+    Notes
+    -----
+    n = e / (1 - e) (l + k h) B
+
+    l is a start-up and h a step in seconds, k is the number of steps of a ring, and B is
+    the bandwidth in bytes per second.
+
+    Source: _inductor/comm_analysis.py, 2.13.0.
     """
     if group.ranks <= 1:
         return 0
-    place = "near" if group.nodes == 1 else "far"
-    names = (
-        f"saturation-{name}-{place}" for name in ("start", "step", "rate", "least")
-    )
-    start, step, rate, least = map(group.code, names)
-    latency_s = (start + group.steps(collective) * step) / 1e6
-    return max(
-        int(efficiency / (1 - efficiency) * latency_s * (rate * 1e9)), int(least)
-    )
+    where = "near" if group.nodes == 1 else "far"
+    startup_us = group.code(f"saturation-start-{where}")
+    step_us = group.code(f"saturation-step-{where}")
+    gb_per_s = group.code(f"saturation-rate-{where}")
+    least_bytes = group.code(f"saturation-least-{where}")
+    latency_s = (startup_us + group.steps(collective) * step_us) / 1e6
+    n_bytes = efficiency / (1 - efficiency) * latency_s * (gb_per_s * 1e9)
+    return max(int(n_bytes), int(least_bytes))
 
 
 def bucket_cap_bytes(group: Group) -> float:
-    """pytorch Eq 5: Eq 4 of an all-gather, from 10 to 500 MiB (_inductor/fx_passes/fsdp.py, 2.13.0)."""
-    wanted = saturation_bytes(group, "all_gather", CODE["cap-efficiency"])
-    return float(np.clip(wanted, CODE["cap-least"] * MIB, CODE["cap-most"] * MIB))
+    """Return the size of the buckets of sharded training (pytorch Eq 5).
+
+    Parameters
+    ----------
+    group : Group
+        The ranks.
+
+    Returns
+    -------
+    float
+        Bytes: Eq 4 of an all-gather, but at least 10 MiB and at most 500 MiB.
+
+    Notes
+    -----
+    Source: _inductor/fx_passes/fsdp.py, 2.13.0.
+    """
+    saturating = saturation_bytes(group, "all_gather", CODE["cap-efficiency"])
+    return float(np.clip(saturating, CODE["cap-least"] * MIB, CODE["cap-most"] * MIB))
+
+
+# -- Eqs 6 to 8: mesh, profile and roofline ------------------------------------------
 
 
 def mesh_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> Floats:
-    """pytorch Eq 6: t = l + k h + (n/2^30) (k/P) / B (distributed/tensor/_collective_utils.py, 2.13.0).
+    """Return the time of a collective along a dimension of a mesh (pytorch Eq 6).
 
-    Symbols: l, h = a start-up and a step, in us; k = steps, P = ranks; B = bandwidth in GB/s; t = the result
-    in s. An all-to-all is an all-gather of a shard, and a penalty.
+    Parameters
+    ----------
+    n_bytes : array_like
+        The size n of each message in bytes, of any shape.
+    group : Group
+        The ranks.
+    collective : str, optional
+        One of ROUNDS. An all-to-all is priced as the all-gather of a shard, with a
+        penalty.
+
+    Returns
+    -------
+    ndarray, shape of ``n_bytes``
+        Seconds.
+
+    Notes
+    -----
+    t = l + k h + (n / 2^30) (k / P) / B
+
+    l is a start-up and h a step in seconds, k is the number of steps, P the number of
+    ranks, and B the bandwidth in GB/s.
+
+    Source: distributed/tensor/_collective_utils.py, 2.13.0.
     """
-    penalty, n = 0.0, np.asarray(n_bytes, float)
+    n = np.asarray(n_bytes, float)
+    penalty_us = 0.0
     if collective == "all_to_all":
-        collective, n, penalty = "all_gather", n / group.ranks, CODE["mesh-penalty"]
-    far, steps = group.nodes > 1, group.steps(collective)
-    rate = CODE["mesh-rate-near"] * (CODE["mesh-rate-share-far"] if far else 1)
-    latency_us = (
-        CODE["mesh-base"]
-        + steps * CODE[f"mesh-step-{'far' if far else 'near'}"]
-        + penalty
-    )
+        collective = "all_gather"
+        n = n / group.ranks
+        penalty_us = CODE["mesh-penalty"]
+    steps = group.steps(collective)
+    rate = CODE["mesh-rate-near"]
+    step_us = CODE["mesh-step-near"]
+    if group.nodes > 1:
+        rate = rate * CODE["mesh-rate-share-far"]
+        step_us = CODE["mesh-step-far"]
+    latency_us = CODE["mesh-base"] + steps * step_us + penalty_us
     return latency_us / 1e6 + n / 2**30 * steps / group.ranks / rate
 
 
 def profiled_s(
     n_bytes: ArrayLike, seen_bytes: ArrayLike, seen_s: ArrayLike, others: ArrayLike = ()
 ) -> Floats:
-    """pytorch Eq 7: time looked up in a profile (_inductor/fx_passes/profile_guided_estimation.py, 2.13.0).
+    """Return the time of a collective as looked up in a profile (pytorch Eq 7).
 
-    A size that was seen takes what its first sample took; between two sizes log t is linear in log n; beyond
-    them t is proportional to n from the nearest; above twice the largest it is n over the bandwidth of the
-    fastest among the five largest messages of the group, whatever their collective.
+    Parameters
+    ----------
+    n_bytes : array_like
+        The size of each message in bytes, of any shape.
+    seen_bytes, seen_s : array_like, shape (m,)
+        The bytes and the seconds of the samples in the profile.
+    others : array_like, shape (2, o), optional
+        The bytes and the seconds of other collectives of the group.
 
-    seen_bytes, seen_s : (s,) samples; others : (2, o) bytes and seconds of other collectives of the group
+    Returns
+    -------
+    ndarray, shape of ``n_bytes``
+        Seconds.
+
+    Notes
+    -----
+    - A size that the profile has takes as long as its first sample.
+    - Between two sizes, log t is linear in log n.
+    - Beyond all sizes, t is proportional to n, from the nearest size.
+    - Above twice the largest size, t is n over the bandwidth of the fastest of the
+      group's five largest messages, whatever their collective.
+
+    Source: _inductor/fx_passes/profile_guided_estimation.py, 2.13.0.
     """
-    n, order = np.asarray(n_bytes, float), np.argsort(seen_bytes, kind="stable")
-    x, y = (np.asarray(values, float)[order] for values in (seen_bytes, seen_s))
-    first, after = np.searchsorted(x, n, "left"), np.searchsorted(x, n, "right")
-    low, high = np.maximum(after - 1, 0), np.minimum(first, len(x) - 1)
-    inside = x[low] < x[high]
-    share = np.where(
-        inside, np.log(n / x[low]) / np.log(np.where(inside, x[high] / x[low], 2)), 0
-    )
-    between = np.exp((1 - share) * np.log(y[low]) + share * np.log(y[high]))
-    nearest = np.where(n < x[0], y[0] * n / x[0], y[-1] * n / x[-1])
-    result = np.where(first < after, y[high], np.where(inside, between, nearest))
-    sizes, times = np.hstack([[x, y], np.reshape(others, (2, -1))])
-    largest = np.argsort(-sizes, kind="stable")[: int(CODE["profile-largest"])]
-    fastest = np.max(sizes[largest] / times[largest])
-    return np.where(n > CODE["profile-reach"] * x[-1], n / fastest, result)
+    n = np.asarray(n_bytes, float)
+    # A stable order keeps the samples of one size in the order of the profile.
+    order = np.argsort(seen_bytes, kind="stable")
+    sizes = np.asarray(seen_bytes, float)[order]
+    times = np.asarray(seen_s, float)[order]
+
+    first_equal = np.searchsorted(sizes, n, "left")
+    first_larger = np.searchsorted(sizes, n, "right")
+    is_seen = first_equal < first_larger
+    lower = np.maximum(first_larger - 1, 0)
+    upper = np.minimum(first_equal, len(sizes) - 1)
+    is_between = sizes[lower] < sizes[upper]
+
+    # The 2 keeps log out of 0 where nothing is between.
+    log_ratio = np.log(np.where(is_between, sizes[upper] / sizes[lower], 2))
+    weight = np.where(is_between, np.log(n / sizes[lower]) / log_ratio, 0)
+    log_lower_s = np.log(times[lower])
+    log_upper_s = np.log(times[upper])
+    interpolated = np.exp((1 - weight) * log_lower_s + weight * log_upper_s)
+
+    below_s = times[0] * n / sizes[0]
+    above_s = times[-1] * n / sizes[-1]
+    extrapolated = np.where(n < sizes[0], below_s, above_s)
+    unseen_s = np.where(is_between, interpolated, extrapolated)
+    result = np.where(is_seen, times[upper], unseen_s)
+
+    all_sizes, all_times = np.hstack([[sizes, times], np.reshape(others, (2, -1))])
+    largest_first = np.argsort(-all_sizes, kind="stable")
+    largest = largest_first[: int(CODE["profile-largest"])]
+    fastest_rate = np.max(all_sizes[largest] / all_times[largest])
+    is_far_above = n > CODE["profile-reach"] * sizes[-1]
+    return np.where(is_far_above, n / fastest_rate, result)
 
 
 def roofline_s(
     flops: ArrayLike, n_bytes: ArrayLike, peak: float, bytes_per_s: float
 ) -> Floats:
-    """pytorch Eq 8: t = max(f/2 / (0.75 p), n/B), in s (utils/_runtime_estimation.py, 2.13.0).
+    """Return the time of an operation by a roofline (pytorch Eq 8).
 
-    Symbols: f = flops, p = peak in FLOP/s, both 2 a multiply-add; n = n_bytes moved, B = bytes_per_s.
+    Parameters
+    ----------
+    flops : array_like
+        The FLOP f of each operation, of any shape. A multiply-add counts as 2.
+    n_bytes : array_like
+        The bytes n that each operation moves, of the same shape.
+    peak : float
+        The peak p of the GPU in FLOP/s, which counts a multiply-add as 2.
+    bytes_per_s : float
+        The memory bandwidth B in bytes per second.
+
+    Returns
+    -------
+    ndarray, shape of ``flops``
+        Seconds.
+
+    Notes
+    -----
+    t = max(f/2 / (0.75 p), n / B)
+
+    Source: utils/_runtime_estimation.py, 2.13.0.
     """
     counted = np.asarray(flops, float) / CODE["roofline-flops"]
-    return np.maximum(
-        counted / (CODE["roofline-share"] * peak), np.asarray(n_bytes) / bytes_per_s
-    )
+    compute_s = counted / (CODE["roofline-share"] * peak)
+    memory_s = np.asarray(n_bytes) / bytes_per_s
+    return np.maximum(compute_s, memory_s)

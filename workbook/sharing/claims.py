@@ -1,6 +1,7 @@
-"""All checks of the sharing paper's claims: importing this module registers them.
+"""The checks of the sharing paper's claims. Importing this module registers them all.
 
-Those of a figure or a table stand in its module; here is what belongs to none.
+The checks of a figure or of a table are in its module. Those that belong to neither are
+here.
 """
 
 from __future__ import annotations
@@ -28,12 +29,18 @@ REGISTERING = (fig01, fig02, fig03, fig04, fig05, fig06, fig07, fig08, tables)
 
 @check("sharing-backward-flop")
 def _backward_flop() -> Result:
-    """Each layer's two gradients cost as much as its forward, but the first layer needs only one."""
+    """Count the FLOP of a backward pass over those of the forward pass.
+
+    Each of the two gradients of a layer costs as much as its forward pass, but the first
+    layer needs only one of them.
+    """
     names = [specs.network_named(name) for name in throughput().index.levels[0]]
-    recorded = (each.table("layers") for each in source.recordings("layers").values())
-    rows = pd.concat(recorded).query("ranks == 1 and flops > 0")
+    tables = [
+        recording.table("layers") for recording in source.recordings("layers").values()
+    ]
+    rows = pd.concat(tables).query("ranks == 1 and flops > 0")
     rows = rows[rows["network"].isin(names)]
-    by = rows.groupby(["network", "machine", "precision"])["flops"]
-    ratios = 2 - by.first() / by.sum()
-    counts = ", ".join(ratios.index.unique("network"))
-    return counted(ratios, f"matrix products, as PyTorch counts them in {counts}")
+    by_profile = rows.groupby(["network", "machine", "precision"])["flops"]
+    ratios = 2 - by_profile.first() / by_profile.sum()
+    networks = ", ".join(ratios.index.unique("network"))
+    return counted(ratios, f"matrix products, as PyTorch counts them in {networks}")

@@ -1,8 +1,14 @@
-"""The contention term: the sharing paper's figures 4 to 8 from its figures 2 and 3.
+"""The contention model: figures 4 to 8 of the sharing paper from its figures 2 and 3.
 
-Unknown are what a network computes, the time of an all-reduce of 25 MB, and which share
-of figure 3's slowdown training feels: they are fitted on batches 16 and 64 of figure 8.
-Its other batches, and figure 4, are predicted.
+An all-reduce under one of the paper's configurations takes a known multiple of the
+default's time (Fig 2), and slows kernels down by a known amount (Fig 3). Unknown are the
+compute time of each network, the time of an all-reduce of 25 MB, the share of Fig 3's
+slowdown that training feels, and how much compute slows messages down. They are fitted
+on two batches of Fig 8. The other batches of Fig 8, and Fig 4, are predicted.
+
+References
+----------
+sharing : S. Zhong and S. Qu, "Resource Sharing between Computation and Communication".
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from numpy.typing import NDArray
 
 from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.link import Link, one_by_one
 from ddlkit.core.timeline import COMPUTE
@@ -32,61 +39,100 @@ from workbook.sharing.printed import (
 
 Floats = NDArray[np.float64]
 FITTED = (16, 64)
-"""Batches of figure 8 on which the unknowns are fitted; the others are judged."""
+"""The batches of Fig 8 on which the unknowns are fitted. The others are predicted."""
 ALLREDUCE_BYTES = 25e6
-"""Of figure 2; were they 25 MiB, only the fitted time of one would be longer."""
+"""The message of Fig 2. If it were 25 MiB, only the fitted time of one would be longer."""
 PARTS = ["computation only", "overlap", "communication only"]
-"""Into which an iteration is divided."""
+"""The parts of an iteration."""
 FIT_MODELS = ["both", "none"]
-"""Slowdowns of compute and of messages; no slowdown."""
+"""The models: "both" slows compute and messages down, "none" slows nothing down."""
 
 
 @cache
 def layers(network: str) -> Workload:
-    """Return a network whose layers compute as long as their FLOP say, counted in the recorded profiles."""
-    wanted = (
-        f"network == {specs.network_named(network).lower()!r} and precision == 'fp32'"
+    """Return a network whose layers take as many seconds as they have FLOP.
+
+    Only ratios of its times have a meaning. The FLOP are those of the recorded profiles.
+
+    Parameters
+    ----------
+    network : str
+        The name of the network in the paper.
+
+    Returns
+    -------
+    Workload
+        The tensors of one iteration.
+
+    Raises
+    ------
+    UserError
+        If no recorded profile has the network on one rank in fp32.
+    """
+    name = specs.network_named(network).lower()
+    selection = f"network == {name!r} and precision == 'fp32' and ranks == 1"
+    for recording in source.recordings("layers").values():
+        rows = recording.table("layers").query(selection)
+        if len(rows):
+            profile = LayerProfile.from_flops(
+                network,
+                1,
+                tuple(rows["tensor"]),
+                rows["parameters"].to_numpy(),
+                rows["flops"].to_numpy(),
+                peak_flops_per_s=1.0,
+                utilisation=1.0,
+            )
+            return profile.workload()
+    raise UserError(
+        f"no recorded fp32 profile of {network} on one rank: record its layers"
     )
-    tables = (each.table("layers") for each in source.recordings("layers").values())
-    chosen = (rows.query(f"{wanted} and ranks == 1") for rows in tables)
-    rows = next(rows for rows in chosen if len(rows))
-    parts = (
-        tuple(rows["tensor"]),
-        rows["parameters"].to_numpy(),
-        rows["flops"].to_numpy(),
-    )
-    counted = LayerProfile.from_flops(
-        network, 1, *parts, peak_flops_per_s=1.0, utilisation=1.0
-    )
-    return counted.workload()
 
 
 @cache
 def _buckets(network: str) -> tuple[Floats, Floats]:
-    """Return of PyTorch's buckets (G,) shares of compute by which each is ready, and (G,) bytes."""
-    work = layers(network)
-    sent = plan.ddp(work)
-    return sent.group_ready_s(work) / work.compute_s, sent.group_bytes(work).astype(
-        float
-    )
+    """Return when each of PyTorch's buckets is ready, and its bytes, both (G,).
+
+    A bucket is ready after a share of the network's compute.
+    """
+    workload = layers(network)
+    buckets = plan.ddp(workload)
+    ready_shares = buckets.group_ready_s(workload) / workload.compute_s
+    return ready_shares, buckets.group_bytes(workload).astype(float)
 
 
 @cache
 def kernel_slowdowns() -> pd.Series:
-    """Return how much longer kernels take beside it: geometric mean of the five of sharing Fig 3, less 1."""
+    """Return how much longer kernels take during an all-reduce (sharing Fig 3).
+
+    Returns
+    -------
+    Series
+        By configuration, the geometric mean over the five kernels less 1: 0.1 means that
+        kernels take a tenth longer.
+    """
     grid = paper_table("sharing", "fig03")
-    means = np.exp(
-        np.log(grid["slowdown"]).groupby(configurations(grid), sort=False).mean()
-    )
+    logs = np.log(grid["slowdown"])
+    means = np.exp(logs.groupby(configurations(grid), sort=False).mean())
     return means[relative_times().index] - 1
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """The model of figure 8 with its unknowns.
+    """The contention model with its fitted unknowns.
 
-    allreduce_s : of 25 MB by the default; felt : share of figure 3's slowdown; messages : their own slowdown
-    start_s, image_s : by network: compute of an iteration, and of each image beyond
+    Attributes
+    ----------
+    allreduce_s : float
+        The time of an all-reduce of 25 MB under the default configuration, in seconds.
+    felt : float
+        Which share of Fig 3's slowdown the training feels.
+    messages : float
+        How much longer a message takes during compute: 0.1 is a tenth longer.
+    start_s : dict of str to float
+        By network, the part of an iteration's compute that no image adds to, in seconds.
+    image_s : dict of str to float
+        By network, the compute of each image, in seconds.
     """
 
     allreduce_s: float
@@ -96,100 +142,186 @@ class Fitted:
     image_s: dict[str, float]
 
     def iteration_s(self, network: str, batches: Floats) -> Floats:
-        """Return (len(batches), 16) iterations under every configuration, in figure 2's order."""
-        (ready, n_bytes), ratios = _buckets(network), relative_times().to_numpy()
-        compute_s = self.start_s[network] + self.image_s[network] * np.asarray(
-            batches, float
-        )
-        sent_s = self.allreduce_s / ALLREDUCE_BYTES * np.outer(ratios, n_bytes)
+        """Return the predicted iterations of a network under every configuration.
+
+        Parameters
+        ----------
+        network : str
+            The name of the network in the paper.
+        batches : ndarray, shape (B,)
+            The batch sizes.
+
+        Returns
+        -------
+        ndarray, shape (B, 16)
+            Iterations in seconds. Configurations are in the order of Fig 2.
+        """
+        ready_shares, n_bytes = _buckets(network)
+        relative = relative_times().to_numpy()
+        images = np.asarray(batches, float)
+        compute_s = self.start_s[network] + self.image_s[network] * images
+        s_per_byte = self.allreduce_s / ALLREDUCE_BYTES
+        # Axes are batches, configurations and buckets.
         ready_s, sent_s = np.broadcast_arrays(
-            compute_s[:, None, None] * ready, sent_s[None]
+            compute_s[:, None, None] * ready_shares,
+            (s_per_byte * np.outer(relative, n_bytes))[None],
         )
-        slower = self.felt * kernel_slowdowns().to_numpy()[:, None]
-        nothing = np.zeros(sent_s.shape)
-        return one_by_one(ready_s, nothing, sent_s, 0.0, slower, self.messages)[1][
-            ..., -1
-        ]
+        slowdown = self.felt * kernel_slowdowns().to_numpy()[:, None]
+        software_s = np.zeros(sent_s.shape)
+        _, ends_s = one_by_one(
+            ready_s, software_s, sent_s, 0.0, slowdown, self.messages
+        )
+        return ends_s[..., -1]
 
     def iteration(self, network: str, batch: int, configuration: str) -> Iteration:
-        """Return one of them, with its timeline."""
-        work = layers(network)
+        """Return one of the predicted iterations, with its timeline.
+
+        Parameters
+        ----------
+        network : str
+            The name of the network in the paper.
+        batch : int
+            The batch size.
+        configuration : str
+            Blocks and threads of the all-reduce, as Fig 2 has them.
+        """
+        workload = layers(network)
         compute_s = self.start_s[network] + self.image_s[network] * batch
-        work = work.scaled(compute_s / work.compute_s)
-        per_byte = (
-            self.allreduce_s / ALLREDUCE_BYTES * float(relative_times()[configuration])
+        scaled = workload.scaled(compute_s / workload.compute_s)
+        relative = float(relative_times()[configuration])
+        cost = AlphaBeta(0.0, self.allreduce_s / ALLREDUCE_BYTES * relative)
+        link = Link(
+            slowdown=self.felt * float(kernel_slowdowns()[configuration]),
+            message_slowdown=self.messages,
         )
-        slower = self.felt * float(kernel_slowdowns()[configuration])
-        link = Link(slowdown=slower, message_slowdown=self.messages)
-        return Iteration(work, plan.ddp(work), AlphaBeta(0.0, per_byte), link)
+        return Iteration(scaled, plan.ddp(scaled), cost, link)
 
 
 @cache
 def fitted(slowdowns: str) -> Fitted:
-    """Fit the unknowns of one of FIT_MODELS to the FITTED batches, by least squares of log throughput."""
+    """Fit the unknowns to the throughputs of Fig 8 at the batches FITTED.
+
+    Parameters
+    ----------
+    slowdowns : {"both", "none"}
+        The model, one of FIT_MODELS.
+
+    Returns
+    -------
+    Fitted
+        The model with the least squares of the differences of log throughput.
+
+    Notes
+    -----
+    The vector of unknowns has the logarithm of ``allreduce_s``, then ``felt`` and
+    ``messages``, then the logarithms of ``start_s`` and of ``image_s`` by network.
+    Logarithms keep times above 0.
+    """
+    # SciPy takes long to import.
     from scipy.optimize import least_squares
 
-    measured = throughput()
-    names = list(dict.fromkeys(measured.index.get_level_values("network")))
-    logs = {
-        name: np.log(measured.loc[name].loc[list(FITTED)].to_numpy()) for name in names
-    }
-    n, batches = len(names), np.array(FITTED, float)
-
-    def model(x: Floats) -> Fitted:
-        felt, drag = (0.0, 0.0) if slowdowns == "none" else x[1:3].tolist()
-        start_s, image_s = (
-            dict(zip(names, half, strict=True))
-            for half in np.exp(x[3:]).reshape(2, n).tolist()
-        )
-        return Fitted(float(np.exp(x[0])), felt, drag, start_s, image_s)
-
-    def residuals(x: Floats) -> Floats:
-        seconds = np.array([model(x).iteration_s(name, batches) for name in names])
-        apart = np.array([*logs.values()]) - np.log(batches[:, None] / seconds)
-        return apart[np.isfinite(apart)]
-
-    slopes = [
-        float(np.ptp(batches / np.exp(np.nanmax(logs[name], axis=1)))) / 48
-        for name in names
+    printed = throughput()
+    networks = list(dict.fromkeys(printed.index.get_level_values("network")))
+    logs = [
+        np.log(printed.loc[network].loc[list(FITTED)].to_numpy())
+        for network in networks
     ]
-    begin = [np.log(0.015), 0.1, 0.1, *np.full(n, np.log(1e-3)), *np.log(slopes)]
-    low = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
-    return model(least_squares(residuals, begin, bounds=(low, np.inf), x_scale="jac").x)
+    n = len(networks)
+    batches = np.array(FITTED, float)
+
+    def model(unknowns: Floats) -> Fitted:
+        felt = 0.0
+        messages = 0.0
+        if slowdowns != "none":
+            felt, messages = unknowns[1:3].tolist()
+        start_s, image_s = np.exp(unknowns[3:]).reshape(2, n).tolist()
+        return Fitted(
+            allreduce_s=float(np.exp(unknowns[0])),
+            felt=felt,
+            messages=messages,
+            start_s=dict(zip(networks, start_s, strict=True)),
+            image_s=dict(zip(networks, image_s, strict=True)),
+        )
+
+    def residuals(unknowns: Floats) -> Floats:
+        candidate = model(unknowns)
+        seconds = np.array(
+            [candidate.iteration_s(network, batches) for network in networks]
+        )
+        difference = np.array(logs) - np.log(batches[:, None] / seconds)
+        # The paper prints no throughput for some cells.
+        return difference[np.isfinite(difference)]
+
+    # The search begins at the seconds that each further image adds under the fastest
+    # configuration, and at a small start.
+    between_batches = FITTED[1] - FITTED[0]
+    image_s = []
+    for log in logs:
+        fastest_s = batches / np.exp(np.nanmax(log, axis=1))
+        image_s.append(float(np.ptp(fastest_s)) / between_batches)
+    begin = [np.log(0.015), 0.1, 0.1, *np.full(n, np.log(1e-3)), *np.log(image_s)]
+    lower = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
+    found = least_squares(residuals, begin, bounds=(lower, np.inf), x_scale="jac")
+    return model(found.x)
 
 
 def predicted(model: str) -> pd.DataFrame:
-    """Return figure 8 by one of FIT_MODELS, in images a second, rows and columns as `throughput` has them."""
-    grid, tables = throughput(), []
-    for network, rows in grid.groupby(level="network", sort=False):
+    """Return Fig 8 as a model predicts the throughputs.
+
+    Parameters
+    ----------
+    model : {"both", "none"}
+        One of FIT_MODELS.
+
+    Returns
+    -------
+    DataFrame
+        Images per second, with the rows and columns of `throughput`.
+    """
+    tables = []
+    for network, rows in throughput().groupby(level="network", sort=False):
         batches = rows.index.get_level_values("batch").to_numpy(dtype=float)
         seconds = fitted(model).iteration_s(str(network), batches)
-        tables.append(
-            pd.DataFrame(batches[:, None] / seconds, rows.index, rows.columns)
-        )
+        images_per_s = batches[:, None] / seconds
+        tables.append(pd.DataFrame(images_per_s, rows.index, rows.columns))
     return pd.concat(tables)
 
 
 def errors() -> pd.DataFrame:
-    """Return by model: cases, median absolute error of figure 8's throughputs, and regret.
+    """Return how well each model predicts the batches of Fig 8 that were not fitted.
 
-    Of batches not FITTED, and configurations that are printed at both of these.
-    regret : how much slower, in the mean, the model's choice is than the best; also of keeping the "default"
+    Only configurations count that are printed at both fitted batches.
+
+    Returns
+    -------
+    DataFrame
+        A row for each of FIT_MODELS, and a row "default" for always keeping the default
+        configuration. Columns:
+
+        cases
+            The number of throughputs.
+        median
+            The median absolute relative error of the throughputs.
+        regret
+            How much slower the model's choice of a configuration is than the best one,
+            as a mean over networks and batches.
     """
     grid = throughput()
-    fit = grid.index.isin(FITTED, level="batch")
-    printed_twice = (
-        grid[fit].notna().groupby("network").all().reindex(grid.index, level="network")
-    )
-    measured = grid.where(printed_twice)[~fit]
-    relative, table = measured.div(measured.max(axis=1), axis=0), {}
-    for name in FIT_MODELS:
-        images = predicted(name).loc[measured.index].where(measured.notna())
-        off = (images / measured - 1).abs().stack()
-        reached = relative.where(images.eq(images.max(axis=1), axis=0)).max(axis=1)
-        table[name] = {
-            "cases": off.count(),
-            "median": off.median(),
+    is_fitted = grid.index.isin(FITTED, level="batch")
+    printed_in_all = grid[is_fitted].notna().groupby("network").all()
+    printed_in_all = printed_in_all.reindex(grid.index, level="network")
+    measured = grid.where(printed_in_all)[~is_fitted]
+    relative = measured.div(measured.max(axis=1), axis=0)
+
+    table = {}
+    for model in FIT_MODELS:
+        images = predicted(model).loc[measured.index].where(measured.notna())
+        relative_errors = (images / measured - 1).abs().stack()
+        is_chosen = images.eq(images.max(axis=1), axis=0)
+        reached = relative.where(is_chosen).max(axis=1)
+        table[model] = {
+            "cases": relative_errors.count(),
+            "median": relative_errors.median(),
             "regret": 1 - reached.mean(),
         }
     table["default"] = {"regret": 1 - relative[DEFAULT].mean()}
@@ -197,27 +329,36 @@ def errors() -> pd.DataFrame:
 
 
 def best(network: str, batch: int) -> str:
-    """Return the configuration with the largest throughput in figure 8."""
+    """Return the configuration with the largest throughput in Fig 8."""
     return str(throughput().loc[(network, batch)].idxmax())
 
 
 @cache
 def parts_s(network: str, batch: int, configuration: str) -> tuple[float, float, float]:
-    """Return PARTS of a simulated iteration."""
+    """Return the three PARTS of a simulated iteration, in seconds."""
     timeline = fitted("both").iteration(network, batch, configuration).timeline()
     overlap_s = timeline.overlap_s()
-    return (
-        timeline.busy_s(COMPUTE) - overlap_s,
-        overlap_s,
-        timeline.exposed_communication_s(),
-    )
+    compute_only_s = timeline.busy_s(COMPUTE) - overlap_s
+    return compute_only_s, overlap_s, timeline.exposed_communication_s()
 
 
 def with_best(networks: Mapping[str, tuple[str, int]]) -> pd.DataFrame:
-    """Return `parts_s` of each network and batch, by label, under the default and under the paper's best."""
-    rows = {
-        f"{label}, {name}": parts_s(*case, name)
-        for label, case in networks.items()
-        for name in (DEFAULT, best(*case))
-    }
+    """Return the parts of iterations under the default and under the paper's best choice.
+
+    Parameters
+    ----------
+    networks : mapping of str to (str, int)
+        Network and batch by the label of the case.
+
+    Returns
+    -------
+    DataFrame
+        PARTS in seconds. Each case has a row for the default and, after that, a row for
+        the best configuration.
+    """
+    rows = {}
+    for label, (network, batch) in networks.items():
+        for configuration in (DEFAULT, best(network, batch)):
+            row = parts_s(network, batch, configuration)
+            rows[f"{label}, {configuration}"] = row
     return pd.DataFrame.from_dict(rows, orient="index", columns=PARTS)

@@ -1,7 +1,12 @@
-"""Predicted meets measured: the one judge of predictions, made before their runs or after.
+"""Predictions compared with measurements, whether they were made before or after.
 
-A prediction takes a layer profile and a cost fitted to collectives measured on their own, no row of the runs.
-A case's truth is the median of its iterations; errors are relative; an interval is of a single iteration.
+A prediction uses a layer profile, and a cost that is fitted to collectives which were
+measured on their own. No row of the judged runs enters a prediction. The truth of a case
+is the median of its iterations. Errors are relative. A prediction interval is for a single
+iteration.
+
+A *paired* error uses the compute time of the run itself instead of the predicted compute
+time: a machine drifts between profile and run, and the error of communication remains.
 """
 
 from __future__ import annotations
@@ -32,12 +37,13 @@ from workbook.validate import rivals
 from workbook.validate.rivals import LINE, OURS, predicted_times
 
 RESCALED = "rescaled"
-"""Our model with compute as the same run measured it: a machine drifts, and communication's error remains."""
+"""Our model with the compute time that the same run measured."""
 REPEATS_WITHIN = 0.1
-"""How far the rounds of one case may differ, in the mean, before the machine counts as disturbed."""
+"""How far the rounds of a case may differ, on average, before the machine counts as
+disturbed: a tenth of the iteration."""
 _PARTS = (
-    f"{of}_{part}"
-    for of in (OURS, LINE)
+    f"{model}_{part}"
+    for model in (OURS, LINE)
     for part in ("alone", "copied", "slowed", "beside")
 )
 PREDICTED = (
@@ -47,44 +53,68 @@ PREDICTED = (
     rivals.MEASURED,
     rivals.TRANSFERRED,
 )
-"""Every model that a campaign may have predicted its cases by, before they ran, then or now."""
-_ENDS = "lower_s", "upper_s"
+"""Every model whose predictions a campaign may have recorded before its runs."""
+_ENDS = ("lower_s", "upper_s")
 
 
 # -- what was measured, and what is predicted of it -----------------------------------------------
 
 
 def measured(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per case: medians of its iterations in seconds, and its repeatability.
+    """Return the measured times of each case.
 
-    Disturbed iterations count where a case has no others; it is then ``marked``, as it is where its rounds
-    differ by more than REPEATS_WITHIN in the mean: no prediction is asked for that.
+    Parameters
+    ----------
+    runs : DataFrame
+        A row for each iteration.
+
+    Returns
+    -------
+    DataFrame
+        A row for each case, with the medians of its iterations in seconds (columns
+        ``measured_...``), and ``repeatability``, how far its rounds differ relative to
+        the median. Disturbed iterations only count in a case that has no others. Such a
+        case is ``marked``, as is a case whose rounds differ by more than REPEATS_WITHIN
+        on average. Predictions are not judged by marked cases.
     """
     quantities = ["iteration_s", "exposed_communication_s", "compute_s"]
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
-    disturbed = (
-        runs["disturbed"] if "disturbed" in runs else pd.Series(False, runs.index)
-    )
-    marked = disturbed.groupby(runs["case"]).transform("all")
-    runs = runs[~disturbed | marked]
+    # Recordings of older versions do not say what was disturbed.
+    knows_disturbed = "disturbed" in runs
+    if knows_disturbed:
+        disturbed = runs["disturbed"]
+    else:
+        disturbed = pd.Series(False, runs.index)
+    all_disturbed = disturbed.groupby(runs["case"]).transform("all")
+    runs = runs[~disturbed | all_disturbed]
+
     repeats = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
     cases = repeats.median().add_prefix("measured_")
     spread = repeats.agg(mean_difference) / repeats.median()
     cases["repeats"] = repeats.size()
     cases["repeatability"] = spread["iteration_s"]
     cases["repeatability_exposed"] = spread["exposed_communication_s"]
-    how = {"processor_load": "median", "stolen": "max", "copy_s_per_byte": "median"}
-    cases = cases.join(runs.groupby("case").agg({**how, "processor_limited": "any"}))
-    cases["marked"] = marked.groupby(runs["case"]).any()
-    cases["marked"] |= (cases["repeatability"] > REPEATS_WITHIN) & ("disturbed" in runs)
+    conditions = {
+        "processor_load": "median",
+        "stolen": "max",
+        "copy_s_per_byte": "median",
+        "processor_limited": "any",
+    }
+    cases = cases.join(runs.groupby("case").agg(conditions))
+    cases["marked"] = all_disturbed.groupby(runs["case"]).any()
+    cases["marked"] |= (cases["repeatability"] > REPEATS_WITHIN) & knows_disturbed
     return keys.join(cases).reset_index()
 
 
 def mean_difference(values: pd.Series) -> float:
-    """Return how far two repeats of one case differ, in the mean; NaN for a single one."""
+    """Return the mean absolute difference of two repeats, NaN for a single repeat."""
     repeats = values.to_numpy()
-    apart = np.abs(repeats[:, None] - repeats)[np.triu_indices(len(repeats), 1)]
-    return float(apart.mean()) if len(apart) else math.nan
+    differences = np.abs(repeats[:, None] - repeats)
+    # Each pair once, above the diagonal.
+    of_pairs = differences[np.triu_indices(len(repeats), 1)]
+    if not len(of_pairs):
+        return math.nan
+    return float(of_pairs.mean())
 
 
 def calibrated(
@@ -93,7 +123,19 @@ def calibrated(
     draws: int = 200,
     slowdown: pd.DataFrame | None = None,
 ) -> Calibration:
-    """Return a calibration that holds the costs of every model on trial too, from the same samples."""
+    """Return a calibration that also has the costs of every rival model.
+
+    Parameters
+    ----------
+    collectives : DataFrame
+        The samples of collectives, to which all costs are fitted.
+    form : str, optional
+        The form of our model's cost.
+    draws : int, optional
+        How many draws of the cost are made for intervals.
+    slowdown : DataFrame, optional
+        Measurements of how messages and compute slow each other down.
+    """
     return Calibration.of(
         collectives, form, draws, also=rivals.TRIAL_COSTS, slowdown=slowdown
     )
@@ -106,14 +148,33 @@ def validate(
     selections: Mapping[str, Selecting] | None = None,
     compute_scatter: Mapping[str, Floats] | None = None,
 ) -> pd.DataFrame:
-    """Return one row per case: measured, predicted in seconds by MODELS and RESCALED, and their errors.
+    """Return the measured and the predicted times of each case, and their errors.
 
-    workloads, compute_scatter : by a profile's hash; the scatter counts for cases that really train
-    selections : selection times by the hash that a sparse case carries
+    Parameters
+    ----------
+    runs : DataFrame
+        A row for each iteration.
+    workloads : mapping of str to Workload
+        Layer profiles by their hash.
+    calibration : Calibration
+        The costs of messages.
+    selections : mapping of str to Selecting, optional
+        Selection times by the hash that a sparse case carries.
+    compute_scatter : mapping of str to ndarray, optional
+        The scatter of compute by the hash of the profile. It counts for cases of real
+        training.
+
+    Returns
+    -------
+    DataFrame
+        A row for each case. For each of the rival models and RESCALED, there are
+        predictions in seconds and errors.
     """
-    cases, predicted = measured(runs), []
+    cases = measured(runs)
+    predicted = []
     for row in cases.to_dict("records"):
-        case, scatter = Case.from_row(row), predictor.STEADY
+        case = Case.from_row(row)
+        scatter = predictor.STEADY
         if case.kind == TRAINING and compute_scatter:
             scatter = compute_scatter.get(case.profile_sha256, predictor.STEADY)
         ours = forecast_case(
@@ -122,47 +183,59 @@ def validate(
         workload = ours.iteration.workload
         scaled = workload.scaled(row["measured_compute_s"] / workload.compute_s)
         rescaled = replace(ours.iteration, workload=scaled).prediction
-        seconds = predicted_times(ours, calibration.of_case(case).others)
+        of_case = calibration.of_case(case)
+        seconds = predicted_times(ours, of_case.others)
         seconds[RESCALED] = rivals.times(rescaled)
         values: dict[str, float] = {}
         for name, (iteration_s, exposed_s) in seconds.items():
-            values |= {
-                f"{name}_iteration_s": iteration_s,
-                f"{name}_exposed_s": exposed_s,
-            }
-        values["lower_s"], values["upper_s"] = ours.paired_s or (math.nan, math.nan)
-        values["contention"] = calibration.of_case(case).contention is not None
-        predicted.append({**values, "predicted_compute_s": workload.compute_s})
+            values[f"{name}_iteration_s"] = iteration_s
+            values[f"{name}_exposed_s"] = exposed_s
+        lower_s, upper_s = ours.paired_s or (math.nan, math.nan)
+        values["lower_s"] = lower_s
+        values["upper_s"] = upper_s
+        values["contention"] = of_case.contention is not None
+        values["predicted_compute_s"] = workload.compute_s
+        predicted.append(values)
     return _with_errors(cases.join(pd.DataFrame(predicted)), (*rivals.MODELS, RESCALED))
 
 
 def _with_errors(cases: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return the cases with columns ``<model>_error``, ``<model>_exposed_error``, ``<model>_paired_error``.
+    """Return the cases with three relative errors of each model.
 
-    Paired: a prediction less its own compute, and with what was measured around it instead, without exchange.
+    ``<model>_error`` is of the iteration and ``<model>_exposed_error`` of the exposed
+    communication. ``<model>_paired_error`` is of the iteration with the measured compute
+    time instead of the predicted one, so that only exposed communication differs.
     """
-    of = "iteration", "exposed_communication"
-    took_s, exposed_s = (cases[f"measured_{what}_s"] for what in of)
+    iteration_s = cases["measured_iteration_s"]
+    exposed_s = cases["measured_exposed_communication_s"]
     errors = {}
     for name in names:
-        apart_s = cases[f"{name}_exposed_s"] - exposed_s
-        errors[f"{name}_error"] = cases[f"{name}_iteration_s"] / took_s - 1
-        errors[f"{name}_paired_error"] = apart_s / took_s
-        errors[f"{name}_exposed_error"] = apart_s / exposed_s
+        difference_s = cases[f"{name}_exposed_s"] - exposed_s
+        errors[f"{name}_error"] = cases[f"{name}_iteration_s"] / iteration_s - 1
+        errors[f"{name}_paired_error"] = difference_s / iteration_s
+        errors[f"{name}_exposed_error"] = difference_s / exposed_s
     return pd.concat([cases, pd.DataFrame(errors)], axis=1)
 
 
 def labelled(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the cases with ``lab``, as in "4 x 1gbit", and ``inside``: their median in its interval.
+    """Return the cases with the name of their lab, and whether intervals hold them.
 
-    Of real training, the interval of the paired prediction: both ends less what compute was predicted to
-    take, and with what it took around the runs.
+    Parameters
+    ----------
+    cases : DataFrame
+        As `validate` or `joined` returns them.
+
+    Returns
+    -------
+    DataFrame
+        The cases with ``lab``, such as "4 x 1gbit", and ``inside``, whether the median
+        lies in its interval. For real training this is the interval of the paired
+        prediction, whose two ends have the measured compute time.
     """
     if "contention" in cases:
         drifted_s = cases["measured_compute_s"] - cases["predicted_compute_s"]
         drifted_s = drifted_s.where(cases["contention"], 0.0)
-        ends = {end: cases[end] + drifted_s for end in _ENDS}
-        cases = cases.assign(**ends)
+        cases = cases.assign(**{end: cases[end] + drifted_s for end in _ENDS})
     name = cases["workers"].astype(str) + " x " + cases["link"].str.removeprefix("lab:")
     name += np.where(cases["density"] < 1, ", sparse", "")
     name += np.where(cases["straggler"] > 1, ", straggler", "")
@@ -182,42 +255,83 @@ def sends_one_message(cases: pd.DataFrame) -> pd.Series:
 def judge(
     own: Source, beside: Source, form: str = "table", *, marked: bool = False
 ) -> pd.DataFrame:
-    """Return a recording's `labelled` cases by profiles ``beside`` it, none that the processor limited.
+    """Return the `labelled` cases of a recording, without disturbed ones.
 
-    marked : whether to return what was disturbed or limited here, too
+    Parameters
+    ----------
+    own : Source
+        The runs, and the collectives to which costs are fitted.
+    beside : Source
+        The layer profiles, and the selection times of sparse cases.
+    form : str, optional
+        The form of our model's cost.
+    marked : bool, optional
+        Whether to return cases of this machine too that were disturbed, or that the
+        processor limited. Limited cases of recordings are never returned.
+
+    Returns
+    -------
+    DataFrame
+        A row for each case, or no row if there is no profile for any run.
     """
-    workloads, runs = beside.workloads(), own.table("runs")
+    workloads = beside.workloads()
+    runs = own.table("runs")
     runs = runs[runs["profile_sha256"].isin(workloads)]
     if runs.empty:
         return runs
-    slowdown = own.table("slowdown") if own.has("slowdown") else None
+    slowdown = None
+    if own.has("slowdown"):
+        slowdown = own.table("slowdown")
     calibration = calibrated(own.table("collectives"), form, slowdown=slowdown)
     cases = validate(
         runs, workloads, calibration, beside.selections(), beside.compute_scatter()
     )
     if form == "table":
+        # The intervals of recorded cases are frozen, as they were first judged.
         ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
         cases = cases.set_index("case")
         cases.update(ends)
         cases = cases.reset_index()
     limited = cases["processor_limited"]
-    if not own.is_live("runs"):  # what was recorded before had no marks
+    if not own.is_live("runs"):
+        # What was recorded before had no marks.
         return labelled(cases[~limited])
     cases["marked"] |= limited
-    return labelled(cases if marked else cases[~cases["marked"]])
+    if not marked:
+        cases = cases[~cases["marked"]]
+    return labelled(cases)
 
 
 # -- predictions that were written before their runs ----------------------------------------------
 
 
 def joined(campaign: Source) -> pd.DataFrame:
-    """Return rows as `validate`, of models before their runs; ``covered`` of ``runs`` lie inside."""
-    predicted, runs = campaign.table("predicted"), campaign.table("runs")
+    """Return the cases of a campaign with the predictions recorded before its runs.
+
+    Parameters
+    ----------
+    campaign : Source
+        Tables of predictions and of runs.
+
+    Returns
+    -------
+    DataFrame
+        Rows as of `validate`. In addition, ``covered`` of the ``runs`` single iterations
+        lie in the interval of the case.
+
+    Raises
+    ------
+    UserError
+        If the runs name another table of predictions by its hash.
+    """
+    predicted = campaign.table("predicted")
+    runs = campaign.table("runs")
     (path,) = store.list_tables(campaign.directories[0], "predicted-*.csv")
-    digest = str(store.load_stamp(path)["sha256"])[
-        : int(runs["predicted"].str.len().max())
-    ]
-    if others := set(runs["predicted"]) - {digest}:
+    # Runs carry the first digits of the hash.
+    digits = int(runs["predicted"].str.len().max())
+    digest = str(store.load_stamp(path)["sha256"])[:digits]
+    others = set(runs["predicted"]) - {digest}
+    if others:
         raise UserError(
             f"runs predicted by {sorted(others)}, not by the predictions {digest}"
         )
@@ -227,19 +341,24 @@ def joined(campaign: Source) -> pd.DataFrame:
     cases = measured(runs).set_index("case")
     for name, quantity in product(PREDICTED, ("iteration", "exposed")):
         cases[f"{name}_{quantity}_s"] = wide.get((name, quantity), np.nan)
-    cases["lower_s"], cases["upper_s"] = wide[OURS, "lower"], wide[OURS, "upper"]
+    cases["lower_s"] = wide[OURS, "lower"]
+    cases["upper_s"] = wide[OURS, "upper"]
     cases["predicted_compute_s"] = wide[OURS, "iteration"] - wide[OURS, "exposed"]
     cases["contention"] = cases["kind"] == TRAINING
-    drifted_s = runs["compute_s"] - runs["case"].map(cases["predicted_compute_s"])
-    drifted_s = drifted_s.where(runs["case"].map(cases["contention"]), 0.0)
-    ends = (runs["case"].map(cases[end]) + drifted_s for end in ("lower_s", "upper_s"))
-    inside = runs["iteration_s"].between(*ends)
-    counted = inside.groupby(runs["case"]).agg(covered="sum", runs="size")
+
+    # Each single iteration is judged with its own compute time, if it really trains.
+    case = runs["case"]
+    drifted_s = runs["compute_s"] - case.map(cases["predicted_compute_s"])
+    drifted_s = drifted_s.where(case.map(cases["contention"]), 0.0)
+    lower_s = case.map(cases["lower_s"]) + drifted_s
+    upper_s = case.map(cases["upper_s"]) + drifted_s
+    inside = runs["iteration_s"].between(lower_s, upper_s)
+    counted = inside.groupby(case).agg(covered="sum", runs="size")
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
 
 
 def trained(campaign: Source) -> pd.DataFrame:
-    """Return the `labelled` cases of a campaign of real training, none that was disturbed."""
+    """Return the `labelled` cases of a campaign of real training, without disturbed ones."""
     cases = joined(campaign)
     return labelled(cases[~cases["marked"]])
 
@@ -248,7 +367,14 @@ def trained(campaign: Source) -> pd.DataFrame:
 
 
 def live() -> pd.DataFrame:
-    """Return all such rows that were recorded, by ``run`` and ``condition``, with error and ``inside``."""
+    """Return the recorded live runs of the suite quick.
+
+    Returns
+    -------
+    DataFrame
+        Rows by ``run`` and ``condition``, with the error of our model and ``inside``,
+        whether the measured iteration lies in its interval.
+    """
     cases = pd.read_csv(places.DATA / "live.csv")
     cases["model_iteration_s"] = cases["predicted_s"]
     cases["model_error"] = cases["predicted_s"] / cases["measured_s"] - 1
@@ -261,26 +387,36 @@ def live() -> pd.DataFrame:
 
 
 def summary(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
-    """Return what a reader asks for first of `labelled` cases and of their single ``runs``.
+    """Return the scores of predictions that a reader asks for first.
 
-    Errors are absolute and relative; half_width_share, the median interval's, is of the prediction.
+    Parameters
+    ----------
+    cases : DataFrame
+        `labelled` cases.
+    runs : DataFrame
+        Their single iterations.
+
+    Returns
+    -------
+    dict of str to float
+        Counts, absolute relative errors of our model and of two bounds, the coverage of
+        cases and of iterations, and ``half_width_share``, the median half width of an
+        interval relative to the prediction.
     """
-    off = {
-        name: cases[f"{name}_error"].abs()
-        for name in (OURS, "no_overlap", "perfect_overlap")
-    }
+    bounds = ("no_overlap", "perfect_overlap")
+    errors = {name: cases[f"{name}_error"].abs() for name in (OURS, *bounds)}
     ends = cases.set_index("case")[["lower_s", "upper_s"]]
     single = runs[runs["case"].isin(ends.index)].join(ends, on="case")
     inside = single["iteration_s"].between(single["lower_s"], single["upper_s"])
     half_s = (cases["upper_s"] - cases["lower_s"]) / 2
     return {
         "cases": len(cases),
-        "median_error": off[OURS].median(),
-        "max_error": off[OURS].max(),
+        "median_error": errors[OURS].median(),
+        "max_error": errors[OURS].max(),
         "median_exposed_error": cases["model_exposed_error"].abs().median(),
         "median_repeatability": cases["repeatability"].median(),
-        "no_overlap_median_error": off["no_overlap"].median(),
-        "perfect_overlap_median_error": off["perfect_overlap"].median(),
+        "no_overlap_median_error": errors["no_overlap"].median(),
+        "perfect_overlap_median_error": errors["perfect_overlap"].median(),
         "interval_coverage": cases["inside"].mean(),
         "iterations": len(single),
         "coverage_of_iterations": inside.mean(),
@@ -291,32 +427,43 @@ def summary(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
 # -- goals, which were set before the data --------------------------------------------------------
 
 
-MUCH = 0.2  # of an iteration: from here on exposed communication is judged by itself
+MUCH = 0.2
+"""From which share of an iteration on exposed communication is judged by itself."""
 
 
 def much_exposed(cases: pd.DataFrame) -> pd.DataFrame:
     """Return the cases whose exposed communication is at least a fifth of their iteration."""
-    took_s, exposed_s = (
-        cases[f"measured_{x}_s"] for x in ("iteration", "exposed_communication")
-    )
-    return cases[exposed_s >= MUCH * took_s]
+    iteration_s = cases["measured_iteration_s"]
+    exposed_s = cases["measured_exposed_communication_s"]
+    return cases[exposed_s >= MUCH * iteration_s]
 
 
 def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
-    """Return how much larger our absolute paired error is than the rival's, in the mean, and its ends.
+    """Return how much larger our absolute paired error is than the error of a rival.
 
-    The 95% interval is of bootstrap samples of clusters, networks on a link: cases of one share its errors.
+    Parameters
+    ----------
+    cases : DataFrame
+        Cases with the errors of both models.
+    rival : str
+        The rival model.
+
+    Returns
+    -------
+    mean, lower, upper : float
+        The mean difference and its 95% bootstrap interval. Clusters are drawn, networks
+        on a link, because the cases of a cluster share errors.
     """
-    ours, theirs = (cases[f"{name}_paired_error"].abs() for name in (OURS, rival))
-    of_cluster = (
-        (ours - theirs).groupby([cases["network"], cases["link"]]).agg(["sum", "size"])
-    )
-    drawn = np.random.default_rng(0).integers(
-        0, len(of_cluster), (10_000, len(of_cluster))
-    )
-    sums, sizes = of_cluster.to_numpy()[drawn].sum(axis=1).T
+    ours = cases[f"{OURS}_paired_error"].abs()
+    theirs = cases[f"{rival}_paired_error"].abs()
+    differences = ours - theirs
+    cluster = [cases["network"], cases["link"]]
+    of_clusters = differences.groupby(cluster).agg(["sum", "size"])
+    n = len(of_clusters)
+    drawn = np.random.default_rng(0).integers(0, n, (10_000, n))
+    sums, sizes = of_clusters.to_numpy()[drawn].sum(axis=1).T
     lower, upper = np.percentile(sums / sizes, [2.5, 97.5])
-    return float((ours - theirs).mean()), float(lower), float(upper)
+    return float(differences.mean()), float(lower), float(upper)
 
 
 _OF_LIVE = {
@@ -327,8 +474,9 @@ _OF_LIVE = {
 
 
 def _of_kind(kind: str, statistic: str, cases: pd.DataFrame) -> float:
-    """Return a statistic of a kind of cases, none that was disturbed."""
-    return STATISTICS[statistic](cases[(cases["kind"] == kind) & ~cases["marked"]])
+    """Return a statistic of the undisturbed cases of a kind."""
+    of_kind = cases[(cases["kind"] == kind) & ~cases["marked"]]
+    return STATISTICS[statistic](of_kind)
 
 
 STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
@@ -365,11 +513,25 @@ STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
         for kind, (name, statistic) in product(("replay", TRAINING), _OF_LIVE.items())
     },
 }
-"""What a goal may ask of `labelled` cases, or of those of `live`; else it is an expression of columns."""
+"""The statistics of `labelled` or `live` cases that a goal can name.
+
+A goal with another statistic is an expression of columns."""
 
 
 class Goal(NamedTuple):
-    """One number to reach: a statistic of all cases, at most or at least a value, ``set`` at an ISO time."""
+    """One number that predictions were to reach.
+
+    Attributes
+    ----------
+    goal : str
+        What is to be reached, in words.
+    statistic : str
+        One of STATISTICS, or an expression of columns.
+    at_most, at_least : float
+        The bounds of the statistic.
+    set : str
+        When the goal was set, as an ISO time.
+    """
 
     goal: str
     statistic: str
@@ -378,17 +540,39 @@ class Goal(NamedTuple):
     set: str = ""
 
     def judged(self, cases: pd.DataFrame) -> dict[str, Any]:
-        """Return goal, wanted (in words, as frozen in reports/goals.csv), reached, and if it holds."""
-        known = STATISTICS.get(self.statistic)
-        reached = float(known(cases) if known else cases.eval(self.statistic))
-        least = self.at_least > -math.inf
-        wanted = f"at least {self.at_least:g}" if least else f"at most {self.at_most:g}"
+        """Return whether cases reach the goal.
+
+        Parameters
+        ----------
+        cases : DataFrame
+            `labelled` or `live` cases.
+
+        Returns
+        -------
+        dict
+            The ``goal``, ``wanted`` in words as reports/goals.csv has them, the
+            ``reached`` number, and whether the goal ``holds``.
+        """
+        statistic = STATISTICS.get(self.statistic)
+        if statistic:
+            reached = float(statistic(cases))
+        else:
+            reached = float(cases.eval(self.statistic))
+        wanted = f"at most {self.at_most:g}"
+        if self.at_least > -math.inf:
+            wanted = f"at least {self.at_least:g}"
         holds = self.at_least <= reached <= self.at_most
         return {"goal": self.goal, "wanted": wanted, "reached": reached, "holds": holds}
 
 
 def goals(of: str) -> list[Goal]:
-    """Return the goals that data/goals.yml has under a name."""
+    """Return the goals that data/goals.yml has under the name of a campaign.
+
+    Parameters
+    ----------
+    of : str
+        The name.
+    """
     text = (places.DATA / "goals.yml").read_text(encoding="utf-8")
     return [Goal(**entry) for entry in own_yaml(text)[of]]
 
@@ -397,22 +581,37 @@ def goals(of: str) -> list[Goal]:
 
 
 SIZES = ("cases", "links", "cases with exposed communication of at least a fifth")
-"""Goals of how much was to be measured, which no model can miss: they do not count."""
+"""Goals for how much was to be measured. They do not count, as no model can miss them."""
 
 
 def frozen(name: str, campaign: str = "") -> pd.DataFrame:
-    """Return the rows of "goals" or "coverage", all or those of a campaign; "" where nothing is given."""
+    """Return frozen rows of reports/goals.csv or reports/coverage.csv.
+
+    Parameters
+    ----------
+    name : {"goals", "coverage"}
+        The table.
+    campaign : str, optional
+        The campaign whose rows are returned. By default those of all campaigns.
+
+    Returns
+    -------
+    DataFrame
+        The rows, with "" where nothing is given.
+    """
     rows = pd.read_csv(places.ROOT / "reports" / f"{name}.csv", keep_default_na=False)
-    return rows[rows["campaign"] == campaign] if campaign else rows
+    if campaign:
+        rows = rows[rows["campaign"] == campaign]
+    return rows
 
 
 def _with_a_number(goals: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that count: goals with a number, but for how much was to be measured."""
+    """Return the goals that count: those with a number, but without those of SIZES."""
     return goals[(goals["held"] != "") & ~goals["goal"].isin(SIZES)]
 
 
 def goals_met(standing: str) -> tuple[int, int]:
-    """Return how many goals of a standing were met, over all campaigns, and how many there were.
+    """Return how many goals of a standing were met over all campaigns, and their number.
 
     Parameters
     ----------
