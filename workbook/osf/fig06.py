@@ -91,7 +91,7 @@ def _gain_of_buffer(
     """Judge ResNet-101's gain without the statements that imply it; replays cannot decide it."""
     note = by_buffer.replayed_gain("ResNet101", buffer, REGIMES)
     search = settings.setting_search().dropping(*implying)
-    quantity = f"ResNet-101: gain at {buffer}"
+    quantity = f"ResNet-101: gain of the factor with {buffer}"
     return claims.by_model(search, quantity, scale, offset, note)
 
 
