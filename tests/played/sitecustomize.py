@@ -13,7 +13,10 @@ from typing import Any
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds torch where it is, once, and has it played after it was loaded."""
+    """Finds torch where it is, and has it played after it was loaded.
+
+    Whoever only asks whether torch is there does not load it, so the finder stays until it is loaded.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -21,11 +24,15 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name != "torch":
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
         loader: Any = spec and spec.loader
         load = loader.exec_module
 
         def load_and_play(module: ModuleType) -> None:
+            sys.meta_path.remove(self)
             load(module)
             import played_cuda
 
