@@ -290,10 +290,7 @@ class Iteration:
         UserError
             If messages share a link or are copied. No graph of tasks can express that.
         """
-        if not self.link.plain or self._copies or self.leave_s is not None:
-            raise UserError(
-                "graph of an iteration: one message after the other only, no copies"
-            )
+        self.refuse_if_not_a_graph()
         workload = self.workload
         edges = [("start", "forward", 0.0), ("forward", "b0", workload.forward_s)]
         for i in range(workload.n - 1):
@@ -320,8 +317,32 @@ class Iteration:
             )
         return costs_s
 
+    def refuse_if_not_a_graph(self) -> None:
+        """Raise an error if the iteration cannot be expressed as a graph of tasks.
+
+        Raises
+        ------
+        UserError
+            If messages share a link or are copied, or if they start at times of their own.
+        """
+        if not self.link.plain or self._copies or self.leave_s is not None:
+            raise UserError(
+                "graph of an iteration: one message after the other only, no copies"
+            )
+
     def _copied_out_s(self, ends_s: Floats) -> Floats:
-        """Return (...) when the last message has been copied out, for messages that end at (..., G)."""
+        """Return when the last message has been copied out of its bucket, in seconds.
+
+        Parameters
+        ----------
+        ends_s : ndarray, shape (..., G)
+            When each message ends, in seconds. Leading axes are scenarios.
+
+        Returns
+        -------
+        ndarray
+            One value for each scenario, or a scalar array without scenarios.
+        """
         if not self.copy_s_per_byte:
             return np.asarray(ends_s.max(axis=-1))
         copies_s = np.broadcast_to(

@@ -592,11 +592,13 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
 @planner("cuts", examples=("cuts:3,40",))
 def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Return a plan whose groups end after the tensors that the user counts off."""
     if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
         raise UserError(
             f"plan {shown(f'cuts:{text}')}: must be whole numbers, as in cuts:3,40"
         )
     ends = [int(number) for number in re.split("[,;:]", text)]
+    # The last group ends with the last tensor, which the user need not write.
     if ends[-1] != workload.n:
         ends.append(workload.n)
     return FusionPlan(f"cuts:{text}", tuple(ends))
