@@ -592,7 +592,7 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
 @planner("cuts", examples=("cuts:3,40",))
 def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return a plan whose groups end after the tensors that the user counts off."""
+    """Return the plan whose groups end after the given numbers of tensors."""
     if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
         raise UserError(
             f"plan {shown(f'cuts:{text}')}: must be whole numbers, as in cuts:3,40"

@@ -510,7 +510,7 @@ class Gpus:
         number_of_rank = {"disk": disk}
         if self.decoding == "machine":
             number_of_rank["cpu"] = machine
-        elif self.decoding == "own":
+        elif self.decoding != "trains":
             number_of_rank["cpu"] = ranks
         number_of_rank["copy"] = ranks
         number_of_rank["gpu"] = ranks
@@ -522,6 +522,7 @@ class Gpus:
             names += [f"{kind} {number}" for number in range(numbers.max() + 1)]
         if self.shared_disk:
             names[0] = "disk all"
+        # The core that trains has the role of the GPU, and decodes, too.
         if self.decoding == "trains":
             used["cpu"] = used["gpu"]
         for kind, name in (("link", "link"), ("all", "gpu all")):
