@@ -681,12 +681,13 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
 
 
 def _half_digit(cell: str) -> float:
-    """Return half of the last digit of a printed number.
+    """Return how far a printed number may be rounded: half a unit of its last digit.
 
-    This is 0.005 of "9.15", and 5e5 of "1.6e+07".
+    This is 0.005 for "9.15", and 5e5 for "1.6e+07".
     """
     number = re.fullmatch(r"\d+\.?(\d*)(?:e([+-]?\d{1,2}))?", cell.lower())
     if not number:
+        # Programs print two decimals, so a cell in any other notation counts as such.
         return 0.005
     decimals, exponent = number.groups()
     return 0.5 * 10.0 ** (int(exponent or 0) - len(decimals))
@@ -722,14 +723,17 @@ def _of_place(frame: DataFrame, place: str | None, file: str) -> tuple[DataFrame
 def _scatter(medians: DataFrame) -> float:
     """Return the mean relative distance of times from the chord of their neighbours.
 
-    The rows of ``medians`` are sizes, its columns places. Chords are straight in the
-    logarithms of size and time, where a smooth curve lies close to them.
+    ``medians`` has a row for each size, increasing, and the columns "in_place" and
+    "out_of_place". Chords are straight in the logarithms of size and time, where a
+    smooth curve lies close to them.
     """
     log_sizes = np.log(medians.index.to_numpy(float))
     log_times = np.log(medians.to_numpy())
     gaps = np.diff(log_sizes)[:, None]
     slopes = np.diff(log_times, axis=0) / gaps
-    # A point between gaps a and b lies (change of slope) a b / (a + b) off the chord.
-    before, after = gaps[:-1], gaps[1:]
+    # Every size but the first and the last has a gap before it and one after it. Its
+    # point lies (change of slope) * before * after / (before + after) off the chord.
+    before = gaps[:-1]
+    after = gaps[1:]
     distances = np.abs(np.diff(slopes, axis=0) * after * before / (after + before))
     return float(distances.mean()) if distances.size else 0.0

@@ -223,7 +223,7 @@ def _bucket_s(rows: pd.DataFrame) -> float:
     """Return the seconds that a bucket costs compute, 0 if some round shows no cost."""
     # DDP was timed with one bucket, and with as many buckets as there are gradients.
     # Nobody sends these buckets, so they differ in nothing but their number, which is
-    # in the column "messages". The times of both passes of an iteration are added.
+    # in the column "messages". The times of the phases of an iteration are added.
     iterations_s = rows[rows["beside"] == BUCKETS].pivot_table(
         values="seconds", index="messages", columns="repeat", aggfunc="sum"
     )
