@@ -509,7 +509,7 @@ class Table(MessageCost):
 class Chords(Table):
     """Measured times, interpolated in the size itself and not in logarithms.
 
-    Everything else is as of `Table`.
+    The parameters, the attributes and the extrapolation are those of `Table`.
 
     Examples
     --------

@@ -30,7 +30,7 @@ from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.timeline import Timeline
+from ddlkit.core.timeline import NO_GROUP, Timeline
 from ddlkit.core.units import MOST
 from ddlkit.core.workload import Floats, Ints, Workload
 
@@ -204,6 +204,7 @@ class Iteration:
             parts = self.link.parts(self.cost, self.group_bytes)
             return self.link.play(may_start_s, parts)
         ends_s = group_ends(may_start_s, self.communication_s)
+        # The link is free for a message when the message before it has ended.
         link_free_s = np.append(0.0, ends_s[:-1])
         # The cumulative sums of `group_ends` round. Without this maximum a message could start a
         # rounding error before it is ready.
@@ -353,11 +354,11 @@ class Iteration:
         return np.asarray(group_ends(ends_s, copies_s)[..., -1])
 
     def _spans(self) -> Iterator[tuple[object, ...]]:
-        """Yield spans as (task, kind, stream, start_s, end_s, group, bytes), with group -1 for none."""
+        """Yield spans as (task, kind, stream, start_s, end_s, group, bytes)."""
         workload = self.workload
         starts_s, ends_s = self.played_s
 
-        yield "forward", "forward", "compute", 0.0, workload.forward_s, -1, 0
+        yield "forward", "forward", "compute", 0.0, workload.forward_s, NO_GROUP, 0
 
         backward_ends_s = self.tensor_ready_s
         if self.link.slows:
@@ -382,7 +383,7 @@ class Iteration:
         if workload.update_s:
             begin_s = float(self._copied_out_s(ends_s))
             end_s = begin_s + workload.update_s
-            yield "update", "update", "compute", begin_s, end_s, -1, 0
+            yield "update", "update", "compute", begin_s, end_s, NO_GROUP, 0
 
 
 def predict(

@@ -126,6 +126,7 @@ def jointly(
     n = workload.n
     ready_s = workload.ready_s
     bytes_before = np.concatenate([[0], np.cumsum(workload.bytes)])
+    # Without a plan, a message may end after any gradient.
     ends = plan.ends if plan is not None else tuple(range(1, n + 1))
     starts = (0, *ends[:-1])
     nothing = np.zeros(1, np.int64)
@@ -139,9 +140,11 @@ def jointly(
         reached = _with_one_more_message(
             before, ready_s[end - 1], ready_s[-1], costs_s, choices
         )
-        kept = undominated(reached.end_s, -reached.work_s)
-        spread = np.linspace(0, len(kept) - 1, min(MOST_STATES, len(kept)))
-        kept = kept[spread.astype(int)]
+        # An early end and much computed work are good, hence the sign.
+        front = undominated(reached.end_s, -reached.work_s)
+        # At most MOST_STATES of the front, evenly spaced from its first to its last.
+        spaced = np.linspace(0, len(front) - 1, min(MOST_STATES, len(front)))
+        kept = front[spaced.astype(int)]
         states[end] = _States._make(column[kept] for column in reached)
 
     # Follow the states back from the shortest one.

@@ -262,10 +262,11 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     rows, table = read_log(
         read_tables(text, file),
         file,
-        options.collective or "",
-        options.ranks or 0,
-        options.table,
+        collective=options.collective or "",
+        ranks=options.ranks or 0,
+        table=options.table,
     )
+    # 0 stands for an unknown number of ranks.
     if not rows["ranks"].any():
         rows = rows.drop(columns="ranks")
     rows, note = _of_place(rows, options.place, file)
@@ -425,8 +426,13 @@ def _decided_collective(
     wanted: str,
     ranks: int,
 ) -> str:
-    """Return the collective that is wanted, or else the only one that is possible."""
+    """Return the collective that is wanted, or else the only one that is possible.
+
+    Raises UserError if the collective that is wanted is not possible, or if none is
+    wanted and the number of possible ones is not 1.
+    """
     listed = " or ".join(possible)
+    # If a single collective is possible, the list of names is its name.
     collective = wanted or listed
     if collective in possible:
         return collective
@@ -523,6 +529,7 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
 def _check_last_time(sheet: Sheet) -> None:
     """Refuse a table of MPI, which has no last line, if its last time is cut."""
     time = sheet.header.index("time")
+    # The number of decimals in the last two rows, or in the only one.
     decimals = [len(row[time].partition(".")[2]) for row in sheet.rows[-2:]]
     if decimals[-1] < decimals[0]:
         problem = "fewer digits than in the row before: is the log cut?"
@@ -664,6 +671,7 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
 
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
+    # Of several ways to compute algbw, the one that comes closest counts in each row.
     off = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
     # Both are rounded: the time, by which the rate is divided, and algbw itself.
     time_column = sheet.header.index("time")

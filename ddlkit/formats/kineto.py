@@ -134,7 +134,7 @@ class Event(NamedTuple):
 
     @property
     def collective(self) -> str:
-        """Return the collective of a message: one of `COMMUNICATION`, or "other".
+        """Return the collective of a message: a name in `COMMUNICATION`, or "other".
 
         A message is a span of gloo or a kernel of NCCL. The result is "" for all other
         spans.
@@ -908,7 +908,7 @@ def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[F
     # The gradients of all iterations are alike, so that those of the first are counted.
     first = used[0]
     n_undefined = sum(e.undefined for e in first.events if e.name == ACCUMULATE)
-    # The clock of a trace begins at 0, so an earlier launch has a negative time.
+    # Such spans have the launch time minus infinity (`_mark_launched_before_trace`).
     n_early = sum(event.launched_s < 0 for event in trace.events)
     n_steps = first.steps
     n_unused = n_steps - len(used)

@@ -446,7 +446,7 @@ class Schema:
         sheet : Sheet
             The cells.
         exact : bool, optional
-            As of `read`.
+            Whether the sheet must have no other columns than the schema, as in `read`.
 
         Returns
         -------

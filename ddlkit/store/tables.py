@@ -104,7 +104,7 @@ def save_table(
         The name of the table. ``.csv`` is added unless the name ends in ``.csv`` or
         ``.csv.gz``.
     schema : str
-        The kind of table, one of `SCHEMAS`.
+        The kind of table, a key of `SCHEMAS`.
     command : sequence of str
         The command that measured the rows.
     machine : mapping, optional
