@@ -148,15 +148,32 @@ def checked_form(name: Any, forms: Collection[str]) -> str:
         If the name is not one of ``forms``. For a form of an earlier version the error
         says what replaces it.
     """
+    # A file may have any value here, also one that cannot be looked up in a set.
+    if not isinstance(name, str) or name in REPLACED or name not in forms:
+        raise unknown_form(name, forms)
+    return name
+
+
+def unknown_form(name: Any, forms: Collection[str]) -> UserError:
+    """Return the error that says what to use in place of an unknown form.
+
+    Parameters
+    ----------
+    name : str
+        The name, or any other value that a file has in its place.
+    forms : collection of str
+        All names that are known.
+
+    Returns
+    -------
+    UserError
+        For a form of an earlier version, the error names the form that replaces it.
+    """
     if isinstance(name, str) and name in REPLACED:
-        raise UserError(
+        return UserError(
             f"cost form {name!r} is no more: use {REPLACED[name]}, and fit again"
         )
-    if not isinstance(name, str) or name not in forms:
-        raise UserError(
-            f"unknown cost form {shown(name)}: use one of {', '.join(forms)}"
-        )
-    return name
+    return UserError(f"unknown cost form {shown(name)}: use one of {', '.join(forms)}")
 
 
 def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
@@ -492,7 +509,7 @@ class Table(MessageCost):
 class Chords(Table):
     """Measured times, interpolated in the size itself and not in logarithms.
 
-    Everything else is as of `Table`.
+    The parameters, the attributes and the extrapolation are those of `Table`.
 
     Examples
     --------

@@ -28,8 +28,8 @@ from ddlkit.core.cost import (
     MessageCost,
     Samples,
     Table,
-    checked_form,
     parameters,
+    unknown_form,
 )
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.pieces import METHODS, VARIANTS, Fitter
@@ -178,10 +178,12 @@ def median_interval(
     >>> median_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     (1.0, 6.0)
     """
-    k = _order_statistic(len(samples), round(2 / (1 - level)))
-    if not k:
+    # Each tail has the probability (1 - level) / 2, once in 40 for a level of 0.95.
+    k = _order_statistic(len(samples), rarity=round(2 / (1 - level)))
+    if k == 0:
         return -np.inf, np.inf
     ordered = np.sort(samples)
+    # The k-th smallest and the k-th largest sample, counted from 1.
     return float(ordered[k - 1]), float(ordered[-k])
 
 
@@ -399,17 +401,24 @@ class _Method(NamedTuple):
 
 def _method(form: str) -> _Method:
     """Return how a form is fitted. Raises UserError for an unknown form or variant."""
-    kinds = {kind.form: kind for kind in METHODS}
-    name, colon, variant = form.partition(":")
+    known_forms = (*SIMPLE_FIRST, AUTO)
+    # The name of a form that was replaced may contain a colon, too.
     if form in REPLACED:
-        checked_form(form, (*SIMPLE_FIRST, AUTO))
+        raise unknown_form(form, known_forms)
+    name, colon, variant = form.partition(":")
+    with_nothing_behind = UserError(
+        f"cost form {form!r}: write {name}, nothing behind it"
+    )
+    if name == AUTO and colon:
+        raise with_nothing_behind
+    kinds = {kind.form: kind for kind in METHODS}
     if name not in kinds:
-        checked_form(name, (*SIMPLE_FIRST, AUTO))
+        raise unknown_form(name, known_forms)
     kind = kinds[name]
     fitter, least_sizes = METHODS[kind]
     if colon:
         if kind not in VARIANTS or not variant:
-            raise UserError(f"cost form {form!r}: write {name}, nothing behind it")
+            raise with_nothing_behind
         fitter = VARIANTS[kind](variant)
     return _Method(kind, fitter, least_sizes)
 
@@ -442,27 +451,36 @@ def _checked(sizes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
 def _bootstrap(
     kind: Callable[..., Any], fitter: Fitter, sizes: Floats, seconds: Floats, draws: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield parameters fitted to samples drawn with replacement at each size."""
+    """Yield the parameters that are fitted to each of ``draws`` bootstrap samples.
+
+    A sample has as many rows of each size as were measured. They are drawn with
+    replacement among the rows of this size. ``sizes`` must be sorted.
+    """
     rng = np.random.default_rng(0)
-    distinct, starts, counts = np.unique(sizes, return_index=True, return_counts=True)
-    # Rows are sorted by size, and rows of one size are consecutive. So every size stays
-    # in the sample.
-    start_of_row = np.repeat(starts, counts)
+    distinct, first_rows, counts = np.unique(
+        sizes, return_index=True, return_counts=True
+    )
+    # For each row: the first row of its size, and the number of rows of its size. The
+    # rows of one size are consecutive, because sizes are sorted.
+    first_of_row = np.repeat(first_rows, counts)
     count_of_row = np.repeat(counts, counts)
-    drawn = [start_of_row + rng.integers(0, count_of_row) for _ in range(draws)]
-    if kind in (Table, Chords):
-        # The medians of all samples at once are many times faster.
-        groups = np.split(seconds[np.stack(drawn)], starts[1:], axis=1)
-        medians = np.column_stack([np.median(group, axis=1) for group in groups])
-        for medians_s in medians:
-            yield {"bytes": distinct, "seconds": medians_s}
+    samples = [first_of_row + rng.integers(0, count_of_row) for _ in range(draws)]
+    if kind not in (Table, Chords):
+        for rows in samples:
+            yield fitter(sizes, seconds[rows])
         return
-    for rows in drawn:
-        yield fitter(sizes, seconds[rows])
+
+    # Tables are the medians of each size. To compute those of all samples at once is
+    # many times faster. The times have the shape (draws, rows), and are split into one
+    # group of columns for each size.
+    sampled_s = seconds[np.stack(samples)]
+    groups = np.split(sampled_s, first_rows[1:], axis=1)
+    medians = np.column_stack([np.median(group, axis=1) for group in groups])
+    for medians_s in medians:
+        yield {"bytes": distinct, "seconds": medians_s}
 
 
-# -- errors at held-out sizes
-# ----------------------------------------------------------------------
+# -- errors at held-out sizes ------------------------------------------------------
 
 
 class HeldOutErrors(NamedTuple):
@@ -515,20 +533,25 @@ def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutE
     sizes, seconds = _checked(sizes, seconds)
     least_sizes = _method(AlphaBeta.form if form == AUTO else form).least_sizes
     distinct = np.unique(sizes)
-    inner = distinct[1:-1]
+    # Neither the smallest size nor the largest one is held out.
+    candidates = distinct[1:-1]
     if distinct.size <= max(least_sizes, 2):
-        inner = inner[:0]
-    spread = np.linspace(0, inner.size - 1, min(inner.size, MOST_LEFT_OUT))
+        candidates = np.empty(0)
+    # At most MOST_LEFT_OUT of the candidates, evenly spaced from first to last.
+    spaced = np.linspace(0, candidates.size - 1, min(candidates.size, MOST_LEFT_OUT))
     rows = []
-    for size in inner[spread.round().astype(int)].tolist():
-        kept = sizes != size
+    for size in candidates[spaced.round().astype(int)].tolist():
+        is_held_out = sizes == size
         try:
-            cost = fit(form, sizes[kept], seconds[kept], draws=0).cost
+            others = fit(form, sizes[~is_held_out], seconds[~is_held_out], draws=0)
         except UserError:
             continue  # the form needs this size
-        predicted_s = cost(size)
-        rows.append((size, predicted_s / np.median(seconds[~kept]) - 1, predicted_s))
-    return HeldOutErrors(*np.array(rows).reshape(-1, 3).T)
+        predicted_s = others.cost(size)
+        error = predicted_s / np.median(seconds[is_held_out]) - 1
+        rows.append((size, error, predicted_s))
+    # One column for each field. Without rows the columns are empty.
+    held_out, errors, predictions_s = np.array(rows).reshape(-1, 3).T
+    return HeldOutErrors(held_out, errors, predictions_s)
 
 
 def errors_by_form(
@@ -571,6 +594,7 @@ def chosen_because(every: Mapping[str, HeldOutErrors]) -> tuple[str, str]:
     if AlphaBeta.form not in every:
         return AlphaBeta.form, "too few sizes to leave one out and compare forms"
     medians = {form: errors.median for form, errors in every.items()}
+    # The error of a form as it counts in the comparison (see COUNTS).
     counted = {
         form: COUNTS * median if form in THROUGH_ALL else median
         for form, median in medians.items()
@@ -657,14 +681,16 @@ def _error_model(
     predicted_s = np.interp(row_sizes, errors.sizes, errors.predicted_s)
     log_errors = _log_errors(predicted_s, seconds[left_out])
 
-    # Too few sizes to try it: as if the largest error were reached at twice the last
-    # size.
+    # With too few sizes to try the form beyond them, the error is taken to grow so fast
+    # that it reaches the largest known error at twice the last size.
     unknown = float(log_errors.max()) / math.log(2)
     above_first = sizes >= FAR * sizes[0]
     below_last = sizes <= sizes[-1] / FAR
     below = _growth_beyond(form, sizes, seconds, sizes[0], above_first, unknown)
     above = _growth_beyond(form, sizes, seconds, sizes[-1], below_last, unknown)
 
+    # Errors of these forms grow with the gap between the two neighbours of a size, as a
+    # ratio of sizes. A held-out size is never the first or the last, so both exist.
     apart = APART if form in THROUGH_ALL else 0.0
     distinct = np.unique(sizes)
     position = np.searchsorted(distinct, row_sizes)
@@ -681,42 +707,45 @@ def _growth_beyond(
     sizes: Floats,
     seconds: Floats,
     end: float,
-    kept: Any,
+    far_rows: Any,
     unknown: float,
 ) -> float:
     """Return how much the error grows with each factor e beyond the fitted sizes.
 
-    The form is fitted to the rows ``kept``, which lie at least FAR times away, and is
-    asked for the rows at ``end``. ``unknown`` is returned if too few sizes are left.
+    ``end`` is the first or the last size. The form is fitted to the ``far_rows``, whose
+    sizes differ from ``end`` by a factor of FAR or more, and predicts the rows at
+    ``end``. ``unknown`` is returned if too few sizes are left.
     """
     try:
-        cost = fit(form, sizes[kept], seconds[kept], draws=0).cost
+        cost = fit(form, sizes[far_rows], seconds[far_rows], draws=0).cost
     except UserError:
         return unknown
     at_end = sizes == end
     log_errors = _log_errors(cost(sizes[at_end]), seconds[at_end])
-    distance = np.abs(np.log(sizes[kept] / end)).min()
+    distance = np.abs(np.log(sizes[far_rows] / end)).min()
     return float(np.median(log_errors) / distance)
 
 
 def _smoothed(at_bytes: Floats, sizes: Floats, log_errors: Floats) -> Floats:
-    """Return (k,) the error expected near each of ``at_bytes``, from errors at sizes.
+    """Return the error expected near each of the k sizes ``at_bytes``, shape (k,).
 
-    An error counts less the farther away it is, so that a range of sizes where the form
-    does badly widens all others by the share ALIKE only. Errors are averaged as
+    The expected error is a weighted mean of the ``log_errors`` at ``sizes``. An error
+    counts less the farther away it is, so that a range of sizes where the form does
+    badly widens all others by the share ALIKE only. Errors are averaged as
     logarithms, which single large ones hardly move.
     """
     logs = np.log(np.maximum(log_errors, LEAST_ERROR))
     at = np.log(at_bytes)
-    step = (at[-1] - at[0]) / (at.size - 1)
-    weight = np.exp(-NEAR * np.abs(at[:, None] - np.log(sizes)) / step)
+    mean_step = (at[-1] - at[0]) / (at.size - 1)
+    # One row for each of ``at_bytes``, one column for each error.
+    weight = np.exp(-NEAR * np.abs(at[:, None] - np.log(sizes)) / mean_step)
     here = np.exp(weight @ logs / weight.sum(axis=1))
     everywhere = np.exp(logs.mean())
     return np.asarray(MEAN * ((1 - ALIKE) * here + ALIKE * everywhere))
 
 
 def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:
-    """Return (n,) the absolute logarithm of measured over predicted times.
+    """Return the absolute logarithms of measured over predicted times, shape (n,).
 
     A cost can be zero or below where it extrapolates. It counts as a thousandth of the
     measured time.

@@ -77,6 +77,8 @@ class Groups(NamedTuple):
         Selecting and sending change places: what is selected counts from the first
         group to k, and what is sent counts from group k to the last.
         """
+        # An element [last, first] is the group from tensor `first` to tensor `last`. In
+        # reversed order its last tensor is its first one, hence the transposition.
         ready_s, selecting_s, sending_s = (
             np.ascontiguousarray(times_s.T[::-1, ::-1]) for times_s in self
         )
@@ -153,10 +155,14 @@ class Front(NamedTuple):
         Two neighbours are as far apart as they differ in the coordinate in which they
         differ less.
         """
+        # Along the front, selected_s rises and arrived_s falls, so both differences
+        # between neighbours are positive.
         steps_s = np.minimum(
             self.selected_s[1:] - self.selected_s[:-1],
             self.arrived_s[:-1] - self.arrived_s[1:],
         )
+        # The front is cut into ``most`` runs of equal length along_s. A point that lies
+        # in another run than the point before it begins a run.
         along_s = steps_s.cumsum()
         run = np.minimum(along_s * (most / along_s[-1]), most - 1).astype(int)
         begins = np.empty(len(self.selected_s), bool)
@@ -250,6 +256,7 @@ def _passes() -> Iterator[_Pass]:
 def _mirrored_ends(ends: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ends of a plan whose tensors are read from the last to the first."""
     n = ends[-1]
+    # The last end is the end of the network, and is no cut between two groups.
     cuts = [n - end for end in reversed(ends[:-1])]
     return (*cuts, n)
 
@@ -358,6 +365,8 @@ def _fronts(
             begins = front.runs(step.most)
             kept = kept[_smallest_of_each(ends_s[in_time], begins)]
             if step.bounds:
+                # A run is replaced by its corner: the least selected_s, which its first
+                # point has, and the least arrived_s, which its last point has.
                 lasts = np.append(begins[1:], len(front.selected_s)) - 1
                 front = Front(front.selected_s[begins], front.arrived_s[lasts])
             else:
@@ -420,13 +429,15 @@ def _useful(
     suffixes: Sequence[Front],
     limit_s: float,
 ) -> NDArray[np.bool_]:
-    """Return (n, n) whether a plan with this group may end by ``limit_s``.
+    """Return whether a plan with each group may end by ``limit_s``, shape (n, n).
 
-    A prefix and a suffix are represented by the corners of their fronts.
+    Element [last, first] is the group from tensor `first` to tensor `last`. A prefix and
+    a suffix are represented by the corners of their fronts.
     """
     n = len(suffixes) - 1
     before = np.array([front.corner for front in prefixes[:n]])
-    # After the group that ends with tensor `last`, n - last - 1 tensors are left.
+    # After the group that ends with tensor `last`, n - last - 1 tensors are left. So the
+    # corners of suffixes are reversed to be in the order of `last`.
     after = np.array([front.corner for front in suffixes[:n]])[::-1]
     selected_s = before[:, 0] + groups.selecting_s
     start_s = np.maximum(before[:, 1], groups.ready_s + selected_s)

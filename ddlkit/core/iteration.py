@@ -30,7 +30,7 @@ from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.timeline import Timeline
+from ddlkit.core.timeline import NO_GROUP, Timeline
 from ddlkit.core.units import MOST
 from ddlkit.core.workload import Floats, Ints, Workload
 
@@ -204,6 +204,7 @@ class Iteration:
             parts = self.link.parts(self.cost, self.group_bytes)
             return self.link.play(may_start_s, parts)
         ends_s = group_ends(may_start_s, self.communication_s)
+        # The link is free for a message when the message before it has ended.
         link_free_s = np.append(0.0, ends_s[:-1])
         # The cumulative sums of `group_ends` round. Without this maximum a message could start a
         # rounding error before it is ready.
@@ -290,10 +291,7 @@ class Iteration:
         UserError
             If messages share a link or are copied. No graph of tasks can express that.
         """
-        if not self.link.plain or self._copies or self.leave_s is not None:
-            raise UserError(
-                "graph of an iteration: one message after the other only, no copies"
-            )
+        self.refuse_if_not_a_graph()
         workload = self.workload
         edges = [("start", "forward", 0.0), ("forward", "b0", workload.forward_s)]
         for i in range(workload.n - 1):
@@ -320,8 +318,32 @@ class Iteration:
             )
         return costs_s
 
+    def refuse_if_not_a_graph(self) -> None:
+        """Raise an error if the iteration cannot be expressed as a graph of tasks.
+
+        Raises
+        ------
+        UserError
+            If messages share a link or are copied, or if they start at times of their own.
+        """
+        if not self.link.plain or self._copies or self.leave_s is not None:
+            raise UserError(
+                "graph of an iteration: one message after the other only, no copies"
+            )
+
     def _copied_out_s(self, ends_s: Floats) -> Floats:
-        """Return (...) when the last message has been copied out, for messages that end at (..., G)."""
+        """Return when the last message has been copied out of its bucket, in seconds.
+
+        Parameters
+        ----------
+        ends_s : ndarray, shape (..., G)
+            When each message ends, in seconds. Leading axes are scenarios.
+
+        Returns
+        -------
+        ndarray
+            One value for each scenario, or a scalar array without scenarios.
+        """
         if not self.copy_s_per_byte:
             return np.asarray(ends_s.max(axis=-1))
         copies_s = np.broadcast_to(
@@ -332,11 +354,11 @@ class Iteration:
         return np.asarray(group_ends(ends_s, copies_s)[..., -1])
 
     def _spans(self) -> Iterator[tuple[object, ...]]:
-        """Yield spans as (task, kind, stream, start_s, end_s, group, bytes), with group -1 for none."""
+        """Yield spans as (task, kind, stream, start_s, end_s, group, bytes)."""
         workload = self.workload
         starts_s, ends_s = self.played_s
 
-        yield "forward", "forward", "compute", 0.0, workload.forward_s, -1, 0
+        yield "forward", "forward", "compute", 0.0, workload.forward_s, NO_GROUP, 0
 
         backward_ends_s = self.tensor_ready_s
         if self.link.slows:
@@ -361,7 +383,7 @@ class Iteration:
         if workload.update_s:
             begin_s = float(self._copied_out_s(ends_s))
             end_s = begin_s + workload.update_s
-            yield "update", "update", "compute", begin_s, end_s, -1, 0
+            yield "update", "update", "compute", begin_s, end_s, NO_GROUP, 0
 
 
 def predict(

@@ -180,7 +180,8 @@ class Link:
         UserError
             If several messages may be in flight, and a time is not finite.
         """
-        columns = np.broadcast_arrays(
+        # The times and slowdowns of every message, each of shape (..., G).
+        inputs = np.broadcast_arrays(
             np.asarray(ready_s, dtype=float),
             parts.software_s,
             parts.wire_s,
@@ -188,18 +189,25 @@ class Link:
             self.message_slowdown,
         )
         if self.in_flight == 1:
-            at_s, software_s, wire_s, slowdown, message_slowdown = columns
+            would_be_ready_s, software_s, wire_s, slowdown, message_slowdown = inputs
             return one_by_one(
-                at_s, software_s, wire_s, self.burst_s, slowdown, message_slowdown
+                would_be_ready_s,
+                software_s,
+                wire_s,
+                self.burst_s,
+                slowdown=slowdown,
+                message_slowdown=message_slowdown,
             )
         # Without this check no next event would be found, and the loop would not end.
-        if not all(np.isfinite(column).all() for column in columns):
+        if not all(np.isfinite(values).all() for values in inputs):
             raise UserError("messages on a link: every time must be finite")
-        starts_s = np.empty(columns[0].shape)
-        ends_s = np.empty(columns[0].shape)
+        starts_s = np.empty(inputs[0].shape)
+        ends_s = np.empty(inputs[0].shape)
+        # The index of a scenario covers all axes but the last one, of messages.
         for scenario in np.ndindex(ends_s.shape[:-1]):
-            messages = [column[scenario].tolist() for column in columns]
-            starts_s[scenario], ends_s[scenario] = _Simulation(self, *messages).run()
+            of_scenario = [values[scenario].tolist() for values in inputs]
+            simulation = _Simulation(self, *of_scenario)
+            starts_s[scenario], ends_s[scenario] = simulation.run()
         return starts_s, ends_s
 
     def computed_s(self, work_s: Floats, starts_s: Floats, ends_s: Floats) -> Floats:
@@ -217,11 +225,13 @@ class Link:
         ndarray, shape (n,)
             In seconds.
         """
-        # The pace of compute changes only where a message starts or ends.
+        # The pace of compute changes only at a knot, where a message starts or ends.
         knots_s = np.unique(np.concatenate([[0.0], starts_s, ends_s]))
         under_way = (starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)
         slowdown = np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
         pace = 1 / (1 + slowdown)
+        # How much has been computed at each knot. The pace of a knot holds until the
+        # next one, so the last pace has no end.
         done_s = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(knots_s))])
         knot = np.searchsorted(done_s, work_s, side="right") - 1
         return np.asarray(knots_s[knot] + (work_s - done_s[knot]) / pace[knot])
@@ -282,6 +292,7 @@ class _Simulation:
     def _end_finished(self) -> None:
         wire_left_s = self.wire_left_s
         software_left_s = self.software_left_s
+        # A message has ended if neither its bytes nor its software needs more time.
         finished = [k for k in wire_left_s if wire_left_s[k] == software_left_s[k] == 0]
         for k in finished:
             self.ends_s[k] = self.now_s
@@ -315,26 +326,26 @@ class _Simulation:
         if slowed_by_compute:
             compute_left_s = self.all_computed_s - self.computed_s
             until_computed_s = compute_left_s * compute_factor
-        passed_s = min([*until_s, until_computed_s, until_ready_s])
-        if math.isinf(passed_s):
+        step_s = min([*until_s, until_computed_s, until_ready_s])
+        if math.isinf(step_s):
             return  # the last message has just ended
 
         # A link saves tokens only while it rests.
         if not any(self.wire_left_s.values()):
-            self.tokens_s = min(self.link.burst_s, self.tokens_s + passed_s)
+            self.tokens_s = min(self.link.burst_s, self.tokens_s + step_s)
         for left_s, k, factor in needs:
-            if left_s[k] * factor > passed_s:
-                left_s[k] -= passed_s / factor
+            if left_s[k] * factor > step_s:
+                left_s[k] -= step_s / factor
             else:
                 left_s[k] = 0.0
-        self.now_s += passed_s
+        self.now_s += step_s
         # At an event its own time is taken. A sum could miss it by a rounding error.
-        if until_computed_s <= passed_s:
+        if until_computed_s <= step_s:
             self.computed_s = self.all_computed_s
-        elif until_ready_s <= passed_s:
+        elif until_ready_s <= step_s:
             self.computed_s = self.ready_s[self.admitted]
         else:
-            self.computed_s += passed_s / compute_factor
+            self.computed_s += step_s / compute_factor
 
     def _needs(
         self, slowed_by_compute: bool
@@ -384,7 +395,8 @@ def one_by_one(
     software_s, wire_s : ndarray, shape (..., G)
         The processor time and the link time of each message, in seconds.
     burst_s, slowdown, message_slowdown : optional
-        As of `Link`. Slowdowns are of shape (), (G,) or (..., G).
+        As the attributes of `Link`. A slowdown is one value, or an array of shape (G,)
+        or (..., G).
 
     Returns
     -------
@@ -408,6 +420,7 @@ def one_by_one(
         compute_left_s = np.maximum(0.0, all_computed_s - (start_s - late_s))
         slowdowns = (compute_slowdown[..., k], slowdown_by_compute[..., k])
 
+        # While the link rested, it saved up tokens. They let bytes through at once.
         tokens_s = np.minimum(burst_s, tokens_s + start_s - free_s)
         on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
         if burst_s:
@@ -422,8 +435,8 @@ def one_by_one(
         tokens_s = np.minimum(burst_s, tokens_s + took_s - wire_s[..., k] - longer_s)
 
         if slows_compute:
-            # What is computed beside the message is late by the share that it takes
-            # longer.
+            # What is computed while the message is under way takes longer by the
+            # factor of the slowdown, and all later compute is late by as much.
             factor = compute_slowdown[..., k]
             overlap_s = np.minimum(compute_left_s, took_s / (1 + factor))
             late_s = late_s + factor * overlap_s
@@ -440,19 +453,21 @@ def _overlapped_s(
 
     Parameters
     ----------
-    alone_s : ndarray, shape (...)
+    alone_s : ndarray, one value for each scenario
         The time of the message while nothing is computed, in seconds.
-    compute_left_s : ndarray, shape (...)
+    compute_left_s : ndarray, one value for each scenario
         How much is still to be computed, in seconds without messages.
-    slowdown, message_slowdown : ndarray, shape (...)
+    slowdown, message_slowdown : ndarray, one value for each scenario
         How much longer compute takes beside the message, and the message beside
         compute.
 
     Returns
     -------
-    ndarray, shape (...)
+    ndarray, one value for each scenario
         In seconds.
     """
+    # Until compute ends, for both_s at most, the message advances more slowly. What is
+    # left of the message then takes as long as it does alone.
     both_s = compute_left_s * (1 + slowdown)
     alone_after_s = np.maximum(0.0, alone_s - both_s / (1 + message_slowdown))
     overlap_s = np.minimum(alone_s * (1 + message_slowdown), both_s)

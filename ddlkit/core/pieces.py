@@ -128,7 +128,11 @@ def grouped(sizes: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
 
 
 def _of_each_group(function: Callable[..., Any], groups: Sequence[Floats]) -> Floats:
-    """Return (k,) a function of each of k groups, as np.median, which takes an axis."""
+    """Return a function such as np.median of each of the k groups, shape (k,).
+
+    The function must take the keyword ``axis``.
+    """
+    # Groups of equal length form one array, on which the function runs once.
     lengths = {group.size for group in groups}
     if len(lengths) == 1:
         return np.asarray(function(np.stack(groups), axis=1))
@@ -151,31 +155,39 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
     Returns
     -------
     ndarray, shape (n + 1, n + 1)
-        The loss of the points from i up to j, without j. Runs that are too short have
-        an infinite loss.
+        At [i, j], the weighted sum of squared errors of the points i to j - 1. Runs
+        that are too short have an infinite loss.
     """
     n = x.size
     losses = np.full((n + 1, n + 1), np.inf)
-    # For each run that begins at i: its weight, its weighted means, and its moments
-    # about these means. Points are added one by one (Welford). Differences of plain
-    # sums would lose the digits of short runs.
+    # Column i describes the run from point i to the newest point: its weight, its
+    # weighted means of x and y, and its second moments xx, xy and yy about these means.
+    # Points are added one by one (Welford), because differences of plain sums would
+    # lose the digits of short runs.
     moments = np.zeros((6, n))
-    for last in range(n):
-        total, mean_x, mean_y, xx, xy, yy = moments[:, : last + 1]
-        new_total = total + weight[last]
-        off_x = x[last] - mean_x
-        off_y = y[last] - mean_y
-        moved = weight[last] * total / new_total
-        mean_x += off_x * weight[last] / new_total
-        mean_y += off_y * weight[last] / new_total
-        xx += moved * off_x * off_x
-        xy += moved * off_x * off_y
-        yy += moved * off_y * off_y
-        total[:] = new_total
+    for newest in range(n):
+        # These are views of the runs that have begun. They are changed in place, so
+        # that the next point finds them in ``moments``.
+        run_weight, mean_x, mean_y, xx, xy, yy = moments[:, : newest + 1]
+        new_run_weight = run_weight + weight[newest]
+        off_x = x[newest] - mean_x
+        off_y = y[newest] - mean_y
+        growth = weight[newest] * run_weight / new_run_weight
+        mean_x += off_x * weight[newest] / new_run_weight
+        mean_y += off_y * weight[newest] / new_run_weight
+        xx += growth * off_x * off_x
+        xy += growth * off_x * off_y
+        yy += growth * off_y * off_y
+        run_weight[:] = new_run_weight
+
+        # The best line explains xy^2 / xx of the spread yy. A run of a single x has no
+        # spread in x, and its best line is the mean of y.
         explained = np.divide(xy * xy, xx, out=np.zeros_like(xx), where=xx > 0)
         unexplained = np.maximum(yy - explained, 0.0)
-        n_long_enough = max(0, last + 2 - least)
-        losses[:n_long_enough, last + 1] = unexplained[:n_long_enough]
+        # A run that ends with the newest point has ``least`` points or more if it
+        # begins at point newest + 1 - least or before.
+        n_long_enough = max(0, newest + 2 - least)
+        losses[:n_long_enough, newest + 1] = unexplained[:n_long_enough]
     return losses
 
 
@@ -227,16 +239,17 @@ def best_breaks(
         for design in designs
     ]
 
-    # The least loss of the first sizes by their number, with one piece and then with
-    # one more each time.
-    least = losses[0][0]
+    # least_loss[j] is the least loss of the first j sizes. The first piece begins at
+    # size 0, hence row 0 of its losses. Every further piece may begin at any size i,
+    # and the sizes before i then belong to the pieces before.
+    least_loss = losses[0][0]
     best_starts = []
-    for loss in losses[1:]:
-        total = least[:, None] + loss
+    for loss_of_piece in losses[1:]:
+        total = least_loss[:, None] + loss_of_piece
         best_starts.append(total.argmin(axis=0))
-        least = total.min(axis=0)
+        least_loss = total.min(axis=0)
 
-    # Follow the starts of pieces back from the end.
+    # The last piece ends at the last size. Where it begins, the piece before it ends.
     starts = []
     end = distinct.size
     for best_start in reversed(best_starts):
@@ -269,7 +282,8 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
 
     def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
         # A column of the design is the form with one parameter 1 and all others 0.
-        terms: list[Any] = [kind(*unit) for unit in np.eye(len(names)).tolist()]
+        unit_vectors = np.eye(len(names)).tolist()
+        terms: list[Any] = [kind(*unit_vector) for unit_vector in unit_vectors]
         design = np.column_stack([term(sizes) for term in terms])
         return dict(zip(names, least_squares(design, seconds).tolist(), strict=True))
 
@@ -297,18 +311,24 @@ def _line(way: str) -> Fitter:
             points, groups = grouped(sizes, seconds)
             times_s = _of_each_group(np.median, groups)
         if way == "ends":
+            # The first and the last point are the smallest and the largest size.
             points = points[[0, -1]]
             times_s = times_s[[0, -1]]
-        second = np.ones_like(times_s)
-        alpha_s, beta = least_squares(straight(points), times_s, second).tolist()
+        # A unit of one second for every row makes the errors count in seconds.
+        one_second = np.ones_like(times_s)
+        alpha_s, beta = least_squares(straight(points), times_s, one_second).tolist()
         if alpha_s < 0:
             # In seconds the largest messages decide, and a slight bend there makes the
             # start-up negative. The line is then laid through the origin.
             alpha_s = 0.0
-            (beta,) = least_squares(points[:, None], times_s, second).tolist()
+            (beta,) = least_squares(points[:, None], times_s, one_second).tolist()
         return {"alpha_s": alpha_s, "beta_s_per_byte": beta}
 
     return fitter
+
+
+# A straight line has the columns constant and size. The parameters of osf Eq 18 begin
+# with the slope of each piece, so its designs have the two columns exchanged.
 
 
 def _log2_slope_first(sizes: Floats) -> Floats:

@@ -94,6 +94,7 @@ class FusionPlan:
     @property
     def starts(self) -> tuple[int, ...]:
         """Return the first gradient of each group."""
+        # A group begins where the group before it ends.
         return (0, *self.ends[:-1])
 
     @property
@@ -312,10 +313,12 @@ def _with_a_change(
 
     With a shift of 0 the cut is added if the plan does not have it, and else removed.
     """
+    # The last end is the end of the network, and is no cut between two groups.
     n = ends[-1]
     cuts = set(ends[:-1])
     if shift == 0:
-        return (*sorted(cuts ^ {cut}), n)
+        added_or_removed = cuts ^ {cut}
+        return (*sorted(added_or_removed), n)
     moved = cut + shift
     if cut not in cuts or not 0 < moved < n:
         return None
@@ -592,11 +595,13 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
 @planner("cuts", examples=("cuts:3,40",))
 def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Return the plan whose groups end after the given numbers of tensors."""
     if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
         raise UserError(
             f"plan {shown(f'cuts:{text}')}: must be whole numbers, as in cuts:3,40"
         )
     ends = [int(number) for number in re.split("[,;:]", text)]
+    # The last group ends with the last tensor, which the user need not write.
     if ends[-1] != workload.n:
         ends.append(workload.n)
     return FusionPlan(f"cuts:{text}", tuple(ends))

@@ -83,11 +83,12 @@ class Shared:
 
 
 class _States(NamedTuple):
-    """The states in which the messages of a prefix of the gradients can leave an iteration, arrays (m,).
+    """The states of an iteration after all messages of a prefix of the gradients, arrays (m,).
 
-    ``end_s`` is when the last message has arrived, ``work_s`` how far compute has come by then. The other
-    columns say how a state was reached: the prefix before the last message (``first``), the state of that
-    prefix (``state``), and the resources of the last message (``choice``).
+    ``end_s`` is when the last message has arrived, and ``work_s`` is how far compute has come by then.
+    The other columns say how a state was reached. ``first`` is the first gradient of the last message,
+    ``state`` is the index of the state before that message, and ``choice`` is the index of the resources
+    that the message has.
     """
 
     end_s: Floats
@@ -126,6 +127,7 @@ def jointly(
     n = workload.n
     ready_s = workload.ready_s
     bytes_before = np.concatenate([[0], np.cumsum(workload.bytes)])
+    # Without a plan, a message may end after any gradient.
     ends = plan.ends if plan is not None else tuple(range(1, n + 1))
     starts = (0, *ends[:-1])
     nothing = np.zeros(1, np.int64)
@@ -139,9 +141,11 @@ def jointly(
         reached = _with_one_more_message(
             before, ready_s[end - 1], ready_s[-1], costs_s, choices
         )
-        kept = undominated(reached.end_s, -reached.work_s)
-        spread = np.linspace(0, len(kept) - 1, min(MOST_STATES, len(kept)))
-        kept = kept[spread.astype(int)]
+        # An early end and much computed work are good, hence the sign.
+        front = undominated(reached.end_s, -reached.work_s)
+        # At most MOST_STATES of the front, evenly spaced from its first to its last.
+        spaced = np.linspace(0, len(front) - 1, min(MOST_STATES, len(front)))
+        kept = front[spaced.astype(int)]
         states[end] = _States._make(column[kept] for column in reached)
 
     # Follow the states back from the shortest one.
@@ -207,13 +211,14 @@ def _with_one_more_message(
     took_s = beside_compute_s + after_compute_s
     done_s = np.where(took_s >= left_s, last_ready_s, work_s + took_s / compute_factor)
 
-    columns = (
-        start_s + took_s,
-        done_s,
-        np.repeat([*before], counts),
-        np.concatenate([np.arange(count) for count in counts]),
-        np.arange(len(choices))[:, None],
+    # One row for each choice of resources, one column for each state of ``before``.
+    columns = _States(
+        end_s=start_s + took_s,
+        work_s=done_s,
+        first=np.repeat([*before], counts),
+        state=np.concatenate([np.arange(count) for count in counts]),
+        choice=np.arange(len(choices))[:, None],
     )
-    return _States(
-        *(np.broadcast_to(column, took_s.shape).ravel() for column in columns)
+    return _States._make(
+        np.broadcast_to(column, took_s.shape).ravel() for column in columns
     )

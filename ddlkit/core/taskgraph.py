@@ -39,6 +39,15 @@ Bools = NDArray[np.bool_]
 COMPUTE_KINDS = ("decode", "forward", "backward", "update")
 """The kinds of tasks that compute. All others communicate (dag IV-A)."""
 
+ALL_RANKS = -1
+"""The rank of a task that all ranks do together, such as a message."""
+
+NO_LAYER = -1
+"""The layer of a task that belongs to no layer, such as a read."""
+
+NO_ITERATION = -1
+"""The iteration of a task in a graph without iterations."""
+
 
 # -- graphs ----------------------------------------------------------------------------
 
@@ -52,17 +61,20 @@ class TaskGraph:
     resources : tuple of str
         The names of the resources.
     kind : ndarray, shape (n,)
-        The place of each task's kind in `ddlkit.core.timeline.KINDS`.
+        The index of each task's kind in `ddlkit.core.timeline.KINDS`.
     resource : ndarray, shape (n,)
-        The place of each task's resource in ``resources``.
+        The index of each task's resource in ``resources``.
     duration_s : ndarray, shape (n,)
         Seconds that each task takes.
     rank : ndarray, shape (n,)
-        The rank of each task, counted from 0; -1 if the task belongs to all ranks.
+        The rank of each task, counted from 0; ALL_RANKS if all ranks do the task
+        together.
     layer : ndarray, shape (n,)
-        The layer of each task, counted from 1; -1 if the task belongs to no layer.
+        The layer of each task, counted from 1; NO_LAYER if the task belongs to no
+        layer.
     iteration : ndarray, shape (n,)
-        The iteration of each task, counted from 0; -1 if the graph has no iterations.
+        The iteration of each task, counted from 0; NO_ITERATION if the graph has no
+        iterations.
     edges : ndarray, shape (m, 2)
         Pairs of tasks, the first before the second.
 
@@ -92,7 +104,7 @@ class TaskGraph:
     def _refuse(self, task: int) -> None:
         """Raise UserError that names a task and its duration."""
         what = KINDS[self.kind[task]]
-        if self.rank[task] >= 0:
+        if self.rank[task] != ALL_RANKS:
             what += f" on rank {self.rank[task]}"
         raise UserError(
             f"task T{task} ({what}) has a duration of {self.duration_s[task]:g} s: "
@@ -133,15 +145,16 @@ class TaskGraph:
         seconds = np.asarray(duration_s, float)
         n = seconds.size
         numbers = np.arange(n) if resource is None else np.array(resource)
-        unknown = np.full(n, -1)
+        # Resources are counted from 0. A graph without tasks has none.
+        n_resources = numbers.max(initial=-1) + 1
         return cls(
-            resources=tuple(f"gpu {i}" for i in range(numbers.max(initial=-1) + 1)),
+            resources=tuple(f"gpu {i}" for i in range(n_resources)),
             kind=np.full(n, KINDS.index("forward")),
             resource=numbers,
             duration_s=seconds,
-            rank=unknown,
-            layer=unknown,
-            iteration=unknown,
+            rank=np.full(n, ALL_RANKS),
+            layer=np.full(n, NO_LAYER),
+            iteration=np.full(n, NO_ITERATION),
             edges=np.array(edges, np.int64).reshape(-1, 2),
         )
 
@@ -171,6 +184,8 @@ class TaskGraph:
 
         The longest path does not grow if one task is late by its slack.
         """
+        # With every edge reversed, the longest path to a task is the longest path from
+        # the end of this task to the end of the graph.
         backwards = self.edges[:, ::-1]
         after_s = _longest_paths(self.duration_s, backwards)
         slack = self.longest_path_s - after_s - self.duration_s - self.earliest_s
@@ -209,8 +224,8 @@ def _followers(edges: Ints, n: int) -> tuple[Ints, Ints]:
     Returns
     -------
     first : ndarray, shape (n + 1,)
-        Places in ``followers``: task i is followed by those from first[i] to first[i +
-        1].
+        Indices into ``followers``: the tasks followers[first[i] : first[i + 1]] follow
+        task i.
     followers : ndarray, shape (m,)
         Tasks.
     """
@@ -328,11 +343,13 @@ class Schedule:
         The longest path of this graph is the duration of the schedule.
         """
         resource = self.graph.resource[self.order]
-        grouped = np.argsort(resource, kind="stable")
-        tasks = self.order[grouped]
-        successive = np.column_stack([tasks[:-1], tasks[1:]])
-        on_one_resource = resource[grouped][:-1] == resource[grouped][1:]
-        edges = np.concatenate([self.graph.edges, successive[on_one_resource]])
+        # All tasks of one resource come together, in the order in which they begin.
+        by_resource = np.argsort(resource, kind="stable")
+        tasks = self.order[by_resource]
+        resource = resource[by_resource]
+        neighbours = np.column_stack([tasks[:-1], tasks[1:]])
+        on_one_resource = resource[:-1] == resource[1:]
+        edges = np.concatenate([self.graph.edges, neighbours[on_one_resource]])
         return replace(self.graph, edges=edges)
 
     @cached_property
@@ -344,6 +361,7 @@ class Schedule:
         """
         if not self.graph.n:
             return ()
+        # What follows a task when every edge is reversed are the tasks it waits for.
         backwards = self.bound.edges[:, ::-1]
         first, predecessors = _followers(backwards, self.graph.n)
         task = int(np.argmax(self.end_s))
@@ -367,11 +385,11 @@ class Schedule:
             because communication is not yet or no longer hidden there.
         """
         graph = self.graph
-        last = len(self.iteration_ends_s) - 1
-        if last > 1:
-            counted = range(1, last)
+        n_iterations = len(self.iteration_ends_s)
+        if n_iterations >= 3:
+            counted = range(1, n_iterations - 1)
         else:
-            counted = range(-1, last + 1)
+            counted = range(NO_ITERATION, n_iterations)
         seconds: dict[str, float] = {}
         for task in self.critical_path:
             if graph.iteration[task] in counted:
@@ -481,26 +499,30 @@ class Gpus:
         names : tuple of str
             The names of all resources.
         used : dict of str to ndarray, shape (R,) or (1,)
-            By class of resource, the number of the one that each of the R ranks uses,
-            or of the only one ("link" and "all").
+            By class of resource, the index in ``names`` of the resource that each of
+            the R ranks uses. The classes "link" and "all" have a single resource, which
+            all ranks use together.
         """
         ranks = np.arange(self.n)
         machine = ranks // self.per_machine
-        places = {"disk": np.zeros_like(machine) if self.shared_disk else machine}
+        # By class of resource, which one of this class each rank uses, from 0.
+        disk = np.zeros_like(machine) if self.shared_disk else machine
+        number_of_rank = {"disk": disk}
         if self.decoding == "machine":
-            places["cpu"] = machine
+            number_of_rank["cpu"] = machine
         elif self.decoding != "trains":
-            places["cpu"] = ranks
-        places["copy"] = ranks
-        places["gpu"] = ranks
+            number_of_rank["cpu"] = ranks
+        number_of_rank["copy"] = ranks
+        number_of_rank["gpu"] = ranks
 
         names: list[str] = []
         used: dict[str, Ints] = {}
-        for kind, place in places.items():
-            used[kind] = len(names) + place
-            names += [f"{kind} {number}" for number in range(place.max() + 1)]
+        for kind, numbers in number_of_rank.items():
+            used[kind] = len(names) + numbers
+            names += [f"{kind} {number}" for number in range(numbers.max() + 1)]
         if self.shared_disk:
             names[0] = "disk all"
+        # The core that trains has the role of the GPU, and decodes, too.
         if self.decoding == "trains":
             used["cpu"] = used["gpu"]
         for kind, name in (("link", "link"), ("all", "gpu all")):
@@ -568,7 +590,9 @@ def s_sgd(
     one = _one_iteration(times, strategy, ends, resource_of, decode_s)
 
     # Tasks of iteration i have the numbers of the first iteration plus i * n. Edges
-    # have the shape (iterations, edges, 2) until they are joined.
+    # have the shape (iterations, edges, 2) until they are joined. The second task of an
+    # edge to a later iteration has its number there. The last iterations lack such
+    # edges, because there is no iteration to which these would lead.
     n = len(one.tasks)
     offsets = n * np.arange(iterations)[:, None, None]
     within = one.within + offsets
@@ -595,7 +619,8 @@ class _OneIteration(NamedTuple):
 
     ``tasks`` (n, 5) has the columns kind, resource, seconds, rank and layer. ``within``
     are edges within the iteration. ``to_next`` lead from a task to a task of the next
-    iteration. ``to_fetch`` lead to reads of the iteration that is fetched ahead.
+    iteration. ``to_fetch`` lead from the update to the reads of the iteration whose
+    batch is fetched then. Both tasks of every edge are numbered as in this iteration.
     """
 
     tasks: Floats
@@ -606,31 +631,56 @@ class _OneIteration(NamedTuple):
 
 @dataclass
 class _Tasks:
-    """Tasks of an iteration that are added one kind after the other."""
+    """Tasks of an iteration that are added one kind after the other.
+
+    ``resource_of`` has the index of the resource of each rank, by class of resource, as
+    `Gpus.resources` returns them.
+    """
 
     resource_of: Mapping[str, Ints]
     rows: list[tuple[float, ...]] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
 
     def add_for_each_rank(
-        self, kind: str, resource: str, seconds: float, layer: int, after: Sequence[int]
+        self,
+        kind: str,
+        resource: str,
+        seconds: float,
+        *,
+        after: Sequence[int],
+        layer: int = NO_LAYER,
     ) -> range:
-        """Add a task for each rank, after the rank's own task of ``after``, if any."""
+        """Add a task for each rank, and return the numbers of these tasks by rank.
+
+        ``after`` has the task of each rank after which its new task begins. It is empty
+        if the new tasks wait for nothing.
+        """
         first = len(self.rows)
         code = KINDS.index(kind)
-        for rank, number in enumerate(self.resource_of[resource]):
-            self.rows.append((code, number, seconds, rank, layer))
+        for rank, used in enumerate(self.resource_of[resource]):
+            self.rows.append((code, used, seconds, rank, layer))
         tasks = range(first, len(self.rows))
         self.edges.extend(zip(after, tasks, strict=False))
         return tasks
 
     def add_for_all(
-        self, kind: str, resource: str, seconds: float, layer: int, after: Iterable[int]
+        self,
+        kind: str,
+        resource: str,
+        seconds: float,
+        *,
+        after: Iterable[int],
+        layer: int = NO_LAYER,
     ) -> int:
-        """Add a task of all ranks together, after all tasks of ``after``."""
+        """Add one task that all ranks do together, and return its number.
+
+        The task begins after all tasks of ``after``.
+        """
         task = len(self.rows)
-        number = self.resource_of[resource][0]
-        self.rows.append((KINDS.index(kind), number, seconds, -1, layer))
+        code = KINDS.index(kind)
+        # Resources of this kind, a link for example, are the only ones of their class.
+        (used,) = self.resource_of[resource]
+        self.rows.append((code, used, seconds, ALL_RANKS, layer))
         self.edges.extend((before, task) for before in after)
         return task
 
@@ -642,37 +692,55 @@ def _one_iteration(
     resource_of: Mapping[str, Ints],
     decode_s: float,
 ) -> _OneIteration:
-    """Return the tasks and edges of one iteration, and its edges to later ones."""
+    """Return the tasks and edges of one iteration, and its edges to later ones.
+
+    ``ends`` has the number of gradients that are ready when each message is complete,
+    as `FusionPlan.ends` does.
+    """
     tasks = _Tasks(resource_of)
     n_layers = len(times.backward_s)
 
-    io = tasks.add_for_each_rank("io", "disk", times.io_s, -1, after=())
+    # -- input: each of these is the range of the ranks' tasks
+    io = tasks.add_for_each_rank("io", "disk", times.io_s, after=())
     fetched = io
     if decode_s:
-        fetched = tasks.add_for_each_rank("decode", "cpu", decode_s, -1, after=io)
-    h2d = tasks.add_for_each_rank("h2d", "copy", times.h2d_s, -1, after=fetched)
+        fetched = tasks.add_for_each_rank("decode", "cpu", decode_s, after=io)
+    h2d = tasks.add_for_each_rank("h2d", "copy", times.h2d_s, after=fetched)
 
+    # -- compute: each task follows the one before it on the same rank
     computed = h2d
     forward = []
     for k in range(n_layers):
         seconds = times.forward_s[k]
-        computed = tasks.add_for_each_rank("forward", "gpu", seconds, k + 1, computed)
+        computed = tasks.add_for_each_rank(
+            "forward", "gpu", seconds, after=computed, layer=k + 1
+        )
         forward.append(computed)
     # In ready order: the gradient of the last layer comes first.
     backward = []
     for k in reversed(range(n_layers)):
         seconds = times.backward_s[k]
-        computed = tasks.add_for_each_rank("backward", "gpu", seconds, k + 1, computed)
+        computed = tasks.add_for_each_rank(
+            "backward", "gpu", seconds, after=computed, layer=k + 1
+        )
         backward.append(computed)
 
-    update = len(tasks.rows) + len(ends)
+    # -- communication: the times list the message that is sent first as the last one
+    messages = []
     for end, seconds in zip(ends, times.communication_s[::-1], strict=True):
-        ready = backward[end - 1] if strategy.sends_during_backward else backward[-1]
-        layer = n_layers - end + 1
-        message = tasks.add_for_all("all_reduce", "link", seconds, layer, after=ready)
-        tasks.edges.append((message, update))
-    tasks.add_for_all("update", "all", times.update_s, -1, after=())
+        last_computed = end if strategy.sends_during_backward else n_layers
+        message = tasks.add_for_all(
+            "all_reduce",
+            "link",
+            seconds,
+            after=backward[last_computed - 1],
+            layer=n_layers - end + 1,
+        )
+        messages.append(message)
+    update = tasks.add_for_all("update", "all", times.update_s, after=messages)
 
+    # A disk reads one batch after the other. Whatever the framework does not do ahead
+    # waits for the update of the iteration before.
     to_next = list(zip(io, io, strict=True))
     to_next += [(update, task) for task in forward[0]]
     if not strategy.reads_ahead:
@@ -680,6 +748,7 @@ def _one_iteration(
     if not strategy.copies_ahead:
         to_next += [(update, task) for task in h2d]
     if strategy.one_buffer:
+        # A read overwrites the buffer, so the copy out of the buffer comes first.
         to_next += zip(h2d, io, strict=True)
     to_fetch = []
     if strategy.batches_ahead:
@@ -739,8 +808,10 @@ def of_iteration(
     UserError
         If messages share a link or are copied. No graph of tasks can express that.
     """
-    iteration.edges()  # raises the UserError
+    iteration.refuse_if_not_a_graph()
     times = IterationTimes.of_workload(iteration.workload, iteration.cost, io_s, h2d_s)
+    # An iteration lists its messages in the order of sending, and `IterationTimes` the
+    # other way round, as layers are listed.
     times = replace(
         times, communication_s=iteration.communication_s[::-1], forward_s=forward_s
     )

@@ -38,7 +38,10 @@ _COLUMN_TYPES: dict[str, type] = {
     "end_s": float,
 }
 """The types of columns that are not text."""
-_DEFAULTS = {"rank": 0, "iteration": 0, "bytes": 0, "group": -1}
+NO_GROUP = -1
+"""The group of a span that belongs to no group of gradients."""
+
+_DEFAULTS = {"rank": 0, "iteration": 0, "bytes": 0, "group": NO_GROUP}
 """The values of columns that a row leaves out."""
 
 
@@ -51,15 +54,15 @@ class Timeline:
     task : ndarray of str
         The names of the tasks.
     kind : ndarray of str
-        What each task does, one of KINDS.
+        What each task does: a name in KINDS.
     stream : ndarray of str
         Where each task runs. Tasks of one stream usually do not overlap.
     rank, iteration : ndarray of int
         The rank and the iteration of each span, counted from 0.
     group : ndarray of int
-        The group of gradients, -1 where there is none.
+        The group of gradients, NO_GROUP where there is none.
     origin : ndarray of str
-        Where each span comes from, one of ORIGINS.
+        Where each span comes from: a name in ORIGINS.
     start_s, end_s : ndarray
         Seconds from the start of the iteration.
     bytes : ndarray of int
@@ -122,7 +125,7 @@ class Timeline:
         ----------
         rows : iterable of mapping
             A row for each span, by column. By default rank, iteration and bytes are 0,
-            and the group is -1.
+            and the group is NO_GROUP.
 
         Returns
         -------
@@ -322,5 +325,6 @@ def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:
     # A span begins a new one of the union if it starts after all earlier ones have
     # ended.
     begins = np.concatenate([[True], start_s[1:] > reach_s[:-1]])
+    # A span of the union ends before the next one begins, and the last one ends last.
     ends = np.concatenate([begins[1:], [True]])
     return np.column_stack([start_s[begins], reach_s[ends]])

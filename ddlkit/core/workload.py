@@ -436,6 +436,7 @@ class LayerProfile:
 
     def workload(self) -> Workload:
         """Return the profile in ready order, the exact reverse of forward order."""
+        # Backward computes the last layer first, so its gradient is ready first.
         return Workload(
             forward_s=float(self.forward_s.sum()),
             backward_s=self.backward_s[::-1],

@@ -262,10 +262,11 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     rows, table = read_log(
         read_tables(text, file),
         file,
-        options.collective or "",
-        options.ranks or 0,
-        options.table,
+        collective=options.collective or "",
+        ranks=options.ranks or 0,
+        table=options.table,
     )
+    # 0 stands for an unknown number of ranks.
     if not rows["ranks"].any():
         rows = rows.drop(columns="ranks")
     rows, note = _of_place(rows, options.place, file)
@@ -425,8 +426,13 @@ def _decided_collective(
     wanted: str,
     ranks: int,
 ) -> str:
-    """Return the collective that is wanted, or else the only one that is possible."""
+    """Return the collective that is wanted, or else the only one that is possible.
+
+    Raises UserError if the collective that is wanted is not possible, or if none is
+    wanted and the number of possible ones is not 1.
+    """
     listed = " or ".join(possible)
+    # If a single collective is possible, the list of names is its name.
     collective = wanted or listed
     if collective in possible:
         return collective
@@ -523,6 +529,7 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
 def _check_last_time(sheet: Sheet) -> None:
     """Refuse a table of MPI, which has no last line, if its last time is cut."""
     time = sheet.header.index("time")
+    # The number of decimals in the last two rows, or in the only one.
     decimals = [len(row[time].partition(".")[2]) for row in sheet.rows[-2:]]
     if decimals[-1] < decimals[0]:
         problem = "fewer digits than in the row before: is the log cut?"
@@ -664,6 +671,7 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
 
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
+    # Of several ways to compute algbw, the one that comes closest counts in each row.
     off = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
     # Both are rounded: the time, by which the rate is divided, and algbw itself.
     time_column = sheet.header.index("time")
@@ -681,12 +689,13 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
 
 
 def _half_digit(cell: str) -> float:
-    """Return half of the last digit of a printed number.
+    """Return how far a printed number may be rounded: half a unit of its last digit.
 
-    This is 0.005 of "9.15", and 5e5 of "1.6e+07".
+    This is 0.005 for "9.15", and 5e5 for "1.6e+07".
     """
     number = re.fullmatch(r"\d+\.?(\d*)(?:e([+-]?\d{1,2}))?", cell.lower())
     if not number:
+        # Programs print two decimals, so a cell in any other notation counts as such.
         return 0.005
     decimals, exponent = number.groups()
     return 0.5 * 10.0 ** (int(exponent or 0) - len(decimals))
@@ -722,14 +731,17 @@ def _of_place(frame: DataFrame, place: str | None, file: str) -> tuple[DataFrame
 def _scatter(medians: DataFrame) -> float:
     """Return the mean relative distance of times from the chord of their neighbours.
 
-    The rows of ``medians`` are sizes, its columns places. Chords are straight in the
-    logarithms of size and time, where a smooth curve lies close to them.
+    ``medians`` has a row for each size, increasing, and the columns "in_place" and
+    "out_of_place". Chords are straight in the logarithms of size and time, where a
+    smooth curve lies close to them.
     """
     log_sizes = np.log(medians.index.to_numpy(float))
     log_times = np.log(medians.to_numpy())
     gaps = np.diff(log_sizes)[:, None]
     slopes = np.diff(log_times, axis=0) / gaps
-    # A point between gaps a and b lies (change of slope) a b / (a + b) off the chord.
-    before, after = gaps[:-1], gaps[1:]
+    # Every size but the first and the last has a gap before it and one after it. Its
+    # point lies (change of slope) * before * after / (before + after) off the chord.
+    before = gaps[:-1]
+    after = gaps[1:]
     distances = np.abs(np.diff(slopes, axis=0) * after * before / (after + before))
     return float(distances.mean()) if distances.size else 0.0

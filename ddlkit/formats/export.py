@@ -38,7 +38,7 @@ def tested(kind: str, version: str | None) -> str:
     Parameters
     ----------
     kind : str
-        What to write, one of `TESTED`.
+        What to write, a key of `TESTED`.
     version : str or None
         The release. None means the installed one.
 
@@ -50,7 +50,8 @@ def tested(kind: str, version: str | None) -> str:
     Raises
     ------
     UserError
-        If it is not one of `TESTED`, or if none is given or installed.
+        If the release is not among those of `TESTED`, or if no release is given and
+        torch is not installed.
     """
     if not version:
         try:

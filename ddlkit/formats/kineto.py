@@ -134,7 +134,7 @@ class Event(NamedTuple):
 
     @property
     def collective(self) -> str:
-        """Return the collective of a message: one of `COMMUNICATION`, or "other".
+        """Return the collective of a message: a name in `COMMUNICATION`, or "other".
 
         A message is a span of gloo or a kernel of NCCL. The result is "" for all other
         spans.
@@ -636,21 +636,26 @@ def _is_computed_on_gpu(event: Event) -> bool:
 def _steps(trace: KinetoTrace) -> list[tuple[float, float]]:
     """Return when each step starts and ends by the processor's clock, in seconds.
 
-    Steps are those that the profiler has marked, or else end with each update.
+    The steps are, in this order of preference, the spans in which the profiler notes
+    its steps, and the times between updates, either as the user has marked them or as
+    the optimizer notes them. Without any of these, the whole trace is one step.
     """
-    marked = [
+    profiler_steps = [
         (event.start_s, event.end_s)
         for event in trace.events
         if event.name.startswith("ProfilerStep#")
     ]
-    if marked:
-        return marked
-    ends_s = [event.end_s for event in trace.events if _marked(event) == "update"]
-    if not ends_s:
-        ends_s = [e.end_s for e in trace.events if e.name.startswith(_OPTIMIZER_STEP)]
-    if not ends_s:
+    if profiler_steps:
+        return profiler_steps
+    updates = [event for event in trace.events if _marked_phase(event) == "update"]
+    if not updates:
+        updates = [e for e in trace.events if e.name.startswith(_OPTIMIZER_STEP)]
+    if not updates:
         return [(0.0, math.inf)]
-    return list(pairwise([0.0, *sorted(ends_s)]))
+    # A step lasts from the end of one update to the end of the next one. Events after
+    # the last update belong to no step.
+    update_ends_s = sorted(update.end_s for update in updates)
+    return list(pairwise([0.0, *update_ends_s]))
 
 
 def _no_iteration(trace: KinetoTrace, steps: int) -> UserError:
@@ -676,7 +681,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(ranges)
 
 
-def _marked(event: Event) -> str:
+def _marked_phase(event: Event) -> str:
     """Return the phase that a range of the user marks, "" if it marks none."""
     name = event.name.removeprefix("ddlkit.")
     return name if name in PHASES and not event.on_gpu else ""
@@ -710,7 +715,7 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
         phases["update"] = (updates[0].start_s, updates[-1].end_s)
     # The first mark of a phase counts, so that it is set last.
     for event in reversed(events):
-        phase = _marked(event)
+        phase = _marked_phase(event)
         if phase:
             phases[phase] = (event.start_s, event.end_s)
     return phases
@@ -902,17 +907,26 @@ def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[F
     """Yield the parts of a trace that a profile of ``used`` iterations leaves out."""
     # The gradients of all iterations are alike, so that those of the first are counted.
     first = used[0]
-    undefined = sum(e.undefined for e in first.events if e.name == ACCUMULATE)
-    early = sum(event.launched_s < 0 for event in trace.events)
-    unused = first.steps - len(used)
-    counts = {
-        f"of {first.steps} steps: without a backward, or not chosen": unused,
-        "gradients: undefined": undefined,
-        "spans of the GPU: launched before the trace": early,
-    }
-    for text, count in counts.items():
-        if count:
-            yield Finding("left out", (), f"{count} {text}")
+    n_undefined = sum(e.undefined for e in first.events if e.name == ACCUMULATE)
+    # Such spans have the launch time minus infinity (`_mark_launched_before_trace`).
+    n_early = sum(event.launched_s < 0 for event in trace.events)
+    n_steps = first.steps
+    n_unused = n_steps - len(used)
+    if n_unused:
+        yield _finding_left_out(
+            f"{n_unused} of {n_steps} steps: without a backward, or not chosen"
+        )
+    if n_undefined:
+        yield _finding_left_out(f"{n_undefined} gradients: undefined")
+    if n_early:
+        yield _finding_left_out(
+            f"{n_early} spans of the GPU: launched before the trace"
+        )
+
+
+def _finding_left_out(text: str) -> Finding:
+    """Return the finding for a part of a trace that its profile leaves out."""
+    return Finding(what="left out", layers=(), text=text)
 
 
 def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
@@ -928,6 +942,7 @@ def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
     ready_s = np.maximum.accumulate(computed_s)
     return _Times(
         forward_s=work.took_s("forward"),
+        # Gradients come in ready order, and a profile lists layers in forward order.
         backward_s=np.diff(ready_s)[::-1],
         update_s=work.took_s("update") if "update" in phases else 0.0,
     )

@@ -97,11 +97,13 @@ def read_collectives(
     path : Path
         A recorded table, or a file of any format of message times.
     collective, link : str, optional
-        As of `read_bytes_seconds`.
-    ranks, table : int, optional
-        As of `read_bytes_seconds`.
+        The collective and the link to choose, or that the file does not name.
+    ranks : int, optional
+        The number of ranks to choose, or that the file does not state.
     place : {"in_place", "out_of_place"}, optional
-        As of `read_bytes_seconds`.
+        Which times of a log to take.
+    table : int, optional
+        Which table of a log to take, counted from 1.
     notes : list of str, optional
         A list to which a note is added if the user should know something of the rows.
 

@@ -152,4 +152,6 @@ def save_profile(profile: LayerProfile, path: Path, *sources: Path) -> None:
         If the path is one of the sources or of a recorded table, or cannot be written.
     """
     text = write_sheet(profile_frame(profile), SCHEMAS["layers"], str(path))
-    files.atomic_write_text(own_output(path, *sources), text)
+    # This refuses a path that would overwrite a source or a recorded table.
+    allowed_path = own_output(path, *sources)
+    files.atomic_write_text(allowed_path, text)

@@ -118,10 +118,13 @@ def read_shapes(sheet: Sheet) -> dict[str, Decoder]:
     UserError
         If the table is wrong, or if a shape is impossible.
     """
+    # A sheet may have further columns, which are ignored.
+    rows = SHAPES.frame(sheet, exact=False).to_dict("records")
     shapes = {}
-    for row in SHAPES.frame(sheet, exact=False).to_dict("records"):
+    for row in rows:
         name = str(row.pop("name"))
         try:
+            # All other columns have the names of the fields of a decoder.
             shapes[name] = Decoder(**row)
         except UserError as error:
             raise UserError(f"{sheet.file}: {name}: {error}") from error

@@ -55,7 +55,10 @@ MIDDLE = (0.16, 0.84)
 
 
 class Option(NamedTuple):
-    """A plan, and B draws of its iteration. Each draw is the same for every option.
+    """A plan, and B draws of its iteration.
+
+    Draw b of every option has the same random cost, noise and contention, so that two
+    options can be compared draw by draw.
 
     Attributes
     ----------
@@ -233,9 +236,10 @@ class Advice:
         for compared in (option, self.options[DEFAULT]):
             relative = compared.beside_s / compared.settled_s
             scatters.append(np.ptp(np.quantile(relative, MIDDLE)) / 2)
-        # A round's time is the median of its iterations, and the gain is the median
-        # over rounds. Medians of normal noise scatter more than means: by 1.18 for a
-        # few values and by 1.25 for many.
+        # MIDDLE spans two standard deviations, hence the half. A round's time is the
+        # median of its iterations, and the gain is the median over rounds. Medians of
+        # normal noise scatter more than means: by 1.18 for a few values and by 1.25 for
+        # many.
         noise = 1.18 * math.hypot(*scatters) / math.sqrt(rounds)
         noise_of_gain = (1 - draws) * noise * min(1.0, 1.25 / math.sqrt(each))
         deviation = np.hypot(noise_of_gain, MISSED)
@@ -254,10 +258,16 @@ class Advice:
         """
         iteration = self.options[DEFAULT].iteration
         predicted = iteration.prediction
-        smallest_s = float(self.communication.cost(np.array([1.0]))[0])
-        startups_s = smallest_s * len(iteration.plan.ends)
-        startups_s = min(predicted.communication_s, startups_s)
-        unslowed_link = Link(iteration.link.in_flight, iteration.link.software)
+        n_messages = len(iteration.plan.ends)
+        # A message of one byte takes hardly any time of the link, so that its cost
+        # stands for the start-up. Not every form of cost has a parameter for it.
+        startup_s = float(self.communication.cost(np.array([1.0]))[0])
+        startups_s = min(predicted.communication_s, startup_s * n_messages)
+        # The iteration without slowdowns: neither slows the other down, and the link
+        # saves up no tokens.
+        unslowed_link = Link(
+            in_flight=iteration.link.in_flight, software=iteration.link.software
+        )
         unslowed = replace(iteration, link=unslowed_link).prediction
         seconds = {
             "start-ups": startups_s,
@@ -327,9 +337,10 @@ class Advice:
         Parameters
         ----------
         rounds : int, optional
-            As in `gain`, for the interval of the best option.
+            The number of rounds of a measurement that compares the best option with the
+            default. With it, "gain_interval" is of the gain that the measurement finds.
         each : int, optional
-            As in `gain`, for the interval of the best option.
+            The number of iterations of each plan in a round.
 
         Returns
         -------
@@ -338,16 +349,20 @@ class Advice:
             help, and the gains of all options.
         """
         best = self.ranked[0]
-        gains = {option.name: self.gain(option) for option in self.ranked}
-        best_gain = self.gain(best, rounds, each)
-        worth_a_change = gains[best.name].interval[0] >= WORTH
+        # The interval of a gain in the long run decides what to advise. The interval of
+        # the gain that a measurement would find is wider, because of its noise.
+        long_run_gains = {option.name: self.gain(option) for option in self.ranked}
+        best_long_run_gain = long_run_gains[best.name]
+        best_gain_if_measured = self.gain(best, rounds, each)
+        least_gain, _ = best_long_run_gain.interval
+        worth_a_change = least_gain >= WORTH
         limit, seconds_by_cause = self.limits()
         return {
             "advice": best.name if worth_a_change else KEEP,
             "best": best.name,
-            "gain": best_gain.share,
-            "gain_interval": list(best_gain.interval),
-            "probability_slower": gains[best.name].slower,
+            "gain": best_gain_if_measured.share,
+            "gain_interval": list(best_gain_if_measured.interval),
+            "probability_slower": best_long_run_gain.slower,
             "default_plan": self.options[DEFAULT].summary(),
             "best_plan": best.summary(),
             "limited_by": limit,
@@ -355,7 +370,8 @@ class Advice:
             "shorter_by": self.remedies(),
             "measure_next_bytes": self.measure_next(),
             "options": {
-                name: [gain.share, *gain.interval] for name, gain in gains.items()
+                name: [gain.share, *gain.interval]
+                for name, gain in long_run_gains.items()
             },
         }
 

@@ -415,12 +415,16 @@ def software_at_once(samples: pd.DataFrame) -> float:
     software's part runs in parallel. It is the median over sizes, and the largest over
     the numbers of messages in flight.
     """
-    medians = samples.groupby(["in_flight", "bytes"])["seconds"].median()
-    by_in_flight = medians.unstack("in_flight")
-    speedups = by_in_flight.rdiv(by_in_flight[1], axis=0).drop(columns=1).median()
-    if speedups.empty:
+    # One row for each size, one column for each number of messages in flight.
+    medians_s = samples.groupby(["bytes", "in_flight"])["seconds"].median().unstack()
+    one_at_a_time_s = medians_s[1]
+    several_at_once_s = medians_s.drop(columns=1)
+    if several_at_once_s.empty:
         return math.inf
-    return float(np.clip(speedups.max(), 1.0, None))
+    speedups = several_at_once_s.rdiv(one_at_a_time_s, axis=0)
+    largest_median_speedup = float(speedups.median().max())
+    # The software of one message always runs, however the samples scatter.
+    return float(np.clip(largest_median_speedup, 1.0, None))
 
 
 def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
@@ -444,9 +448,10 @@ def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
     # Older tables do not record what other programs took.
     if "others" in collectives:
         disturbed |= collectives["others"].gt(OTHERS_LIMIT)
-    size = [collectives[name] for name in (*LINK, "in_flight", "bytes")]
-    all_disturbed = disturbed.groupby(size).transform("all")
-    return collectives[~disturbed | all_disturbed]
+    # These columns together say which samples are repeats of one another.
+    measured_alike = [collectives[name] for name in (*LINK, "in_flight", "bytes")]
+    has_no_other_sample = disturbed.groupby(measured_alike).transform("all")
+    return collectives[~disturbed | has_no_other_sample]
 
 
 # -- the noise of messages -------------------------------------------------------------
@@ -535,10 +540,11 @@ class Noise:
         ratios = _ratios(rows)
         session_count = rows["session"].nunique()
         if session_count > 1:
-            part = rows["session"]
+            compared = rows["session"]
         else:
-            part = _halves(rows)
-        medians = rows["seconds"].groupby([part, rows["bytes"]]).median().unstack()
+            compared = _halves(rows)
+        # One row for each session or half, one column for each size.
+        medians = rows["seconds"].groupby([compared, rows["bytes"]]).median().unstack()
         sizes = medians.columns.to_numpy(float)
         drift, degrees = _measured_drift(sizes, np.log(medians.to_numpy()))
         if session_count == 1:
@@ -582,6 +588,7 @@ class Noise:
         from scipy.stats import t as student
 
         inside = np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1])
+        # One row for each measured size, one column for each message.
         distance = np.abs(np.log(self.bytes)[:, None] - np.log(inside))
         nearest = distance.argmin(axis=0)
         random = np.random.default_rng(seed)

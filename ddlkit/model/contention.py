@@ -98,8 +98,10 @@ class Contention:
                 "give the rows of one network, batch, number of ranks and link"
             )
         sizes, ratios = _ratios(rows)
+        # Each draw resamples the rounds, and its slowdowns are medians over them.
         rounds = ratios.shape[-1]
         resampled = np.random.default_rng(0).integers(0, rounds, (draws, rounds))
+        # The shape is (2, k, draws): draws become the first axis below.
         drawn = np.median(ratios[..., resampled], axis=-1)
         return cls(
             bytes=sizes,
@@ -163,10 +165,12 @@ class Contention:
         values = self.slowdowns
         if drawn:
             chosen = np.random.default_rng(1).integers(0, len(self.draws), drawn)
+            # From the shape (drawn, 2, k) to (2, drawn, k).
             values = np.moveaxis(self.draws[chosen], 1, 0)
         sizes = np.log(np.asarray(n_bytes, float))
         known = np.log(self.bytes)
         if len(known) == 1:
+            # There is nothing to interpolate: the one slowdown counts for every size.
             return np.broadcast_to(values, (*values.shape[:-1], len(sizes))).copy()
         right = np.clip(np.searchsorted(known, sizes), 1, len(known) - 1)
         left = right - 1
@@ -177,14 +181,15 @@ class Contention:
 
 
 def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Return how many times as long compute and messages take beside each other.
+    """Return how many times as long compute and messages take while both go on.
 
     Returns
     -------
     sizes : ndarray, shape (k,)
         The sizes of the messages in bytes.
     ratios : ndarray, shape (2, k, rounds)
-        Of compute beside messages, and of messages beside compute.
+        The time of compute during messages over its time alone, and then the time of
+        messages during compute over their time alone.
     """
     key = ["quantity", "beside", "bytes", "messages", "repeat"]
     seconds = rows.groupby(key)["seconds"].mean()
@@ -215,16 +220,19 @@ def _copy_s_per_byte(rows: pd.DataFrame) -> float:
 
 
 def _bucket_s(rows: pd.DataFrame) -> float:
-    """Return the seconds of each bucket, 0 unless every round shows some."""
+    """Return the seconds that a bucket costs compute, 0 if some round shows no cost."""
     # DDP was timed with one bucket, and with as many buckets as there are gradients.
-    # Nobody sends these buckets, so they differ in nothing but their number.
-    by_buckets = rows[rows["beside"] == BUCKETS].pivot_table(
+    # Nobody sends these buckets, so they differ in nothing but their number, which is
+    # in the column "messages". The times of the phases of an iteration are added.
+    iterations_s = rows[rows["beside"] == BUCKETS].pivot_table(
         values="seconds", index="messages", columns="repeat", aggfunc="sum"
     )
-    if len(by_buckets) < 2:
+    if len(iterations_s) < 2:
         return 0.0
-    more_buckets = by_buckets.index[-1] - by_buckets.index[0]
-    bucket_s = (by_buckets.iloc[-1] - by_buckets.iloc[0]) / more_buckets
+    # The index is sorted by the number of buckets. Each column is a round.
+    fewest, most = iterations_s.index[[0, -1]]
+    longer_s = iterations_s.loc[most] - iterations_s.loc[fewest]
+    bucket_s = longer_s / (most - fewest)
     # A cost that some rounds do not show is noise.
     in_every_round = bucket_s.min() > 0
     return float(bucket_s.median()) if in_every_round else 0.0

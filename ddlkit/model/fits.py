@@ -217,8 +217,8 @@ class Measured(NamedTuple):
         Returns
         -------
         Measured
-            The sizes of a table that was written by hand are its own. Of other costs
-            without a fit nothing is known.
+            The sizes of the fit, and the devices. A table that was written by hand has
+            no fit, and its own sizes count. Other costs without a fit have no sizes.
 
         Raises
         ------
@@ -227,13 +227,18 @@ class Measured(NamedTuple):
             not a text.
         """
         fitted = description.get("fit", {})
-        measured = cls(*(fitted.get(name) for name in cls._fields))
+        measured = cls(
+            from_bytes=fitted.get("from_bytes"),
+            to_bytes=fitted.get("to_bytes"),
+            between=fitted.get("between"),
+        )
         are_sizes = _is_size(measured.from_bytes) and _is_size(measured.to_bytes)
         if not are_sizes or not isinstance(measured.between, str | None):
             raise UserError(
                 f"the cost's fit states {shown(tuple(measured))}: "
                 "must be two sizes above zero and a name of devices: fit the cost again"
             )
+        # A table that was written by hand has no fit, but it has the measured sizes.
         if measured.from_bytes is None and isinstance(cost, Table):
             return cls.of(cost.bytes)._replace(between=measured.between)
         return measured

@@ -335,14 +335,21 @@ class Sharding:
         -------
         int
             With ``reshard``, the bytes of the root and of two units that compute one
-            after the other, because the next unit is gathered while one computes.
+            after the other, because the next unit is gathered while one computes. The
+            root stays whole throughout the iteration.
         """
         if not reshard:
             return sum(self.bytes)
         units = [unit for unit, _, _ in self.runs if unit != ROOT]
-        whole_together = [{ROOT, *pair} for pair in pairwise(units)]
-        whole_together.append({ROOT, *units[:1]})
-        return max(sum(self.bytes[unit] for unit in whole) for whole in whole_together)
+        # A set counts a unit once if it computes twice in a row, around the root.
+        gathered_together = [{ROOT, *pair} for pair in pairwise(units)]
+        # A network of a single unit has no pair, and a network may be all root.
+        first_unit = units[:1]
+        gathered_together.append({ROOT, *first_unit})
+        sums = []
+        for gathered in gathered_together:
+            sums.append(sum(self.bytes[unit] for unit in gathered))
+        return max(sums)
 
     def program(
         self, *, prefetch: bool = True, reshard: bool = True, blocking: bool = False
@@ -375,14 +382,18 @@ class Sharding:
             if prefetch:
                 program.gather_next(later_units)
             program.compute(forward_s)
+            # A unit that computes again stays whole until then, as the root does.
             if reshard and unit != ROOT and unit not in later_units:
                 program.reshard(unit)
 
+        # Runs are in forward order, and backward computes them from the last to the
+        # first.
         for unit, later_units, _, backward_s in _with_later_units(self.runs[::-1]):
             program.wait_for_unit(unit)
             if prefetch:
                 program.gather_next(later_units)
             program.compute(backward_s)
+            # The gradient of a unit is complete after the last of its runs.
             if unit not in (ROOT, first, *later_units):
                 program.scatter(unit)
 
@@ -401,7 +412,7 @@ class Sharding:
 def _with_later_units(
     runs: Sequence[tuple[int, float, float]],
 ) -> Iterator[tuple[int, list[int], float, float]]:
-    """Yield each run's unit, the units of all runs behind it, and its two times."""
+    """Yield the unit of each run, the units of all runs after it, and its two times."""
     for position, (unit, forward_s, backward_s) in enumerate(runs):
         later_units = [later for later, _, _ in runs[position + 1 :]]
         yield unit, later_units, forward_s, backward_s
@@ -447,7 +458,11 @@ def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:
-    """Return the layers of each tensor's unit: neighbours of this size together."""
+    """Return the layers of the unit of each tensor.
+
+    Layers that follow one another form a unit, which is complete as soon as it has
+    ``least_bytes``. Only the last unit may be smaller.
+    """
     unit_of_layer: dict[str, list[str]] = {}
     unit: list[str] = []
     unit_bytes = math.inf  # so that the first layer begins a unit
@@ -509,6 +524,7 @@ def forecast(
     if draws and np.ndim(missed) == 0:
         missed = missed * _normal_scores(draws)
     drawn_s *= np.exp(missed)
+    # The first row is predicted, all others are draws.
     message_s = np.vstack([sent_s, drawn_s])
     if brief_s is None:
         compute_s = program.compute_s
@@ -517,8 +533,9 @@ def forecast(
         compute_s = float(np.median(brief_s))
         sample_size = 1 if single else len(brief_s)
         resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
-        others_s = np.append(compute_s, np.median(resampled_s, axis=1))
-        iterations_s = others_s + message_s.sum(axis=1)
+        # The first value is predicted, all others are draws, as in ``message_s``.
+        brief_iterations_s = np.append(compute_s, np.median(resampled_s, axis=1))
+        iterations_s = brief_iterations_s + message_s.sum(axis=1)
     prediction = Prediction(
         iteration_s=float(iterations_s[0]),
         compute_s=compute_s,
@@ -559,8 +576,9 @@ def _message_times(
     predicted_s = np.zeros(len(n_bytes))
     drawn_s = np.zeros((draws, len(n_bytes)))
     for name, known in by.items():
-        mask = np.array([message.collective == name for message in program.messages])
-        sizes = n_bytes[mask]
+        is_this = np.array([message.collective == name for message in program.messages])
+        sizes = n_bytes[is_this]
+        # One row for each cost: the fitted one first, then its draws.
         costs = [known.cost, *known.draws[:draws]]
         times_s = np.array([cost(sizes) for cost in costs])
         if beyond_brief:
@@ -569,13 +587,13 @@ def _message_times(
         factors: Floats | float = 1.0
         if draws and known.noise:
             factors = known.noise.factors(sizes, draws, scatter=single)
-        predicted_s[mask] = times_s[0]
-        drawn_s[:, mask] = times_s[1:] * factors
+        predicted_s[is_this] = times_s[0]
+        drawn_s[:, is_this] = times_s[1:] * factors
     return predicted_s, drawn_s
 
 
 def _normal_scores(draws: int) -> Floats:
-    """Return (draws, 1) evenly spaced quantiles of the normal distribution, shuffled."""
+    """Return evenly spaced quantiles of a normal distribution, shuffled, as a column."""
     from scipy.stats import norm
 
     # Normal numbers that are drawn at random may spread too little if they are few.

@@ -131,7 +131,8 @@ def read_text(path: Path) -> str:
     Raises
     ------
     UserError
-        As of `read` and `text_of`.
+        If the file cannot be read or is larger than `MOST_BYTES`, or if its content is
+        not text, as `text_of` describes.
     """
     return text_of(read(path), path)
 
@@ -254,6 +255,7 @@ def append_text(path: Path, text: str) -> None:
 
 # -- Locks and scratch folders ---------------------------------------------------------
 
+_WAIT_FOR_EXCLUSIVE = fcntl.LOCK_EX
 _EXCLUSIVE_OR_FAIL = fcntl.LOCK_EX | fcntl.LOCK_NB
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -265,13 +267,15 @@ SCRATCH = "ddlkit-run-"
 def _locked(path: Path, flags: int, operation: int) -> Iterator[int]:
     """Hold an advisory lock on a file or directory, and yield its descriptor.
 
-    The operating system frees the lock when the process ends, however it ends.
+    ``flags`` are those of `os.open`, and ``operation`` is the one of `fcntl.flock`. The
+    operating system frees the lock when the process ends, however it ends.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, operation)
         yield descriptor
     finally:
+        # Closing the descriptor also frees the lock.
         os.close(descriptor)
 
 
@@ -296,6 +300,9 @@ def lock(path: Path) -> Iterator[None]:
     UserError
         If another process holds the lock, or if the operating system refuses.
     """
+    # The stack keeps the lock until the block of the caller has ended. Errors of that
+    # block must not be taken for errors of locking, so the block runs outside of
+    # `_refusing`.
     with contextlib.ExitStack() as stack:
         with _refusing("lock", path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -309,6 +316,8 @@ def lock(path: Path) -> Iterator[None]:
                 raise UserError(
                     f"{path} is held by process {holder}: wait for it"
                 ) from error
+            # The file names its holder, and nobody once the block has ended. A holder
+            # that was killed has left its number, which is overwritten.
             stack.callback(os.truncate, descriptor, 0)
             os.truncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -336,10 +345,11 @@ def writing_in(directory: Path) -> Iterator[None]:
     UserError
         If the operating system refuses.
     """
+    # As in `lock`, the stack keeps the lock until the block of the caller has ended.
     with contextlib.ExitStack() as stack:
         with _refusing("write", directory):
             directory.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(directory, os.O_RDONLY, fcntl.LOCK_EX))
+            stack.enter_context(_locked(directory, os.O_RDONLY, _WAIT_FOR_EXCLUSIVE))
         yield
 
 
@@ -366,24 +376,27 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
 
     Notes
     -----
-    A process that is killed leaves its folder behind. The folder around it is locked
-    while its owner lives. Whoever makes the next one removes those that are not locked.
+    The folder that is yielded lies inside an outer folder, which its owner locks. A
+    process that is killed leaves both behind, unlocked. Whoever makes the next scratch
+    folder in the same place removes all that are not locked.
     """
     place = Path(parent or tempfile.gettempdir())
+    # When the block has ended, the stack frees the lock and then removes the folder.
     with contextlib.ExitStack() as stack:
         with _refusing("write", place):
             _remove_abandoned(place)
             outer = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
             stack.callback(shutil.rmtree, outer, ignore_errors=True)
-            stack.enter_context(_locked(outer, _OPEN_DIRECTORY, fcntl.LOCK_EX))
-            # Until the lock is held, there is no inner folder, and nobody removes the
-            # outer.
+            stack.enter_context(_locked(outer, _OPEN_DIRECTORY, _WAIT_FOR_EXCLUSIVE))
+            # `_remove_abandoned` of another process looks for inner folders. The inner
+            # folder is therefore made only when the outer one is locked.
             inner = outer / "files"
             inner.mkdir()
         try:
             yield inner
         except OSError as error:
-            # A write does not know the name of its file.
+            # The error of a write has no file name, and the user must know which disk
+            # is full.
             if error.errno in FULL and not error.filename:
                 error.filename = str(outer)
             raise
@@ -393,13 +406,14 @@ def _remove_abandoned(place: Path) -> None:
     """Remove the scratch folders of this user whose owners were killed."""
     for inner in place.glob(f"{SCRATCH}*/files"):
         outer = inner.parent
-        # Whoever still runs holds the lock, and another one may remove the folder
-        # first.
+        # The lock fails while the owner still runs, and opening the folder fails if
+        # another process has just removed it. Such a folder is skipped.
         with (
             contextlib.suppress(OSError),
             _locked(outer, _OPEN_DIRECTORY, _EXCLUSIVE_OR_FAIL) as descriptor,
         ):
-            if os.fstat(descriptor).st_uid == os.geteuid():
+            is_own = os.fstat(descriptor).st_uid == os.geteuid()
+            if is_own:
                 shutil.rmtree(outer)
 
 
@@ -485,7 +499,7 @@ def read_json(path: Path, advice: str) -> Any:
     Returns
     -------
     object
-        The document, as of `parse_json`.
+        The document, as `parse_json` returns it.
 
     Raises
     ------

@@ -34,19 +34,32 @@ def describe() -> dict[str, Any]:
         "kernel" and "gpus". "cores" are those that this process may use. "quota_cores"
         is the limit of a container on them, 0 if there is none.
     """
-    # Control groups write "max 100000", or microseconds of processor time in a period.
-    quota, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
-    quota_cores = float(quota) / float(period) if quota.isdigit() else 0.0
-    release = content(Path("/etc/os-release"))
-    system = re.search(r'^PRETTY_NAME="?([^"\n]+)', release, re.MULTILINE)
+    cpu = {"model": _cpu_model(), "cores": cores(), "quota_cores": _quota_cores()}
     return {
         "name": name(),
-        "cpu": {"model": _cpu_model(), "cores": cores(), "quota_cores": quota_cores},
+        "cpu": cpu,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "os": system[1] if system else platform.platform(),
+        "os": _operating_system(),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "gpus": list(_gpus()),
     }
+
+
+def _quota_cores() -> float:
+    """Return the limit of the container on cores, 0 if there is none."""
+    # Linux writes two numbers of microseconds: the processor time that the control
+    # group may use in each period, or "max" without a limit, and the period.
+    quota, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    if not quota.isdigit():
+        return 0.0
+    return float(quota) / float(period)
+
+
+def _operating_system() -> str:
+    """Return the name of the operating system with its version."""
+    release = content(Path("/etc/os-release"))
+    pretty_name = re.search(r'^PRETTY_NAME="?([^"\n]+)', release, re.MULTILINE)
+    return pretty_name[1] if pretty_name else platform.platform()
 
 
 def name(device: str = "") -> str:

@@ -171,19 +171,21 @@ def read_sheet(text: str, file: str) -> Sheet:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = tuple(name.strip() for name in next(reader))
+        # Each row comes with the number of its line in the file, for error messages.
         numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise UserError(
             f"{file}: line {reader.line_num} is not CSV ({error})"
         ) from error
-    problem = ""
+    wrong_header = ""
     if not any(header):
-        problem = "empty"
+        wrong_header = "empty"
     elif len(header) > MOST_COLUMNS:
-        problem = f"{len(header)} columns, more than {MOST_COLUMNS}"
-    if problem:
+        wrong_header = f"{len(header)} columns, more than {MOST_COLUMNS}"
+    if wrong_header:
         raise UserError(
-            f"{file}: line 1, the header: {problem}: name the columns that are needed"
+            f"{file}: line 1, the header: {wrong_header}: "
+            "name the columns that are needed"
         )
     if not numbered:
         raise UserError(
@@ -193,9 +195,11 @@ def read_sheet(text: str, file: str) -> Sheet:
     sheet = Sheet(file, header, lines, rows)
     for number, row in enumerate(rows):
         if len(row) != len(header):
-            last = header[min(len(row), len(header) - 1)]
+            # A short row lacks the column behind its last cell. A long row has cells
+            # behind the last column.
+            column = header[min(len(row), len(header) - 1)]
             problem = f"the row has {len(row)} cells, the header {len(header)}"
-            sheet.fail(number, last, f"{problem}: truncated file or stray comma")
+            sheet.fail(number, column, f"{problem}: truncated file or stray comma")
     return sheet
 
 
@@ -442,7 +446,7 @@ class Schema:
         sheet : Sheet
             The cells.
         exact : bool, optional
-            As of `read`.
+            Whether the sheet must have no other columns than the schema, as in `read`.
 
         Returns
         -------

@@ -104,7 +104,7 @@ def save_table(
         The name of the table. ``.csv`` is added unless the name ends in ``.csv`` or
         ``.csv.gz``.
     schema : str
-        The kind of table, one of `SCHEMAS`.
+        The kind of table, a key of `SCHEMAS`.
     command : sequence of str
         The command that measured the rows.
     machine : mapping, optional
@@ -319,7 +319,7 @@ def load_stamp(path: Path) -> dict[str, Any]:
         _, stamp = _verified(path)
         return stamp
     # Reading the pack verifies its hash.
-    _pack_text(part.pack, part.pack_sha256, *_state(part.pack))
+    _pack_text(part.pack, part.pack_sha256, *_version(part.pack))
     return copy.deepcopy(part.stamp)
 
 
@@ -531,10 +531,12 @@ def packed(folder: Path) -> dict[str, Part]:
     UserError
         If the file of stamps is damaged.
     """
-    state = _state(folder / STAMPS)
-    if not state:
+    index = folder / STAMPS
+    version = _version(index)
+    # Without a file of stamps, the folder has no packs.
+    if not version:
         return {}
-    return _read_index(folder / STAMPS, *state)
+    return _read_index(index, *version)
 
 
 def _part_of(path: Path) -> Part | None:
@@ -544,21 +546,21 @@ def _part_of(path: Path) -> Part | None:
     return packed(path.parent).get(path.name)
 
 
-def _state(path: Path) -> tuple[int, ...]:
-    """Return numbers that change with the content of a file, none if there is no file.
+def _version(path: Path) -> tuple[int, ...]:
+    """Return numbers that change with the content of a file, or () without a file.
 
-    Cached functions take them as arguments, so that a file that was exchanged is read
-    again.
+    Cached functions take them as further arguments, which they do not use. The cache
+    then has an entry for each version, and a file that was exchanged is read again.
     """
     try:
-        state = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return state.st_mtime_ns, state.st_size, state.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 @functools.lru_cache(maxsize=256)
-def _read_index(path: Path, *_state: int) -> dict[str, Part]:
+def _read_index(path: Path, *_version: int) -> dict[str, Part]:
     """Return the parts in a file of stamps, by name.
 
     Each line has the hash of a pack, or a part of a pack that an earlier line has.
@@ -589,9 +591,11 @@ def _read_index(path: Path, *_state: int) -> dict[str, Part]:
 def _packed_rows(name: str, part: Part) -> DataFrame:
     """Return the rows of a packed table, numbered from 0."""
     rows, slices = _rows_of_pack(
-        part.pack, part.pack_sha256, part.stamp["schema"], *_state(part.pack)
+        part.pack, part.pack_sha256, part.stamp["schema"], *_version(part.pack)
     )
-    frame = rows.iloc[slices.get(name, slice(0))]
+    # A table without rows has none in the pack.
+    no_rows = slice(0)
+    frame = rows.iloc[slices.get(name, no_rows)]
     # This takes a fifth of the time of reset_index.
     frame.index = range(len(frame))
     return frame
@@ -599,7 +603,7 @@ def _packed_rows(name: str, part: Part) -> DataFrame:
 
 @functools.lru_cache(maxsize=256)
 def _rows_of_pack(
-    path: Path, sha256: str, kind: str, *state: int
+    path: Path, sha256: str, kind: str, *version: int
 ) -> tuple[DataFrame, dict[str, slice]]:
     """Return all rows of a pack, and which of them are of each part, by name.
 
@@ -608,7 +612,8 @@ def _rows_of_pack(
     """
     schema = schema_named(kind)
     schema = replace(schema, columns=(PART, *schema.columns), key=())
-    frame = schema.read(_pack_text(path, sha256, *state), str(path))
+    frame = schema.read(_pack_text(path, sha256, *version), str(path))
+    # The rows of a part follow one another, and the first column names their part.
     names = frame["part"].to_numpy(object)
     is_first = np.append(True, names[1:] != names[:-1])
     starts = np.flatnonzero(is_first)
@@ -620,7 +625,7 @@ def _rows_of_pack(
 
 
 @functools.lru_cache(maxsize=16)
-def _pack_text(path: Path, sha256: str, *_state: int) -> str:
+def _pack_text(path: Path, sha256: str, *_version: int) -> str:
     """Return the text of a pack, whose hash is verified."""
     data = files.read(path)
     digest = _sha256(data)
@@ -688,10 +693,14 @@ def _tables_to_pack(
             continue
         text, stamp = _text_of(path)
         header, *rows = text.splitlines()
+        # Other line ends could not be restored from the pack.
         if "\n".join([header, *rows, ""]) != text:
             continue
+        # In the pack, each row begins with the name of its table. The next pack begins
+        # with each multiple of MOST_PACK_CHARACTERS.
         size += len(text) + len(rows) * len(f"{path.name},")
-        bins[stamp["schema"], header, size // MOST_PACK_CHARACTERS][path] = rows
+        pack_number = size // MOST_PACK_CHARACTERS
+        bins[stamp["schema"], header, pack_number][path] = rows
     return bins
 
 
