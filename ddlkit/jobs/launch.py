@@ -358,16 +358,22 @@ def _start_server(job: str) -> None:
     """
     _shorten_socket_names()
     forkserver.set_forkserver_preload([*PRELOADED, job])
-    before = dict(os.environ)
+    # The server inherits the environment of this process, and `multiprocessing` lets
+    # nobody pass another one. Therefore the variables are set here for a moment.
+    environment_before = dict(os.environ)
     os.environ.update(jobs.child_environment())
-    # torch reads this number when it is loaded. Each rank sets a number of its own.
+    # torch in the server reads this number when it is loaded. Each rank later sets a
+    # number of its own.
     os.environ["OMP_NUM_THREADS"] = "1"
+    # `ddlkit.jobs` reads this variable when the server imports it, and then lets the
+    # server die with this process.
     os.environ[jobs.FORKS] = "1"
     try:
         forkserver.ensure_running()
     finally:
+        # Neither this process nor its other children may keep the variables.
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment_before)
 
 
 @functools.cache

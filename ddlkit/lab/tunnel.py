@@ -140,15 +140,15 @@ class Packet:
         The rank that it goes to.
     first_s : float
         When its first frame has arrived at the link that carries the packet next.
-    passed : bool
-        Whether it has passed the link of its sender.
+    left_sender : bool
+        Whether it has left the link of its sender.
     """
 
     load: Any
     size: Size
     target: int
     first_s: float
-    passed: bool = False
+    left_sender: bool = False
 
 
 class Line:
@@ -281,15 +281,19 @@ class Shaper:
         due_s : float
             When the packet was due.
         packet : Packet
+            The packet.
         """
+        # A packet has two events: when it is at the end of the link of its sender, and
+        # when it is at the end of the link of its target. The heap has the earliest
+        # event first, and may get new events that are due within this loop.
         events = self._events
         while events and events[0][0] <= now_s:
-            at_s, _, packet = heapq.heappop(events)
-            if packet.passed:
-                yield at_s, packet
+            arrived_s, _, packet = heapq.heappop(events)
+            if packet.left_sender:
+                yield arrived_s, packet
             else:
-                packet.passed = True
-                self._carry(self._down[packet.target], packet, at_s)
+                packet.left_sender = True
+                self._carry(self._down[packet.target], packet, last_s=arrived_s)
 
 
 # -- packets
