@@ -425,9 +425,9 @@ def lines(
     xlabel, ylabel : str
         The labels of the axes.
     log : str, optional
-        Which axes are logarithmic, as of `set_log`.
+        Which axes are logarithmic, such as "x" or "xy", as `set_log` takes it.
     legend : str, optional
-        Where the legend is, as of `add_legend`.
+        "above" the axes, to the "right" of them, "inside" them, or "" for no legend.
     ends : pair of DataFrame, optional
         Lower and upper limits of the first columns, between which a ribbon is drawn.
     """
@@ -439,7 +439,9 @@ def lines(
         (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
         line.set(color=style.color, markerfacecolor=style.face, label=style.label)
         if ends is not None and column < ends[0].shape[1]:
-            lower, upper = (end.iloc[:, column].to_numpy(dtype=float) for end in ends)
+            lower_limits, upper_limits = ends
+            lower = lower_limits.iloc[:, column].to_numpy(dtype=float)
+            upper = upper_limits.iloc[:, column].to_numpy(dtype=float)
             ax.fill_between(
                 x, lower, upper, color=style.color, alpha=0.18, linewidth=0, zorder=0
             )
@@ -449,20 +451,23 @@ def lines(
 
 
 def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
-    """Draw costs that were fitted to the same data.
+    """Draw several costs that were fitted to one set of samples.
+
+    The samples and their medians by size are drawn, a line for each fit, and a ribbon for the
+    95% interval of a fit with draws.
 
     Parameters
     ----------
     ax : Axes
-        Where it is drawn.
+        The axes to draw in.
     fits : mapping of str to Fit
-        The fits by the name of their form. The samples, their medians and a line for each fit
-        are drawn, and a ribbon for the 95% interval of a fit with draws.
+        The fits by the name of their form, as in `FORMS`. All have the same samples.
     """
-    first, *_ = fits.values()
-    sizes = first.sizes
-    seconds = first.seconds
+    any_fit = next(iter(fits.values()))
+    sizes = any_fit.sizes
+    seconds = any_fit.seconds
     medians_s = pd.Series(seconds).groupby(np.asarray(sizes)).median()
+    # Seconds times `scale` are times in `unit`, such as ms.
     scale, unit = time_unit(medians_s)
     points(
         ax,
@@ -494,11 +499,13 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
                 alpha=0.25,
                 linewidth=0,
             )
-    # A cost without a collective is that of selecting gradients, by their number.
-    collective = getattr(first.cost, "collective", "")
+    # Costs are of two kinds. The cost of a message has a collective, and its sizes are bytes.
+    # The cost of selecting the largest gradients has none, and its sizes count elements.
+    collective = getattr(any_fit.cost, "collective", "")
     if collective:
         set_log(ax, "by")
         ax.set_xlabel("message size")
+        # A table has all_reduce where a text has all-reduce.
         ax.set_ylabel(f"{collective.replace('_', '-')} time [{unit}]")
     else:
         set_log(ax, "xy")

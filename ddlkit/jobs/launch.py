@@ -102,7 +102,7 @@ class Place:
     port = 0
 
     def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
-        """Return torchrun's variables as a rank must find them.
+        """Return the variables by which torchrun tells a rank who it is.
 
         Parameters
         ----------
@@ -166,8 +166,10 @@ class Loopback(Place):
 
         Parameters
         ----------
-        rank, ranks, port : int
-            As of `Place.environment`.
+        rank, ranks : int
+            The number of the rank, and how many ranks there are.
+        port : int, optional
+            A free port, which is used if this place has none of its own.
 
         Returns
         -------
@@ -266,7 +268,7 @@ def launch(
 
 @contextlib.contextmanager
 def workspace(out: Path | None) -> Iterator[Path]:
-    """Give a directory to work in.
+    """Give a job a directory to work in.
 
     Parameters
     ----------
@@ -330,7 +332,8 @@ class RankProcess(ForkServerProcess):
         UserError
             If the fork server does not start or does not answer.
         """
-        # multiprocessing would run the user's main module again in every rank.
+        # multiprocessing would run the user's main module again in every rank. Therefore
+        # it sees an empty main module for a moment.
         main = sys.modules["__main__"]
         with jobs.deferring(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             sys.modules["__main__"] = types.ModuleType("__main__")
@@ -383,9 +386,14 @@ def _shorten_socket_names() -> None:
     If this process is killed, the next launch removes the directory.
     """
     directory = scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None)
+    # The directory is needed until this process ends, so no `with` block holds it: the
+    # context is entered here and left at the exit.
+    keep_until_exit = contextlib.ExitStack()
+    path = keep_until_exit.enter_context(directory)
+    atexit.register(keep_until_exit.close)
+    # multiprocessing reads this entry for the directory of its sockets.
     process: Any = current_process()
-    process._config["tempdir"] = str(directory.__enter__())
-    atexit.register(directory.__exit__, None, None, None)
+    process._config["tempdir"] = str(path)
 
 
 # -- watched, and ended
@@ -577,8 +585,9 @@ def be_forked(
     jobs.die_with_parent()
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
     with open(log, "wb", buffering=0) as stream:
-        for standard in (1, 2):
-            os.dup2(stream.fileno(), standard)
+        # Standard output and standard error, also of what C libraries print.
+        for standard_stream in (1, 2):
+            os.dup2(stream.fileno(), standard_stream)
     os.environ.clear()
     os.environ.update(environment)
     if sys.platform == "linux":

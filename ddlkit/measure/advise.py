@@ -341,16 +341,20 @@ LISTS = "bucket_cap_mb_list" in DDP_OPTIONS
 SIZES = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
 """Bytes of the messages that are measured, besides one of all gradients."""
 FOR_LAYERS = 0.2
+"""The share of the measuring time that table ``layers`` gets."""
 FOR_MESSAGES = 0.4
+"""The share of the measuring time that table ``collectives`` gets."""
 FOR_SLOWDOWN = 0.3
-"""Shares of the time to measure in, of each table."""
+"""The share of the measuring time that table ``slowdown`` gets."""
 LEAST = 40.0
 """Iterations that must fit into the time for ``slowdown``."""
 WHOLES = 20.0
 """Messages of all gradients that must fit into the time for the other two tables."""
 ROUNDS = 10
+"""The most rounds of a trial."""
 FEWEST = 6
-"""Rounds of a trial, and those that are run even if time is up."""
+"""The fewest rounds of a trial, which are run even if time is up. Fewer than 6 samples
+have no interval."""
 TRIED = 2
 """Plans that are tried besides the default."""
 EACH = Budget(
@@ -612,7 +616,7 @@ def trial(
     """Train under each plan in turn, round by round.
 
     There are at most `ROUNDS` rounds. After ``max_s`` only the first `FEWEST` start. A
-    disturbed round is repeated. A plan of which DDP makes other buckets is left out.
+    disturbed round is repeated. A plan is left out if DDP makes other buckets for it.
 
     Parameters
     ----------

@@ -92,7 +92,7 @@ class TrainingSettings:
 def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """Train under every plan in each round.
 
-    A plan of which DDP makes other buckets than asked for is left out after the first
+    If DDP makes other buckets than a plan asks for, the plan is left out after the first
     round.
 
     Parameters
@@ -120,8 +120,8 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     Raises
     ------
     UserError
-        If ranks of a lab would have to share cores, if memory runs out, and if there is
-        no plan of which DDP makes the buckets.
+        If ranks of a lab would have to share cores, if memory runs out, and if DDP
+        makes other buckets than asked for under every plan.
     """
     in_lab = "lab" in me.link
     cores = machine.cores()
