@@ -241,6 +241,8 @@ def looks(names: Sequence[str]) -> list[Style]:
         share a look, the second one is darker and hollow.
     """
     styles: list[Style] = []
+    # Names that share a look have the same head: without their argument, unless the whole name
+    # has a look of its own.
     heads = [name if _exact_look(name) else _without_argument(name) for name in names]
     for position, (name, head) in enumerate(zip(names, heads, strict=True)):
         if not known(name):
@@ -255,6 +257,7 @@ def looks(names: Sequence[str]) -> list[Style]:
 def _darker(style: Style) -> Style:
     from matplotlib.colors import to_hex, to_rgb
 
+    # About half of the light: the hue stays, and the two colours can be told apart.
     red, green, blue = to_rgb(style.color)
     color = to_hex((0.55 * red, 0.55 * green, 0.55 * blue))
     return replace(style, color=color, line=(0, (3, 1)), hatch="|||", hollow=True)
@@ -532,6 +535,7 @@ def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
     panels = np.atleast_1d(np.asarray(axes, dtype=object))
     for ax, (name, spans) in zip(panels, of_rank_0.items(), strict=True):
         _draw_spans(ax, spans, scale)
+        # A little more than the longest one, so that its last bar has a whole edge.
         ax.set_xlim(0, longest_s * scale * 1.005)
         total = spans.duration_s * scale
         exposed = spans.exposed_communication_s() * scale
@@ -568,16 +572,19 @@ def _draw_spans(ax: Axes, spans: Timeline, scale: float) -> None:
     streams = list(table["stream"].unique())
     for (kind, stream), rows in table.groupby(["kind", "stream"], sort=False):
         style = look(str(kind))
-        bottom = streams.index(stream) - 0.36
+        # Rows are 1 apart, and a bar is as high as 0.72 of that, around the row's middle.
+        height = 0.72
+        bottom = streams.index(stream) - height / 2
         ax.broken_barh(
             rows[["left", "width"]].to_numpy(),
-            (bottom, 0.72),
+            (bottom, height),
             linewidth=0.4,
             facecolor=style.color,
             hatch=style.hatch,
             edgecolor="white" if len(rows) <= MOST_EDGES else "none",
         )
     ax.set_yticks(range(len(streams)), streams)
+    # The axis points down, so that the first stream is on top.
     ax.set_ylim(len(streams) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
@@ -630,6 +637,7 @@ def advice_figure(advice: Advice) -> Figure:
 
     best = advice.ranked[0]
     compared = {"PyTorch's default": advice.options[DEFAULT], best.name: best}
+    # The names of options with another bucket cap than the default are such as "ddp:10MB".
     capped = [
         option
         for option in advice.options.values()
@@ -642,16 +650,15 @@ def advice_figure(advice: Advice) -> Figure:
     if not capped:
         return figure
     gains = [advice.gain(option) for option in capped]
+    caps = [option.name.partition(":")[2] for option in capped]
+    caps_mib = [units.parse_bytes(cap) / units.MIB for cap in caps]
     percent = pd.DataFrame(
         {
             "model": [100 * gain.share for gain in gains],
             "lower": [100 * gain.interval[0] for gain in gains],
             "upper": [100 * gain.interval[1] for gain in gains],
         },
-        index=[
-            units.parse_bytes(option.name.partition(":")[2]) / units.MIB
-            for option in capped
-        ],
+        index=caps_mib,
     )
     lines(
         axes[2],

@@ -377,7 +377,8 @@ def export(arguments: argparse.Namespace) -> None:
         forecast, *_ = forecast_of(arguments, arguments.planner)
         print(writers.ddp(forecast.iteration, version))
         return
-    write = {"inductor": writers.inductor, "profile": writers.profile}[arguments.to]
+    writers_of_costs = {"inductor": writers.inductor, "profile": writers.profile}
+    write = writers_of_costs[arguments.to]
     warnings: list[str] = []
     communication, _ = read_communication(arguments, warnings)
     print(write(communication.cost, version))
@@ -488,9 +489,11 @@ def what_if(arguments: argparse.Namespace) -> None:
     graph_after = changed(_graph(arguments, after, profile_after), changes)
     compared = described(schedule(graph), schedule(graph_after))
     result = {"tasks": graph.n, "longest_path_s": graph.longest_path_s, **compared}
-    for suffix, count in (("", gpus), ("_after", gpus_after)):
-        samples = count * profile.batch
-        result[f"gpus{suffix}"] = count
+    # `compared` has iteration_s and iteration_s_after. Other facts before and after the change
+    # get names of the same kind.
+    for suffix, gpu_count in (("", gpus), ("_after", gpus_after)):
+        samples = gpu_count * profile.batch
+        result[f"gpus{suffix}"] = gpu_count
         result[f"samples_per_s{suffix}"] = samples / result[f"iteration_s{suffix}"]
     if arguments.json:
         result["warnings"] = warnings
