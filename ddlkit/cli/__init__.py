@@ -190,6 +190,7 @@ def _interrupted(program: Program, interrupt: KeyboardInterrupt) -> int:
     # ends the process by SIGINT whatever the exit status is. Running code anew clears that mark.
     exec("")
     number = _signals_received[0] if _signals_received else signal.SIGINT
+    # A terminal that closes ends a command as SIGTERM does.
     if number == signal.SIGHUP:
         number = signal.SIGTERM
     return 128 + number
@@ -323,21 +324,25 @@ def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, command in program.commands.items():
         first_sentence = command.text.partition(". ")[0].rstrip(".")
-        added = commands.add_parser(
+        subparser = commands.add_parser(
             name,
             help=f"{first_sentence}.",
             usage=_usage(f"{program.called} {name}", command),
             description=_description(command.text, command.example),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        added.command = name
-        added.set_defaults(run=command.run, command=name)
+        # Error messages begin with the name of the command.
+        subparser.command = name
+        subparser.set_defaults(run=command.run, command=name)
+        # Arguments with one heading form a group, which argparse must be asked for once.
         groups: dict[str, argparse._ArgumentGroup] = {}
         for argument in command.arguments:
-            target: Any = added
+            target: Any = subparser
             if argument.group:
                 if argument.group not in groups:
-                    groups[argument.group] = added.add_argument_group(argument.group)
+                    groups[argument.group] = subparser.add_argument_group(
+                        argument.group
+                    )
                 target = groups[argument.group]
             target.add_argument(*argument.names, **argument.options)
     return parser

@@ -585,10 +585,11 @@ def lab(arguments: argparse.Namespace) -> None:
 
     if arguments.action == "up":
         shape = _lab_shape(arguments)
-        made = network.Lab(shape, arguments.label, persistent=True).up()
-        namespaces = " ".join(made.namespaces)
+        # A persistent lab outlives this command.
+        new_lab = network.Lab(shape, arguments.label, persistent=True).up()
+        namespaces = " ".join(new_lab.namespaces)
         print(
-            f"{made.label}: {made.ranks} ranks over {made.name}; namespaces "
+            f"{new_lab.label}: {new_lab.ranks} ranks over {new_lab.name}; namespaces "
             f"{namespaces}"
         )
     elif arguments.action == "status":

@@ -561,6 +561,7 @@ def _registry() -> Iterator[None]:
         raise UserError(NEEDS_ROOT)
     STATE.mkdir(parents=True, exist_ok=True)
     with open(STATE / "lock", "w") as lock:
+        # Closing the file at the end of the block releases the lock.
         fcntl.flock(lock, fcntl.LOCK_EX)
         with jobs.deferring(signal.SIGINT, *TRAPPED):
             yield
@@ -580,13 +581,22 @@ def _checked_state(text: str) -> dict[str, Any]:
     """Return the state that a file holds. A damaged one has no shape, and is dead."""
     try:
         state = json.loads(text)
-        LabShape.from_dict(state["shape"])
-        for process in state["needs"]:
-            _runs(process)
+        _refuse_damaged_state(state)
         return {name: state[name] for name in ("shape", "owned", "needs")}
     except (ValueError, TypeError, KeyError, UserError):
         never_ran = (0, None)
         return {"shape": None, "owned": False, "needs": [never_ran]}
+
+
+def _refuse_damaged_state(state: Any) -> None:
+    """Raise an exception if a state has no valid shape or no valid processes.
+
+    The results are not needed: the shape and the processes are only read to see whether
+    that works.
+    """
+    LabShape.from_dict(state["shape"])
+    for process in state["needs"]:
+        _runs(process)
 
 
 def _started(pid: int) -> int | None:
@@ -600,8 +610,9 @@ def _started(pid: int) -> int | None:
         return None
     # The name of the program, in parentheses, may hold blanks and parentheses.
     state, *fields = stat.rpartition(")")[2].split()
-    if state in "ZX":
+    if state in "ZX":  # a zombie, or dead
         return None
+    # Field 22 of the file, as proc(5) counts from 1. The first of `fields` is field 4.
     return int(fields[18])
 
 
