@@ -241,6 +241,7 @@ def launch(
         shutil.rmtree(logs, ignore_errors=True)
         atomic_write_text(logs / CONFIG, json.dumps(config))
         processes: list[RankProcess] = []
+        # SIGTERM would otherwise end this process at once and leave the ranks behind.
         with jobs.unwinding(signal.SIGTERM):
             try:
                 port = free_port()
@@ -251,13 +252,17 @@ def launch(
                         **place.environment(rank, ranks, port),
                     }
                     process = RankProcess(job.module, environment, logs, place)
+                    # In the list before it starts: an interrupt right after the start
+                    # must find it there.
                     processes.append(process)
                     process.start()
                 name = job.module.rpartition(".")[2]
                 _watch(processes, name, place, timeout_s)
             finally:
                 end(processes)
+        # After a failure the logs stay, for the user to read.
         shutil.rmtree(logs)
+        # A job need not leave every table that it may leave.
         paths = {schema: directory / f"{schema}.csv" for schema in job.tables}
         return {
             schema: store.load_table(path, schema)
@@ -409,6 +414,7 @@ def _watch(
     lines_shown = 0
     give_up_s = time.monotonic() + timeout_s
     while True:
+        # None while a rank runs, and 0 once it has done its part.
         statuses = [process.poll() for process in processes]
         died = any(statuses)
         running = None in statuses
@@ -442,12 +448,15 @@ def _verdict(processes: Sequence[RankProcess], job: str) -> str:
     # Ranks die within milliseconds of one another. Those that lost a peer are not the
     # cause, and a signal is more likely the cause than an exit status.
     def unlikely_cause(rank: int) -> tuple[bool, bool]:
-        return deaths[rank] == jobs.LOST_PEER, deaths[rank] >= 0
+        lost_a_peer = deaths[rank] == jobs.LOST_PEER
+        ended_without_signal = deaths[rank] >= 0
+        return lost_a_peer, ended_without_signal
 
     first = min(deaths, key=unlikely_cause)
     status = deaths[first]
     line = _last_line(processes[first].log)
     of_all = f"of {len(processes)}"
+    # If all that died have lost a peer, the cause is a rank that still runs.
     silent = [rank for rank, status in enumerate(statuses) if status is None]
     if status == jobs.LOST_PEER and silent:
         states = {
@@ -519,6 +528,7 @@ def _signal_and_wait(
         _signal(int(process.pid or 0), number)
     begun_s = time.monotonic()
     for process in running:
+        # All processes share the patience: a process has the time that the others left.
         rest_s = None
         if patience_s is not None:
             rest_s = max(0.0, begun_s + patience_s - time.monotonic())
@@ -671,8 +681,9 @@ def _do(name: str, path: Path) -> None:
         importlib.import_module(module)
     job = find(name)
     settings = job.read(config)
-    of_rank = {key: config[key] for key in OF_RANK if key in config}
-    me = replace(Rank.join(**config.get("join", {})), out=out, **of_rank)
+    fields_of_rank = {key: config[key] for key in OF_RANK if key in config}
+    joined = Rank.join(**config.get("join", {}))
+    me = replace(joined, out=out, **fields_of_rank)
     if me.rank == 0:
         # What decides how fast the run is, for a reader of its tables.
         speed = {

@@ -42,7 +42,9 @@ OF_RANK = ("link", "link_bits_per_s", "temporary_out")
 """What the CONFIG.json of any job may hold, and what becomes a field of `Rank`."""
 FRAME = ("out", "join", "imports", *OF_RANK)
 """What the CONFIG.json of any job may hold. All else are settings of the job."""
-_torchs: Any = dist  # it has more than the type stubs know
+# `dist` under a name that mypy does not check, because the module has more than the type
+# stubs know.
+_torchs: Any = dist
 # Earlier versions of torch have other names for these calls, and later ones warn of
 # them.
 gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -136,7 +138,8 @@ class Job(Generic[S]):
         try:
             return cast(S, _typed(self.settings, own))
         except TypeError as error:
-            # Python names the constructor, which the user does not know.
+            # Python's message begins with the name of the constructor, which the user does
+            # not know, as in "Settings.__init__() got an unexpected keyword argument".
             reason = str(error).rpartition("__init__() ")[2]
             raise UserError(f"job settings: {reason}") from error
 
@@ -162,11 +165,12 @@ def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
 
 
 def _typed(kind: Any, value: Any) -> Any:
-    """Return a value of JSON as the type of a field says.
+    """Return a value of JSON as the type of a field requires.
 
     Objects become dataclasses, and lists become tuples.
     """
     if isinstance(value, list):
+        # The type of the items, such as int of Sequence[int].
         inner = next(iter(get_args(kind)), None)
         return tuple(_typed(inner, item) for item in value)
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
