@@ -241,6 +241,8 @@ def looks(names: Sequence[str]) -> list[Style]:
         share a look, the second one is darker and hollow.
     """
     styles: list[Style] = []
+    # Names that share a look have the same head: without their argument, unless the whole name
+    # has a look of its own.
     heads = [name if _exact_look(name) else _without_argument(name) for name in names]
     for position, (name, head) in enumerate(zip(names, heads, strict=True)):
         if not known(name):
@@ -255,6 +257,7 @@ def looks(names: Sequence[str]) -> list[Style]:
 def _darker(style: Style) -> Style:
     from matplotlib.colors import to_hex, to_rgb
 
+    # About half of the light: the hue stays, and the two colours can be told apart.
     red, green, blue = to_rgb(style.color)
     color = to_hex((0.55 * red, 0.55 * green, 0.55 * blue))
     return replace(style, color=color, line=(0, (3, 1)), hatch="|||", hollow=True)
@@ -425,9 +428,9 @@ def lines(
     xlabel, ylabel : str
         The labels of the axes.
     log : str, optional
-        Which axes are logarithmic, as of `set_log`.
+        Which axes are logarithmic, such as "x" or "xy", as `set_log` takes it.
     legend : str, optional
-        Where the legend is, as of `add_legend`.
+        "above" the axes, to the "right" of them, "inside" them, or "" for no legend.
     ends : pair of DataFrame, optional
         Lower and upper limits of the first columns, between which a ribbon is drawn.
     """
@@ -439,7 +442,9 @@ def lines(
         (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
         line.set(color=style.color, markerfacecolor=style.face, label=style.label)
         if ends is not None and column < ends[0].shape[1]:
-            lower, upper = (end.iloc[:, column].to_numpy(dtype=float) for end in ends)
+            lower_limits, upper_limits = ends
+            lower = lower_limits.iloc[:, column].to_numpy(dtype=float)
+            upper = upper_limits.iloc[:, column].to_numpy(dtype=float)
             ax.fill_between(
                 x, lower, upper, color=style.color, alpha=0.18, linewidth=0, zorder=0
             )
@@ -449,20 +454,23 @@ def lines(
 
 
 def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
-    """Draw costs that were fitted to the same data.
+    """Draw several costs that were fitted to one set of samples.
+
+    The samples and their medians by size are drawn, a line for each fit, and a ribbon for the
+    95% interval of a fit with draws.
 
     Parameters
     ----------
     ax : Axes
-        Where it is drawn.
+        The axes to draw in.
     fits : mapping of str to Fit
-        The fits by the name of their form. The samples, their medians and a line for each fit
-        are drawn, and a ribbon for the 95% interval of a fit with draws.
+        The fits by the name of their form, as in `FORMS`. All have the same samples.
     """
-    first, *_ = fits.values()
-    sizes = first.sizes
-    seconds = first.seconds
+    any_fit = next(iter(fits.values()))
+    sizes = any_fit.sizes
+    seconds = any_fit.seconds
     medians_s = pd.Series(seconds).groupby(np.asarray(sizes)).median()
+    # Seconds times `scale` are times in `unit`, such as ms.
     scale, unit = time_unit(medians_s)
     points(
         ax,
@@ -494,11 +502,13 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
                 alpha=0.25,
                 linewidth=0,
             )
-    # A cost without a collective is that of selecting gradients, by their number.
-    collective = getattr(first.cost, "collective", "")
+    # Costs are of two kinds. The cost of a message has a collective, and its sizes are bytes.
+    # The cost of selecting the largest gradients has none, and its sizes count elements.
+    collective = getattr(any_fit.cost, "collective", "")
     if collective:
         set_log(ax, "by")
         ax.set_xlabel("message size")
+        # A table has all_reduce where a text has all-reduce.
         ax.set_ylabel(f"{collective.replace('_', '-')} time [{unit}]")
     else:
         set_log(ax, "xy")
@@ -525,6 +535,7 @@ def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
     panels = np.atleast_1d(np.asarray(axes, dtype=object))
     for ax, (name, spans) in zip(panels, of_rank_0.items(), strict=True):
         _draw_spans(ax, spans, scale)
+        # A little more than the longest one, so that its last bar has a whole edge.
         ax.set_xlim(0, longest_s * scale * 1.005)
         total = spans.duration_s * scale
         exposed = spans.exposed_communication_s() * scale
@@ -561,16 +572,19 @@ def _draw_spans(ax: Axes, spans: Timeline, scale: float) -> None:
     streams = list(table["stream"].unique())
     for (kind, stream), rows in table.groupby(["kind", "stream"], sort=False):
         style = look(str(kind))
-        bottom = streams.index(stream) - 0.36
+        # Rows are 1 apart, and a bar is as high as 0.72 of that, around the row's middle.
+        height = 0.72
+        bottom = streams.index(stream) - height / 2
         ax.broken_barh(
             rows[["left", "width"]].to_numpy(),
-            (bottom, 0.72),
+            (bottom, height),
             linewidth=0.4,
             facecolor=style.color,
             hatch=style.hatch,
             edgecolor="white" if len(rows) <= MOST_EDGES else "none",
         )
     ax.set_yticks(range(len(streams)), streams)
+    # The axis points down, so that the first stream is on top.
     ax.set_ylim(len(streams) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
@@ -623,6 +637,7 @@ def advice_figure(advice: Advice) -> Figure:
 
     best = advice.ranked[0]
     compared = {"PyTorch's default": advice.options[DEFAULT], best.name: best}
+    # The names of options with another bucket cap than the default are such as "ddp:10MB".
     capped = [
         option
         for option in advice.options.values()
@@ -635,16 +650,15 @@ def advice_figure(advice: Advice) -> Figure:
     if not capped:
         return figure
     gains = [advice.gain(option) for option in capped]
+    caps = [option.name.partition(":")[2] for option in capped]
+    caps_mib = [units.parse_bytes(cap) / units.MIB for cap in caps]
     percent = pd.DataFrame(
         {
             "model": [100 * gain.share for gain in gains],
             "lower": [100 * gain.interval[0] for gain in gains],
             "upper": [100 * gain.interval[1] for gain in gains],
         },
-        index=[
-            units.parse_bytes(option.name.partition(":")[2]) / units.MIB
-            for option in capped
-        ],
+        index=caps_mib,
     )
     lines(
         axes[2],

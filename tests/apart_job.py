@@ -10,7 +10,7 @@ import torch
 
 from ddlkit.jobs.rank import Rank, Tables, job
 from ddlkit.measure.given import Training
-from ddlkit.measure.training import imposed
+from ddlkit.measure.training import wrap_and_rebuild
 from faulty_job import FaultySettings
 from given_models import Net, X
 
@@ -26,5 +26,5 @@ def apart_job(me: Rank, settings: FaultySettings) -> Iterator[Tables]:
         late.requires_grad_(True)
         return model(x)["logits"].square().mean()
 
-    imposed(Training("apart", model, loss, optimizer))
+    wrap_and_rebuild(Training("apart", model, loss, optimizer))
     yield {"drift": pd.DataFrame()}

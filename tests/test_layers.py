@@ -135,9 +135,11 @@ def test_precision_is_what_is_asked_for_and_as_before_afterwards(
 
 
 @given(arrays(float, (3, 5), elements=st.floats(0, 10)))
-def test_slowest_line_waits_for_the_last_rank_at_every_point(spans: np.ndarray) -> None:
+def test_spans_to_slowest_end_waits_for_the_last_rank_at_every_point(
+    spans: np.ndarray,
+) -> None:
     latest = spans.cumsum(axis=1).max(axis=0)
-    line = layers._slowest_line(spans[0], lambda ends: np.maximum(ends, latest))
+    line = layers._spans_to_slowest_end(spans[0], lambda ends: np.maximum(ends, latest))
     assert line.cumsum() == pytest.approx(latest)
 
 

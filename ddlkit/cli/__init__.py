@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None, program: Program = DDLKIT) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        The command and its arguments. By default those of this process.
+        The command and its arguments. By default they are those of this process.
     program : Program, optional
         The program whose command is run.
 
@@ -123,21 +123,30 @@ def main(argv: Sequence[str] | None = None, program: Program = DDLKIT) -> int:
     except KeyboardInterrupt as interrupt:
         return _interrupted(program, interrupt)
     except BrokenPipeError:
-        # The reader of the output has ended (``| head``), which is no error. Without this
-        # replacement Python would flush the output at its end and fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of the output has ended (``| head``), which is no error. Python flushes
+        # the output once more when it ends, and would fail at the broken pipe.
+        _discard_further_output()
         return 128 + signal.SIGPIPE
     except MemoryError:
         return _refused(program, f"memory is used up: {LIMITS[errno.ENOMEM]}")
     except OSError as error:
         if error.errno not in LIMITS:
             raise
+        # Not every error concerns a file.
         facts = (error.strerror, error.filename, LIMITS[error.errno])
         return _refused(program, ": ".join(str(fact) for fact in facts if fact))
     finally:
+        # The same process may run another command, which no signal and no reminder of this
+        # command may interrupt.
         _signals_received.clear()
         while _reminders:
             _reminders.pop().cancel()
+
+
+def _discard_further_output() -> None:
+    """Let standard output lead nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
 
 
 def _prepare_process() -> None:
@@ -181,6 +190,7 @@ def _interrupted(program: Program, interrupt: KeyboardInterrupt) -> int:
     # ends the process by SIGINT whatever the exit status is. Running code anew clears that mark.
     exec("")
     number = _signals_received[0] if _signals_received else signal.SIGINT
+    # A terminal that closes ends a command as SIGTERM does.
     if number == signal.SIGHUP:
         number = signal.SIGTERM
     return 128 + number
@@ -314,21 +324,25 @@ def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, command in program.commands.items():
         first_sentence = command.text.partition(". ")[0].rstrip(".")
-        added = commands.add_parser(
+        subparser = commands.add_parser(
             name,
             help=f"{first_sentence}.",
             usage=_usage(f"{program.called} {name}", command),
             description=_description(command.text, command.example),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        added.command = name
-        added.set_defaults(run=command.run, command=name)
+        # Error messages begin with the name of the command.
+        subparser.command = name
+        subparser.set_defaults(run=command.run, command=name)
+        # Arguments with one heading form a group, which argparse must be asked for once.
         groups: dict[str, argparse._ArgumentGroup] = {}
         for argument in command.arguments:
-            target: Any = added
+            target: Any = subparser
             if argument.group:
                 if argument.group not in groups:
-                    groups[argument.group] = added.add_argument_group(argument.group)
+                    groups[argument.group] = subparser.add_argument_group(
+                        argument.group
+                    )
                 target = groups[argument.group]
             target.add_argument(*argument.names, **argument.options)
     return parser

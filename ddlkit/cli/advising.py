@@ -119,7 +119,7 @@ def advise(arguments: argparse.Namespace) -> None:
         return
     result["snippet"] = snippet(advice, result["advice"])
     if arguments.json:
-        show(result, True)
+        show(result, as_json=True)
     else:
         print("\n".join(screen(result)))
     if arguments.html:
@@ -129,7 +129,10 @@ def advise(arguments: argparse.Namespace) -> None:
 
 
 def _rank_units(arguments: argparse.Namespace) -> None:
-    """Print ways to make units for sharded training, those of --units and some by size, fastest first."""
+    """Print ways to make units for sharded training, the fastest first.
+
+    They are the ways that --units lists, and units of some sizes.
+    """
     from pandas import DataFrame
 
     if arguments.model or not arguments.profile:
@@ -140,14 +143,14 @@ def _rank_units(arguments: argparse.Namespace) -> None:
     rows = predict_sharded(arguments, *asked, *UNIT_SIZES)
     rows.sort(key=lambda row: float(row["iteration_s"]))
     if arguments.json:
-        show({"ranked": rows}, True)
+        show({"ranked": rows}, as_json=True)
         return
     table = DataFrame(rows).drop(columns=["level", "compute_s", "workers"])
     print(table.to_string(index=False))
 
 
 def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
-    """Return what is printed, and the `Advice`."""
+    """Predict from tables, and return the result to print and the `Advice`."""
     from ddlkit.model.advice import DEFAULT, Advice
 
     forecast, warnings, profile, communication = forecast_of(arguments, DEFAULT)
@@ -170,7 +173,10 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
 
 
 def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
-    """Measure, predict and try; return what is printed, and the `Advice`, which rank 0 alone has."""
+    """Measure, predict and try plans, and return the result to print and the `Advice`.
+
+    On all ranks but rank 0 the result is empty and the advice is None.
+    """
     # Refused before the imports below load torch, which takes seconds.
     lab_rate(arguments.lab)
     require_lab(arguments.lab)
@@ -183,18 +189,24 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     if min(measure_s, confirm_s) <= 0:
         raise UserError("--minutes and --confirm-minutes must be above zero")
     settings = AdviseSettings(
-        arguments.model, arguments.accumulate, measure_s, confirm_s
+        model=arguments.model,
+        accumulate=arguments.accumulate,
+        measure_s=measure_s,
+        confirm_s=confirm_s,
     )
+    # torchrun or srun may have started several copies of this command, each a rank.
+    # Otherwise this process starts the ranks.
     ranks_outside = _ranks_started_outside()
-    ranks = arguments.ranks or 2
     if ranks_outside > 1:
         ranks = ranks_outside
+    else:
+        ranks = arguments.ranks or 2
     out = arguments.out or _default_directory(arguments, ranks)
     try:
         if ranks_outside > 1:
-            with joined(MEETING_S) as rank:
-                advise_job.run(replace(rank, out=out), settings)
-            if rank.rank != 0:
+            with joined(MEETING_S) as me:
+                advise_job.run(replace(me, out=out), settings)
+            if me.rank != 0:
                 return {}, None
         else:
             _launch(arguments, settings, ranks, out)
@@ -224,23 +236,29 @@ def _launch(
     from ddlkit.measure.advise import MEETING_S, advise_job
     from ddlkit.measure.parts import Ranks, ranks_in_lab
 
-    members = Ranks(ranks, Loopback, {})
     if arguments.lab:
-        members, _ = ranks_in_lab(ranks, *lab_rate(arguments.lab))
+        rate_bits_per_s, delay_s = lab_rate(arguments.lab)
+        members, _ = ranks_in_lab(ranks, rate_bits_per_s, delay_s)
+    else:
+        members = Ranks(ranks, place=Loopback, join={})
+    # A large model takes longer to build than ranks may take to meet by default.
     members = replace(members, join={**members.join, "timeout_s": MEETING_S})
-    limit_s = MEETING_S + settings.measure_s + settings.confirm_s
-    members.run(advise_job, settings, limit_s, out)
+    estimate_s = MEETING_S + settings.measure_s + settings.confirm_s
+    members.run(advise_job, settings, estimate_s=estimate_s, out=out)
 
 
 def _with_trials(out: Path, ranks: int) -> tuple[dict[str, Any], Any]:
-    """Return what is printed of the measurements in ``out``, and the `Advice`."""
+    """Return the result to print of the tables in ``out``, and the `Advice`."""
     from ddlkit import store
     from ddlkit.measure.advise import LISTS, read_advice
     from ddlkit.model.advice import DEFAULT, KEEP, WORTH, measured_gain
 
     advice = read_advice(out)
     trials = store.load_table(out / "trials.csv", "trials")
-    rounds = trials.pivot_table("seconds", "repeat", "policy", "median")
+    # The median iteration of each policy (columns) in each round (rows).
+    rounds = trials.pivot_table(
+        values="seconds", index="repeat", columns="policy", aggfunc="median"
+    )
     iterations = len(trials) // rounds.size
     # The default is among the policies, with a gain of 0.
     gains = {policy: measured_gain(rounds, policy) for policy in rounds}
@@ -264,10 +282,12 @@ def _with_trials(out: Path, ranks: int) -> tuple[dict[str, Any], Any]:
     confirmed = measured is not None and measured.interval[1] >= WORTH
     if LISTS and not confirmed:
         result["advice"] = KEEP
-    # Of policies with the same gain, the default is best.
-    result["measured_best"] = max(
-        gains, key=lambda policy: (gains[policy].share, policy == DEFAULT)
-    )
+
+    # If the default and another policy have the same gain, the default is best.
+    def merit(policy: str) -> tuple[float, bool]:
+        return gains[policy].share, policy == DEFAULT
+
+    result["measured_best"] = max(gains, key=merit)
     return result, advice
 
 

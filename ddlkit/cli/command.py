@@ -300,7 +300,13 @@ is the rate of each link, and DELAY its delay, as in 1gbit or 1gbit,2ms."""
 
 @contextlib.contextmanager
 def keeping() -> Iterator[None]:
-    """Let an interrupt say that what was measured is kept."""
+    """Tell the user, if the block is interrupted, that measured tables are kept.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If the block raises it. `ddlkit.cli.main` prints the argument.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -349,6 +355,8 @@ def keeping() -> Iterator[None]:
 def measure(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit measure``."""
     _refuse_wrong_part(arguments.part)
+    # Only a user's own model can accumulate, so --accumulate without --model is a
+    # mistake, which `_measure_own_model` refuses.
     if arguments.model or arguments.accumulate != 1:
         _measure_own_model(arguments)
         return
@@ -359,6 +367,7 @@ def measure(arguments: argparse.Namespace) -> None:
         )
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     if not arguments.dry_run:
+        # A dry run only lists the points, which any machine can do.
         require_lab(arguments.lab)
     # A wrong name is refused before the imports below load torch, which takes seconds.
     networks = _named_networks(arguments.networks)
@@ -366,11 +375,12 @@ def measure(arguments: argparse.Namespace) -> None:
     from ddlkit.measure.session import engine
     from ddlkit.store import machine
 
+    # The session makes the points itself, with its directory and its number.
     make_points = functools.partial(
         parts.points,
         part=arguments.part,
         networks=networks or parts.DEFAULT_NETWORKS,
-        ranks=ranks or 0,
+        ranks=ranks or 0,  # 0 stands for the default
         rate_bits_per_s=rate_bits_per_s,
         delay_s=delay_s,
     )
@@ -379,7 +389,7 @@ def measure(arguments: argparse.Namespace) -> None:
         print(engine.estimate(make_points, out))
         return
     with keeping():
-        report = engine.run_session(
+        directory = engine.run_session(
             make_points,
             out,
             gpu=bool(machine.describe()["gpus"]),
@@ -387,7 +397,7 @@ def measure(arguments: argparse.Namespace) -> None:
             pack=arguments.pack,
             ignore_load=arguments.ignore_load,
         )
-    print(report)
+    print(directory)
 
 
 def _refuse_wrong_part(part: str) -> None:
@@ -575,10 +585,11 @@ def lab(arguments: argparse.Namespace) -> None:
 
     if arguments.action == "up":
         shape = _lab_shape(arguments)
-        made = network.Lab(shape, arguments.label, persistent=True).up()
-        namespaces = " ".join(made.namespaces)
+        # A persistent lab outlives this command.
+        new_lab = network.Lab(shape, arguments.label, persistent=True).up()
+        namespaces = " ".join(new_lab.namespaces)
         print(
-            f"{made.label}: {made.ranks} ranks over {made.name}; namespaces "
+            f"{new_lab.label}: {new_lab.ranks} ranks over {new_lab.name}; namespaces "
             f"{namespaces}"
         )
     elif arguments.action == "status":

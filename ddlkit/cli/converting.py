@@ -166,9 +166,9 @@ def import_(arguments: argparse.Namespace) -> None:
         result["messages"] = str(arguments.messages)
     if arguments.json:
         listed = [finding._asdict() for finding in findings]
-        show({**result, "findings": listed}, True)
+        show({**result, "findings": listed}, as_json=True)
         return
-    show(result, False)
+    show(result, as_json=False)
     for finding in findings:
         where = f" ({', '.join(finding.layers)})" if finding.layers else ""
         print(f"  {finding.what}{where}: {finding.text}")
@@ -276,4 +276,4 @@ def timeline(arguments: argparse.Namespace) -> None:
         "ranks": len(set(spans.rank)),
         "iterations": len(set(spans.iteration)),
     }
-    show({**counts, "out": arguments.out}, False)
+    show({**counts, "out": arguments.out}, as_json=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -407,8 +407,8 @@ def _cost_from_file(arguments: argparse.Namespace) -> tuple[Any, Any]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     # For selected gradients, `Communication.sparse` checks the collective of the cost.
-    usual = "all_reduce" if arguments.density is None else cost.collective
-    needed = arguments.collective or usual
+    default = "all_reduce" if arguments.density is None else cost.collective
+    needed = arguments.collective or default
     if cost.collective != needed:
         raise UserError(
             f"{path} is the cost of an {cost.collective}, but the gradients are sent "
@@ -443,9 +443,9 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         raise UserError(
             f"--ranks {arguments.ranks}: one rank alone sends nothing: use at least 2"
         )
-    usual = of_gradients(sparse=arguments.density is not None)
+    default = of_gradients(sparse=arguments.density is not None)
     required = {
-        "collective": arguments.collective or usual,
+        "collective": arguments.collective or default,
         "ranks": arguments.ranks,
         "link": arguments.link,
     }
@@ -459,8 +459,10 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         notes=warnings,
     )
     paths = store.expand_tables(arguments.collectives)
-    every = pd.concat([read(path) for path in paths]).reset_index(drop=True)
-    rows, chosen = choose(every, tuple(required), required, Path("--collectives"))
+    all_rows = pd.concat([read(path) for path in paths]).reset_index(drop=True)
+    # The rows of one collective, number of ranks and link. The option takes the place of a
+    # file's name in error messages.
+    rows, chosen = choose(all_rows, tuple(required), required, Path("--collectives"))
     calibrated = Calibration.of(rows).between(
         str(chosen["link"]),
         int(chosen["ranks"]),
@@ -492,7 +494,7 @@ def _with_selection(arguments: argparse.Namespace, dense: Any, workload: Any) ->
 def _with_contention(
     arguments: argparse.Namespace, messages: Any, profile: Any, warnings: list[str]
 ) -> Any:
-    """Return communication with what --slowdown and --copies say of compute and messages together."""
+    """Return communication with the contention that --slowdown and --copies describe."""
     from ddlkit import store
     from ddlkit.model.contention import Contention
     from ddlkit.store.readers import choose, read_copy_s_per_byte
@@ -503,10 +505,12 @@ def _with_contention(
         return messages
     contention = Contention.none()
     if path:
-        every = store.load_table(path, "slowdown")
+        all_rows = store.load_table(path, "slowdown")
+        # The network and the batch may differ from those of the profile, which is worth a
+        # warning only. So neither is required.
         required = {"ranks": messages.cost.workers, "link": arguments.link}
         keys = ("ranks", "link", "network", "batch")
-        rows, chosen = choose(every, keys, required, path)
+        rows, chosen = choose(all_rows, keys, required, path)
         contention = Contention.of(rows)
         for name in ("network", "batch"):
             expected = getattr(profile, name)
@@ -615,15 +619,12 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     warnings: list[str] = []
     communications = {}
     for collective in SENT:
-        its_arguments = argparse.Namespace(**vars(arguments))
-        its_arguments.collective = collective
-        communications[collective], measured = read_communication(
-            its_arguments, warnings
-        )
-        unit_bytes = [
-            size for spec in specs for size in Sharding.of(profile, spec).bytes if size
-        ]
-        warnings += doubts(profile.device, measured, unit_bytes)
+        # The cost of each collective is read as if --collective named it.
+        with_collective = argparse.Namespace(**vars(arguments))
+        with_collective.collective = collective
+        communication, measured = read_communication(with_collective, warnings)
+        communications[collective] = communication
+        warnings += doubts(profile.device, measured, _message_bytes(profile, specs))
     rows = []
     for spec, reshard in product(specs, (True, False)):
         sharding = Sharding.of(profile, spec).scaled(arguments.dilation)
@@ -648,6 +649,17 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     # Both collectives may cause the same warning.
     print_warnings(dict.fromkeys(warnings))
     return rows
+
+
+def _message_bytes(profile: Any, specs: Sequence[str]) -> list[float]:
+    """Return the sizes of the messages that units send, in bytes."""
+    from ddlkit.model.sharded import Sharding
+
+    sizes: list[float] = []
+    for spec in specs:
+        # A unit without parameters sends no message.
+        sizes += [size for size in Sharding.of(profile, spec).bytes if size]
+    return sizes
 
 
 def _refuse_options_of_ddp(arguments: argparse.Namespace) -> None:

@@ -137,6 +137,8 @@ def fit(arguments: argparse.Namespace) -> None:
             f"{arguments.file}, fitted by --form {arguments.form}: {error}"
         ) from error
     description = fitted.to_dict()
+    # The form "auto" has been chosen by this error. For a form that a user names, the error
+    # is still to be computed.
     if "median_abs_held_out_error" not in description["fit"]:
         errors = fitting.held_out_errors(fitted.form, sizes, seconds).errors
         median = float(np.median(abs(errors))) if errors.size else None
@@ -148,20 +150,24 @@ def fit(arguments: argparse.Namespace) -> None:
     description["fit"]["warnings"] = warnings
     print_warnings(warnings)
     if arguments.json:
-        show(description, True)
+        show(description, as_json=True)
         return
     # What is nested, such as the draws, is for programs.
-    every = {**description, **description["fit"]}
+    with_facts_of_fit = {**description, **description["fit"]}
     for_a_person = {
         name: value
-        for name, value in every.items()
+        for name, value in with_facts_of_fit.items()
         if is_numbers(value) or not isinstance(value, (list, dict))
     }
-    show(for_a_person, False)
+    show(for_a_person, as_json=False)
 
 
 def _place(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return which times of a log were used, if the reader says so."""
+    """Return ``place`` if the facts of a log have it, and nothing otherwise.
+
+    nccl-tests times each size out of place and in place. ``place`` says which of the two
+    times were used.
+    """
     return {"place": facts["place"]} if "place" in facts else {}
 
 
@@ -290,7 +296,7 @@ def plan(arguments: argparse.Namespace) -> None:
             print_warnings([warning])
     if arguments.json:
         description = chosen.to_dict(iteration_s)
-        show({**description, **proof, "warnings": warnings}, True)
+        show({**description, **proof, "warnings": warnings}, as_json=True)
         return
     sizes = iteration.group_bytes
     tensors = iteration.workload.tensor
@@ -299,12 +305,13 @@ def plan(arguments: argparse.Namespace) -> None:
         "messages": len(sizes),
         "iteration_s": iteration_s,
     }
-    show({**facts, **proof}, False)
-    for number_of_group, members in enumerate(chosen.slices):
-        first = tensors[members.start]
-        last = tensors[members.stop - 1]
-        size = units.format_bytes(sizes[number_of_group])
-        print(f"  {number_of_group:>3}  {size:>10}  {first} .. {last}")
+    show({**facts, **proof}, as_json=False)
+    # Each message has a slice of the tensors, in the order in which gradients become ready.
+    for message, tensor_slice in enumerate(chosen.slices):
+        first = tensors[tensor_slice.start]
+        last = tensors[tensor_slice.stop - 1]
+        size = units.format_bytes(sizes[message])
+        print(f"  {message:>3}  {size:>10}  {first} .. {last}")
 
 
 # ---------------------------------------------------------------- ddlkit export
@@ -370,7 +377,8 @@ def export(arguments: argparse.Namespace) -> None:
         forecast, *_ = forecast_of(arguments, arguments.planner)
         print(writers.ddp(forecast.iteration, version))
         return
-    write = {"inductor": writers.inductor, "profile": writers.profile}[arguments.to]
+    writers_of_costs = {"inductor": writers.inductor, "profile": writers.profile}
+    write = writers_of_costs[arguments.to]
     warnings: list[str] = []
     communication, _ = read_communication(arguments, warnings)
     print(write(communication.cost, version))
@@ -481,9 +489,11 @@ def what_if(arguments: argparse.Namespace) -> None:
     graph_after = changed(_graph(arguments, after, profile_after), changes)
     compared = described(schedule(graph), schedule(graph_after))
     result = {"tasks": graph.n, "longest_path_s": graph.longest_path_s, **compared}
-    for suffix, count in (("", gpus), ("_after", gpus_after)):
-        samples = count * profile.batch
-        result[f"gpus{suffix}"] = count
+    # `compared` has iteration_s and iteration_s_after. Other facts before and after the change
+    # get names of the same kind.
+    for suffix, gpu_count in (("", gpus), ("_after", gpus_after)):
+        samples = gpu_count * profile.batch
+        result[f"gpus{suffix}"] = gpu_count
         result[f"samples_per_s{suffix}"] = samples / result[f"iteration_s{suffix}"]
     if arguments.json:
         result["warnings"] = warnings
@@ -499,7 +509,8 @@ def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
     input_s: dict[str, float] = {}
     if arguments.inputs:
         input_s = read_inputs(arguments.inputs, profile.batch)
-    gpus = Gpus.of(iteration.cost.workers or 1, arguments.gpus_per_machine, False)
+    workers = iteration.cost.workers or 1
+    gpus = Gpus.of(workers, arguments.gpus_per_machine, shared_disk=False)
     return of_iteration(
         iteration,
         strategy(arguments.strategy),

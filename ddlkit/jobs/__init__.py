@@ -108,13 +108,15 @@ def die_with_parent(parent: int = 0) -> None:
     Parameters
     ----------
     parent : int, optional
-        The id of the parent, by default as `PARENT` in the environment says. If that
-        process has died already, this process ends at once.
+        The id of the parent. By default it is the value of `PARENT` in the environment.
+        If that process has died already, this process ends at once.
     """
     if sys.platform != "linux":
         return
     parent = parent or int(os.environ.get(PARENT, os.getppid()))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The kernel reports no death from before this call. A process whose parent has died
+    # has another parent.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -201,6 +203,8 @@ def deferring(*numbers: int) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        # Each signal that arrived is raised once, however often it arrived, and now meets
+        # its own handler.
         for number in dict.fromkeys(arrived):
             signal.raise_signal(number)
 

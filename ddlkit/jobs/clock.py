@@ -197,9 +197,12 @@ def measure_interleaved(
     synchronize : callable, optional
         Waits until the device has done all its work.
     setup : callable, optional
-        Called before each repeat of each action. Its time does not count.
+        Called before each repeat of each action, such as a barrier that lets all ranks
+        start together. Its time does not count.
     agree : callable, optional
-        Turns the wish of this rank to stop into the decision of all ranks.
+        Takes whether this rank could stop, and returns whether all ranks stop. If the
+        actions communicate, all ranks must do equally many repeats, and this argument
+        has to be `ddlkit.jobs.rank.agree_all`. By default this process decides alone.
 
     Returns
     -------
@@ -228,9 +231,11 @@ def measure_interleaved(
             samples[name].append(sample(action))
         if repeat < budget.min_repeats:
             continue
-        late = perf_counter() - begun_s >= budget.max_s
-        # The intervals are only computed if there is time left.
-        if agree(late or all(budget.settled(seconds) for seconds in samples.values())):
+        could_stop = perf_counter() - begun_s >= budget.max_s
+        if not could_stop:
+            # The intervals are only computed if there is time left.
+            could_stop = all(budget.settled(seconds) for seconds in samples.values())
+        if agree(could_stop):
             break
     return {name: np.array(seconds) for name, seconds in samples.items()}
 
@@ -248,9 +253,16 @@ def measure(
     Parameters
     ----------
     action : callable
-        The action.
-    budget, synchronize, setup, agree
-        As of `measure_interleaved`.
+        The action, which takes no arguments.
+    budget : Budget
+        How long to measure.
+    synchronize : callable, optional
+        Waits until the device has done all its work.
+    setup : callable, optional
+        Called before each repeat. Its time does not count.
+    agree : callable, optional
+        Takes whether this rank could stop, and returns whether all ranks stop, as in
+        `measure_interleaved`. By default this process decides alone.
 
     Returns
     -------
@@ -258,9 +270,9 @@ def measure(
         Seconds of each repeat, without warm-up.
     """
     samples = measure_interleaved(
-        {"": action}, budget, synchronize=synchronize, setup=setup, agree=agree
+        {"action": action}, budget, synchronize=synchronize, setup=setup, agree=agree
     )
-    return samples[""]
+    return samples["action"]
 
 
 def measure_on(
@@ -273,9 +285,11 @@ def measure_on(
     device : torch.device
         The device.
     action : callable
-        The action.
-    budget, setup
-        As of `measure_interleaved`.
+        The action, which takes no arguments.
+    budget : Budget
+        How long to measure.
+    setup : callable, optional
+        Called before each repeat. Its time does not count.
 
     Returns
     -------
@@ -300,11 +314,13 @@ def sleep_until(deadline_s: float) -> float:
     float
         The time on waking, which is not before the deadline.
     """
-    while True:
-        now_s = perf_counter()
-        if now_s >= deadline_s:
-            return perf_counter()
+    now_s = perf_counter()
+    while now_s < deadline_s:
+        # `sleep` and the performance counter need not share a clock, so a sleep may end
+        # a moment before the deadline.
         sleep(deadline_s - now_s)
+        now_s = perf_counter()
+    return now_s
 
 
 def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
@@ -339,12 +355,13 @@ def rows_by(
     samples : mapping of str to ndarray
         Samples in seconds by the names of the measurements.
     labels : mapping
-        As of `sample_rows`.
+        A value for each other column.
 
     Returns
     -------
     DataFrame
-        As of `sample_rows`.
+        The labels, the column of the names, and columns ``sample`` (from 0 in each
+        measurement) and ``seconds``.
     """
     frames = [
         sample_rows({**labels, column: name}, seconds)

@@ -102,7 +102,7 @@ class Place:
     port = 0
 
     def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
-        """Return torchrun's variables as a rank must find them.
+        """Return the variables by which torchrun tells a rank who it is.
 
         Parameters
         ----------
@@ -166,8 +166,10 @@ class Loopback(Place):
 
         Parameters
         ----------
-        rank, ranks, port : int
-            As of `Place.environment`.
+        rank, ranks : int
+            The number of the rank, and how many ranks there are.
+        port : int, optional
+            A free port, which is used if this place has none of its own.
 
         Returns
         -------
@@ -239,6 +241,7 @@ def launch(
         shutil.rmtree(logs, ignore_errors=True)
         atomic_write_text(logs / CONFIG, json.dumps(config))
         processes: list[RankProcess] = []
+        # SIGTERM would otherwise end this process at once and leave the ranks behind.
         with jobs.unwinding(signal.SIGTERM):
             try:
                 port = free_port()
@@ -249,13 +252,17 @@ def launch(
                         **place.environment(rank, ranks, port),
                     }
                     process = RankProcess(job.module, environment, logs, place)
+                    # In the list before it starts: an interrupt right after the start
+                    # must find it there.
                     processes.append(process)
                     process.start()
                 name = job.module.rpartition(".")[2]
                 _watch(processes, name, place, timeout_s)
             finally:
                 end(processes)
+        # After a failure the logs stay, for the user to read.
         shutil.rmtree(logs)
+        # A job need not leave every table that it may leave.
         paths = {schema: directory / f"{schema}.csv" for schema in job.tables}
         return {
             schema: store.load_table(path, schema)
@@ -266,7 +273,7 @@ def launch(
 
 @contextlib.contextmanager
 def workspace(out: Path | None) -> Iterator[Path]:
-    """Give a directory to work in.
+    """Give a job a directory to work in.
 
     Parameters
     ----------
@@ -330,7 +337,8 @@ class RankProcess(ForkServerProcess):
         UserError
             If the fork server does not start or does not answer.
         """
-        # multiprocessing would run the user's main module again in every rank.
+        # multiprocessing would run the user's main module again in every rank. Therefore
+        # it sees an empty main module for a moment.
         main = sys.modules["__main__"]
         with jobs.deferring(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             sys.modules["__main__"] = types.ModuleType("__main__")
@@ -358,16 +366,22 @@ def _start_server(job: str) -> None:
     """
     _shorten_socket_names()
     forkserver.set_forkserver_preload([*PRELOADED, job])
-    before = dict(os.environ)
+    # The server inherits the environment of this process, and `multiprocessing` lets
+    # nobody pass another one. Therefore the variables are set here for a moment.
+    environment_before = dict(os.environ)
     os.environ.update(jobs.child_environment())
-    # torch reads this number when it is loaded. Each rank sets a number of its own.
+    # torch in the server reads this number when it is loaded. Each rank later sets a
+    # number of its own.
     os.environ["OMP_NUM_THREADS"] = "1"
+    # `ddlkit.jobs` reads this variable when the server imports it, and then lets the
+    # server die with this process.
     os.environ[jobs.FORKS] = "1"
     try:
         forkserver.ensure_running()
     finally:
+        # Neither this process nor its other children may keep the variables.
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment_before)
 
 
 @functools.cache
@@ -377,9 +391,14 @@ def _shorten_socket_names() -> None:
     If this process is killed, the next launch removes the directory.
     """
     directory = scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None)
+    # The directory is needed until this process ends, so no `with` block holds it: the
+    # context is entered here and left at the exit.
+    keep_until_exit = contextlib.ExitStack()
+    path = keep_until_exit.enter_context(directory)
+    atexit.register(keep_until_exit.close)
+    # multiprocessing reads this entry for the directory of its sockets.
     process: Any = current_process()
-    process._config["tempdir"] = str(directory.__enter__())
-    atexit.register(directory.__exit__, None, None, None)
+    process._config["tempdir"] = str(path)
 
 
 # -- watched, and ended
@@ -395,6 +414,7 @@ def _watch(
     lines_shown = 0
     give_up_s = time.monotonic() + timeout_s
     while True:
+        # None while a rank runs, and 0 once it has done its part.
         statuses = [process.poll() for process in processes]
         died = any(statuses)
         running = None in statuses
@@ -428,12 +448,15 @@ def _verdict(processes: Sequence[RankProcess], job: str) -> str:
     # Ranks die within milliseconds of one another. Those that lost a peer are not the
     # cause, and a signal is more likely the cause than an exit status.
     def unlikely_cause(rank: int) -> tuple[bool, bool]:
-        return deaths[rank] == jobs.LOST_PEER, deaths[rank] >= 0
+        lost_a_peer = deaths[rank] == jobs.LOST_PEER
+        ended_without_signal = deaths[rank] >= 0
+        return lost_a_peer, ended_without_signal
 
     first = min(deaths, key=unlikely_cause)
     status = deaths[first]
     line = _last_line(processes[first].log)
     of_all = f"of {len(processes)}"
+    # If all that died have lost a peer, the cause is a rank that still runs.
     silent = [rank for rank, status in enumerate(statuses) if status is None]
     if status == jobs.LOST_PEER and silent:
         states = {
@@ -505,6 +528,7 @@ def _signal_and_wait(
         _signal(int(process.pid or 0), number)
     begun_s = time.monotonic()
     for process in running:
+        # All processes share the patience: a process has the time that the others left.
         rest_s = None
         if patience_s is not None:
             rest_s = max(0.0, begun_s + patience_s - time.monotonic())
@@ -571,8 +595,9 @@ def be_forked(
     jobs.die_with_parent()
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
     with open(log, "wb", buffering=0) as stream:
-        for standard in (1, 2):
-            os.dup2(stream.fileno(), standard)
+        # Standard output and standard error, also of what C libraries print.
+        for standard_stream in (1, 2):
+            os.dup2(stream.fileno(), standard_stream)
     os.environ.clear()
     os.environ.update(environment)
     if sys.platform == "linux":
@@ -656,8 +681,9 @@ def _do(name: str, path: Path) -> None:
         importlib.import_module(module)
     job = find(name)
     settings = job.read(config)
-    of_rank = {key: config[key] for key in OF_RANK if key in config}
-    me = replace(Rank.join(**config.get("join", {})), out=out, **of_rank)
+    fields_of_rank = {key: config[key] for key in OF_RANK if key in config}
+    joined = Rank.join(**config.get("join", {}))
+    me = replace(joined, out=out, **fields_of_rank)
     if me.rank == 0:
         # What decides how fast the run is, for a reader of its tables.
         speed = {

@@ -42,7 +42,9 @@ OF_RANK = ("link", "link_bits_per_s", "temporary_out")
 """What the CONFIG.json of any job may hold, and what becomes a field of `Rank`."""
 FRAME = ("out", "join", "imports", *OF_RANK)
 """What the CONFIG.json of any job may hold. All else are settings of the job."""
-_torchs: Any = dist  # it has more than the type stubs know
+# `dist` under a name that mypy does not check, because the module has more than the type
+# stubs know.
+_torchs: Any = dist
 # Earlier versions of torch have other names for these calls, and later ones warn of
 # them.
 gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -136,7 +138,8 @@ class Job(Generic[S]):
         try:
             return cast(S, _typed(self.settings, own))
         except TypeError as error:
-            # Python names the constructor, which the user does not know.
+            # Python's message begins with the name of the constructor, which the user does
+            # not know, as in "Settings.__init__() got an unexpected keyword argument".
             reason = str(error).rpartition("__init__() ")[2]
             raise UserError(f"job settings: {reason}") from error
 
@@ -162,11 +165,12 @@ def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
 
 
 def _typed(kind: Any, value: Any) -> Any:
-    """Return a value of JSON as the type of a field says.
+    """Return a value of JSON as the type of a field requires.
 
     Objects become dataclasses, and lists become tuples.
     """
     if isinstance(value, list):
+        # The type of the items, such as int of Sequence[int].
         inner = next(iter(get_args(kind)), None)
         return tuple(_typed(inner, item) for item in value)
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
@@ -258,11 +262,12 @@ class Rank:
         rank = _number("RANK", "SLURM_PROCID")
         world_size = _number("WORLD_SIZE", "SLURM_NTASKS")
         local_rank = _number("LOCAL_RANK", "SLURM_LOCALID", default=rank)
-        on_node = _number(
+        ranks_on_node = _number(
             "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", default=world_size
         )
-        backend, device = _choose(backend, on_gpu, local_rank, on_node)
-        torch.set_num_threads(torch_threads or max(1, machine.cores() // on_node))
+        backend, device = _choose(backend, on_gpu, local_rank, ranks_on_node)
+        cores_each = max(1, machine.cores() // ranks_on_node)
+        torch.set_num_threads(torch_threads or cores_each)
         _meet(rank, world_size, backend, device, datetime.timedelta(seconds=timeout_s))
         return cls(
             rank, world_size, local_rank, device, backend, torch.get_num_threads()
@@ -292,7 +297,7 @@ def joined(timeout_s: float) -> Iterator[Rank]:
     Parameters
     ----------
     timeout_s : float
-        As of `Rank.join`.
+        Seconds that the meeting of the ranks and each collective may take.
 
     Yields
     ------
@@ -302,49 +307,71 @@ def joined(timeout_s: float) -> Iterator[Rank]:
     Raises
     ------
     UserError
-        As `Rank.join`.
+        If the environment is incomplete, if the node has too few GPUs, or if the ranks
+        do not meet.
     """
     count = os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or "1"
-    if count != "1":
-        me = Rank.join(timeout_s=timeout_s)
-    else:
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        _, device = _choose(None, None, local_rank, 1)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group("gloo", store=_torchs.HashStore(), rank=0, world_size=1)
-        me = Rank(0, 1, local_rank, device, "gloo", torch.get_num_threads())
+    me = _join_alone() if count == "1" else Rank.join(timeout_s=timeout_s)
     try:
         yield me
+        # After a failure nobody waits: the other ranks may never come this far.
         dist.barrier()
     finally:
+        # This undoes `init_process_group`, so that the process can join again.
         dist.destroy_process_group()
 
 
-def _number(torchruns: str, slurms: str, default: int | None = None) -> int:
-    """Return a number from the environment, by torchrun's or Slurm's name of it."""
-    text = os.environ.get(torchruns) or os.environ.get(slurms)
+def _join_alone() -> Rank:
+    """Make a process group of this process alone, which needs no address or port."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    # Only the device is of interest here. The backend is always gloo, because nothing
+    # is sent.
+    _, device = _choose(
+        backend=None, on_gpu=None, local_rank=local_rank, ranks_on_node=1
+    )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo", store=_torchs.HashStore(), rank=0, world_size=1)
+    return Rank(
+        rank=0,
+        world_size=1,
+        local_rank=local_rank,
+        device=device,
+        backend="gloo",
+        torch_threads=torch.get_num_threads(),
+    )
+
+
+def _number(torchrun_name: str, slurm_name: str, default: int | None = None) -> int:
+    """Return a number from a variable that torchrun or Slurm sets in the environment."""
+    text = os.environ.get(torchrun_name) or os.environ.get(slurm_name)
     if not text and default is not None:
         return default
     if not text or not text.isdecimal():
-        found = f"{torchruns} is {text or 'not set'} in this rank's environment"
+        state = f"{torchrun_name} is {text or 'not set'} in this rank's environment"
         raise UserError(
-            f"{found}: start ranks with torchrun, srun or ddlkit.jobs.launch"
+            f"{state}: start ranks with torchrun, srun or ddlkit.jobs.launch"
         )
     return int(text)
 
 
 def _choose(
-    wanted: str | None, on_gpu: bool | None, local_rank: int, on_node: int
+    backend: str | None, on_gpu: bool | None, local_rank: int, ranks_on_node: int
 ) -> tuple[str, torch.device]:
-    """Return the backend and the device of a rank, one of ``on_node`` on this node."""
+    """Return the backend and the device of a rank.
+
+    If ``backend`` is None, it is NCCL if there is a GPU for each rank of this node. If
+    ``on_gpu`` is None, tensors lie on a GPU with NCCL only.
+    """
     gpus = torch.cuda.device_count()
-    if wanted not in (None, "gloo", "nccl"):
-        raise UserError(f"unknown backend {wanted!r}: use gloo or nccl")
-    if wanted == "nccl" and gpus < on_node:
-        counts = f"{on_node} ranks on this node, {gpus} GPUs"
+    if backend not in (None, "gloo", "nccl"):
+        raise UserError(f"unknown backend {backend!r}: use gloo or nccl")
+    if backend == "nccl" and gpus < ranks_on_node:
+        counts = f"{ranks_on_node} ranks on this node, {gpus} GPUs"
         raise UserError(f"nccl needs a GPU for each rank: {counts}; use gloo")
-    backend = wanted or ("nccl" if 0 < on_node <= gpus else "gloo")
+    if not backend:
+        gpu_for_each = 0 < ranks_on_node <= gpus
+        backend = "nccl" if gpu_for_each else "gloo"
     if on_gpu is None:
         on_gpu = backend == "nccl"
     if not on_gpu:
@@ -414,25 +441,33 @@ def _one_thread_gloo(device: torch.device) -> str:
     gloo = _torchs.ProcessGroupGloo
     name = f"ddlkit_gloo_{device.type}"
 
-    def make(wanted: Any, _: object) -> Any:
+    # torch calls this function with the options of the process group, and with options
+    # of the backend, which are not used here.
+    def make(group: Any, _: object) -> Any:
         options = gloo._Options()
         options._threads = 1
-        options._timeout = wanted.timeout
-        interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
-        devices = [gloo.create_device(interface=each) for each in interfaces if each]
-        options._devices = devices or [gloo.create_default_device()]
-        return gloo(wanted.store, wanted.group_rank, wanted.group_size, options)
+        options._timeout = group.timeout
+        # torch reads this variable only for its own gloo.
+        names = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+        interfaces = [gloo.create_device(interface=name) for name in names if name]
+        options._devices = interfaces or [gloo.create_default_device()]
+        return gloo(group.store, group.group_rank, group.group_size, options)
 
+    # torch keeps a backend for good, under an attribute of its name in capitals, and
+    # refuses to register the name again.
     if not hasattr(dist.Backend, name.upper()):
-        served = sorted({"cpu", device.type})
-        dist.Backend.register_backend(name, make, extended_api=True, devices=served)
+        device_types = sorted({"cpu", device.type})
+        dist.Backend.register_backend(
+            name, make, extended_api=True, devices=device_types
+        )
     return name
 
 
 # -- exchange of numbers
-# -------------------------------------------------------------------  Numbers travel as
-# float64 tensors, so that nothing is pickled. All ranks must call these functions in
-# the same order.
+# -------------------------------------------------------------------
+
+# Numbers travel as float64 tensors, so that nothing is pickled. All ranks must call
+# these functions in the same order.
 
 
 def everyones(values: Sequence[float] | Floats) -> Floats:
@@ -447,11 +482,13 @@ def everyones(values: Sequence[float] | Floats) -> Floats:
     -------
     ndarray, shape (world_size, ...)
     """
-    home = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    mine = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(home)
-    flat = mine.new_empty(dist.get_world_size() * mine.numel())
-    gather_single(flat, mine.reshape(-1).contiguous())
-    return np.asarray(flat.cpu()).reshape(dist.get_world_size(), *mine.shape)
+    # NCCL sends from the memory of a GPU only.
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    mine = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(device)
+    world_size = dist.get_world_size()
+    gathered = mine.new_empty(world_size * mine.numel())
+    gather_single(gathered, mine.reshape(-1).contiguous())
+    return np.asarray(gathered.cpu()).reshape(world_size, *mine.shape)
 
 
 def slowest(values: Sequence[float] | Floats) -> Floats:
@@ -501,4 +538,5 @@ def agree_all(flag: bool) -> bool:
     bool
         The same value on all ranks.
     """
-    return not slowest([not flag]).any()
+    flags = everyones([float(flag)])
+    return bool(flags.all())

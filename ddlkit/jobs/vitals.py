@@ -109,9 +109,12 @@ class Usage:
         Usage
             The largest value over the ranks, and the sum of ``own``.
         """
-        busy, stolen, late, user = everyone[:, :4].max(axis=0).tolist()
-        own = float(everyone[:, 4].sum())
-        return cls(busy, stolen, late, user, own)
+        # The columns are in the order of the fields, so the last one is `own`. All ranks
+        # see the same cores, but each sees only its own user code.
+        shared = everyone[:, :4]
+        own = everyone[:, 4]
+        busy, stolen, late, user = shared.max(axis=0).tolist()
+        return cls(busy, stolen, late, user, float(own.sum()))
 
     @property
     def others(self) -> float:
@@ -152,7 +155,7 @@ def processor_usage(before: Any, after: Any, own_s: float = 0.0) -> Usage:
     Usage
         All shares are 0 if no time has passed.
     """
-    # The kernel counts the time of guests as user time already.
+    # The kernel counts the time of guests as user time already, so it would count twice.
     names = [name for name in before._fields if not name.startswith("guest")]
     spent_s = {name: getattr(after, name) - getattr(before, name) for name in names}
     total_s = sum(spent_s.values())
@@ -221,15 +224,17 @@ class Watch:
 
     def __init__(self, rank: int = 0) -> None:
         self._link = os.environ.get(LINK, "") if rank == 0 else ""
-        self._crossed = self._read()
-        self._begun = processor_times()
-        self._own_s = own_user_s()
+        self._counts_before = self._read()
+        self._times_before = processor_times()
+        self._own_before_s = own_user_s()
 
     def usage(self) -> Usage:
         """Return the usage since the watch was created, as this rank sees it."""
-        packets, late, seconds, processor_s = self._read() - self._crossed
-        own_s = own_user_s() - self._own_s + float(processor_s)
-        used = processor_usage(self._begun, processor_times(), own_s)
+        counts = self._read() - self._counts_before
+        packets, late, seconds, processor_s = counts
+        # The process of the link is a program of this library, too.
+        own_s = own_user_s() - self._own_before_s + float(processor_s)
+        used = processor_usage(self._times_before, processor_times(), own_s)
         if not packets:
             return used
         late_share = late / packets
@@ -240,7 +245,10 @@ class Watch:
         return replace(used, late=late_share)
 
     def _read(self) -> NDArray[np.float64]:
-        """Return the link's packets, late packets, seconds and processor seconds."""
+        """Return the counts of the process of the link, shape (4,).
+
+        They are packets, late packets, seconds and processor seconds since its start.
+        """
         if self._link:
             return np.fromfile(self._link)
         return np.zeros(4)
@@ -302,8 +310,8 @@ def gpu_vitals() -> Vitals:
         Device, quantity and value. The list is empty without nvidia-smi.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    only = ["-i", visible] if visible else []
-    return parse_vitals(machine.ask_gpus(("index", *_SAMPLED), *only))
+    selection = ["-i", visible] if visible else []
+    return parse_vitals(machine.ask_gpus(("index", *_SAMPLED), *selection))
 
 
 def parse_vitals(text: str) -> Vitals:
@@ -344,9 +352,12 @@ def gpu_in_use() -> str:
     lowest = _gpus_at_work()
     while lowest and time.monotonic() < give_up_s:
         time.sleep(LOOK_PERIOD_S)
-        now = _gpus_at_work()
+        at_work = _gpus_at_work()
+        # A GPU that has paused once is not in use.
         lowest = {
-            gpu: min(load, now[gpu]) for gpu, load in lowest.items() if gpu in now
+            gpu: min(load, at_work[gpu])
+            for gpu, load in lowest.items()
+            if gpu in at_work
         }
     if not lowest:
         return ""

@@ -187,8 +187,8 @@ class Lab(Place):
                 self._take_label()
                 self._build()
                 if self.persistent:
-                    # Only now: a lab that is being built dies with the process that
-                    # builds it.
+                    # The lab gets rid of its owner only now. A lab that is still being
+                    # built dies with the process that builds it.
                     self._save(owned=False)
             if not self.persistent:
                 self._trapped.enter_context(jobs.unwinding(*TRAPPED))
@@ -212,8 +212,9 @@ class Lab(Place):
         with _registry():
             state = _states().get(self.label)
             if state and state["owned"]:
+                # The owner is the first process that a lab needs, as `_save` wrote.
                 owner = state["needs"][0]
-                pid = owner[0]
+                pid, _ = owner
                 if pid != os.getpid() and _runs(owner):
                     raise UserError(
                         f"lab {self.label} belongs to running process {pid}: "
@@ -221,9 +222,12 @@ class Lab(Place):
                     )
             _remove(self.label)
             if self._link:
+                # `_remove` has ended the process. Waiting for it lets the kernel forget
+                # it.
                 self._link.wait()
                 self._link = None
             self._holder = 0
+        # From here on signals have the handlers that they had before the lab was up.
         self._trapped.close()
 
     def __enter__(self) -> Lab:
@@ -249,7 +253,11 @@ class Lab(Place):
         self._holder = os.getpid()
 
     def _save(self, *, owned: bool) -> None:
-        """Write the state file."""
+        """Write the state file.
+
+        An owned lab is dead once this process has ended. Any lab with an emulated link is
+        dead once the process of the link has ended. The owner comes first.
+        """
         pids = []
         if owned:
             pids.append(os.getpid())
@@ -268,7 +276,9 @@ class Lab(Place):
         if self.shape.conditions:
             self._start_link()
             packet_bytes = MAX_PACKET_BYTES
-            queued = 10_000  # as many packets as the link's process has to read
+            # Packets wait here until the link's process has read them. A full queue
+            # would drop some, and losses are to come from the conditions alone.
+            queued = 10_000
         else:
             self._join()
             # The kernel cuts a packet that is larger than a burst in software, for
@@ -276,7 +286,9 @@ class Lab(Place):
             burst = round(0.9 * burst_bytes(self.link_bits_per_s))
             packet_bytes = min(MAX_PACKET_BYTES, burst)
             queued = 1000  # Linux's default
-        for rank, name in enumerate(self.namespaces[:-1]):
+        # The last namespace is the switch, whose interfaces have no addresses.
+        *rank_namespaces, _ = self.namespaces
+        for rank, name in enumerate(rank_namespaces):
             limits = f"gso_max_size {packet_bytes} txqueuelen {queued}"
             addressing = [
                 "link set lo up",
@@ -299,6 +311,7 @@ class Lab(Place):
             "owned": not self.persistent,
         }
         inside = ["ip", "netns", "exec", self.namespaces[-1]]
+        # `cwd` below is "/", so the child must find this package by its environment.
         program = [sys.executable, "-m", tunnel.__name__, json.dumps(config)]
         self._link = subprocess.Popen(
             [*inside, *program],
@@ -314,8 +327,9 @@ class Lab(Place):
         assert self._link.stdout
         with self._link.stdout as output:
             line = "it printed nothing"
-            answered, _, _ = select.select([output], (), (), DEADLINE_S)
-            if answered:
+            # A process that hangs before its first line would block `readline` for ever.
+            readable, _, _ = select.select([output], (), (), DEADLINE_S)
+            if readable:
                 line = output.readline().strip()
             if line != tunnel.READY:
                 self._link.kill()
@@ -547,6 +561,7 @@ def _registry() -> Iterator[None]:
         raise UserError(NEEDS_ROOT)
     STATE.mkdir(parents=True, exist_ok=True)
     with open(STATE / "lock", "w") as lock:
+        # Closing the file at the end of the block releases the lock.
         fcntl.flock(lock, fcntl.LOCK_EX)
         with jobs.deferring(signal.SIGINT, *TRAPPED):
             yield
@@ -566,13 +581,22 @@ def _checked_state(text: str) -> dict[str, Any]:
     """Return the state that a file holds. A damaged one has no shape, and is dead."""
     try:
         state = json.loads(text)
-        LabShape.from_dict(state["shape"])
-        for process in state["needs"]:
-            _runs(process)
+        _refuse_damaged_state(state)
         return {name: state[name] for name in ("shape", "owned", "needs")}
     except (ValueError, TypeError, KeyError, UserError):
         never_ran = (0, None)
         return {"shape": None, "owned": False, "needs": [never_ran]}
+
+
+def _refuse_damaged_state(state: Any) -> None:
+    """Raise an exception if a state has no valid shape or no valid processes.
+
+    The results are not needed: the shape and the processes are only read to see whether
+    that works.
+    """
+    LabShape.from_dict(state["shape"])
+    for process in state["needs"]:
+        _runs(process)
 
 
 def _started(pid: int) -> int | None:
@@ -586,8 +610,9 @@ def _started(pid: int) -> int | None:
         return None
     # The name of the program, in parentheses, may hold blanks and parentheses.
     state, *fields = stat.rpartition(")")[2].split()
-    if state in "ZX":
+    if state in "ZX":  # a zombie, or dead
         return None
+    # Field 22 of the file, as proc(5) counts from 1. The first of `fields` is field 4.
     return int(fields[18])
 
 

@@ -140,15 +140,15 @@ class Packet:
         The rank that it goes to.
     first_s : float
         When its first frame has arrived at the link that carries the packet next.
-    passed : bool
-        Whether it has passed the link of its sender.
+    left_sender : bool
+        Whether it has left the link of its sender.
     """
 
     load: Any
     size: Size
     target: int
     first_s: float
-    passed: bool = False
+    left_sender: bool = False
 
 
 class Line:
@@ -281,15 +281,19 @@ class Shaper:
         due_s : float
             When the packet was due.
         packet : Packet
+            The packet.
         """
+        # A packet has two events: when it is at the end of the link of its sender, and
+        # when it is at the end of the link of its target. The heap has the earliest
+        # event first, and may get new events that are due within this loop.
         events = self._events
         while events and events[0][0] <= now_s:
-            at_s, _, packet = heapq.heappop(events)
-            if packet.passed:
-                yield at_s, packet
+            arrived_s, _, packet = heapq.heappop(events)
+            if packet.left_sender:
+                yield arrived_s, packet
             else:
-                packet.passed = True
-                self._carry(self._down[packet.target], packet, at_s)
+                packet.left_sender = True
+                self._carry(self._down[packet.target], packet, last_s=arrived_s)
 
 
 # -- packets
@@ -330,9 +334,10 @@ def open_device(namespace: str, back: str, offload: int) -> int:
     namespace : str
         The file of the namespace.
     back : str
-        The file of the namespace to go to afterwards.
+        The file of the namespace to which this process moves afterwards.
     offload : int
-        What is left to the device: check sums, and the cutting into segments.
+        The flags of the tasks that the kernel leaves to the device: check sums, and the
+        cutting into segments.
 
     Returns
     -------
@@ -390,10 +395,12 @@ class Tunnel:
         while True:
             rest_s = self.shaper.next_s - self.now_s()
             if math.isinf(rest_s):
+                # No packet is on its way, so `select` waits until one is sent.
                 wait_s = None
             elif rest_s >= SPIN_S:
                 wait_s = rest_s
             else:
+                # Only look: waking up would take longer than this wait.
                 wait_s = 0.0
             ready, _, _ = select.select(self.devices, (), (), wait_s)
             self._heard_s = self.now_s()
@@ -466,6 +473,7 @@ def main(config: Mapping[str, Any]) -> None:
     """
     if config["owned"]:
         die_with_parent()
+    # The lab alone ends this process.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     *ranks, switch = config["namespaces"]
@@ -475,7 +483,9 @@ def main(config: Mapping[str, Any]) -> None:
         # A packet may stand for many frames only if chance cannot take all of them at
         # once.
         offload |= _TSO4
-    devices = [open_device(rank, switch, offload) for rank in ranks]
+    # Each device is made within the namespace of its rank. The process then returns to
+    # the namespace of the switch.
+    devices = [open_device(rank, back=switch, offload=offload) for rank in ranks]
     shaper = Shaper([config["rate_bits_per_s"]] * len(devices), conditions)
     # Without real-time priority the link is late more often, and counts that.
     with suppress(PermissionError):
@@ -489,7 +499,7 @@ def main(config: Mapping[str, Any]) -> None:
 
 def _keep_memory() -> None:
     """Let this process spend no time on memory."""
-    # Nothing here refers to itself, so nothing is left for the collector.
+    # No object here is part of a cycle of references, so the collector has nothing to do.
     gc.collect()
     gc.disable()
     # Freed memory stays with the process. To get the memory of a large packet from the

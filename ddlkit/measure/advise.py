@@ -35,8 +35,8 @@ from ddlkit.measure.collectives import CollectivesSettings, collectives_job, who
 from ddlkit.measure.given import DDP_OPTIONS, Training, load
 from ddlkit.measure.layers import compute_on, profile_training
 from ddlkit.measure.session import Origin, table_path
-from ddlkit.measure.slowdown import answered, slowed
-from ddlkit.measure.training import imposed
+from ddlkit.measure.slowdown import completed_future, slowdown_rounds
+from ddlkit.measure.training import wrap_and_rebuild
 from ddlkit.model import Calibration
 from ddlkit.model.advice import DEFAULT, Advice
 from ddlkit.model.contention import Contention
@@ -78,7 +78,8 @@ def measure_model(
     Raises
     ------
     UserError
-        As `loaded_together` and `ddlkit.jobs.rank.joined`.
+        If the model cannot be loaded or trained, if ranks have different models, and
+        if the ranks do not meet.
     """
     notes: list[str] = []
     with joined(MEETING_S) as me, compute_on(given, me.device, ""):
@@ -189,11 +190,11 @@ def loaded_together(
         # A rank that fails still exchanges, or the others would wait for it until a
         # timeout.
         failure = error
-        mine = [-1, 0, 0]
+        mine = _NO_MODEL
     first, *others = everyones(mine).tolist()
     if failure:
         raise failure
-    for rank, other in enumerate(others, 1):
+    for rank, other in enumerate(others, start=1):
         if other != first:
             of_rank_0 = f"rank 0's has {_in_words(first)}"
             of_other = f"rank {rank}'s has {_in_words(other)}"
@@ -202,6 +203,10 @@ def loaded_together(
                 "build the same on each"
             )
     return training
+
+
+_NO_MODEL = [-1, 0, 0]
+"""The summary of a rank whose model failed. No digest is negative."""
 
 
 def _summary(training: Training) -> list[int]:
@@ -228,10 +233,13 @@ def wrap_alone(training: Training) -> None:
     training : Training
         The model in training, which is changed.
     """
-    only_me: Any = {"backend": "gloo", "use_local_synchronization": True}
-    group = dist.new_group([dist.get_rank()], **only_me)
+    # By default all ranks would have to make every group together. With local
+    # synchronization each rank makes its own.
+    group_options: Any = {"backend": "gloo", "use_local_synchronization": True}
+    group = dist.new_group([dist.get_rank()], **group_options)
     ddp = training.wrap(process_group=group)
-    ddp.register_comm_hook(None, lambda _, bucket: answered(bucket.buffer()))
+    # Without a hook DDP would still run an all-reduce of each bucket.
+    ddp.register_comm_hook(None, lambda _, bucket: completed_future(bucket.buffer()))
 
 
 def order_beside_ddp(training: Training, profile: LayerProfile) -> str:
@@ -253,6 +261,7 @@ def order_beside_ddp(training: Training, profile: LayerProfile) -> str:
         The result of the comparison, or why there is none, in a few words.
     """
     trained = training.trained()
+    # A profile has tensors in forward order. Gradients become ready in reverse order.
     ready = profile.tensor[::-1]
     if len(trained) > len(ready):
         return "not rebuilt by DDP, which needs find_unused_parameters"
@@ -318,6 +327,7 @@ def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
     if missing:
         examples = ", ".join(missing[:3])
         yield f"{len(missing)} tensors get no gradient and have no row: {examples}"
+    # The last tensor in forward order has the first gradient that is ready.
     share = profile.backward_s[-1] / profile.backward_s.sum()
     if share > LATE:
         yield f"gradients are ready after {share:.0%} of backward: nothing can overlap"
@@ -331,19 +341,25 @@ LISTS = "bucket_cap_mb_list" in DDP_OPTIONS
 SIZES = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
 """Bytes of the messages that are measured, besides one of all gradients."""
 FOR_LAYERS = 0.2
+"""The share of the measuring time that table ``layers`` gets."""
 FOR_MESSAGES = 0.4
+"""The share of the measuring time that table ``collectives`` gets."""
 FOR_SLOWDOWN = 0.3
-"""Shares of the time to measure in, of each table."""
+"""The share of the measuring time that table ``slowdown`` gets."""
 LEAST = 40.0
 """Iterations that must fit into the time for ``slowdown``."""
 WHOLES = 20.0
 """Messages of all gradients that must fit into the time for the other two tables."""
 ROUNDS = 10
+"""The most rounds of a trial."""
 FEWEST = 6
-"""Rounds of a trial, and those that are run even if time is up."""
+"""The fewest rounds of a trial, which are run even if time is up. Fewer than 6 samples
+have no interval."""
 TRIED = 2
 """Plans that are tried besides the default."""
-EACH = Budget(0, 3, 3, math.inf, 0.0)
+EACH = Budget(
+    warmup=0, min_repeats=3, max_repeats=3, max_s=math.inf, relative_halfwidth=0.0
+)
 """The fewest iterations of a plan in a round."""
 MOST = 20
 """The most iterations of a plan in a round."""
@@ -407,9 +423,10 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
         for schema, is_there in zip(MEASURED, present, strict=True):
             if is_there:
                 continue
-            passed_s = time.monotonic() - begun_s
-            spare_s = settings.confirm_s + settings.measure_s - passed_s
-            left = format_seconds(max(1.0, spare_s))
+            elapsed_s = time.monotonic() - begun_s
+            left_s = settings.confirm_s + settings.measure_s - elapsed_s
+            # Preparations may have taken longer than planned, and no time is negative.
+            left = format_seconds(max(1.0, left_s))
             me.say(f"measuring {schema}; about {left} left")
             yield from _measure(schema, me, training, settings, notes)
         for note in notes:
@@ -424,10 +441,18 @@ def _measure(
     settings: AdviseSettings,
     notes: list[str],
 ) -> Iterator[Tables]:
-    """Yield the tables of one of `MEASURED`."""
+    """Measure a table of `MEASURED` within its share of the time, and yield the rows.
+
+    With table ``layers`` comes table ``samples``.
+    """
     whole = training.gradient_bytes
     if schema == "layers":
-        budget = Budget(1, 4, 200, FOR_LAYERS * settings.measure_s)
+        budget = Budget(
+            warmup=1,
+            min_repeats=4,
+            max_repeats=200,
+            max_s=FOR_LAYERS * settings.measure_s,
+        )
         tables, profile = layers_of(training, budget, me)
         notes += remarks(training, profile)
         notes.append(f"order: {order_beside_ddp(training, profile)}")
@@ -435,28 +460,50 @@ def _measure(
     elif schema == "collectives":
         sizes = [size for size in SIZES if size < whole]
         sizes.append(whole_size(whole, me.world_size))
-        each = Budget(1, 4, 100, FOR_MESSAGES * settings.measure_s / len(sizes))
+        budget_of_size = Budget(
+            warmup=1,
+            min_repeats=4,
+            max_repeats=100,
+            max_s=FOR_MESSAGES * settings.measure_s / len(sizes),
+        )
         messages = CollectivesSettings(
-            ("all_reduce",), sizes, each, messages_per_sample=4
+            collectives=("all_reduce",),
+            sizes=sizes,
+            budget=budget_of_size,
+            messages_per_sample=4,
         )
         yield from collectives_job.part(me, messages)
     else:
-        # An eighth of all gradients, in whole elements of 4 bytes.
+        # Three sizes of messages: one that is nearly all start-up latency, an eighth of
+        # all gradients (in whole elements of 4 bytes) as a bucket of a plan may have,
+        # and all gradients at once. A tiny model has fewer sizes.
+        start_up = min(SIZES[1], whole)
         eighth = whole // 8 // 4 * 4 or whole
-        beside = sorted({min(SIZES[1], whole), eighth, whole})
-        yield from slowed(me, training, beside, FOR_SLOWDOWN * settings.measure_s, 3)
+        yield from slowdown_rounds(
+            me,
+            training,
+            sizes=sorted({start_up, eighth, whole}),
+            max_s=FOR_SLOWDOWN * settings.measure_s,
+            min_repeats=3,
+        )
 
 
 def _measured_before(me: Rank, training: Training) -> list[float]:
-    """Return which tables of this model (1.0 or 0.0) an earlier call left on rank 0."""
-    paths = [me.out / f"{schema}.csv" for schema in MEASURED]
-    if me.rank or not store.has_table(paths[0]):
-        return [0.0] * len(paths)
-    profile = store.read_profile(paths[0])
+    """Return for each table of `MEASURED` whether an earlier call left one (1.0 or 0.0).
+
+    Only rank 0 has tables. Tables of another model do not count. The values are numbers
+    because ranks exchange numbers only.
+    """
+    none_measured = [0.0] * len(MEASURED)
+    layers_path = me.out / "layers.csv"
+    if me.rank != 0 or not store.has_table(layers_path):
+        return none_measured
+    profile = store.read_profile(layers_path)
     profiled = dict(zip(profile.tensor, profile.parameters.tolist(), strict=True))
     trained = {name: p.numel() for name, p in training.trained().items()}
     if profiled != trained or profile.network != training.network:
-        return [0.0] * len(paths)
+        return none_measured
+    paths = [me.out / f"{schema}.csv" for schema in MEASURED]
     return [float(store.has_table(path)) for path in paths]
 
 
@@ -469,7 +516,7 @@ def _refuse(training: Training, settings: AdviseSettings) -> None:
             f"{settings.model}: loss() runs backward {times} times: {advice}"
         )
     ready: set[str] = set()
-    with training.watched(lambda _: None, ready.add):
+    with training.watched(on_layer=lambda _: None, on_gradient=ready.add):
         training.iterate()
     missing = training.trained().keys() - ready
     if missing:
@@ -502,46 +549,50 @@ def _median_s(training: Training, action: Callable[[], object]) -> float:
     return float(np.median(slowest(seconds)))
 
 
-def read_advice(out: Path, of: str = "") -> Advice:
+def read_advice(out: Path, suffix: str = "") -> Advice:
     """Return the advice that follows from the tables in a directory.
 
     Parameters
     ----------
     out : Path
         The directory in which `advise_job` left its tables.
-    of : str, optional
-        What follows the schema in the names of the tables.
+    suffix : str, optional
+        The text between the schema and ``.csv`` in the names of all four files. With
+        ``"-a"`` the layers are read from ``layers-a.csv``.
 
     Returns
     -------
     Advice
+        The plans, ranked by the iteration that each is predicted to have.
 
     Raises
     ------
     UserError
         If a table is missing or damaged.
     """
-    rows = store.load_table(out / f"collectives{of}.csv", "collectives")
-    slowdown = store.load_table(out / f"slowdown{of}.csv", "slowdown")
-    samples = store.load_table(out / f"samples{of}.csv", "samples")
-    link = str(rows["link"].iloc[0])
-    ranks = int(rows["ranks"].iloc[0])
-    messages = replace(
-        Calibration.of(rows).between(link, ranks), contention=Contention.of(slowdown)
-    )
+    messages = store.load_table(out / f"collectives{suffix}.csv", "collectives")
+    slowdown = store.load_table(out / f"slowdown{suffix}.csv", "slowdown")
+    samples = store.load_table(out / f"samples{suffix}.csv", "samples")
+    # All rows have one link and one number of ranks, because one job left them.
+    link = str(messages["link"].iloc[0])
+    ranks = int(messages["ranks"].iloc[0])
+    calibrated = Calibration.of(messages).between(link, ranks)
+    with_contention = replace(calibrated, contention=Contention.of(slowdown))
     # The profile is of whole iterations, with all batches that they accumulate. So the
     # workload is not accumulated once more.
-    work = store.read_profile(out / f"layers{of}.csv").workload()
-    return Advice.of(work, messages, scatter_of(samples), LISTS)
+    work = store.read_profile(out / f"layers{suffix}.csv").workload()
+    return Advice.of(work, with_contention, scatter_of(samples), LISTS)
 
 
 def _plans(me: Rank, training: Training) -> dict[str, list[int]]:
-    """Return the bytes of each bucket by plan; none for the default.
+    """Return the bytes of each bucket by plan. DDP's default has an empty list.
 
     Only rank 0 has the tables from which plans follow. On all other ranks the plans
     have numbers for names.
     """
     names = [str(number) for number in range(TRIED)]
+    # A row for each plan, because ranks exchange arrays of one shape. No plan has more
+    # buckets than tensors, and 0 stands for no bucket.
     sizes = np.zeros((TRIED, len(training.trained())))
     if me.rank == 0 and LISTS:
         ranked = read_advice(me.out).ranked
@@ -551,7 +602,9 @@ def _plans(me: Rank, training: Training) -> dict[str, list[int]]:
             names[number] = option.name
             sizes[number, : len(group_bytes)] = group_bytes
     plans: dict[str, list[int]] = {DEFAULT: []}
-    for name, row in zip(names, everyones(sizes)[0], strict=True):
+    sizes_of_rank_0 = everyones(sizes)[0]
+    for name, row in zip(names, sizes_of_rank_0, strict=True):
+        # A row without buckets stands for a plan that does not exist.
         if row.any():
             plans[name] = [int(n_bytes) for n_bytes in row if n_bytes]
     return plans
@@ -563,7 +616,7 @@ def trial(
     """Train under each plan in turn, round by round.
 
     There are at most `ROUNDS` rounds. After ``max_s`` only the first `FEWEST` start. A
-    disturbed round is repeated. A plan of which DDP makes other buckets is left out.
+    disturbed round is repeated. A plan is left out if DDP makes other buckets for it.
 
     Parameters
     ----------
@@ -584,11 +637,11 @@ def trial(
     begun_s = time.monotonic()
     wrapped = _wrapped(me, training, plans)
     synchronize = clock.synchronizer(me.device)
-    one_s = _median_s(training, training.iterate)
+    iteration_s = _median_s(training, training.iterate)
     # In each round every plan has one more iteration, which warms up.
-    fitting = max_s / (ROUNDS * len(wrapped) * one_s) - 1
+    fitting = max_s / (ROUNDS * len(wrapped) * iteration_s) - 1
     count = int(np.clip(fitting, EACH.min_repeats, MOST))
-    each = replace(EACH, warmup=1, min_repeats=count, max_repeats=count)
+    budget = replace(EACH, warmup=1, min_repeats=count, max_repeats=count)
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
     retries = Retries()
     repeat = 0
@@ -606,7 +659,7 @@ def trial(
         for name in names:
             training.use(wrapped[name])
             dist.barrier()
-            mine = clock.measure(training.iterate, each, synchronize=synchronize)
+            mine = clock.measure(training.iterate, budget, synchronize=synchronize)
             seconds[name] = slowest(mine)
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
@@ -620,10 +673,13 @@ def trial(
 def _wrapped(
     me: Rank, training: Training, plans: Mapping[str, Sequence[int]]
 ) -> dict[str, DistributedDataParallel]:
-    """Return DDP with the buckets of each plan, but for plans that it does not make."""
+    """Return the training in DDP with the buckets of each plan, by plan.
+
+    A plan is left out if DDP makes other buckets than the plan has.
+    """
     wrapped = {}
     for name, sizes in plans.items():
-        ddp, buckets, _ = imposed(training, sizes)
+        ddp, buckets, _ = wrap_and_rebuild(training, sizes)
         if sizes and buckets != [*sizes]:
             counts = f"asked for {len(sizes)} buckets, DDP made {len(buckets)}"
             me.say(f"plan {name} is not tried: {counts}")

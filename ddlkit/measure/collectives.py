@@ -315,7 +315,7 @@ class CheckedCollective:
     collective : str
         The name of the collective.
     size : int
-        Its size in bytes, as of `whole_size`.
+        Its size in bytes, which `whole_size` has rounded up.
     seed : int
         The seed of the random integers.
     count : int, optional
@@ -336,8 +336,12 @@ class CheckedCollective:
     ) -> None:
         self.collective = collective
         self._posting = POSTINGS[collective]
-        parts = COLLECTIVES[collective].input_parts(me.world_size)
-        elements = size // _ELEMENT_BYTES // parts
+        # The size counts the contributions of all ranks where each rank holds only a
+        # part of the result before, as in an all-gather.
+        inputs_in_size = COLLECTIVES[collective].input_parts(me.world_size)
+        elements = size // _ELEMENT_BYTES // inputs_in_size
+        # All ranks draw the same vector, so each knows the inputs of all others and can
+        # compute the right result without any message.
         generator = torch.Generator().manual_seed(seed)
         shape = (elements,)
         integers = torch.randint(-_LARGEST, _LARGEST, shape, generator=generator)
@@ -345,18 +349,22 @@ class CheckedCollective:
         inputs = (vector.roll(rank * _SHIFT) for rank in range(me.world_size))
         mine = vector.roll(me.rank * _SHIFT)
         expected = self._posting.result(inputs, me)
-        # A buffer that nothing is written to must not look right.
-        start = torch.full_like(expected, float("nan"))
+        # What each buffer holds before the collective: the input if the collective
+        # replaces it, and otherwise NaN, because a buffer that nothing is written to
+        # must not look right.
         if self._posting.in_place:
-            start = mine
+            initial = mine
+        else:
+            initial = torch.full_like(expected, float("nan"))
         self.mine = mine.to(me.device)
-        self._start = start.to(me.device)
+        self._initial = initial.to(me.device)
+        # A row for each message of a sample.
         self.expected = expected.to(me.device)
         self.buffers = self.expected.new_empty((count, expected.numel()))
 
     def reset(self) -> None:
         """Restore what the buffers held before the collective."""
-        self.buffers.copy_(self._start)
+        self.buffers.copy_(self._initial)
 
     def run(self) -> None:
         """Post all messages, then wait for them in order."""

@@ -63,7 +63,7 @@ class Training:
     backwards : int
         How many times the loss runs backward itself.
     ddp : DistributedDataParallel, optional
-        What calls of the model go through, as of `wrap` and `use`.
+        The wrapper that calls of the model go through, as chosen by `wrap` or `use`.
     """
 
     network: str
@@ -74,7 +74,7 @@ class Training:
     accumulate: int = 1
     backwards: int = 0
     ddp: DistributedDataParallel | None = None
-    _plain: Callable[..., Any] | None = None
+    _forward_before_ddp: Callable[..., Any] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -158,18 +158,20 @@ class Training:
             If the loss does not run backward as often as when it was tried.
         """
         mark()
-        last = self.accumulate * max(1, self.backwards)
-        with backward_calls(mark, last) as calls:
-            for left in reversed(range(self.accumulate)):
+        # A loss that does not run backward itself has one pass for each batch.
+        backward_passes = self.accumulate * max(1, self.backwards)
+        with backward_calls(mark, last=backward_passes) as calls:
+            for batch in range(self.accumulate):
+                is_last_batch = batch == self.accumulate - 1
                 exchange: Any = nullcontext()
-                if self.ddp and left:
+                if self.ddp and not is_last_batch:
                     # Gradients add up without exchange until the last batch.
                     exchange = self.ddp.no_sync()
                 with exchange:
                     loss = self.loss()
                     if not self.backwards:
                         loss.backward()
-        if calls.count != last:
+        if calls.count != backward_passes:
             raise UserError(
                 f"{self.network}: loss() must run backward as often each time"
             )
@@ -226,32 +228,39 @@ class Training:
         DistributedDataParallel
             The wrapped model.
         """
-        self._plain = self._plain or self.model.forward
-        self.model.forward = self._plain
+        # `use` puts DDP in the place of the model's own forward, so the own one is kept.
+        # A model that is wrapped anew gets it back first, or DDP would wrap DDP.
+        if self._forward_before_ddp is None:
+            self._forward_before_ddp = self.model.forward
+        self.model.forward = self._forward_before_ddp
         device_ids = None
         if self.device.type == "cuda":
             device_ids = [self.device.index]
-        ours: dict[str, Any] = {
+        fixed_options: dict[str, Any] = {
             "device_ids": device_ids,
             "init_sync": False,
             SYNC_BUFFERS: False,
         }
-        return self.use(DistributedDataParallel(_Inside(self.model), **ours, **options))
+        inside = _Inside(self.model)
+        ddp = DistributedDataParallel(inside, **fixed_options, **options)
+        return self.use(ddp)
 
     def use(self, ddp: DistributedDataParallel) -> DistributedDataParallel:
-        """Choose which of several results of `wrap` calls of the model go through.
+        """Have calls of the model go through one of several wrappers from now on.
 
         Parameters
         ----------
         ddp : DistributedDataParallel
-            A result of `wrap`. All others stay idle.
+            A wrapper that `wrap` returned earlier. All other wrappers stay idle.
 
         Returns
         -------
         DistributedDataParallel
-            The argument.
+            The argument ``ddp``.
         """
         self.ddp = ddp
+        # The loss calls the model, and the model's forward calls DDP. DDP calls the
+        # model's own forward, which `_Inside` has kept.
         self.model.forward = ddp.__call__
         return ddp
 
@@ -436,8 +445,8 @@ def load(given: str, device: torch.device, notes: list[str]) -> Training:
         raise UserError(f"{file} has no function {shown(name)}")
     with theirs(given):
         takes_device = "device" in inspect.signature(function).parameters
-        made = function(device=device) if takes_device else function()
-    return _in_training(made, given, f"{Path(file).stem}-{name}", notes)
+        result = function(device=device) if takes_device else function()
+    return _in_training(result, given, f"{Path(file).stem}-{name}", notes)
 
 
 def _imported(file: str, given: str) -> ModuleType:
@@ -458,16 +467,16 @@ def _imported(file: str, given: str) -> ModuleType:
     return module
 
 
-def _in_training(made: Any, given: str, network: str, notes: list[str]) -> Training:
+def _in_training(result: Any, given: str, network: str, notes: list[str]) -> Training:
     """Return the result of a user's function as a model in training."""
-    parts = made if isinstance(made, tuple) else (made,)
+    items = result if isinstance(result, tuple) else (result,)
     is_valid = (
-        len(parts) in (2, 3) and isinstance(parts[0], nn.Module) and callable(parts[1])
+        len(items) in (2, 3) and isinstance(items[0], nn.Module) and callable(items[1])
     )
     if not is_valid:
         needed = "(model, loss) or (model, loss, optimizer)"
-        raise UserError(f"{given} must return {needed}, gave {shown(made)}")
-    model, plain_loss, *optimizers = parts
+        raise UserError(f"{given} must return {needed}, gave {shown(result)}")
+    model, plain_loss, *optimizers = items
     optimizer = optimizers[0] if optimizers else None
     if not optimizer:
         notes.append("no optimizer is given: SGD with momentum")

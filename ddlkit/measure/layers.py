@@ -109,10 +109,11 @@ class _HookedIteration:
 
     def read(self) -> _Shares:
         """Return how the iteration is shared among its tensors."""
+        # Events are known by their number, which is also the number of their mark.
         at = self._marks.seconds()
         phases = [k for k, (event, _) in enumerate(self._events) if event == _PHASE]
-        # An iteration marks its start, the start and end of the last backward, and its
-        # end.
+        # The four phase events are the start of the iteration, the start and the end of
+        # the last backward pass, and the end of the iteration.
         backward_begin = phases[1]
 
         # Batches may be accumulated, or segments computed anew. What counts is when a
@@ -121,9 +122,9 @@ class _HookedIteration:
         for k, (event, tensor) in enumerate(self._events):
             if event == _GRADIENT:
                 last_mark[tensor] = k
-        order = sorted(last_mark, key=last_mark.__getitem__)
+        ready_order = sorted(last_mark, key=last_mark.__getitem__)
         ready: dict[str, float] = {}
-        for tensor in order:
+        for tensor in ready_order:
             since_begin = float(at[last_mark[tensor]] - at[backward_begin])
             # A gradient may be ready before the last backward pass begins.
             ready[tensor] = max(0.0, since_begin)
@@ -140,8 +141,10 @@ class _HookedIteration:
         tensors = [self._events[k][1] for k in starts]
         if not tensors:
             # No layer is seen in what is compiled: the first tensor has all of forward.
-            tensors = order[-1:]
-        # What precedes the first layer belongs to that layer.
+            # Its gradient is ready last.
+            tensors = [ready_order[-1]]
+        # What precedes the first layer belongs to that layer. Therefore its own start
+        # is no boundary.
         boundaries = at[[forward_begin, *starts[1:], backward_begin]]
         layers = dict.fromkeys(tensors, 0.0)
         for tensor, share in zip(tensors, np.diff(boundaries), strict=True):
@@ -170,47 +173,62 @@ class _Order:
         # The operations within compiled code cannot be counted one by one.
         counting = nullcontext() if training.compiled else networks.flop_counter()
         with counting as counter:
-            seen = _HookedIteration(training, _FlopMarks(counter))
-        flops, ready, _ = seen.read()
-        self.starts = list(flops)
-        self.ready = list(ready)
+            first_iteration = _HookedIteration(training, _FlopMarks(counter))
+        shares = first_iteration.read()
+        self.starts = list(shares.layers)
+        self.ready = list(shares.ready)
         if me:
             # Ranks exchange spans, so all of them must have the same order.
             names = [*training.trained()]
             self.starts = _as_rank_0(self.starts, names)
             self.ready = _as_rank_0(self.ready, names)
-        self.flops = np.array([flops.get(tensor, 0.0) for tensor in self.starts])
+        flops = [shares.layers.get(tensor, 0.0) for tensor in self.starts]
+        self.flops = np.array(flops)
 
-    def spans(self, seen: _HookedIteration) -> Floats:
-        """Return an iteration in spans, in seconds, shape (s + n + 1,).
+    def spans(self, iteration: _HookedIteration) -> Floats:
+        """Return the spans of an iteration with hooks in seconds, shape (s + n + 1,).
 
-        They are each layer's forward, the time from each gradient to the next, and the
-        whole iteration.
+        The first s spans are the forward passes of the layers. The next n spans each
+        lead from one gradient to the next one, in the order in which gradients become
+        ready. The last span is the whole iteration.
         """
-        shares = seen.read()
-        layers = [shares.layers.get(tensor, 0.0) for tensor in self.starts]
-        ready = [shares.ready.get(tensor, 0.0) for tensor in self.ready]
-        # In this iteration two gradients may have been ready in the other order.
-        ready_in_order = np.maximum.accumulate(ready)
-        gradients = np.diff(ready_in_order, prepend=0.0)
-        return np.array([*layers, *gradients, shares.whole])
+        shares = iteration.read()
+        layers_s = [shares.layers.get(tensor, 0.0) for tensor in self.starts]
+        ready_s = [shares.ready.get(tensor, 0.0) for tensor in self.ready]
+        # Two gradients that are ready at nearly the same time may swap their order in
+        # this iteration. No span may be negative, so the later of two times counts.
+        ready_in_order_s = np.maximum.accumulate(ready_s)
+        gradients_s = np.diff(ready_in_order_s, prepend=0.0)
+        return np.array([*layers_s, *gradients_s, shares.whole])
 
     def by_tensor(self, by_layer: Floats) -> Floats:
-        """Return (n,) values in forward order. A layer's is with its first tensor."""
+        """Return values by tensor in forward order, shape (n,).
+
+        The first tensor of a layer has the value of the layer. All others have 0.
+        """
         by_tensor = np.zeros(len(self.ready))
         # Forward order is the reverse of the order in which gradients become ready.
-        last = len(self.ready) - 1
-        positions = [last - self.ready.index(tensor) for tensor in self.starts]
+        last_position = len(self.ready) - 1
+        positions = [last_position - self.ready.index(tensor) for tensor in self.starts]
         np.add.at(by_tensor, positions, by_layer)
         return by_tensor
 
 
+_NOT_NAMED = -1.0
+"""The position of a name that a rank does not have."""
+
+
 def _as_rank_0(names: list[str], all_names: list[str]) -> list[str]:
-    """Return the names of rank 0 in its order. ``all_names`` are equal on all ranks."""
-    positions = {name: position for position, name in enumerate(names)}
-    mine = [float(positions.get(name, -1)) for name in all_names]
-    of_rank_0 = peers.everyones(mine)[0]
-    return [all_names[k] for k in np.argsort(of_rank_0) if of_rank_0[k] >= 0]
+    """Return the names that rank 0 has, in the order of rank 0.
+
+    Ranks exchange numbers only. So each rank sends the position that each of
+    ``all_names``, which are equal on all ranks, has in its own ``names``.
+    """
+    positions = {name: float(position) for position, name in enumerate(names)}
+    own_positions = [positions.get(name, _NOT_NAMED) for name in all_names]
+    of_rank_0 = peers.everyones(own_positions)[0]
+    in_order = np.argsort(of_rank_0)
+    return [all_names[k] for k in in_order if of_rank_0[k] != _NOT_NAMED]
 
 
 # -- profiles
@@ -359,14 +377,18 @@ def profile_training(
     backward passes in an iteration, forward is all that precedes the last backward
     pass.
     """
+    # Without other ranks this process is the slowest one, and its values stay.
     slowest: Callable[[Floats], Floats] = peers.slowest if me else np.asarray
     order = _Order(training, me)
     measured = _undisturbed(training, budget or Budget(), me)
+    # The columns are forward, backward and update.
+    phases = _spans_to_slowest_end(np.diff(measured.marks_s), slowest)
     hooked = np.array([order.spans(iteration) for iteration in measured.hooked])
-    phases = _slowest_line(np.diff(measured.marks_s), slowest)
-    spans = _slowest_line(hooked[:, :-1], slowest)
+    # The last column is the whole iteration. The others are its spans.
+    hooked_iterations = hooked[:, -1]
+    spans = _spans_to_slowest_end(hooked[:, :-1], slowest)
     quantities = {
-        "hooked_iteration": slowest(hooked[:, -1]),
+        "hooked_iteration": slowest(hooked_iterations),
         "unhooked_iteration": phases.sum(axis=1),
         "forward": phases[:, 0],
         "backward": phases[:, 1],
@@ -397,15 +419,24 @@ def _rank_count(me: Rank | None) -> int:
 def _profile(
     training: Training, order: _Order, phases: Floats, spans: Floats
 ) -> LayerProfile:
-    """Return the profile from (r, 3) phases without and (r, s + n) spans with hooks."""
+    """Return the profile of a training from r repeats.
+
+    ``phases`` are seconds of forward, backward and update without hooks, shape (r, 3).
+    ``spans`` are those of `_Order.spans` but for the last one, shape (r, s + n).
+    """
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     span_medians = np.median(spans, axis=0)
+    # The s spans of the layers come first, then the n spans of the gradients. Hooks slow
+    # an iteration down, so the spans are scaled to the phases without hooks.
     layers = span_medians[: len(order.starts)]
     gradients = span_medians[len(order.starts) :]
     layers_s = layers * (forward_s / layers.sum())
     gradients_s = gradients * (backward_s / gradients.sum())
     parameters = training.trained()
+    # A profile has tensors in forward order, which is the reverse of the order in which
+    # gradients become ready.
     tensors = tuple(reversed(order.ready))
+    backward_in_forward_order_s = gradients_s[::-1]
     return LayerProfile(
         network=training.network,
         device=training.device.type,
@@ -415,7 +446,7 @@ def _profile(
         parameters=np.array([parameters[tensor].numel() for tensor in tensors]),
         gradient_bytes=np.array([parameters[tensor].nbytes for tensor in tensors]),
         forward_s=order.by_tensor(layers_s),
-        backward_s=gradients_s[::-1],
+        backward_s=backward_in_forward_order_s,
         flops=order.by_tensor(order.flops),
         update_s=float(update_s),
     )
@@ -434,8 +465,20 @@ def layer_tables(
 
     Parameters
     ----------
-    network, batch, device, precision, budget, threads, me
-        As of `profile_layers`.
+    network : str
+        The name of the network.
+    batch : int
+        The batch size.
+    device : str
+        ``"cpu"`` or ``"cuda"``.
+    precision : str
+        ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+    budget : Budget
+        How long to measure.
+    threads : int or None
+        The number of CPU threads. With None torch keeps its number.
+    me : Rank, optional
+        This rank, if all ranks of a job profile at the same time.
 
     Returns
     -------
@@ -445,7 +488,7 @@ def layer_tables(
     Raises
     ------
     UserError
-        As `profile_layers`.
+        If the network or its batch is not possible, or if memory runs out.
     """
     profile, samples = profile_layers(
         network, batch, device, precision, budget, threads, me
@@ -467,9 +510,9 @@ def layer_tables(
 class _Measured(NamedTuple):
     """What was timed in r repeats.
 
-    ``marks_s`` (r, 4) are the marks of iterations without hooks, ``hooked`` the
-    iterations with hooks, and ``issue_s`` (r,) the seconds in which the host issued
-    those without.
+    ``marks_s`` has the four marks of each iteration without hooks, shape (r, 4).
+    ``hooked`` has the iterations with hooks. ``issue_s`` has the seconds in which the
+    host issued each iteration without hooks, shape (r,).
     """
 
     marks_s: Floats
@@ -480,8 +523,9 @@ class _Measured(NamedTuple):
 def _undisturbed(training: Training, budget: Budget, me: Rank | None) -> _Measured:
     """Return what is measured, after at most two disturbed attempts."""
     retries = Retries(2)
+    rank = me.rank if me else 0
     while True:
-        watch = Watch(me.rank if me else 0)
+        watch = Watch(rank)
         measured = _measure(training, budget, me)
         used = watch.usage()
         if me:
@@ -510,6 +554,7 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         {"plain": run_plain, "hooked": run_hooked},
         budget,
         synchronize=clock.synchronizer(device),
+        # Alone, this process decides by itself when to stop.
         agree=peers.agree_all if me else bool,
     )
     # The lists also have the repeats that warm up, which come first.
@@ -518,8 +563,11 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
     return _Measured(marks_s, hooked[-repeats:], np.array(issue_s[-repeats:]))
 
 
-def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
-    """Return spans (..., k) of which each ends when the last rank has ended it."""
+def _spans_to_slowest_end(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
+    """Return spans that each end when the last rank has ended the span.
+
+    The spans along the last axis follow one another.
+    """
     ends = np.cumsum(spans, axis=-1)
     last_ends = slowest(ends.ravel()).reshape(ends.shape)
     return np.diff(last_ends, prepend=0.0, axis=-1)

@@ -97,7 +97,7 @@ def images(
     Returns
     -------
     callable
-        As `Network.sample`.
+        A function for `Network.sample`, which takes a batch size and a generator.
     """
 
     def sample(batch: int, generator: torch.Generator) -> Batch:
@@ -239,7 +239,7 @@ def build(name: str) -> nn.Module:
     Raises
     ------
     UserError
-        As `find`, and if a package is missing.
+        If the name is unknown, or if the network needs a package that is not installed.
     """
     return find(name).build().train()
 

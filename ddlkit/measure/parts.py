@@ -197,7 +197,7 @@ class Ranks:
         Raises
         ------
         UserError
-            As `ddlkit.jobs.launch.launch`, and if the lab cannot be made.
+            If a rank dies, if time is up, and if the lab cannot be made.
         """
         place = self.place()
         timeout_s = PATIENCE * estimate_s
@@ -333,6 +333,7 @@ def layers(
     for count, precision, (name, batch) in product(ranks or [0], precisions, networks):
         estimate_s = BUILD_S + WARMTH * budget.max_s
         measure: Callable[[], Any]
+        # 0 stands for a network that is measured alone, without a number of ranks.
         if count:
             threads = machine.cores()
             suffix = f"r{count}"
@@ -446,41 +447,45 @@ def collectives(
         places[name] = members
     for name, members in places.items():
         path = table_path(here.out, "collectives", name)
-        lacking = partial(_lacking, path, collectives, sizes, members.count)
-        run = partial(_measure_lacking, lacking, make_settings, members, estimate_s)
-        point = Point("collectives", name, run, estimate_s, left=lacking)
+        # The table is read when the point is measured, because an earlier session may
+        # have been interrupted within it.
+        to_measure = partial(
+            _collectives_to_measure, path, collectives, sizes, members.count
+        )
+        run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
+        point = Point("collectives", name, run, estimate_s, left=to_measure)
         yield on_gpus(members.count * gpus_of_rank, point)
 
 
-BySizes = dict[tuple[int, ...], list[str]]
-"""Names of collectives, by the sizes in bytes that their table lacks."""
+CollectivesBySizes = dict[tuple[int, ...], list[str]]
+"""Names of collectives, by the sizes in bytes that are not measured yet."""
 
 
-def _lacking(
+def _collectives_to_measure(
     path: Path, collectives: Sequence[str], sizes: Sequence[int], ranks: int
-) -> BySizes:
-    """Return the collectives of which a table lacks sizes."""
+) -> CollectivesBySizes:
+    """Return the collectives that a table has not at all sizes, by the missing sizes."""
     rows = pd.DataFrame()
     if store.has_table(path):
         rows = store.load_table(path)
-    by_sizes: BySizes = {}
+    to_measure: CollectivesBySizes = {}
     for collective in collectives:
-        lacked = messages_alone.lacking(rows, collective, sizes, ranks)
-        if lacked:
-            by_sizes.setdefault(lacked, []).append(collective)
-    return by_sizes
+        missing_sizes = messages_alone.lacking(rows, collective, sizes, ranks)
+        if missing_sizes:
+            to_measure.setdefault(missing_sizes, []).append(collective)
+    return to_measure
 
 
 def _measure_lacking(
-    lacking: Callable[[], BySizes],
+    to_measure: Callable[[], CollectivesBySizes],
     make_settings: Callable[..., messages_alone.CollectivesSettings],
     members: Ranks,
     estimate_s: float,
 ) -> pd.DataFrame:
-    """Return rows of all that a table lacks."""
+    """Measure each collective at the sizes that its table lacks, and return the rows."""
     frames = []
     # A launch takes seconds. Collectives that lack the same sizes share one.
-    for sizes, names in lacking().items():
+    for sizes, names in to_measure().items():
         settings = make_settings(names, sizes)
         tables = members.run(messages_alone.collectives_job, settings, estimate_s)
         frames.append(tables["collectives"])
@@ -535,10 +540,19 @@ def slowdowns(
 def _measure_slowdown(
     members: Ranks, network: str, batch: int, budget: Budget, estimate_s: float
 ) -> Tables:
-    buckets = bucket_sizes(network)
-    sizes = {min(SMALL_BYTES, buckets[0]), buckets[0], buckets[-1]}
+    bucket_bytes = bucket_sizes(network)
+    smallest = bucket_bytes[0]
+    largest = bucket_bytes[-1]
+    # DDP sends messages between its smallest and its largest bucket. A message that is
+    # nearly all start-up latency shows what posting a message costs, whatever its size.
+    # A small network may have fewer than three different sizes.
+    start_up = min(SMALL_BYTES, smallest)
     settings = slowdown.SlowdownSettings(
-        network, batch, sorted(sizes), budget.max_s, budget.min_repeats
+        network=network,
+        batch=batch,
+        sizes=sorted({start_up, smallest, largest}),
+        max_s=budget.max_s,
+        min_repeats=budget.min_repeats,
     )
     return members.run(slowdown.slowdown_job, settings, estimate_s)
 
@@ -608,7 +622,7 @@ class TrainingCase(NamedTuple):
     members : Ranks
         The ranks.
     place : str
-        The name of the place in tables, as of `place_of`.
+        The name of the place in tables, such as ``"p2-1gbit"``, which `place_of` gives.
     in_lab : bool
         Whether the ranks are in a lab.
     """
@@ -742,8 +756,12 @@ def training_by_own_rule(
         Where the session measures.
     case : TrainingCase
         The network and the place.
-    repeats, iterations, accumulate : int
-        As of `training_estimate_s`.
+    repeats : int
+        How many rounds there are.
+    iterations : int
+        How many iterations a round has.
+    accumulate : int, optional
+        How many batches an iteration has.
 
     Returns
     -------
@@ -755,14 +773,20 @@ def training_by_own_rule(
     own_plan: Mapping[str, Sequence[int]] = {training.OWN_PLAN: []}
     make_settings = partial(
         training.TrainingSettings,
-        case.network,
-        case.batch,
-        own_plan,
-        repeats,
-        iterations,
+        network=case.network,
+        batch=case.batch,
+        plans=own_plan,
+        repeats=repeats,
+        iterations=iterations,
         accumulate=accumulate,
     )
-    estimate_s = training_estimate_s(here, 1, repeats, iterations, accumulate)
+    estimate_s = training_estimate_s(
+        here,
+        plans=len(own_plan),
+        repeats=repeats,
+        iterations=iterations,
+        accumulate=accumulate,
+    )
     return training_point(here, case, key, make_settings, estimate_s)
 
 
@@ -782,10 +806,20 @@ def trainings(
     ----------
     here : Here
         Where the session measures.
-    networks, ranks, rate, delay
-        As of `training_cases`.
-    repeats, iterations, accumulate
-        As of `training_estimate_s`.
+    networks : sequence of (str, int)
+        Names and batch sizes.
+    repeats : int
+        How many rounds there are.
+    iterations : int
+        How many iterations a round has.
+    ranks : sequence of int, optional
+        Numbers of ranks, by default those of `rank_counts`.
+    rate : sequence of float, optional
+        Rates of a lab's links in bit/s; 0 for no lab.
+    delay : sequence of float, optional
+        Delays of a lab's links in seconds.
+    accumulate : int, optional
+        How many batches an iteration has.
 
     Yields
     ------

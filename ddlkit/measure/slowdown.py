@@ -100,18 +100,22 @@ def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
     Yields
     ------
     mapping of str to DataFrame
-        As `slowed`.
+        Rows of table ``slowdown`` of one round, as `slowdown_rounds` yields them.
     """
     name = settings.network
     with compute_on(f"{name} beside all-reduces", me.device, PRECISION):
         torch.manual_seed(0)
         training = known(name, settings.batch, me.device, PRECISION)
-        yield from slowed(
-            me, training, settings.sizes, settings.max_s, settings.min_repeats
+        yield from slowdown_rounds(
+            me,
+            training,
+            sizes=settings.sizes,
+            max_s=settings.max_s,
+            min_repeats=settings.min_repeats,
         )
 
 
-def slowed(
+def slowdown_rounds(
     me: Rank, training: Training, sizes: Sequence[int], max_s: float, min_repeats: int
 ) -> Iterator[Tables]:
     """Measure how much a training and messages slow each other down, round by round.
@@ -141,7 +145,7 @@ def slowed(
     UserError
         If the loss does not call the model itself, so that DDP sees no backward pass.
     """
-    columns = ["quantity", "beside", "bytes", "messages", "seconds"]
+    columns = ["quantity", "beside", "bytes", "messages", "seconds"]  # as in `Row`
     labels = {
         "network": training.network,
         "batch": training.batch,
@@ -156,6 +160,8 @@ def slowed(
     retries = Retries()
     begun_s = time.perf_counter()
     repeat = 0
+    # The clocks of ranks differ. All go on until all have run out of time, because each
+    # round needs all of them.
     while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
         watch = Watch(me.rank)
         rows = list(pair.round())
@@ -191,7 +197,9 @@ class _Pair:
             len(training.trained()): training.wrap(bucket_cap_mb=A_BUCKET_EACH),
         }
         for ddp in self.ddp.values():
-            ddp.register_comm_hook(None, lambda _, bucket: answered(bucket.buffer()))
+            ddp.register_comm_hook(
+                None, lambda _, bucket: completed_future(bucket.buffer())
+            )
             training.use(ddp)
             for _ in range(WARMUP):
                 training.iterate()
@@ -203,17 +211,18 @@ class _Pair:
         self.messages: dict[int, tuple[torch.Tensor, int]] = {}
         for size in sizes:
             buffer = torch.zeros(size // 4, device=me.device)
-            self.messages[size] = buffer, self._needed(buffer, size, alone_s)
+            count = self._needed(buffer, size, alone_s)
+            self.messages[size] = (buffer, count)
 
     def _needed(self, buffer: torch.Tensor, size: int, alone_s: float) -> int:
         """Return how many messages last for `AS_LONG` times an iteration."""
-        few = max(2, min(FIRST, FIRST_BYTES // size))
+        first_count = max(2, min(FIRST, FIRST_BYTES // size))
         # The first try also warms up, so the longer of two is taken.
-        beside_s = 0.0
+        longest_s = 0.0
         for _ in range(2):
-            _, messages_s = self._together(buffer, few)
-            beside_s = max(beside_s, float(slowest([messages_s])[0]))
-        return max(1, math.ceil(AS_LONG * alone_s * few / beside_s))
+            _, messages_s = self._together(buffer, first_count)
+            longest_s = max(longest_s, float(slowest([messages_s])[0]))
+        return max(1, math.ceil(AS_LONG * alone_s * first_count / longest_s))
 
     def round(self) -> Iterator[Row]:
         """Yield a row for each quantity that is timed in a round."""
@@ -240,7 +249,11 @@ class _Pair:
             yield phase, beside, size, count, phase_s
 
     def _phases(self, buckets: int = 1, send: bool = False) -> Floats:
-        """Return seconds of an iteration's phases; with ``send`` it fills buckets."""
+        """Return seconds of forward, backward and update in an iteration, shape (3,).
+
+        With ``send`` DDP fills its buckets and calls the hook. Without ``send`` DDP does
+        nothing.
+        """
         marks = Marks(self.me.device)
         dist.barrier()
         self._iterate(buckets, marks, send)
@@ -258,7 +271,15 @@ class _Pair:
         return _Sending(self.me, buffer, count).seconds()
 
     def _together(self, buffer: torch.Tensor, count: int) -> tuple[Floats, float]:
-        """Return mean seconds of phases beside messages, and those of all messages."""
+        """Train while messages are under way, and time both.
+
+        Returns
+        -------
+        phases_s : ndarray, shape (3,)
+            Mean seconds of forward, backward and update.
+        messages_s : float
+            Seconds from the first post to the arrival of the last message.
+        """
         dist.barrier()
         synchronize = clock.synchronizer(self.me.device)
         sending = _Sending(self.me, buffer, count)
@@ -266,10 +287,10 @@ class _Pair:
         while not iterations or not sending.done():
             marks = Marks(self.me.device)
             iterations.append(marks)
-            self._iterate(1, marks)
+            self._iterate(buckets=1, marks=marks)
             synchronize()
-        # Messages ended during the last iteration, so it counts only if it is the only
-        # one.
+        # The last iteration ran partly after the messages. It counts only if there is
+        # no other.
         if len(iterations) > 1:
             iterations.pop()
         phases = [np.diff(marks.seconds()) for marks in iterations]
@@ -285,7 +306,7 @@ class _Sending:
 
     def __init__(self, me: Rank, buffer: torch.Tensor, count: int) -> None:
         self._marks = Marks(me.device)
-        self._ended: torch.cuda.Event | None = None
+        self._ended_on_gpu: torch.cuda.Event | None = None
         on_gpu = me.device.type == "cuda"
         stream: Any = nullcontext()
         if on_gpu:
@@ -297,29 +318,29 @@ class _Sending:
                 for work in self._works:
                     work.wait()  # this holds up the stream, not the host
                 self._marks.mark()
-                self._ended = torch.cuda.Event()
-                self._ended.record()
+                self._ended_on_gpu = torch.cuda.Event()
+                self._ended_on_gpu.record()
             else:
-                last = self._works[-1].get_future()
-                self._last = last.then(lambda _: self._marks.mark())
+                last_message = self._works[-1].get_future()
+                self._end_marked = last_message.then(lambda _: self._marks.mark())
 
     def done(self) -> bool:
         """Return whether the last message has arrived."""
-        if self._ended:
-            return self._ended.query()
-        return self._last.done()
+        if self._ended_on_gpu:
+            return self._ended_on_gpu.query()
+        return self._end_marked.done()
 
     def seconds(self) -> float:
         """Wait for the last arrival, and return the seconds since the first post."""
         for work in self._works:
             work.wait()
-        if not self._ended:
+        if not self._ended_on_gpu:
             # A message may be complete a moment before its callback has run.
-            self._last.wait()
+            self._end_marked.wait()
         return float(self._marks.seconds()[-1])
 
 
-def answered(buffer: torch.Tensor) -> Any:
+def completed_future(buffer: torch.Tensor) -> Any:
     """Return the result of a communication hook that sends nothing.
 
     Parameters
@@ -332,6 +353,7 @@ def answered(buffer: torch.Tensor) -> Any:
     torch.futures.Future
         A future that holds the buffer already.
     """
+    # A future of CUDA tensors has to know their devices.
     devices: list[Any] | None = [buffer.device] if buffer.is_cuda else None
     future: Any = torch.futures.Future(devices=devices)
     future.set_result(buffer)

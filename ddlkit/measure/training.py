@@ -92,7 +92,7 @@ class TrainingSettings:
 def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """Train under every plan in each round.
 
-    A plan of which DDP makes other buckets than asked for is left out after the first
+    If DDP makes other buckets than a plan asks for, the plan is left out after the first
     round.
 
     Parameters
@@ -120,8 +120,8 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     Raises
     ------
     UserError
-        If ranks of a lab would have to share cores, if memory runs out, and if there is
-        no plan of which DDP makes the buckets.
+        If ranks of a lab would have to share cores, if memory runs out, and if DDP
+        makes other buckets than asked for under every plan.
     """
     in_lab = "lab" in me.link
     cores = machine.cores()
@@ -186,7 +186,7 @@ def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
     return float(np.median(slowest(seconds))) / len(whole)
 
 
-def imposed(
+def wrap_and_rebuild(
     training: Training, sizes: Sequence[int] = ()
 ) -> tuple[DistributedDataParallel, list[int], list[int]]:
     """Wrap a training in DDP, and train until DDP has rebuilt its buckets.
@@ -216,22 +216,26 @@ def imposed(
         ddp = training.wrap(bucket_cap_mb_list=bucket_caps_mb(sizes))
     else:
         ddp = training.wrap()
-    sums: list[float] = []
+    # `iterate` calls back at each mark, of which the last iteration's count.
+    sums_at_marks: list[float] = []
     for _ in range(WARMUP):
-        training.iterate(lambda: sums.append(training.gradient_sum()))
-    # The last mark of an iteration comes after gradients are cleared. The one before it
-    # has what the backward pass left.
-    after_backward = everyones([sums[-2]])
-    differs = (after_backward != after_backward[0]).any()
-    if differs or not np.isfinite(after_backward).all():
+        training.iterate(lambda: sums_at_marks.append(training.gradient_sum()))
+    # The last mark of an iteration comes after gradients are cleared. At the mark before
+    # it, the backward pass has just ended.
+    sum_after_backward = sums_at_marks[-2]
+    sums_of_ranks = everyones([sum_after_backward])
+    differs = (sums_of_ranks != sums_of_ranks[0]).any()
+    if differs or not np.isfinite(sums_of_ranks).all():
         raise UserError(
             "training: gradients are not finite and the same on all ranks: not timed"
         )
     log: Any = ddp._get_ddp_logging_data()
-    buckets = log.get("rebuilt_bucket_sizes", "").replace(",", " ").split()
+    sizes_text = log.get("rebuilt_bucket_sizes", "").replace(",", " ")
+    bucket_bytes = [int(text) for text in sizes_text.split()]
     # The indices of a bucket's tensors are separated by blanks, and buckets by commas.
-    tensors = log.get("rebuilt_per_bucket_param_indices", "").split(",")
-    return ddp, [int(text) for text in buckets], [len(text.split()) for text in tensors]
+    indices_of_buckets = log.get("rebuilt_per_bucket_param_indices", "").split(",")
+    tensor_counts = [len(indices.split()) for indices in indices_of_buckets]
+    return ddp, bucket_bytes, tensor_counts
 
 
 class _PlannedTraining:
@@ -249,7 +253,9 @@ class _PlannedTraining:
         self.settings = settings
         self.plan = plan
         self.retries = retries
-        self.asked = settings.plans[plan]
+        self.asked_bytes = settings.plans[plan]
+        # Plans are trained in turn, and DDP changes the model that it wraps. So each
+        # plan has a copy.
         self.training = known(
             settings.network,
             settings.batch,
@@ -259,8 +265,14 @@ class _PlannedTraining:
             rank=me.rank,
         )
         self.training.accumulate = settings.accumulate
-        sizes = () if plan == OWN_PLAN else self.asked
-        self.model, self.buckets, tensors = imposed(self.training, sizes)
+        imposed_bytes = () if plan == OWN_PLAN else self.asked_bytes
+        ddp, bucket_bytes, tensor_counts = wrap_and_rebuild(
+            self.training, imposed_bytes
+        )
+        self.ddp = ddp
+        self.bucket_bytes = bucket_bytes
+        # A plan is written as the number of tensors up to the end of each bucket.
+        ends = np.cumsum(tensor_counts)
         self.synchronize = clock.synchronizer(me.device)
         self.case = Case(
             kind="training",
@@ -272,7 +284,7 @@ class _PlannedTraining:
             link_bits_per_s=me.link_bits_per_s,
             collective="all_reduce",
             plan=plan,
-            ends=";".join(str(int(end)) for end in np.cumsum(tensors)),
+            ends=";".join(str(int(end)) for end in ends),
             profile_sha256=settings.profile_sha256,
             accumulate=settings.accumulate,
         )
@@ -287,9 +299,9 @@ class _PlannedTraining:
         if repeat == 0:
             tables["buckets"] = self._bucket_table()
             tables["timeline"] = self._profile()
-            if self.asked and list(self.asked) != self.buckets:
-                made = f"asked {self.asked}, DDP made {self.buckets}"
-                self.me.say(f"plan {self.plan} is not measured: {made}")
+            if self.asked_bytes and list(self.asked_bytes) != self.bucket_bytes:
+                both = f"asked {self.asked_bytes}, DDP made {self.bucket_bytes}"
+                self.me.say(f"plan {self.plan} is not measured: {both}")
                 return tables
         tables["runs"] = pd.DataFrame(
             {
@@ -315,8 +327,8 @@ class _PlannedTraining:
         return tables
 
     def _bucket_table(self) -> pd.DataFrame:
-        asked = pd.DataFrame({"bytes": self.asked, "source": "asked"})
-        rebuilt = pd.DataFrame({"bytes": self.buckets, "source": "rebuilt"})
+        asked = pd.DataFrame({"bytes": self.asked_bytes, "source": "asked"})
+        rebuilt = pd.DataFrame({"bytes": self.bucket_bytes, "source": "rebuilt"})
         buckets = pd.concat([asked, rebuilt]).rename_axis("bucket").reset_index()
         return buckets.assign(case=self.case.key)
 
@@ -339,7 +351,8 @@ class _PlannedTraining:
 
         dist.barrier()
         trace = clock.chrome_trace(lambda: self.training.iterate(mark), self.me.device)
-        spans = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
+        events = parse_kineto(trace, "profile of an iteration")
+        spans = timeline(events, self.bucket_bytes)
         labels = pd.DataFrame({"case": [self.case.key], "repeat": 0})
         return labels.merge(spans.to_frame(), "cross")
 
@@ -360,15 +373,22 @@ class _PlannedTraining:
 
     def _without_exchange(self) -> Floats:
         """Return seconds of iterations that exchange no gradients."""
-        with self.model.no_sync():
+        with self.ddp.no_sync():
             return self._timed()
 
     def _timed(self) -> Floats:
         """Return seconds of each iteration, of the slowest rank."""
         count = self.settings.iterations
-        exactly = Budget(0, count, count, max_s=float("inf"), relative_halfwidth=0.0)
+        # All ranks have to do equally many iterations, so nothing ends the loop early.
+        exactly_count = Budget(
+            warmup=0,
+            min_repeats=count,
+            max_repeats=count,
+            max_s=float("inf"),
+            relative_halfwidth=0.0,
+        )
         dist.barrier()
         seconds = clock.measure(
-            self.training.iterate, exactly, synchronize=self.synchronize
+            self.training.iterate, exactly_count, synchronize=self.synchronize
         )
         return slowest(seconds)

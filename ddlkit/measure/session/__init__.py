@@ -72,7 +72,7 @@ def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     table : str
         The schema of the table.
     frames : iterable of DataFrame
-        The frames, each of which is measured when it is asked for.
+        The frames. Each frame is measured only when this function takes it.
 
     Returns
     -------
@@ -83,25 +83,28 @@ def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     ------
     Partial
         If a frame cannot be measured and at least one was measured before. The
-        exception has the rows of those before.
+        exception has the rows of the frames before.
     Exception
-        As the first frame raises, if that one cannot be measured.
+        If the first frame cannot be measured. The exception is then the one that the
+        measurement raised.
     """
-    done: list[pd.DataFrame] = []
+    measured_frames: list[pd.DataFrame] = []
     try:
+        # Not `list(frames)`, which would lose the frames before a failure.
         for frame in frames:
-            done.append(frame)
+            measured_frames.append(frame)
     except Exception as error:
-        if not done:
+        if not measured_frames:
             raise
         if isinstance(error, Partial):
-            done += error.tables.values()
+            # The frame that failed has some of its own rows.
+            measured_frames += error.tables.values()
         reason = str(error)
         if not isinstance(error, UserError):
             reason = f"{type(error).__name__}: {reason}"
-        measured = {table: pd.concat(done, ignore_index=True)}
-        raise Partial(measured, reason) from error
-    return pd.concat(done, ignore_index=True)
+        rows = pd.concat(measured_frames, ignore_index=True)
+        raise Partial({table: rows}, reason) from error
+    return pd.concat(measured_frames, ignore_index=True)
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
@@ -174,7 +177,7 @@ def this_machine() -> dict[str, Any]:
     Returns
     -------
     dict
-        As `ddlkit.store.machine.describe`.
+        The description that `ddlkit.store.machine.describe` returns.
     """
     return machine.describe()
 
@@ -188,7 +191,7 @@ class Origin:
     command : sequence of str
         The command line.
     machine : mapping
-        The machine, as of `this_machine`.
+        The description of the machine, as `this_machine` returns it.
     remark : str
         What must be known of the session's times, such as others' load on the machine.
     """
@@ -216,7 +219,7 @@ class Origin:
         Raises
         ------
         UserError
-            As `ddlkit.store.save_table`.
+            If the rows do not fit the schema, or if the table cannot be written.
         """
         store.save_table(
             frame,
@@ -276,7 +279,7 @@ class Point:
     estimate_s : float
         The expected duration in seconds.
     tables : sequence of str
-        The schemas of the tables. Without any there is one table, of the schema
+        The schemas of the tables. By default there is one table, whose schema is
         ``what``.
     folder : str
         The folder of the tables within the session's directory.
@@ -360,7 +363,7 @@ class Point:
         return versions == {store.BENCHMARK_VERSION}
 
     def looked(self, out: Path) -> Row:
-        """Return the point's row as its tables say.
+        """Look for the point's tables, and return the row of outcomes that follows.
 
         Parameters
         ----------
@@ -401,6 +404,8 @@ class Point:
             return row
         start_s = time.monotonic()
         outcome, reason, tables = self._measured()
+        # A failed point may have left its model in a cycle of references, and the next
+        # point needs the memory.
         gc.collect()
         # A point that measures what is left adds to a table that has other rows
         # already.

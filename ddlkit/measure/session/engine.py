@@ -120,7 +120,7 @@ def run_session(
             machine={**sessions.this_machine(), "name": name},
             remark="; ".join(text for text in (remark, in_use) if text),
         )
-        with packing(out, pack) as keep:
+        with packing(out, pack) as pack_if_due:
             others = machines_in(out) - {name}
             if others:
                 names = " and ".join(sorted(others))
@@ -129,7 +129,14 @@ def run_session(
                     "choose another directory"
                 )
             worker = _Worker(make, out, origin)
-            _Session(worker, deadline_s, isolate, gpu, keep).run()
+            session = _Session(
+                worker,
+                deadline_s=deadline_s,
+                isolate=isolate,
+                gpu=gpu,
+                pack_if_due=pack_if_due,
+            )
+            session.run()
             if pack_tables:
                 for directory in with_tables(out):
                     tables.pack(directory)
@@ -186,14 +193,15 @@ class _Session:
     """One call of `run_session`.
 
     ``rows`` has the row of each point by the point's key, and ``running`` is the row of
-    the point that is being measured. ``keep`` packs the recording from time to time.
+    the point that is being measured. ``pack_if_due`` packs the recording if the last
+    time was `EVERY_S` ago. ``sampler`` samples vitals while the session is isolated.
     """
 
     local: _Worker
     deadline_s: float
     isolate: bool
     gpu: bool
-    keep: Callable[[], None]
+    pack_if_due: Callable[[], None]
     rows: dict[str, Row] = field(default_factory=dict)
     running: Row | None = None
     sampler: vitals.Sampler | None = None
@@ -204,7 +212,10 @@ class _Session:
             self.take_all(self.local)
             return
         child = _IsolatedWorker(self)
-        with vitals.Sampler(gpu=self.gpu) as self.sampler, contextlib.closing(child):
+        # `closing` ends the child process, also after an interrupt.
+        with vitals.Sampler(gpu=self.gpu) as sampler, contextlib.closing(child):
+            # Each save of the outcomes from now on also saves what was sampled so far.
+            self.sampler = sampler
             try:
                 self.take_all(child)
             finally:
@@ -222,7 +233,7 @@ class _Session:
         UserError
             If a point fails that is not isolated, and if nothing at all was measured.
         """
-        sections = self._to_measure(worker.listed())
+        sections = self._to_measure(worker.make_rows())
         reserved_s = RESERVE * sum(row.estimate_s for row in sections.closing)
         begun = False
         for row in (*sections.opening, *sections.body):
@@ -255,9 +266,9 @@ class _Session:
         self._close(worker.take(row))
         return True
 
-    def _to_measure(self, listed: _Sections) -> _Sections:
+    def _to_measure(self, sections: _Sections) -> _Sections:
         """Return what is to be tried, and take in what an earlier session left."""
-        body, opening, closing = listed
+        body, opening, closing = sections
         # A point that can only be refused is expected to take no time, such as one for
         # two GPUs where there is one. If there are no others, nothing opens or closes.
         possible = [row for row in body if row.outcome == sessions.PENDING]
@@ -305,7 +316,7 @@ class _Session:
         self.rows[row.key] = row
         self.running = None
         self._save()
-        self.keep()
+        self.pack_if_due()
         if row.outcome == sessions.FAILED and not self.isolate:
             raise UserError(f"{row.key}: {row.reason}")
         there = sum(other.outcome in THERE for other in self.rows.values())
@@ -375,8 +386,11 @@ class _Worker:
         numbers = [int(number) for number in re.findall(r"-s(\d+)[-.]", names)]
         self.number = 1 + max(numbers, default=0)
 
-    def listed(self) -> _Sections:
-        """Make the points, and return their rows as their tables say."""
+    def make_rows(self) -> _Sections:
+        """Make the points, and return their rows.
+
+        The tables that exist already decide the outcome in each row.
+        """
         sections = self.make(out=self.out, session=self.number)
         points = [*sections.body, *sections.opening, *sections.closing]
         self.points = {point.key: point for point in points}
@@ -404,8 +418,8 @@ class _IsolatedWorker:
             end([self._process])
             self._process = None
 
-    def listed(self) -> _Sections:
-        """Start a child, and return the rows of its points.
+    def make_rows(self) -> _Sections:
+        """Start a child that makes the points, and return the rows of these points.
 
         Raises
         ------
@@ -413,8 +427,10 @@ class _IsolatedWorker:
             If the child cannot make the points.
         """
         self._start()
+        # The child gets the worker of this process as its own, and answers with the rows
+        # or, after a mistake of the user, with the text of the error.
         try:
-            answer = self._answer(self._session.local, START_S, "go on")
+            answer = self._ask(self._session.local, allowed_s=START_S, expected="go on")
         except _WorkerLost as error:
             answer = f"nothing is measured: {error} before its first point"
         if isinstance(answer, str):
@@ -428,16 +444,19 @@ class _IsolatedWorker:
         environment = child_environment()
         if not self._session.gpu:
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        ours, childs = socket.socketpair()
-        self._pipe = Connection(ours.detach())
-        with childs:
-            program = f"from {__name__} import serve; serve({childs.fileno()})"
+        own_end, childs_end = socket.socketpair()
+        # The connection closes its end, so the socket must not close it as well.
+        self._pipe = Connection(own_end.detach())
+        # This process closes the child's end after the start. Otherwise it would never
+        # see the end of the pipe.
+        with childs_end:
+            program = f"from {__name__} import serve; serve({childs_end.fileno()})"
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what libraries print is not a result
-                pass_fds=[childs.fileno()],
+                pass_fds=[childs_end.fileno()],
                 start_new_session=True,
             )
 
@@ -448,46 +467,55 @@ class _IsolatedWorker:
         """
         if not self._process:
             try:
-                self.listed()
+                # The parent has the rows already. Only the new child needs the points.
+                self.make_rows()
             except UserError as error:
                 time.sleep(PAUSE_S)
                 return replace(row, outcome=sessions.FAILED, reason=str(error))
         allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
         try:
-            taken, usable = self._answer(row, allowed_s, "end")
+            measured_row, gpu_is_usable = self._ask(
+                row, allowed_s=allowed_s, expected="end"
+            )
         except _WorkerLost as error:
             files.remove_unfinished(self._session.local.out)
             self.close()
             return replace(row, outcome=error.outcome, reason=str(error))
-        if not usable:
+        if not gpu_is_usable:
+            # The next point gets a new process.
             self.close()
-        measured: Row = taken
-        return measured
+        row_of_child: Row = measured_row
+        return row_of_child
 
-    def _answer(self, question: object, allowed_s: float, what: str) -> Any:
-        """Return what the child answers.
+    def _ask(self, request: object, *, allowed_s: float, expected: str) -> Any:
+        """Send the child a request, and return its answer.
+
+        ``expected`` says in the error message what the child did not do, as in "did not
+        end within 60 s".
 
         Raises
         ------
         _WorkerLost
-            If the child dies, or if it does not do ``what`` within the allowed time or
-            the overtime of the session.
+            If the child dies, or if it does not answer within the allowed time or the
+            overtime of the session.
         """
         assert self._process
         give_up_s = time.monotonic() + allowed_s
-        late_s = self._session.deadline_s + OVERTIME_S
+        overtime_ends_s = self._session.deadline_s + OVERTIME_S
+        # A pipe that breaks shows that the child is dying, as the status below says.
         with contextlib.suppress(OSError, EOFError):
-            self._pipe.send(question)
+            self._pipe.send(request)
             # The end of the pipe alone does not show a death: a child that is gone may
             # have left children of its own, who still hold the pipe.
             while not self._pipe.poll(POLL_S) and self._process.poll() is None:
-                self._session.keep()
-                if time.monotonic() > late_s:
+                self._session.pack_if_due()
+                if time.monotonic() > overtime_ends_s:
                     reason = "still ran when the budget was over"
                     raise _WorkerLost(reason, sessions.NO_TIME)
                 if time.monotonic() > give_up_s:
                     limit = format_seconds(allowed_s)
-                    raise _WorkerLost(f"did not {what} within {limit}")
+                    raise _WorkerLost(f"did not {expected} within {limit}")
+            # The child may have answered just before it died.
             if self._pipe.poll():
                 return self._pipe.recv()
         status = self._process.wait()
@@ -518,12 +546,12 @@ def serve(pipe: int) -> None:
     worker: _Worker = parent.recv()
     with contextlib.suppress(EOFError, OSError):
         try:
-            parent.send(worker.listed())
+            parent.send(worker.make_rows())
         except UserError as error:
             parent.send(str(error))
         while True:
-            taken = worker.take(parent.recv())
-            parent.send((taken, _gpu_is_usable()))
+            measured_row = worker.take(parent.recv())
+            parent.send((measured_row, _gpu_is_usable()))
     # After a fault CUDA's own clean-up may hang, which sys.exit would run.
     os._exit(0)
 
@@ -570,7 +598,8 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     Raises
     ------
     UserError
-        As `restore`, and as `pack_into` at the beginning and at the end.
+        If the file is damaged or belongs to another recording, if it holds tables that
+        the directory lacks, and if it cannot be written at the beginning or the end.
     """
     if file is None:
         yield lambda: None
@@ -581,7 +610,7 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     pack_into(out, file)
     due_s = time.monotonic() + EVERY_S
 
-    def keep() -> None:
+    def pack_if_due() -> None:
         nonlocal due_s
         if time.monotonic() < due_s:
             return
@@ -592,8 +621,9 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
             say(f"not packed: {error}")
 
     try:
-        yield keep
+        yield pack_if_due
     finally:
+        # What was measured since the last pack, also before a failure, is packed now.
         pack_into(out, file)
 
 
@@ -616,6 +646,7 @@ def pack_into(out: Path, file: Path) -> None:
     def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
         return member.replace(uid=0, gid=0, uname="", gname="", deep=False)
 
+    # The archive is made in memory, and then replaces the file at once.
     packed = io.BytesIO()
     subdirectories = sorted(path for path in out.rglob("*") if path.is_dir())
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
