@@ -12,11 +12,11 @@ def about_pytorch():
     return [claim for claim in load_claims() if claim.paper == "pytorch"]
 
 
-def test_every_claim_has_a_sentence_and_every_sentence_a_claim():
+def test_every_claim_has_a_sentence_and_every_sentence_a_claim() -> None:
     assert set(statements.SENTENCES) == {claim.id for claim in about_pytorch()}
 
 
-def test_the_table_has_the_numbers_and_verdicts_of_the_claims():
+def test_the_table_has_the_numbers_and_verdicts_of_the_claims() -> None:
     rows = verdicts.shown(verdicts.evaluate(about_pytorch()))
     table = statements.table(rows)
     assert table["statement"].is_unique
@@ -25,7 +25,7 @@ def test_the_table_has_the_numbers_and_verdicts_of_the_claims():
     assert table["verdict"].tolist() == [row["outcome"] for row in rows]
 
 
-def test_a_claim_without_a_sentence_is_refused():
+def test_a_claim_without_a_sentence_is_refused() -> None:
     row = {"id": "pytorch-unknown", "printed": "1", "computed": "1", "outcome": "open"}
     with pytest.raises(KeyError, match="pytorch-unknown"):
         statements.table([row])
