@@ -2,12 +2,12 @@
 
 import pytest
 
-from workbook.common.claims import load_claims
+from workbook.common.claims import Claim, load_claims
 from workbook.pytorch import statements
 from workbook.site import verdicts
 
 
-def about_pytorch():
+def about_pytorch() -> list[Claim]:
     """Return the claims about PyTorch's cost models."""
     return [claim for claim in load_claims() if claim.paper == "pytorch"]
 
