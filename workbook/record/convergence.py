@@ -98,7 +98,8 @@ def started(network: str, seed: int) -> nn.Module:
                 )
                 nn.init.constant_(layer.bias, 0.0)  # type: ignore[arg-type]  # all have one
         return model
-    with torch.random.fork_rng():
+    # The network is made on the processor, so no generator of a GPU is needed.
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TASKS[network][0]()
 

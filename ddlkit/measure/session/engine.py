@@ -644,7 +644,11 @@ def pack_into(out: Path, file: Path) -> None:
     """
 
     def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
-        return member.replace(uid=0, gid=0, uname="", gname="", deep=False)
+        member.uid = 0
+        member.gid = 0
+        member.uname = ""
+        member.gname = ""
+        return member
 
     # The archive is made in memory, and then replaces the file at once.
     packed = io.BytesIO()
