@@ -1,6 +1,6 @@
 """The cost of communication in distributed deep learning: measure, fit, predict, validate.
 
-The names of this package, by what they are for:
+The names of this package, grouped by their purpose:
 
 * workload: ``Workload``, ``LayerProfile``. What one iteration computes.
 * cost: ``AlphaBeta``, ``Table``, ``Piecewise``, ``Segments``, ``Link``. What messages cost.
@@ -166,7 +166,7 @@ _MODULES = {
 """The module of each public name, by group."""
 
 GROUPS = {group: tuple(modules) for group, modules in _MODULES.items()}
-"""The public names by what they are for, as the reference of the site groups them."""
+"""The public names by their purpose, as the reference of the site groups them."""
 
 
 def _has_torch() -> bool:

@@ -47,7 +47,7 @@ def given(
     with joined(PATIENCE_S) as me:
         training = models.loaded_together(f"{FILE}:{name}", 1, me, notes)
         profile, _ = profile_training(training, "own", budget, me)
-        order = models.order_beside_ddp(training, profile)
+        order = models.order_compared_with_ddp(training, profile)
     return training, profile, order, [*notes, *models.remarks(training, profile)]
 
 

@@ -29,7 +29,7 @@ from ddlkit.core.workload import Floats
 MOST_WORKERS = 100_000
 """The most workers of a cost: more than any machine has GPUs."""
 SMALL_BYTES = 4 * KIB
-"""The size up to which bytes count little beside the start-up, from 1 Gbit/s on."""
+"""The size up to which bytes take little time compared with the start-up, from 1 Gbit/s on."""
 REPLACED = {
     "curve": "chords",
     "density_log": "log",

@@ -458,8 +458,8 @@ def _overlapped_s(
     compute_left_s : ndarray, one value for each scenario
         How much is still to be computed, in seconds without messages.
     slowdown, message_slowdown : ndarray, one value for each scenario
-        How much longer compute takes beside the message, and the message beside
-        compute.
+        How much longer compute takes while the message is sent, and how much longer
+        the message takes while something is computed.
 
     Returns
     -------

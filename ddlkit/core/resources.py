@@ -1,7 +1,8 @@
 """Messages that may use more or fewer resources of a device: which to give to each of them.
 
-A message that gets more of a device, such as more thread blocks of a GPU, is often sent sooner, and slows
-the compute beside it down more. Hidden messages can afford to be slow; the last message cannot.
+A message that gets more of a device, such as more thread blocks of a GPU, is often sent
+sooner, and slows down more the compute that goes on at the same time. Hidden messages can
+afford to be slow. The last message cannot.
 """
 
 from __future__ import annotations
@@ -196,14 +197,14 @@ def _with_one_more_message(
     computed_s = np.concatenate([states.work_s for states in before.values()])
     prefix = np.arange(len(before)).repeat(counts)
 
-    # Compute lags behind the clock by what earlier messages slowed it down.
+    # Compute lags behind the clock by the time that earlier messages have cost it.
     lag_s = end_s - computed_s
     start_s = np.maximum(end_s, ready_s + lag_s)
     work_s = np.minimum(start_s - lag_s, last_ready_s)
 
     compute_factor = np.array([[1 + way.slowdown] for way in choices])
     message_factor = np.array([[1 + way.message_slowdown] for way in choices])
-    # How long compute still goes on beside the message, if the message lasts that long.
+    # How long compute still goes on while the message is sent, if the message lasts so long.
     left_s = (last_ready_s - work_s) * compute_factor
     alone_s = costs_s[:, prefix]
     beside_compute_s = np.minimum(alone_s * message_factor, left_s)

@@ -85,7 +85,7 @@ def measure_model(
     with joined(MEETING_S) as me, compute_on(given, me.device, ""):
         training = loaded_together(given, accumulate, me, notes)
         tables, profile = layers_of(training, budget, me)
-        order = order_beside_ddp(training, profile)
+        order = order_compared_with_ddp(training, profile)
     if me.rank:
         return {}
     notes += remarks(training, profile)
@@ -242,7 +242,7 @@ def wrap_alone(training: Training) -> None:
     ddp.register_comm_hook(None, lambda _, bucket: completed_future(bucket.buffer()))
 
 
-def order_beside_ddp(training: Training, profile: LayerProfile) -> str:
+def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
     """Compare the order in which gradients become ready with DDP's own.
 
     DDP notes in which order gradients become ready, and rebuilds its buckets in that
@@ -455,7 +455,7 @@ def _measure(
         )
         tables, profile = layers_of(training, budget, me)
         notes += remarks(training, profile)
-        notes.append(f"order: {order_beside_ddp(training, profile)}")
+        notes.append(f"order: {order_compared_with_ddp(training, profile)}")
         yield tables
     elif schema == "collectives":
         sizes = [size for size in SIZES if size < whole]

@@ -2,7 +2,7 @@
 
 A network is trained while messages are under way, and both are also timed alone. All
 ranks do the same at the same time, as in training, and what is compared is timed in
-turn. A run beside messages posts so many messages of one size that they outlast an
+turn. A run with messages posts so many messages of one size that they outlast an
 iteration, and repeats the iteration while they are under way.
 
 The time that DDP takes for its buckets, besides sending them, is measured with a
@@ -36,7 +36,7 @@ from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING
 
 PRECISION = "fp32"
 AS_LONG = 1.5
-"""How long messages last beside compute, over an iteration alone."""
+"""How long messages last that are sent while a network computes, over an iteration alone."""
 FIRST = 8
 FIRST_BYTES = 2**23
 """A first batch of messages says how many are needed. It has `FIRST` messages, or fewer
@@ -49,7 +49,7 @@ A_BUCKET_EACH = 1e-6
 """Bucket caps in MiB: all gradients in one bucket, and a bucket for each gradient."""
 
 Row = tuple[str, str, int, int, float]
-"""Quantity, what it was timed beside, bytes, number of messages or buckets, seconds."""
+"""Quantity, what went on at the time, bytes, number of messages or buckets, seconds."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SlowdownSettings:
     network, batch : str, int
         The name of the network and its batch size.
     sizes : sequence of int
-        Bytes of the messages beside which it is trained.
+        Bytes of the messages that are sent while it is trained.
     max_s : float
         Seconds after which no round starts, once there are ``min_repeats`` rounds.
     min_repeats : int
@@ -173,7 +173,9 @@ def slowdown_rounds(
     medians = frame.groupby(["quantity", "beside"])["seconds"].median()
     alone = format_seconds(medians["backward", NOTHING])
     beside = format_seconds(medians["backward", MESSAGES])
-    me.say(f"{training.network}: backward {alone} alone, {beside} beside messages")
+    me.say(
+        f"{training.network}: backward {alone} alone, {beside} while messages are sent"
+    )
 
 
 class _Pair:

@@ -178,7 +178,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, sizes: ArrayLike, *programs: str | None) -> Measured:
-        """Return what is known of messages by their sizes and by what timed them.
+        """Return what is known of messages from their sizes and from the programs that timed them.
 
         Parameters
         ----------
