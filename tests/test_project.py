@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import ast
 import builtins
-import graphlib
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,41 +35,12 @@ SOURCES = {
     for package in PACKAGES
     for path in sorted((ROOT / package).rglob("*.py"))
 }
-# A module may import from its own floor and from those below.
-FLOORS = {
-    "ddlkit.core": 0,
-    "ddlkit.store": 1,
-    "ddlkit.formats": 2,
-    "ddlkit.model": 3,
-    "ddlkit.jobs": 4,
-    "ddlkit.lab": 5,
-    "ddlkit.measure": 6,
-    "ddlkit.show": 6,
-    "ddlkit.cli": 7,
-    "ddlkit.__main__": 8,
-    "workbook.common": 10,
-    "workbook.plots": 11,
-    **{f"workbook.{paper}": 12 for paper in PAPERS},
-    "workbook.validate": 12,
-    "workbook.record": 13,
-    "workbook.course": 13,
-    "workbook.site": 14,
-    "workbook.cli": 15,
-    "workbook.__main__": 16,
-}
-# Modules that a module imports under names that it puts together.
-IMPORTED_BY_NAME = {
-    "workbook.site.verdicts": {f"workbook.{paper}.claims" for paper in PAPERS},
-}
 DEFINED = {
     node.name
     for path in SOURCES.values()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
 }
-NAMES_A_MODULE = re.compile(
-    r"ddlkit(\.\w+)+(:\w+)?"
-)  # a string such as "ddlkit.cli:main"
 ELSEWHERE = r"(?<![\w.~-])/(home|root|Users|mnt|work)/[A-Za-z]|-index-url|--find-links|//\S*(pypi|whl)"
 NEEDED_TO_RUN = {"numpy", "pandas", "psutil", "scipy", "torch"}
 
@@ -157,6 +126,13 @@ def test_checkers_find_nothing(checker: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_packages_import_only_what_the_contracts_in_pyproject_allow() -> None:
+    program = Path(sys.executable).with_name("lint-imports")
+    done = run(str(program), "--no-logo", "--cache-dir", "build/import-linter")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 kept, 0 broken" in done.stdout
+
+
 def test_no_file_names_a_place_of_one_machine_or_a_package_index() -> None:
     """Of what git holds or would hold; papers' tables may quote anything."""
     kinds = [
@@ -170,65 +146,6 @@ def test_no_file_names_a_place_of_one_machine_or_a_package_index() -> None:
         line for line in found.stdout.splitlines() if not line.startswith(own)
     ] == []
     assert found.returncode == 0 or not (ROOT / ".git").exists(), found.stderr
-
-
-@cache
-def tree(module: str) -> ast.Module:
-    return ast.parse(SOURCES[module].read_text(encoding="utf-8"))
-
-
-def imports(node: ast.AST, *, lazy: bool) -> Iterator[str]:
-    """Dotted names that a module imports; without `lazy` only those that its own import runs."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import):
-            yield from (alias.name for alias in child.names)
-        elif isinstance(child, ast.ImportFrom):
-            assert child.level == 0, "imports are absolute here"
-            yield from (f"{child.module}.{alias.name}" for alias in child.names)
-        elif lazy or not (
-            isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-            or (
-                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-            )
-        ):
-            yield from imports(child, lazy=lazy)
-
-
-def named_in_strings(module: str) -> Iterator[str]:
-    """Modules of ddlkit that a string names: one that is started or imported by name is imported, too."""
-    for node in ast.walk(tree(module)):
-        text = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(text, str) and NAMES_A_MODULE.fullmatch(text):
-            yield text.partition(":")[0]
-
-
-def own_modules(module: str) -> set[str]:
-    """Other modules of ddlkit that a module imports or names, at any time."""
-    named = {*imports(tree(module), lazy=True), *named_in_strings(module)}
-    named |= IMPORTED_BY_NAME.get(module, set())
-    return {module_of(name) for name in named} - {"", *PACKAGES, module}
-
-
-def module_of(name: str) -> str:
-    """The module of ours that holds ``name``; "" if it is none of ours."""
-    while name and name not in SOURCES:
-        name = name.rpartition(".")[0]
-    return name
-
-
-def floor(module: str) -> int:
-    return FLOORS[".".join(module.split(".")[:2])]
-
-
-def test_rooms_import_only_from_the_rooms_before_them() -> None:
-    upwards = [
-        f"{module} imports {other}"
-        for module in SOURCES
-        if module not in PACKAGES
-        for other in own_modules(module)
-        if floor(other) > floor(module)
-    ]
-    assert upwards == []
 
 
 # Calls of our own that may take keywords from a mapping: each with what checks the keywords instead.
@@ -298,26 +215,6 @@ def test_our_own_functions_get_keywords_that_mypy_can_check() -> None:
     files.append(ROOT / "examples" / "sharded.py")
     found = [each for path in files for each in spread(path)]
     assert {*found} == MAY_SPREAD.keys()
-
-
-def test_the_report_needs_neither_torch_nor_what_measures() -> None:
-    """Also where a function imports: whoever reads has no torch."""
-    unwanted = [
-        f"{module} imports {name}"
-        for module in SOURCES
-        if module.startswith("workbook.")
-        and not module.startswith(("workbook.record", "workbook.cli"))
-        for name in (*imports(tree(module), lazy=True), *named_in_strings(module))
-        if re.match(r"torch|workbook\.record|ddlkit\.(jobs|lab|measure)(\.|$)", name)
-    ]
-    assert unwanted == []
-
-
-def test_no_import_goes_round_in_a_circle() -> None:
-    graph = {module: own_modules(module) for module in SOURCES}
-    assert "ddlkit.lab.tunnel" in graph["ddlkit.lab.network"], "started by its name"
-    order = list(graphlib.TopologicalSorter(graph).static_order())
-    assert len(order) >= len(FLOORS)
 
 
 @pytest.mark.parametrize(
