@@ -301,8 +301,10 @@ def table_of_statements(search: SettingSearch) -> pd.DataFrame:
             {
                 "statement": row.shown,
                 "the paper says": row.says or number,
-                "accepted values": _interval_in_words(best["low"], best["high"]),
-                "best setting": best["computed"],
+                "accepted values (with our tolerance)": _interval_in_words(
+                    best["low"], best["high"]
+                ),
+                "value in the best setting": best["computed"],
                 "accepted there": "yes" if best["holds"] else "no",
                 "share of all settings with an accepted value": shares[row.statement],
             }
