@@ -95,9 +95,9 @@ def draw(frame: pd.DataFrame, shown: list[str], said: str) -> Figure:
             else:
                 low, high = wide["paper_low"]["CSF"], wide["paper_high"]["CSF"]
                 shape = {"color": look("paper").color, "alpha": 0.3, "linewidth": 0}
-                ax.fill_between(
-                    wide.index, low, high, label="paper: as far from CSF", **shape
-                )
+                most = frame.loc[frame["quantity"] == "CSF", "paper_error"].max()
+                label = f"paper: CSF ± {most:.1%}"
+                ax.fill_between(wide.index, low, high, label=label, **shape)
             ticks = {
                 NO_FUSION_MB: "none",
                 0.01: "0.01",

@@ -70,6 +70,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     over["model"] = over["model"].fillna(frame["seconds_over_unfused"])
     bars = frame["buffer_bytes"].map(buffer_name)
     places = frame["look"].fillna("").map(PLACES)
-    said = "A buffer of 1 GB adds WAIT; only ResNet-101 with expensive start-ups still gains"
+    said = (
+        "A buffer of 1 GB adds WAIT; it shortens communication only of ResNet-101, on the "
+        "cluster and with expensive start-ups"
+    )
     named = frame.assign(**over, bar=bars, place=places)
-    return phases.draw(named, "buffer", "communication [% of unfused]", said)
+    return phases.draw(named, "buffer", "communication [% of no buffer]", said)

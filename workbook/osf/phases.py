@@ -86,7 +86,10 @@ def in_lab(
 
 def draw(frame: pd.DataFrame, by: str, label: str, said: str) -> Figure:
     """Draw phases in %, stacked: of each network and ``place``, by model, or beside the measured."""
-    places, both = list(dict.fromkeys(frame["place"])), "of each pair: model, lab"
+    places, both = (
+        list(dict.fromkeys(frame["place"])),
+        "left bars: model, right bars: lab",
+    )
     with plots.sheet(
         said, columns=len(TWO), rows=len(places), height=7.0, sharey=True
     ) as (figure, axes):

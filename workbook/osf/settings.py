@@ -262,13 +262,63 @@ def stated() -> tuple[Stated, ...]:
     `quantities`.
     """
     claims_by_id = {claim.id: claim for claim in load_claims()}
-    table = pd.read_csv(Path(__file__).with_name("stated.csv"), comment="#")
     statements = []
-    for row in table.itertuples():
+    for row in _stated_table().itertuples():
         ends = claims_by_id[row.claim].accepted
         low, high = (row.offset + row.unit * end for end in ends)
         statements.append(Stated(row.statement, low, high))
     return tuple(statements)
+
+
+def _stated_table() -> pd.DataFrame:
+    """Return stated.csv, a row for each statement."""
+    path = Path(__file__).with_name("stated.csv")
+    return pd.read_csv(path, comment="#", keep_default_na=False)
+
+
+def table_of_statements(search: SettingSearch) -> pd.DataFrame:
+    """Return the statements in words, beside what they are in the best setting.
+
+    Parameters
+    ----------
+    search : SettingSearch
+        The result of `setting_search`.
+
+    Returns
+    -------
+    DataFrame
+        A row for each statement: what the paper says, which values are accepted, the
+        value in the best setting, and in which share of all settings it is accepted.
+    """
+    paper_values = {claim.id: claim.value for claim in load_claims()}
+    computed = search.residuals(search.best_index(ANCHOR)).set_index("statement")
+    shares = search.alone().set_index("statement")["settings"]
+    rows = []
+    for row in _stated_table().itertuples():
+        best = computed.loc[row.statement]
+        number = f"{row.offset + row.unit * paper_values[row.claim]:g}"
+        rows.append(
+            {
+                "statement": row.shown,
+                "the paper says": row.says or number,
+                "accepted values (with our tolerance)": _interval_in_words(
+                    best["low"], best["high"]
+                ),
+                "value in the best setting": best["computed"],
+                "accepted there": "yes" if best["holds"] else "no",
+                "share of all settings with an accepted value": shares[row.statement],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _interval_in_words(low: float, high: float) -> str:
+    """Return an interval, whose ends may be infinite, as a table shows it."""
+    if math.isinf(high):
+        return f"{low:.4g} or more"
+    if math.isinf(low):
+        return f"{high:.4g} or less"
+    return f"{low:.4g} to {high:.4g}"
 
 
 @lru_cache(maxsize=4)
