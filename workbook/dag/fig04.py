@@ -39,7 +39,7 @@ LAB = "campaign-dag"
 """The campaign on two emulated clusters."""
 EMULATED = {0.5e-3: "slow", 0.1e-3: "fast"}
 """Its clusters, by the delay of their links."""
-LABEL = "speedup over linear [%]"
+LABEL = "speedup / linear speedup [%]"
 
 
 def modelled() -> pd.DataFrame:
@@ -143,16 +143,19 @@ def draw(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
     upper, lower = (table.replace({"network": SPELLED}) for table in (model, lab))
     lower["case"] = lower["case"].str.partition(", ")[2].str.replace(" ", "")
     said = (
-        f"The mean error of predicted replays is {off.max():.1f}% at most; the paper "
-        f"prints {printed.min():g}% to {printed.max():g}%"
+        f"The mean error of predicted replays is at most {off.max():.1f}% for a network; "
+        f"for its own predictions the paper prints {printed.min():g}% to {printed.max():g}%"
     )
-    with plots.sheet(said, columns=len(printed), rows=2, height=5.4) as (figure, axes):
+    with plots.sheet(said, columns=len(printed), rows=2, height=5.8) as (figure, axes):
         for above, below, network in zip(*axes, printed.index, strict=True):
             _draw_modelled(above, upper[upper["network"] == network])
-            above.set(title=f"{network}, model", ylim=(0, 112))
+            above.set(title=f"{network}, graph", ylim=(0, 112))
             _draw_measured(below, lower[lower["network"] == network], printed[network])
-            below.set_title(f"error {off[network]:.1f}%, paper {printed[network]:g}%")
-        axes[1, 0].set_ylabel("lab: nodes x ranks of each")
+            below.set_title(
+                f"{network}, replays:\nmean error {off[network]:.1f}%\n"
+                f"(paper: {printed[network]:g}%)"
+            )
+        axes[1, 0].set_ylabel("replays: nodes x ranks per node")
     return figure
 
 

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ddlkit.core.strategies import STRATEGIES
 from ddlkit.core.taskgraph import Gpus
@@ -48,6 +49,87 @@ OF_FIG03 = {
 }
 STATEMENTS = {**OF_FIG02, **OF_FIG03}
 """What dag says of Figs 2 and 3, by quantity and claim; not the 95%, for which `varies` is on the grid."""
+
+SMALL = "GoogLeNet and ResNet-50, each"
+ALL = "mean of three"
+IN_WORDS = {
+    "K80 machine: all scale well, but CNTK and TensorFlow on AlexNet": (
+        "K80, one machine",
+        "each of the three",
+        "every framework has an efficiency of at least 80%, "
+        "but CNTK and TensorFlow on AlexNet need not",
+    ),
+    "K80 machine: CNTK and TensorFlow scale worse on AlexNet than the others": (
+        "K80, one machine",
+        "AlexNet",
+        "CNTK and TensorFlow are at least 10% less efficient than Caffe-MPI and MXNet",
+    ),
+    "one machine: K80 scales better than V100": (
+        "K80 and V100, one machine",
+        ALL,
+        "every framework is at least as efficient on K80 as on V100",
+    ),
+    "one machine: K80 scales far better than V100 on AlexNet": (
+        "K80 and V100, one machine",
+        "AlexNet",
+        "every framework is at least 25% more efficient on K80 than on V100",
+    ),
+    "V100 machine: reading takes no extra time": (
+        "V100, one machine",
+        SMALL,
+        "reading makes an iteration on four GPUs at most 1% longer in every framework",
+    ),
+    "V100 machine: messages take extra time": (
+        "V100, one machine",
+        SMALL,
+        "messages make an iteration on four GPUs at least 1% longer, "
+        "on average over the frameworks",
+    ),
+    "both clusters: K80 scales better than V100": (
+        "K80 and V100, four machines",
+        ALL,
+        "every framework is at least as efficient on K80 as on V100",
+    ),
+    "K80 cluster: Caffe-MPI and MXNet scale nearly linearly": (
+        "K80, four machines",
+        SMALL,
+        "Caffe-MPI and MXNet have a speedup of at least 3.6",
+    ),
+    "K80 cluster: no framework scales well on AlexNet": (
+        "K80, four machines",
+        "AlexNet",
+        "no framework has an efficiency above 90%",
+    ),
+    "K80 cluster: TensorFlow scales worst on ResNet-50": (
+        "K80, four machines",
+        "ResNet-50",
+        "TensorFlow scales worst",
+    ),
+    "both clusters: Caffe-MPI scales best": (
+        "K80 and V100, four machines",
+        ALL,
+        "no framework is more than 1% more efficient than Caffe-MPI",
+    ),
+    "V100 cluster: no framework scales well": (
+        "V100, four machines",
+        ALL,
+        "no framework has an efficiency above 90%",
+    ),
+    "V100 cluster: all but Caffe-MPI scale poorly": (
+        "V100, four machines",
+        ALL,
+        "CNTK, MXNet and TensorFlow have an efficiency of at most 90%",
+    ),
+}
+"""Each statement for a table: the GPUs, the networks, and the effect with its limit."""
+
+
+def in_words(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose column ``statement`` is replaced by GPUs, networks and effect."""
+    words = [IN_WORDS[statement] for statement in table["statement"]]
+    columns = pd.DataFrame(words, columns=["GPUs", "networks", "effect"])
+    columns.index = table.index
+    return columns.join(table.drop(columns="statement"))
 
 
 def efficiencies(setting: Setting) -> Efficiencies:

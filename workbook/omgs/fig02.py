@@ -47,7 +47,7 @@ def draw(
     plots.cost_fit(axes[1], {fit.form: fit for fit in gathering})
     names = (
         f"torch.topk at a density of {DENSITY:g}",
-        f"all-gather among {ring.cost.workers}",
+        f"all-gather among {ring.cost.workers} ranks",
     )
     for ax, name in zip(axes, names, strict=True):
         ax.set_ylim(top=30 * ax.get_ylim()[1])  # room for the legend
