@@ -20,7 +20,7 @@ HEADS = {
     "level": "where it acts",
     "outcome": "on the recorded machine",
     "reason": "why it is absent",
-    "read_back": "values that were read back",
+    "read_back": "values reported once the control was set",
 }
 """The columns of `numbers`, and the heads under which they are shown."""
 
