@@ -100,8 +100,12 @@ def table(
     name: str,
     reports: Path | None = None,
     numbers: pd.DataFrame | None = None,
+    summary: str = "",
 ) -> Figure:
-    """Typeset a table as PNG and CSV (``numbers``, if more than is shown), show it as text, and return it."""
+    """Typeset a table as PNG and CSV (``numbers``, if more than is shown), show it as text, and return it.
+
+    With a ``summary``, the table is shown folded under this summary.
+    """
     heads, units = zip(*(column(str(label)) for label in frame), strict=True)
     cells = [[*map(number, row, units)] for row in frame.to_numpy(object)]
     figure, ax = plt.subplots(
@@ -118,7 +122,8 @@ def table(
         drawn[0, place].set_height(2 * drawn[1, place].get_height())
     numbers = frame if numbers is None else numbers
     path = save_figure(figure, name, numbers, reports, tight=True)
-    show(table_html(frame.style.hide(), name, path.with_suffix(".csv")))
+    page = table_html(frame.style.hide(), name, path.with_suffix(".csv"))
+    show(_folded(page, summary) if summary else page)
     return figure
 
 

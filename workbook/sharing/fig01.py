@@ -16,6 +16,13 @@ SEEN = {
     "priority": ["taken_policy", "taken_nice"],
 }
 """The columns in which a control is read back."""
+HEADS = {
+    "level": "where it acts",
+    "outcome": "on the recorded machine",
+    "reason": "why it is absent",
+    "read_back": "values reported once the control was set",
+}
+"""The columns of `numbers`, and the heads under which they are shown."""
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
@@ -39,7 +46,12 @@ def measured(tables: Tables) -> dict[str, str]:
 
 
 def alike(table: pd.DataFrame) -> pd.DataFrame:
-    """Return `numbers` as they are shown: controls that are alike in all else share a row."""
+    """Return `numbers` as they are shown: controls that are alike in all else share a row.
+
+    The heads of the columns are words for readers, and a reason "none" is left out.
+    """
     same = [name for name in table if name != "control"]
     controls = table.groupby(same, sort=False)["control"].agg(", ".join)
-    return controls.reset_index()[[*table]]
+    shown = controls.reset_index()[[*table]]
+    shown["reason"] = shown["reason"].replace("none", "")
+    return shown.rename(columns=HEADS)
