@@ -226,6 +226,13 @@ def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
 KEPT_STEP = 0.45
 """The distance of rows of pairs for which no change is advised; other rows are 1 apart."""
 
+OWN_TITLES = {
+    "gpt_small": "small GPT",
+    "models-decoder": "decoder",
+    "models-embedded": "large embedding",
+}
+"""Names of the workbook's own networks, two of them from examples/models.py, in words."""
+
 
 def advised_gains(before: pd.DataFrame, after: pd.DataFrame) -> Figure:
     """Draw predicted and measured gains of advised plans, before and after goals were set.
@@ -300,6 +307,6 @@ def _draw_gains(ax: Axes, gains: pd.DataFrame) -> None:
 def _pair_title(pair: tuple[str, str]) -> str:
     """Return a network and a link as they stand beside a row, as in "GoogLeNet, 1 Gbit/s"."""
     network, link = pair
-    network = network_title(network).removeprefix("models-")  # from examples/models.py
+    network = OWN_TITLES.get(network) or network_title(network)
     link = link_title(link).replace(" with", ",").removesuffix(" delay")
     return f"{network}, {link}"
