@@ -102,10 +102,14 @@ def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
 def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
     again = fig08.panels({})
     assert len(again) == throughput().count().sum()
-    ((says, panel),) = fig08.maps({}).items()
-    counts = len(again), (again["value"] > 0).sum(), (again["value"] < 0).sum()
-    assert says == "Paper, two V100S: {1} of {0} better, {2} worse".format(*counts)
-    assert (panel.grid[DEFAULT] == 0).all() and panel.grid.shape == throughput().shape
+    ((heading, texts),) = fig08.texts({}).items()
+    others = again[again["column"] != DEFAULT]["value"]
+    counts = others.size, (others > 0).sum(), (others < 0).sum()
+    assert heading == (
+        "Paper, two V100S GPUs: of {} gains, {} are above zero and {} are below zero"
+    ).format(*counts)
+    assert (texts[f"{DEFAULT} (default)"] == "+0").all()
+    assert texts.shape == throughput().shape
 
 
 def test_the_best_of_each_case_is_the_largest_gain_that_is_printed() -> None:

@@ -106,25 +106,52 @@ def table(
 
     With a ``summary``, the table is shown folded under this summary.
     """
-    heads, units = zip(*(column(str(label)) for label in frame), strict=True)
-    cells = [[*map(number, row, units)] for row in frame.to_numpy(object)]
+    readable = headed(frame, name)
+    heads, units = zip(*(column(str(label)) for label in readable), strict=True)
+    cells = [[*map(number, row, units)] for row in readable.to_numpy(object)]
     figure, ax = plt.subplots(
         figsize=(1.0, 0.3), layout="none"
     )  # the table's extent is kept
     ax.axis("off")
-    names = [head.replace(" [", "\n[") for head in heads]
+    names = [head.replace(" [", "\n[").replace(", ", ",\n") for head in heads]
+    lines = 1 + max(head.count("\n") for head in names)
     drawn = ax.table([names, *cells], loc="center", edges="horizontal", cellLoc="left")
     drawn.auto_set_font_size(False)
     drawn.set_fontsize(7.5)
     drawn.auto_set_column_width(range(frame.shape[1]))
     for place in range(frame.shape[1]):
         drawn[0, place].set_text_props(weight="bold")
-        drawn[0, place].set_height(2 * drawn[1, place].get_height())
+        drawn[0, place].set_height(max(2, lines) * drawn[1, place].get_height())
     numbers = frame if numbers is None else numbers
     path = save_figure(figure, name, numbers, reports, tight=True)
-    page = table_html(frame.style.hide(), name, path.with_suffix(".csv"))
+    page = table_html(readable.style.hide(), name, path.with_suffix(".csv"))
     show(_folded(page, summary) if summary else page)
     return figure
+
+
+def headed(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return a table of a paper with the heads and in the units that columns.yml has for it.
+
+    >>> headed(pd.DataFrame({"id": [1], "forward_us": [3270000.0]}), "dag-tab6").to_dict("list")
+    {'row': [1], 'forward time, printed [ms]': [3270.0]}
+    """
+    readable = frame.copy()
+    heads = {}
+    for label, entry in _COLUMNS["tables"].get(name, {}).items():
+        heads[label] = entry if isinstance(entry, str) else entry[0]
+        if label in frame and not isinstance(entry, str):
+            readable[label] = frame[label] / entry[1]
+    return readable.rename(columns=heads)
+
+
+def title(name: str) -> str:
+    """Return the title of a paper's table, by its name in the catalog; "" of all others.
+
+    >>> title("osf-tab2"), title("sharing-fig01")
+    ('Table 2 of osf', '')
+    """
+    paper, table, place = name.partition("-tab")
+    return f"Table {place} of {paper}" if table else ""
 
 
 @cache
@@ -200,7 +227,7 @@ def number(value: Any, unit: str = "") -> str:
 def table_html(
     frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None
 ) -> str:
-    """Return HTML of a table, its head with units, folded if large, under a caption if it has ``numbers``."""
+    """Return HTML of a table, its head with units, folded if large; with ``numbers``, under its caption."""
     styler = frame if isinstance(frame, Styler) else frame.style
     data, formed = styler.data, {place for _, place in styler._display_funcs}
     outer = [column(str(level))[1] for level in data.columns.names if level]
@@ -215,13 +242,16 @@ def table_html(
     numeric = data.select_dtypes("number").columns
     if len(numeric):
         styler.set_properties(subset=(slice(None), numeric), **{"text-align": "right"})
-    page = (styler.set_caption(caption(name, numbers)) if numbers else styler).to_html()
+    page = styler.to_html()
+    above = f"<b>{title(name)}.</b> " if title(name) else ""
+    if numbers:
+        page = f'<p class="caption">{above}{caption(name, numbers)}</p>{page}'
     rows, columns = data.shape
     if rows <= 30 and columns <= 10:
         return page
     return _folded(
         page,
-        f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns",
+        f"{title(name) or 'A table'}: {rows} rows and {columns} columns, folded",
     )
 
 
@@ -230,9 +260,12 @@ def _folded(page: str, summary: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{page}</details>"
 
 
-def fold(frame: pd.DataFrame, summary: str) -> None:
-    """Show a table that is looked up and not read: folded, under its summary."""
-    page = frame.rename_axis(index=None, columns=None).to_html(border=0)
+def fold(frame: pd.DataFrame, summary: str, rows: str | None = None) -> None:
+    """Show a table that is looked up and not read: folded, under its summary.
+
+    rows : what the labels of its rows say
+    """
+    page = frame.rename_axis(index=None, columns=rows).to_html(border=0)
     show(_folded(page, summary))
 
 

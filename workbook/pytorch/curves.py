@@ -123,20 +123,19 @@ def draw(name: str) -> Figure:
         plots.lines(
             axes[1],
             1e3 * right.iloc[:, :4],
-            xlabel="number of GPUs",
-            ylabel="time of 32 MiB [ms]",
+            xlabel="number of GPUs, eight on a node",
+            ylabel="time [ms]",
             log="xy",
             legend="",
         )
         least, most = off.min().min(), off.max().max()
         plots.heading(
             axes[0],
-            f"{name}: models estimate {least:.2g} to\n"
-            f"{most:.2g} times the measured time",
+            f"{name}: estimates are {least:.2g} to\n{most:.2g} times the measured time",
         )
         plots.heading(
             axes[1],
-            f"Two nodes take {step['measured']:.0f} times as long as one.\n"
+            f"Two nodes take {step['measured']:.0f} times as long as one;\n"
             f"Inductor estimates {step['Inductor']:.0f} times as long",
         )
     return figure

@@ -62,7 +62,8 @@ SENTENCES = {
     "pytorch-gib": "DTensor assumes a bandwidth of 87.7 GB/s in a node.",
     "pytorch-saturation": (
         "An all-gather of the size by which saturation fills buckets reaches 90% of the "
-        "bandwidth that an all-gather of 1 GiB reaches (V100, A100 and H100)."
+        "bandwidth that an all-gather of 1 GiB reaches (V100, A100 and H100; the tolerance "
+        "is 5%)."
     ),
 }
 """What each claim of data/papers/pytorch/claims.csv states, by the claim's id."""
@@ -90,8 +91,8 @@ def table(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "statement": [SENTENCES[row["id"]] for row in rows],
-            "stated": [row["printed"] for row in rows],
-            "returned": [row["computed"] for row in rows],
+            "stated": [row["printed"].replace(" us", " µs") for row in rows],
+            "returned": [row["computed"].replace(" us", " µs") for row in rows],
             "verdict": [row["outcome"] for row in rows],
         }
     )

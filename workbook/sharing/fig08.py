@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pandas as pd
@@ -13,6 +14,7 @@ from workbook.sharing import shown
 from workbook.sharing.printed import gains, with_case
 from workbook.sharing.recordings import (
     CELL,
+    DEFAULTS,
     ENDS,
     Tables,
     by_link,
@@ -61,9 +63,39 @@ def trained(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
             yield link, rows[rows["configuration"].map(shares) >= 0.5]
 
 
-def maps(tables: Tables) -> dict[str, Panel]:
-    """Return heat maps of all gains by heading, which counts gains beyond their intervals."""
-    return shown.maps(panels(tables), ": ")
+def texts(tables: Tables) -> dict[str, pd.DataFrame]:
+    """Return all gains as text, by heading: rows are networks with a batch, columns configurations.
+
+    A heading counts the gains that are beyond their intervals, without those of the default.
+    """
+    gains_of = panels(tables)
+    written = {}
+    for name, rows in gains_of.groupby("panel", sort=False):
+        others = rows[~rows["column"].isin(DEFAULTS)]
+        low, high = (others[end].fillna(others["value"]) for end in ENDS)
+        where = "Paper, two V100S GPUs"
+        if name != PAPER:
+            rate = readable(name).removeprefix("Processor, ")
+            where = f"Two processor cores, link of {rate}"
+        heading = (
+            f"{where}: of {len(others)} gains, {sum(low > 0)} are above zero and "
+            f"{sum(high < 0)} are below zero"
+        )
+        (panel,) = shown.maps(rows).values()
+        written[heading] = plots.texts(panel, "{:+.0f}").rename(columns=_in_words)
+    return written
+
+
+def _in_words(configuration: str) -> str:
+    """Return the name of a configuration for a head of a table, which says which is the default.
+
+    >>> _in_words("t2 normal"), _in_words("t1 idle + t2 raised")
+    ('2 threads, normal (default)', '1 thread, idle; last message: 2 threads, raised')
+    """
+    words = re.sub(r"t(\d) ", r"\1 threads, ", configuration)
+    words = words.replace("1 threads", "1 thread").replace(" + ", "; last message: ")
+    is_default = configuration in map(readable, DEFAULTS)
+    return f"{words} (default)" if is_default else words
 
 
 # -- the best configuration ----------------------------------------------------------------------
