@@ -261,8 +261,35 @@ def fitted(slowdowns: str) -> Fitted:
         image_s.append(float(np.ptp(fastest_s)) / between_batches)
     begin = [np.log(0.015), 0.1, 0.1, *np.full(n, np.log(1e-3)), *np.log(image_s)]
     lower = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
-    found = least_squares(residuals, begin, bounds=(lower, np.inf), x_scale="jac")
-    return model(found.x)
+    found = least_squares(
+        residuals,
+        begin,
+        bounds=(lower, np.inf),
+        x_scale="jac",
+        ftol=1e-13,
+        xtol=1e-13,
+        gtol=1e-13,
+    )
+    return _rounded(model(found.x))
+
+
+def _rounded(fit: Fitted, digits: int = 5) -> Fitted:
+    """Round fitted parameters to significant digits.
+
+    The minimum is flat: further digits depend on how a processor computes logarithms,
+    and would make the tables of two machines differ.
+    """
+
+    def short(value: float) -> float:
+        return float(f"{value:.{digits}g}")
+
+    return Fitted(
+        allreduce_s=short(fit.allreduce_s),
+        felt=short(fit.felt),
+        messages=short(fit.messages),
+        start_s={network: short(value) for network, value in fit.start_s.items()},
+        image_s={network: short(value) for network, value in fit.image_s.items()},
+    )
 
 
 def predicted(model: str) -> pd.DataFrame:
