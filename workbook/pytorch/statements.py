@@ -48,8 +48,9 @@ SENTENCES = {
         "One of eight H100 sends 1 GiB to another at no more than the rate of the NVLink."
     ),
     "pytorch-placement": (
-        "An all-reduce of 100 MiB takes at least 7.4 times as long with eight H100 on "
-        "eight nodes as with eight H100 on one node."
+        "The network between nodes has 50 GB/s and NVLink has 370 GB/s, so an all-reduce "
+        "of 100 MiB takes at least 7.4 times as long with eight H100 on eight nodes as "
+        "with eight H100 on one node."
     ),
     "pytorch-longer": (
         "With 64 A100, an all-reduce of 4 MiB takes at least as long as one that is four "
@@ -61,9 +62,8 @@ SENTENCES = {
     ),
     "pytorch-gib": "DTensor assumes a bandwidth of 87.7 GB/s in a node.",
     "pytorch-saturation": (
-        "An all-gather of the size by which saturation fills buckets reaches 90% of the "
-        "bandwidth that an all-gather of 1 GiB reaches (V100, A100 and H100; the tolerance "
-        "is 5%)."
+        "Saturation returns a bucket size. An all-gather of this size reaches 90% of the "
+        "bandwidth of an all-gather of 1 GiB (V100, A100 and H100; the tolerance is 5%)."
     ),
 }
 """What each claim of data/papers/pytorch/claims.csv states, by the claim's id."""

@@ -81,7 +81,8 @@ def draw(tables: Tables) -> Figure:
     plots.lines(ax, lines, xlabel="batch", ylabel="saved by the best [ms]", log="x")
     share = saved["model"].sum() / saved["figure 8"].sum()
     plots.heading(
-        ax, f"By the model the best saves {share:.0%} of what figure 8 shows\n"
+        ax,
+        f"Over all batch sizes, the best saves by the model {share:.0%} of what figure 8 shows\n",
     )
     return figure
 
