@@ -27,15 +27,33 @@ def busbw(size: int, collective: str = "all_reduce") -> float:
     return BUS_FACTOR[collective] * size / us(size) / 1e3
 
 
-def read(folder: Path, text: str, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
+def read(
+    folder: Path,
+    text: str,
+    *,
+    collective: str | None = None,
+    link: str | None = None,
+    ranks: int | None = None,
+    place: str | None = None,
+    table: int | None = None,
+) -> tuple[Any, Any, dict[str, Any]]:
     path = folder / "benchmark"
     path.write_text(text)
-    return read_bytes_seconds(path, **options)
+    return read_bytes_seconds(
+        path, collective=collective, link=link, ranks=ranks, place=place, table=table
+    )
 
 
-def refusal(folder: Path, text: str, **options: Any) -> str:
+def refusal(
+    folder: Path,
+    text: str,
+    *,
+    collective: str | None = None,
+    ranks: int | None = None,
+    table: int | None = None,
+) -> str:
     with pytest.raises(UserError) as caught:
-        read(folder, text, **options)
+        read(folder, text, collective=collective, ranks=ranks, table=table)
     line = str(caught.value)
     assert "\n" not in line
     return line
@@ -207,6 +225,11 @@ def test_tables_of_all_reduce_bench(tmp_path: Path) -> None:
     check(read(tmp_path, f"{title}\n\n{table}"), rtol=0.01)
     check(read(tmp_path, table, ranks=RANKS, collective="all_reduce"), rtol=0.01)
     assert "contradicts" in refusal(tmp_path, table, ranks=64)
+    # torch-dist-bench.py adds latencies, also of sizes without a bandwidth.
+    title_of_later = title.replace("bandwidth", "bandwidth and the per-call latency")
+    later = table.replace("|\n", "| 9.0us | 9.9us | 9.1us | 20 |\n")
+    later += "|   64B |            |            | 8.0us | 8.1us | 8.0us | 99 |\n"
+    check(read(tmp_path, f"{title_of_later}\n\n{later}"), rtol=0.01)
     text = f"{title}\n{table}{title.replace('4 ranks', '2 ranks')}\n"
     text += "| payload | busbw | algbw |\n| 16KiB | 1.00GBps | 1.00GBps |\n"
     assert "several values of ranks (4, 2)" in refusal(tmp_path, text)
