@@ -149,6 +149,12 @@ def test_processes_that_are_each_alone_are_said_to_lack_mpi(tmp_path: Path) -> N
     assert "2 processes print a table each" in line and "MPI=1" in line
 
 
+def test_ranks_that_a_failed_attempt_lists_as_well_count_once(tmp_path: Path) -> None:
+    ranks = [(rank, 0) for rank in range(RANKS)]
+    check(read(tmp_path, "\n".join(nccl_log(2 * ranks))), rtol=1e-3)
+    assert "MPI=1" in refusal(tmp_path, "\n".join(nccl_log(2 * ranks, 2)))
+
+
 @pytest.mark.parametrize("words_before", [3, 5, 7, 9, 12])
 @pytest.mark.parametrize("between", [0, 2])
 def test_a_row_that_text_of_nccl_interrupts_is_joined(

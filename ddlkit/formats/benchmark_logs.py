@@ -155,7 +155,7 @@ class Table:
         The collectives that are named. There may be none.
     stated_ranks : int
         The number of ranks as a line of Intel's states it, 0 if none does.
-    groups : Counter of (int, int)
+    listed_ranks : Counter of (int, int)
         How often each rank is listed by nccl-tests, by its rank and its group.
     memory : str
         Of OSU, where the buffers are: "-CUDA", for example.
@@ -163,6 +163,8 @@ class Table:
         The program and its columns.
     columns : list of str
         The column names, in small letters and without units.
+    n_heads : int
+        How often the head was printed before the first row.
     rows : list of tuple
         The line number of each row, and its cells.
     has_rates : bool
@@ -174,10 +176,11 @@ class Table:
 
     collectives: set[str] = field(default_factory=set)
     stated_ranks: int = 0
-    groups: Counter[tuple[int, int]] = field(default_factory=Counter)
+    listed_ranks: Counter[tuple[int, int]] = field(default_factory=Counter)
     memory: str = ""
     layout: Layout = LAYOUTS[0]
     columns: list[str] = field(default_factory=list)
+    n_heads: int = 0
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
     has_rates: bool = False
     is_whole: bool = False
@@ -189,22 +192,33 @@ class Table:
         If ranks are in several groups, this is the size of each group. It is unknown if
         the groups differ in size.
         """
-        if not self.groups:
+        if not self.listed_ranks:
             return self.stated_ranks
-        sizes = Counter(group for _, group in self.groups)
-        if len(sizes) == 1:
-            # A long list of ranks is cut by nccl-tests, so that the last one counts.
-            return max(rank for rank, _ in self.groups) + 1
-        return sizes[0] if len({*sizes.values()}) == 1 else 0
+        # A long list of ranks is cut by nccl-tests, so that their number is that of the
+        # last one, and not how many are listed.
+        n_ranks = max(rank for rank, _ in self.listed_ranks) + 1
+        group_sizes = Counter(group for _, group in self.listed_ranks)
+        if len(group_sizes) == 1:
+            return n_ranks
+        is_cut = len(self.listed_ranks) < n_ranks
+        distinct_sizes = {*group_sizes.values()}
+        if is_cut or len(distinct_sizes) > 1:
+            return 0
+        return distinct_sizes.pop()
 
     @property
-    def runs(self) -> int:
+    def runs_at_once(self) -> int:
         """Return how many runs print into the table at once.
 
-        Each of them lists its rank 0.
+        Each of them lists its rank 0. If only one head was printed, several lists are
+        those of earlier attempts that failed, unless each has a single rank.
         """
-        listed = [count for (rank, _), count in self.groups.items() if rank == 0]
-        return max(listed, default=1)
+        if self.n_heads <= 1 < self.ranks:
+            return 1
+        lists_of_rank_0 = [
+            count for (rank, _), count in self.listed_ranks.items() if rank == 0
+        ]
+        return max(lists_of_rank_0, default=1)
 
     def note(self, line: str) -> None:
         """Take the facts about the table that a line before it states."""
@@ -213,7 +227,7 @@ class Table:
             # Another benchmark begins, whose facts are not those of the one before.
             self.collectives = set()
             self.stated_ranks = 0
-            self.groups = Counter()
+            self.listed_ranks = Counter()
             self.memory = title["memory"] or ""
         for name in _NAME.finditer(line):
             # Only one of the groups has matched.
@@ -225,7 +239,7 @@ class Table:
         if match and match["count"]:
             self.stated_ranks = int(match["count"])
         elif match:
-            self.groups[int(match["rank"]), int(match["group"] or 0)] += 1
+            self.listed_ranks[int(match["rank"]), int(match["group"] or 0)] += 1
 
     def cells(
         self, words: list[str], where: str
@@ -267,13 +281,14 @@ class Table:
             raise UserError(f"{where}, column time: {problem}")
         if first_time < n_before:
             before = [name for name in before if name != "redop"]
-        # The columns of a time are there once or twice.
-        width = len(timed)
+        # A time and the columns after it, such as algbw, are there once, or once for
+        # each place.
+        columns_of_place = len(timed)
         if "time" in timed[1:]:
-            width = timed.index("time", 1)
+            columns_of_place = timed.index("time", 1)
         places = []
-        for start in range(0, len(timed), width):
-            names = timed[start : start + width]
+        for start in range(0, len(timed), columns_of_place):
+            names = timed[start : start + columns_of_place]
             places.append(dict(zip(names, words[first_time + start :], strict=False)))
         return dict(zip(before, words, strict=False)), places
 
@@ -439,6 +454,7 @@ class _TableCollector:
         self.current = table
         self.following = Table()
         table.layout, table.columns = head
+        table.n_heads += 1
         table.has_rates = "algbw" in table.columns
         table.is_whole = not line.startswith("#")
         if table.layout.time not in table.columns:
@@ -500,8 +516,12 @@ def read_log(
         If no table fits, or several do, or if the table is damaged or contradicts
         itself.
     """
-    _refuse_runs_of_one_rank(tables, file)
+    n_alone = sum(known_table.ranks == 1 for known_table in tables)
+    if n_alone > 1 and n_alone == len(tables):
+        raise _without_mpi(f"{n_alone} processes print a table each", file)
     taken = _chosen_table(tables, file, collective, ranks, table)
+    if taken.runs_at_once > 1:
+        raise _without_mpi(f"{taken.runs_at_once} processes print into one table", file)
     if taken.has_rates and not taken.is_whole:
         problem = "no '# Avg bus bandwidth' after the rows: the log is cut"
         advice = "get all of it, or make a CSV of bytes and seconds"
@@ -524,22 +544,15 @@ def read_log(
     return frame[["bytes", "seconds", "place", "collective", "ranks"]], taken
 
 
-def _refuse_runs_of_one_rank(tables: list[Table], file: str) -> None:
-    """Refuse the log of nccl-tests without MPI, in which every process is alone.
+def _without_mpi(problem: str, file: str) -> UserError:
+    """Return the error for a log of nccl-tests without MPI.
 
     Its processes know nothing of one another. Each of them is a run of its own, whose
     ranks count from 0, and all print into one log.
     """
-    n_runs = max((table.runs for table in tables), default=1)
-    n_alone = sum(table.ranks == 1 for table in tables)
-    if n_runs > 1:
-        problem = f"{n_runs} processes print into one table, each as rank 0"
-    elif n_alone > 1 and n_alone == len(tables):
-        problem = f"{n_alone} processes print a table each, each as rank 0 of 1"
-    else:
-        return
-    raise UserError(
-        f"{file}: {problem}: nccl-tests was built without MPI: build it with MPI=1"
+    return UserError(
+        f"{file}: {problem}, each as rank 0: nccl-tests was built without MPI: "
+        "build it with MPI=1"
     )
 
 
@@ -619,8 +632,9 @@ def _chosen_table(
 def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     """Return the sizes, times and rates of a table, one row for each time.
 
-    Rows of size 0 are left out: the message was too small to be divided among the
-    ranks.
+    Both results have the rows and the columns of `_PRINTED`: the sheet as text with the
+    numbers of lines, for errors, and the frame as numbers, with times in seconds. Rows
+    of size 0 are left out: the message was too small to be divided among the ranks.
     """
     if len(table.rows) > MOST_ROWS:
         raise UserError(
@@ -628,8 +642,8 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
         )
     lines: list[int] = []
     rows: list[list[str]] = []
-    words_before: list[str] = []
     variants: list[tuple[str, dict[str, str]]] = []
+    words_before: list[str] = []
     for number, words in table.rows:
         where = f"{file}: row at line {number}"
         size = words[0]
@@ -650,12 +664,11 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
                 continue
             # Until 2022, the largest deviation was printed instead, as "error". N/A
             # means that the values were not checked.
-            cells["#wrong"] = cells.get("wrong", "0").replace("N/A", "0")
-            cells["size"] = size
-            cells["time"] = time
-            cells["place"] = place
+            n_wrong = cells.get("wrong", "0").replace("N/A", "0")
+            own_names = {"size": size, "time": time, "#wrong": n_wrong, "place": place}
+            cells_by_name = {**cells, **own_names}
             lines.append(number)
-            rows.append([cells.get(name, "0") for name in _PRINTED.names])
+            rows.append([cells_by_name.get(name, "0") for name in _PRINTED.names])
     if not rows:
         raise UserError(f"{where}, column size: none is above 0 in this table")
     refuse_several_variants(variants, file)
@@ -663,6 +676,7 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     if not table.has_rates:
         _check_last_time(sheet)
     frame = _PRINTED.frame(sheet, exact=False)
+    # All times were read as microseconds, which are milliseconds in some layouts.
     return sheet, frame.assign(time=frame["time"] * table.layout.time_unit_us)
 
 
@@ -756,16 +770,24 @@ def _possible_by_rates(
                 and busbw_off <= rate_error * convention.busbw_factor
             ):
                 possible[name] = convention
-
-    # Since 2022, nccl-tests does not check the results of alltoall and sendrecv in
-    # place, and checks all others. A table in which both places are checked is not of
-    # sendrecv.
     is_checked = [cells.get("wrong") != "N/A" for cells in places]
+    return _possible_by_checks(possible, is_checked)
+
+
+def _possible_by_checks(
+    possible: dict[str, Convention], is_checked: list[bool]
+) -> dict[str, Convention]:
+    """Return those collectives whose results would be checked in these places.
+
+    ``is_checked`` says for each of `PLACES` whether its results were checked. Since
+    2022, nccl-tests does not check alltoall and sendrecv in place, and checks all
+    others. A table in which both places are checked is not of sendrecv.
+    """
     if is_checked == [True, False]:
         unchecked_in_place = ("alltoall", "sendrecv")
         return {name: possible[name] for name in unchecked_in_place if name in possible}
     if is_checked == [True, True]:
-        possible.pop("sendrecv", None)
+        return {name: possible[name] for name in possible if name != "sendrecv"}
     return possible
 
 
