@@ -355,7 +355,7 @@ def own(header: str, form: str, separator: str = ",") -> str:
 def test_own_tables_with_units_and_separators(
     header: str, form: str, separator: str, tmp_path: Path
 ) -> None:
-    text = own(header, form, separator)
+    text = own(header, form, separator).replace("\n", "\n\n", 2) + "\n"
     check(read(tmp_path, text, ranks=RANKS, collective="all_reduce"), rtol=1e-4)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from ddlkit.core.collective import COLLECTIVES, ONLY_IN_LOGS
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import MOST_ROWS
-from ddlkit.core.units import MOST, MOST_WHOLE, format_bytes, format_seconds
+from ddlkit.core.units import LEAST, MOST, MOST_WHOLE, format_bytes, format_seconds
 from ddlkit.formats.contract import MessageOptions, MessageTimes
 from ddlkit.store.readers import choose
 
@@ -204,6 +204,7 @@ def benchmark_times(
             f"{file}: {len(rows)} times, more than {MOST_ROWS}: leave some out"
         )
     for row in rows:
+        _check_magnitude(row)
         _check_busbw(row, row.ranks or options.ranks or 0)
     messages = ((row.collective, row.ranks, row.n_bytes) for row in rows)
     variants = (row.variant for row in rows)
@@ -258,6 +259,18 @@ def refuse_several_variants(
                     f"{file}: column {column}: several values ({other}, {value}) at "
                     "one size: keep the rows of one of them"
                 )
+
+
+def _check_magnitude(row: BenchmarkRow) -> None:
+    """Refuse a size or a time that nobody means, and that later products overflow."""
+    if not 1 <= row.n_bytes <= MOST_WHOLE:
+        raise UserError(
+            f"{row.where}: a size of {row.n_bytes:.3g} bytes: nobody means that"
+        )
+    if not LEAST <= row.seconds <= MOST:
+        raise UserError(
+            f"{row.where}: a time of {row.seconds:.3g} s: nobody means that"
+        )
 
 
 def _check_busbw(row: BenchmarkRow, ranks: int) -> None:

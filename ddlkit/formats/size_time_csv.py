@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddlkit.core.errors import shown
+from ddlkit.core.units import LEAST, MOST_WHOLE
 from ddlkit.formats.contract import KEYS, MessageOptions, MessageTimes
 from ddlkit.store.sheet import SCHEMAS, Column, Schema, Sheet, read_sheet
 
@@ -153,10 +154,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         *keys,
     )
     frame = Schema("message times", columns).frame(sheet, exact=False)
-    n_bytes = (frame.pop(size.name) * size.unit).round().astype(np.int64)
-    seconds = frame.pop(time.name) * time.unit
-    frame.insert(0, "bytes", n_bytes)
-    frame.insert(1, "seconds", seconds)
+    frame = _in_bytes_and_seconds(sheet, frame, size, time)
     _refuse_slow(sheet, frame, time.name)
     for position, name in enumerate(sheet.header):
         if name not in (size.name, time.name, *KEYS):
@@ -194,7 +192,10 @@ def _comma_separated(text: str) -> str:
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     for line in text.splitlines():
-        cells = line.split() if separator == " " else line.split(separator)
+        # An empty line stays empty, so that the lines below keep their numbers.
+        cells: list[str] = []
+        if line.strip():
+            cells = line.split() if separator == " " else line.split(separator)
         writer.writerow([cell.strip().strip('"') for cell in cells])
     return out.getvalue()
 
@@ -248,7 +249,7 @@ def _times(header: tuple[str, ...]) -> list[_Quantity]:
         match = _matched(_TIME_NAMES, name)
         if match is None:
             continue
-        # Milliseconds and microseconds begin alike, but "micro" is spelled "u" then.
+        # The first letter tells the units apart, once "micro" is written as "u".
         unit = (match["unit"] or "").replace("micro", "u")
         times.append(_Quantity(name, _SECONDS.get(unit[:1], 0)))
     return times
@@ -285,6 +286,30 @@ def _with_known_names(sheet: Sheet) -> Sheet:
         return sheet
     header = tuple("ranks" if name == of_ranks[0] else name for name in sheet.header)
     return Sheet(sheet.file, header, sheet.lines, sheet.rows)
+
+
+def _in_bytes_and_seconds(
+    sheet: Sheet, frame: DataFrame, size: _Quantity, time: _Quantity
+) -> DataFrame:
+    """Return a table with the columns "bytes" and "seconds" in place of its own ones.
+
+    The values were checked in the units of the file. Raises UserError for one that is
+    beyond what somebody can mean in bytes or seconds.
+    """
+    n_bytes = (frame[size.name] * size.unit).round()
+    seconds = frame[time.name] * time.unit
+    is_wrong_size = ((n_bytes < 1) | (n_bytes > MOST_WHOLE)).to_numpy()
+    if is_wrong_size.any():
+        problem = "is less than a byte, or more than anybody means"
+        sheet.fail(int(np.argmax(is_wrong_size)), size.name, problem)
+    is_too_short = (seconds < LEAST).to_numpy()
+    if is_too_short.any():
+        problem = f"is below {LEAST:g} s: nobody means that"
+        sheet.fail(int(np.argmax(is_too_short)), time.name, problem)
+    others = frame.drop(columns=[size.name, time.name])
+    others.insert(0, "bytes", n_bytes.astype(np.int64))
+    others.insert(1, "seconds", seconds)
+    return others
 
 
 # -- Checks ----------------------------------------------------------------------------
