@@ -815,22 +815,17 @@ def layer_profile(
         _times(iteration, iteration_gradients)
         for iteration, iteration_gradients in zip(used, gradients, strict=True)
     ]
-    # With k iterations, shapes (k,), (k,), (k, n) and (k,).
+    # With k iterations and n gradients, of shapes (k,), (k,) and (k, n).
     forward_s = np.array([iteration_times.forward_s for iteration_times in times])
     update_s = np.array([iteration_times.update_s for iteration_times in times])
     backward_s = np.array([iteration_times.backward_s for iteration_times in times])
-    whole_backward_s = np.sum(backward_s, axis=1)
-    iteration_s = forward_s + whole_backward_s + update_s
+    iteration_s = forward_s + backward_s.sum(axis=1) + update_s
     _check_iterations(trace, used, iteration_s)
     findings = [
         _kinds_of_iterations(trace, used, iteration_s, is_chosen=bool(chosen)),
         *_left_out(trace, used),
     ]
 
-    median_backward_s = np.median(backward_s, axis=0)
-    factor = 1.0
-    if median_backward_s.any():
-        factor = np.median(whole_backward_s) / median_backward_s.sum()
     # Gradients become ready from the last tensor to the first.
     elements, n_bytes = np.array(sizes[::-1]).T
     n = len(elements)
@@ -846,11 +841,25 @@ def layer_profile(
         parameters=elements,
         gradient_bytes=n_bytes,
         forward_s=forward_of_first_s,
-        backward_s=median_backward_s * factor,
+        backward_s=_typical_backward_s(backward_s),
         flops=np.zeros(n),
         update_s=float(np.median(update_s)),
     )
     return profile, findings
+
+
+def _typical_backward_s(backward_s: Floats) -> Floats:
+    """Return the medians over k iterations, scaled to the median of their sums.
+
+    ``backward_s`` has shape (k, n), and the result shape (n,).
+    """
+    medians_s = np.median(backward_s, axis=0)
+    sum_of_medians_s = medians_s.sum()
+    if not sum_of_medians_s:
+        return medians_s
+    median_of_sums_s = np.median(backward_s.sum(axis=1))
+    scaled: Floats = medians_s * (median_of_sums_s / sum_of_medians_s)
+    return scaled
 
 
 def _gradients(iteration: TracedIteration) -> list[Event]:

@@ -165,18 +165,8 @@ def read_profile(
     }
     frame, chosen = choose(frame, PROFILE_KEYS, wanted, path)
     if forward_s is not None:
-        if not 0 < forward_s < math.inf:
-            raise UserError(f"forward_s is {forward_s}: must be a time above zero")
-        # Only the sum of the column counts for a plan, so that the first tensor has it.
-        others_s = [0.0] * (len(frame) - 1)
-        frame = frame.assign(forward_s=[forward_s, *others_s])
-    for name in ("forward_s", "backward_s"):
-        if not frame[name].sum() > 0:
-            raise UserError(
-                f"{path}: column {name}: all times are zero: measure the layers again"
-            )
-    if frame["update_s"].nunique() > 1:
-        raise UserError(f"{path}: column update_s: differs between rows of one profile")
+        frame = _with_forward(frame, forward_s)
+    _refuse_wrong_times(frame, path)
     return LayerProfile(
         network=chosen["network"],
         device=chosen["device"],
@@ -190,6 +180,29 @@ def read_profile(
         flops=frame["flops"].to_numpy(),
         update_s=float(frame["update_s"].iloc[0]),
     )
+
+
+def _with_forward(frame: DataFrame, forward_s: float) -> DataFrame:
+    """Return the rows of a profile with a time of the whole forward pass.
+
+    Only the sum of the column counts for a plan, so that the first tensor has it all.
+    """
+    if not 0 < forward_s < math.inf:
+        raise UserError(f"forward_s is {forward_s}: must be a time above zero")
+    others_s = [0.0] * (len(frame) - 1)
+    return frame.assign(forward_s=[forward_s, *others_s])
+
+
+def _refuse_wrong_times(frame: DataFrame, path: Path) -> None:
+    """Raise UserError if the rows of one profile have impossible times."""
+    for name in ("forward_s", "backward_s"):
+        if not frame[name].sum() > 0:
+            raise UserError(
+                f"{path}: column {name}: all times are zero: measure the layers again"
+            )
+    # The update is of the whole model, and stands in every row.
+    if frame["update_s"].nunique() > 1:
+        raise UserError(f"{path}: column update_s: differs between rows of one profile")
 
 
 def _own_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[str]]:
