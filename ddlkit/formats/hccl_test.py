@@ -30,7 +30,8 @@ from ddlkit.formats.labels import unlabelled
 
 SOURCE = "hccl_test"
 
-_HEAD = re.compile(r"data_size\s*\(Bytes\):?\s*\|\s*ave?r?a?g_?e?_?time\s*\(us\)", re.I)
+# The name of the time is matched however it is spelled.
+_HEAD = re.compile(r"data_size\s*\(Bytes\):?\s*\|\s*a\w{1,9}_time\s*\(us\)", re.I)
 _PROGRAM = re.compile(r"\b(\w+)_test\b")
 _ROW = re.compile(
     r"(?P<size>\d+)\s*\|\s*(?P<time>[\d.]+)\s*\|\s*(?P<algbw>[\d.]+)\s*"
