@@ -17,10 +17,29 @@ from ddlkit.formats.messages import read_bytes_seconds
 from ddlkit.formats.readers import LAYER_PROFILES, MESSAGE_TIMES, Reader, first_match
 from ddlkit.store import files
 
+INSPECTED = (
+    '{"header": {"n_ranks": 4, "nnodes": 1}, "coll_perf": {"coll": "AllReduce", '
+    '"coll_msg_size_bytes": 4096, "coll_exec_time_us": 12}}'
+)
+NCCL_JSON = """{"nccl_version": 22803, "args": ["./all_reduce_perf"],
+"config": {"nthreads": 1, "ngpus": 4, "devices": [{"rank": 0, "group": 0}]},
+"results": [{"size": 4096, "in_place": {"time": 12.5, "bus_bw": 0.49152}}]}"""
 SHAPES = "name,layers,d_model,heads,d_ff,vocabulary\nmine,2,8,2,32,100\n"
 EXAMPLES = {
     "log": fuzzing.LOG,
     "csv": f"bytes,seconds\n{fuzzing.TIMES}",
+    "nccl-tests-json": NCCL_JSON,
+    "rccl-tests-csv": "numCycle,collective,gpus,size,inplace,time,busbw\n"
+    "0,AllReduce,4,4096,1,12.5,0.49\n",
+    "nccl-inspector": INSPECTED,
+    "all-reduce-bench": "of all_reduce over 4 ranks\n| payload | busbw | algbw |\n"
+    "| 32KiB | 1.50GBps | 1.00GBps |\n",
+    "deepspeed": "---- Performance of all_reduce on 4 devices ----\n"
+    "Size (Bytes)  Description  Duration  Throughput (Gbps)  BusBW (Gbps)\n"
+    "4.0 KB  1024x4  12.500 us  5.243  3.932\n",
+    "hccl-test": "./bin/all_reduce_test -p 4\n"
+    "data_size(Bytes): | aveg_time(us): | alg_bandwidth(GB/s): | check_result:\n"
+    "4096 | 12.50 | 0.32768 | success\n",
     "trace": fuzzing.TRACE,
     "kineto": files.read_text(fuzzing.PROFILED_TRAINING),
     "flops": fuzzing.FLOPS,
@@ -79,11 +98,11 @@ def test_a_file_of_no_format_is_told_what_was_tried_and_how_it_begins(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "mine.txt"
-    path.write_text("\nsize;time\n8;2.1\n")
+    path.write_text("\nsize;rate\n8;2.1\n")
     with pytest.raises(UserError) as caught:
         command(path)
     line = str(caught.value)
     assert line.startswith(f"{path}: ") and "\n" not in line
-    assert "its first line is 'size;time'" in line
+    assert "its first line is 'size;rate'" in line
     for reader in readers:
         assert reader.takes in line

@@ -584,8 +584,8 @@ def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path) -> 
     ("text", "words"),
     [
         (
-            "bytes,time (us)\n1,2\n",
-            "column seconds: missing; the columns are bytes, time (us)",
+            "bytes,rate\n1,2\n",
+            "column seconds: missing; the columns are bytes, rate",
         ),
         (
             "bytes,seconds\n8,20\n4194304,34000\n",

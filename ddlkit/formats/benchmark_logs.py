@@ -13,20 +13,25 @@ is that of the whole output of a rank. Times are averages over the ranks.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddlkit.core.collective import COLLECTIVES, ONLY_IN_LOGS, Collective
+from ddlkit.core.collective import Collective
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import MOST_ROWS
-from ddlkit.core.units import format_bytes, format_seconds
+from ddlkit.formats.benchmark_rows import (
+    BY_SPELLING,
+    KNOWN,
+    PLACES,
+    refuse_several_variants,
+    rows_of_place,
+)
 from ddlkit.formats.contract import MessageOptions, MessageTimes
 from ddlkit.formats.labels import unlabelled
-from ddlkit.store.readers import choose
 from ddlkit.store.sheet import Column, Schema, Sheet, check_cells
 
 if TYPE_CHECKING:
@@ -36,37 +41,46 @@ if TYPE_CHECKING:
 _WORD = re.compile(r"[^\s,|]+")
 _ROW = re.compile(r"\d+[\s,|]+[+-]?(?:[\d.]|nan|inf)", re.I)
 
+# What NCCL writes if NCCL_DEBUG is set: host:process:thread, the GPU in brackets, which
+# is taken for a label and left out, and a level. This text may stand in the middle of a row, because
+# both go to the standard output without a lock.
+_NCCL_DEBUG = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+\s+(?:\[\d+\]\s+)?NCCL .*")
+
 # What ends a table. Only nccl-tests has a last line of its own.
 _END = re.compile(
-    r"(Avg bus band)|test starting|\bOSU \w|# Benchm|#\s*(size|bytes|rep)", re.I
+    r"(?P<last_line>Avg bus band)|test starting|\bOSU \w|# Benchm|"
+    r"#\s*(size|bytes|rep)",
+    re.I,
 )
 # Where another benchmark begins. A command may be printed for several of them, so that
-# it does not count.
-_TITLE = re.compile(r"test starting: |\bOSU \w+(-\S+)?\s|# Benchmarking ")
-_RANK = re.compile(r"(?:#\s+)?Rank\s+(\d{1,9})\b.*\bPid\b|# #processes = (\d{1,9})\b")
+# it does not count. OSU says where its buffers are, as in "OSU MPI-CUDA Allreduce".
+_TITLE = re.compile(r"test starting: |\bOSU \w+(?P<memory>-\S+)?\s|# Benchmarking ")
+# nccl-tests lists its ranks, since 2023 with the group of each: NCCL_TESTS_SPLIT puts
+# ranks into groups that each work for themselves. Intel prints the number of ranks.
+_RANK = re.compile(
+    r"(?:#\s+)?Rank\s+(?P<rank>\d{1,9})\b(?:\s+Group\s+(?P<group>\d{1,9})\b)?"
+    r".*\bPid\b"
+    r"|# #processes = (?P<count>\d{1,9})\b"
+)
 _OTHER_TEST = re.compile(
-    r"(?:# Benchmarking|\bOSU MPI\S*) (\S[^\n]{0,60}?)(?: Test v|\s*$)", re.M
+    r"(?:# Benchmarking|\bOSU MPI\S*) (?P<test>\S[^\n]{0,60}?)(?: Test v|\s*$)", re.M
 )
 
-_KNOWN = {**COLLECTIVES, **ONLY_IN_LOGS}
 # nccl-tests has programs for two more, of which nothing is known but the name.
-_PROGRAMS = "|".join([*_KNOWN, "alltoallv", "hypercube"])
+_PROGRAMS = "|".join([*KNOWN, "alltoallv", "hypercube"])
+# The collective is in the name of a program of nccl-tests, or in a title of OSU or of
+# Intel.
 _NAME = re.compile(
-    rf"(?<!concluded: )(?<![a-z_])({_PROGRAMS})_perf"
-    r"|\bOSU \S{1,40}\s(.{0,60})Latency Test|# Benchmarking (\S+)"
+    rf"(?<!concluded: )(?<![a-z_])(?P<nccl>{_PROGRAMS})_perf"
+    r"|\bOSU \S{1,40}\s(?P<osu>.{0,60})Latency Test|# Benchmarking (?P<intel>\S+)"
 )
-# Collectives by their names in small letters. The latency test of OSU that names no
-# collective is between two ranks.
-_BY_SPELLING = {
-    spelling: name
-    for name, collective in _KNOWN.items()
-    for spelling in collective.names
-}
-_BY_SPELLING[""] = "point_to_point"
+# The latency test of OSU that names no collective is between two ranks.
+_BY_SPELLING = {**BY_SPELLING, "": "point_to_point"}
 
-# As nccl-tests prints them: first into another buffer, then into the same one. Training
-# sums gradients in place.
-_PLACES = ("out_of_place", "in_place")
+
+# Columns of nccl-tests by which it may time several kinds of messages, one after the
+# other: by its options -d all and -o all.
+_VARIANTS = ("type", "redop", "op")
 
 
 class Layout(NamedTuple):
@@ -139,14 +153,18 @@ class Table:
     ----------
     collectives : set of str
         The collectives that are named. There may be none.
-    ranks : int
-        The number of ranks, 0 if the log does not state it.
+    stated_ranks : int
+        The number of ranks as a line of Intel's states it, 0 if none does.
+    listed_ranks : Counter of (int, int)
+        How often each rank is listed by nccl-tests, by its rank and its group.
     memory : str
         Of OSU, where the buffers are: "-CUDA", for example.
     layout : Layout
         The program and its columns.
     columns : list of str
         The column names, in small letters and without units.
+    n_heads : int
+        How often the head was printed before the first row.
     rows : list of tuple
         The line number of each row, and its cells.
     has_rates : bool
@@ -157,31 +175,71 @@ class Table:
     """
 
     collectives: set[str] = field(default_factory=set)
-    ranks: int = 0
+    stated_ranks: int = 0
+    listed_ranks: Counter[tuple[int, int]] = field(default_factory=Counter)
     memory: str = ""
     layout: Layout = LAYOUTS[0]
     columns: list[str] = field(default_factory=list)
+    n_heads: int = 0
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
     has_rates: bool = False
     is_whole: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Return between how many ranks a message is sent, 0 if it is unknown.
+
+        If ranks are in several groups, this is the size of each group. It is unknown if
+        the groups differ in size.
+        """
+        if not self.listed_ranks:
+            return self.stated_ranks
+        # A long list of ranks is cut by nccl-tests, so that their number is that of the
+        # last one, and not how many are listed.
+        n_ranks = max(rank for rank, _ in self.listed_ranks) + 1
+        group_sizes = Counter(group for _, group in self.listed_ranks)
+        if len(group_sizes) == 1:
+            return n_ranks
+        is_cut = len(self.listed_ranks) < n_ranks
+        distinct_sizes = {*group_sizes.values()}
+        if is_cut or len(distinct_sizes) > 1:
+            return 0
+        return distinct_sizes.pop()
+
+    @property
+    def runs_at_once(self) -> int:
+        """Return how many runs print into the table at once.
+
+        Each of them lists its rank 0. If only one head was printed, several lists are
+        those of earlier attempts that failed, unless each has a single rank.
+        """
+        if self.n_heads <= 1 < self.ranks:
+            return 1
+        lists_of_rank_0 = [
+            count for (rank, _), count in self.listed_ranks.items() if rank == 0
+        ]
+        return max(lists_of_rank_0, default=1)
 
     def note(self, line: str) -> None:
         """Take the facts about the table that a line before it states."""
         title = _TITLE.search(line)
         if title:
+            # Another benchmark begins, whose facts are not those of the one before.
             self.collectives = set()
-            self.ranks = 0
-            self.memory = title[1] or ""
-        for groups in _NAME.findall(line):
-            spelling = "".join(groups).lower()
-            spelling = re.sub("[^a-z]|personalized exchange", "", spelling)
-            self.collectives.add(_BY_SPELLING.get(spelling, spelling))
-        rank = _RANK.match(line)
-        if rank and rank[2]:
-            self.ranks = int(rank[2])
-        elif rank:
-            # nccl-tests lists its ranks, counted from 0, instead of their number.
-            self.ranks = max(self.ranks, int(rank[1]) + 1)
+            self.stated_ranks = 0
+            self.listed_ranks = Counter()
+            self.memory = title["memory"] or ""
+        for name in _NAME.finditer(line):
+            # Only one of the groups has matched.
+            spelling = (name["nccl"] or name["osu"] or name["intel"] or "").lower()
+            # OSU calls its alltoall "All-to-All Personalized Exchange".
+            letters = re.sub("[^a-z]|personalized exchange", "", spelling)
+            self.collectives.add(_BY_SPELLING.get(letters, letters))
+        match = _RANK.match(line)
+        if match and match["count"]:
+            self.stated_ranks = int(match["count"])
+        elif match:
+            self.listed_ranks[int(match["rank"]), int(match["group"] or 0)] += 1
 
     def cells(
         self, words: list[str], where: str
@@ -200,7 +258,7 @@ class Table:
         before_times : dict of str to str
             The cells before the first time.
         places : list of dict of str to str
-            The time and the cells after it: once, or for each of `_PLACES`.
+            The time and the cells after it: once, or for each of `PLACES`.
 
         Raises
         ------
@@ -217,16 +275,20 @@ class Table:
         # missing.
         fewest = n_before - 1 if self.has_rates else n_before
         if not fewest <= first_time <= n_before:
-            raise UserError(f"{where}, column time: truncated after {len(words)} words")
+            problem = f"truncated after {len(words)} words"
+            if "NCCL" in words:
+                problem = "text of NCCL_DEBUG is inside: write it to NCCL_DEBUG_FILE"
+            raise UserError(f"{where}, column time: {problem}")
         if first_time < n_before:
             before = [name for name in before if name != "redop"]
-        # The columns of a time are there once or twice.
-        width = len(timed)
+        # A time and the columns after it, such as algbw, are there once, or once for
+        # each place.
+        columns_of_place = len(timed)
         if "time" in timed[1:]:
-            width = timed.index("time", 1)
+            columns_of_place = timed.index("time", 1)
         places = []
-        for start in range(0, len(timed), width):
-            names = timed[start : start + width]
+        for start in range(0, len(timed), columns_of_place):
+            names = timed[start : start + columns_of_place]
             places.append(dict(zip(names, words[first_time + start :], strict=False)))
         return dict(zip(before, words, strict=False)), places
 
@@ -269,7 +331,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     # 0 stands for an unknown number of ranks.
     if not rows["ranks"].any():
         rows = rows.drop(columns="ranks")
-    rows, note = _of_place(rows, options.place, file)
+    rows, note = rows_of_place(rows, options.place, file)
     return MessageTimes(table.layout.program + table.memory.lower(), rows, note)
 
 
@@ -282,7 +344,7 @@ def other_test(text: str) -> str:
     'Bandwidth'
     """
     title = _OTHER_TEST.search(text)
-    return title[1] if title else ""
+    return title["test"] if title else ""
 
 
 def read_tables(text: str, file: str) -> list[Table]:
@@ -307,33 +369,10 @@ def read_tables(text: str, file: str) -> list[Table]:
         the processor.
     """
     check_cells(text, "\n", file)
-    tables: list[Table] = []
-    table: Table | None = None
-    following = Table()
+    collector = _TableCollector(file)
     for number, line in enumerate(unlabelled(text), start=1):
-        if _ROW.match(line):
-            if table is not None:
-                table.rows.append((number, _WORD.findall(line)))
-            continue
-        head = _head(line)
-        if head is not None:
-            table = following
-            following = Table()
-            table.layout, table.columns = head
-            table.has_rates = "algbw" in table.columns
-            table.is_whole = not line.startswith("#")
-            if table.layout.time not in table.columns:
-                raise UserError(
-                    f"{file}: line {number}, column cputime: not GPU time: take no -C"
-                )
-            tables.append(table)
-            continue
-        end = _END.search(line)
-        if table is not None and end:
-            if end[1]:
-                table.is_whole = True
-            table = None
-        following.note(line)
+        collector.take(number, line)
+    tables = collector.tables
     with_rows = [table for table in tables if table.rows]
     if tables and not with_rows:
         _, _, last_line = text.rstrip().rpartition("\n")
@@ -342,6 +381,87 @@ def read_tables(text: str, file: str) -> list[Table]:
             f"Its last line is {shown(last_line)}"
         )
     return with_rows
+
+
+class _TableCollector:
+    """Collects the tables of a log from its lines, one after the other.
+
+    Rows go to ``current``, the table whose head came last. Facts that other lines state
+    go to ``following``, the table whose head is still to come.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.tables: list[Table] = []
+        self.current: Table | None = None
+        self.following = Table()
+        # Whether the last row was interrupted by text of NCCL_DEBUG.
+        self.is_row_cut = False
+
+    def take(self, number: int, line: str) -> None:
+        """Take a line of the log, whose number counts from 1."""
+        before_debug = _NCCL_DEBUG.sub("", line)
+        has_debug = before_debug != line
+        if has_debug and not before_debug.strip():
+            # The whole line is NCCL's, and may be between the parts of a row.
+            return
+        if self._continues_row(before_debug):
+            self.is_row_cut = has_debug
+            return
+        if _ROW.match(before_debug):
+            if self.current is not None:
+                self.current.rows.append((number, _WORD.findall(before_debug)))
+                self.is_row_cut = has_debug
+            return
+        self.is_row_cut = False
+        head = _head(line)
+        if head is not None:
+            self._begin_table(number, line, head)
+            return
+        end = _END.search(line)
+        if self.current is not None and end:
+            if end["last_line"]:
+                self.current.is_whole = True
+            self.current = None
+        self.following.note(line)
+
+    def _continues_row(self, line: str) -> bool:
+        """Return whether a line is the rest of a row that was cut, and add it if so."""
+        if not self.is_row_cut or self.current is None or line.startswith("#"):
+            return False
+        words = _WORD.findall(line)
+        columns = self.current.columns
+        _, row = self.current.rows[-1]
+        # A time stamp has one name and two words. After a row that NCCL's text
+        # followed, and did not cut, another row comes: together they are too long.
+        most_words = len(columns) + columns.count("timestamp")
+        if not words or len(row) + len(words) > most_words:
+            return False
+        row.extend(words)
+        return True
+
+    def _begin_table(
+        self, number: int, line: str, head: tuple[Layout, list[str]]
+    ) -> None:
+        """Begin the table whose head is in a line."""
+        table = self.following
+        if self.current is not None and not self.current.rows:
+            # Several runs print into one log. Their heads follow one another, and are
+            # those of one table.
+            table = self.current
+        else:
+            self.tables.append(table)
+        self.current = table
+        self.following = Table()
+        table.layout, table.columns = head
+        table.n_heads += 1
+        table.has_rates = "algbw" in table.columns
+        table.is_whole = not line.startswith("#")
+        if table.layout.time not in table.columns:
+            # The option -C of nccl-tests renames the column of times to "cputime".
+            raise UserError(
+                f"{self.file}: line {number}, column cputime: not GPU time: take no -C"
+            )
 
 
 def _head(line: str) -> tuple[Layout, list[str]] | None:
@@ -396,7 +516,12 @@ def read_log(
         If no table fits, or several do, or if the table is damaged or contradicts
         itself.
     """
+    n_alone = sum(known_table.ranks == 1 for known_table in tables)
+    if n_alone > 1 and n_alone == len(tables):
+        raise _without_mpi(f"{n_alone} processes print a table each", file)
     taken = _chosen_table(tables, file, collective, ranks, table)
+    if taken.runs_at_once > 1:
+        raise _without_mpi(f"{taken.runs_at_once} processes print into one table", file)
     if taken.has_rates and not taken.is_whole:
         problem = "no '# Avg bus bandwidth' after the rows: the log is cut"
         advice = "get all of it, or make a CSV of bytes and seconds"
@@ -407,16 +532,28 @@ def read_log(
     if taken.has_rates:
         factors = {convention.algbw_factor for convention in possible.values()}
         _check_rates(sheet, frame, factors or {1.0})
-    kind = _decided_collective(taken, file, possible, collective, ranks)
-    bytes_factor = possible[kind].bytes_factor
+    name = _decided_collective(taken, file, possible, collective, ranks)
+    bytes_factor = possible[name].bytes_factor
     if bytes_factor == 0:
-        problem = f"the bytes of {kind} are those of one rank: give --ranks"
+        problem = f"the bytes of {name} are those of one rank: give --ranks"
         raise UserError(f"{file}: {problem}")
     frame = frame.assign(
-        bytes=frame["size"] * bytes_factor, collective=kind, ranks=ranks
+        bytes=frame["size"] * bytes_factor, collective=name, ranks=ranks
     )
     frame = frame.rename(columns={"time": "seconds"})
     return frame[["bytes", "seconds", "place", "collective", "ranks"]], taken
+
+
+def _without_mpi(problem: str, file: str) -> UserError:
+    """Return the error for a log of nccl-tests without MPI.
+
+    Its processes know nothing of one another. Each of them is a run of its own, whose
+    ranks count from 0, and all print into one log.
+    """
+    return UserError(
+        f"{file}: {problem}, each as rank 0: nccl-tests was built without MPI: "
+        "build it with MPI=1"
+    )
 
 
 def _decided_collective(
@@ -427,6 +564,9 @@ def _decided_collective(
     ranks: int,
 ) -> str:
     """Return the collective that is wanted, or else the only one that is possible.
+
+    ``possible`` has the collectives that the columns and the rates allow, and
+    ``wanted`` is "" if the user names none.
 
     Raises UserError if the collective that is wanted is not possible, or if none is
     wanted and the number of possible ones is not 1.
@@ -452,7 +592,8 @@ def _chosen_table(
 ) -> Table:
     """Return the table of that number, or the only one that fits collective and ranks.
 
-    A UserError lists the tables if there is no such table, or more than one.
+    Tables are counted from 1. Raises UserError, with a list of the tables, if there is
+    no such table or more than one.
     """
     if number is None and len(tables) == 1:
         return tables[0]
@@ -463,6 +604,7 @@ def _chosen_table(
     for position, table in enumerate(tables):
         collectives = sorted(table.collectives)
         if not collectives:
+            # A table that names no collective may be of any that has its rates.
             _, frame = _printed(table, file)
             possible = _possible_collectives(table, frame, table.ranks or ranks)
             collectives = list(possible)
@@ -479,14 +621,20 @@ def _chosen_table(
     listed = "; ".join(described[position] for position in fitting)
     if not fitting:
         listed = "; ".join(described)
-    raise UserError(f"{file}: {len(tables)} tables: choose one by --table: {listed}")
+    problem = f"{len(tables)} tables: choose one by --table"
+    if len(tables) == 1:
+        problem = f"there is no table {number}, only one: leave --table out"
+    elif number is not None:
+        problem = f"there is no table {number} among {problem}"
+    raise UserError(f"{file}: {problem}: {listed}")
 
 
 def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     """Return the sizes, times and rates of a table, one row for each time.
 
-    Rows of size 0 are left out: the message was too small to be divided among the
-    ranks.
+    Both results have the rows and the columns of `_PRINTED`: the sheet as text with the
+    numbers of lines, for errors, and the frame as numbers, with times in seconds. Rows
+    of size 0 are left out: the message was too small to be divided among the ranks.
     """
     if len(table.rows) > MOST_ROWS:
         raise UserError(
@@ -494,6 +642,7 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
         )
     lines: list[int] = []
     rows: list[list[str]] = []
+    variants: list[tuple[str, dict[str, str]]] = []
     words_before: list[str] = []
     for number, words in table.rows:
         where = f"{file}: row at line {number}"
@@ -504,25 +653,30 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
                 f"{where}: the same as the row before it: is every line there twice?"
             )
         words_before = words
-        _, places = table.cells(words, where)
-        for place, cells in zip(_PLACES, places, strict=False):
+        before_times, places = table.cells(words, where)
+        variant = {
+            name: cell for name, cell in before_times.items() if name in _VARIANTS
+        }
+        variants.append((size, variant))
+        for place, cells in zip(PLACES, places, strict=False):
             time = cells.get(table.layout.time, "")
             if size == "0" or time == "N/A":
                 continue
             # Until 2022, the largest deviation was printed instead, as "error". N/A
             # means that the values were not checked.
-            cells["#wrong"] = cells.get("wrong", "0").replace("N/A", "0")
-            cells["size"] = size
-            cells["time"] = time
-            cells["place"] = place
+            n_wrong = cells.get("wrong", "0").replace("N/A", "0")
+            own_names = {"size": size, "time": time, "#wrong": n_wrong, "place": place}
+            cells_by_name = {**cells, **own_names}
             lines.append(number)
-            rows.append([cells.get(name, "0") for name in _PRINTED.names])
+            rows.append([cells_by_name.get(name, "0") for name in _PRINTED.names])
     if not rows:
         raise UserError(f"{where}, column size: none is above 0 in this table")
+    refuse_several_variants(variants, file)
     sheet = Sheet(file, _PRINTED.names, lines, rows)
     if not table.has_rates:
         _check_last_time(sheet)
     frame = _PRINTED.frame(sheet, exact=False)
+    # All times were read as microseconds, which are milliseconds in some layouts.
     return sheet, frame.assign(time=frame["time"] * table.layout.time_unit_us)
 
 
@@ -562,7 +716,7 @@ def _possible_collectives(
         Empty if no collective has such rates.
     """
     if not table.has_rates:
-        names = sorted(table.collectives) or list(_KNOWN)
+        names = sorted(table.collectives) or list(KNOWN)
         return {
             name: Convention(bytes_factor=ranks if _prints_a_part(name) else 1)
             for name in names
@@ -573,7 +727,7 @@ def _possible_collectives(
     named = {}
     for name in sorted(table.collectives):
         # The rates of a collective that is not known cannot be judged.
-        if name in possible or name not in _KNOWN:
+        if name in possible or name not in KNOWN:
             named[name] = possible.get(name, Convention())
     return named
 
@@ -581,15 +735,20 @@ def _possible_collectives(
 def _possible_by_rates(
     table: Table, frame: DataFrame, ranks: int
 ) -> dict[str, Convention]:
-    """Return the collectives that would be printed with such columns and rates."""
-    # Bandwidths are printed to 0.01, so that only large ones show their ratio.
+    """Return the collectives that would be printed with such columns and rates.
+
+    The columns are redop, root and #wrong. The rates are two ratios: algbw over size
+    per time, and busbw over algbw.
+    """
+    # Bandwidths are printed to 0.01 GB/s, so that only large ones show their ratio.
     fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
-    algbw = max(float(fast["algbw"].mean()), 1e-9)
-    algbw_factor = algbw / (fast["size"] / fast["time"]).mean() * 1e9
-    busbw_factor = fast["busbw"].mean() / algbw
-    error = 0.001 + 0.01 / algbw
+    # The mean is 0 if all bandwidths are rounded to 0.
+    mean_algbw = max(float(fast["algbw"].mean()), 1e-9)
+    algbw_factor = mean_algbw / (fast["size"] / fast["time"]).mean() * 1e9
+    busbw_factor = fast["busbw"].mean() / mean_algbw
+    rate_error = 0.001 + 0.01 / mean_algbw
     # Times of seconds are printed to two digits, which is up to 5%.
-    time_error = error + 0.05
+    time_error = rate_error + 0.05
 
     _, last_words = table.rows[-1]
     before_times, places = table.cells(last_words, "")
@@ -599,38 +758,48 @@ def _possible_by_rates(
     has_root = not root.startswith("-")
 
     possible = {}
-    for name, collective in _KNOWN.items():
+    for name, collective in KNOWN.items():
         if has_redop != collective.prints_redop or has_root != collective.prints_root:
             continue
-        n = ranks or _ranks_by_bus_factor(collective, busbw_factor)
-        for convention in _conventions(collective, n):
+        likely_ranks = ranks or _ranks_by_bus_factor(collective, busbw_factor)
+        for convention in _conventions(collective, likely_ranks):
             algbw_off = abs(algbw_factor - convention.algbw_factor)
             busbw_off = abs(busbw_factor - convention.busbw_factor)
             if (
                 algbw_off <= time_error * convention.algbw_factor
-                and busbw_off <= error * convention.busbw_factor
+                and busbw_off <= rate_error * convention.busbw_factor
             ):
                 possible[name] = convention
-
-    # Since 2022, nccl-tests does not check the results of alltoall and sendrecv in
-    # place, and checks all others. A table in which both places are checked is not of
-    # sendrecv.
     is_checked = [cells.get("wrong") != "N/A" for cells in places]
+    return _possible_by_checks(possible, is_checked)
+
+
+def _possible_by_checks(
+    possible: dict[str, Convention], is_checked: list[bool]
+) -> dict[str, Convention]:
+    """Return those collectives whose results would be checked in these places.
+
+    ``is_checked`` says for each of `PLACES` whether its results were checked. Since
+    2022, nccl-tests does not check alltoall and sendrecv in place, and checks all
+    others. A table in which both places are checked is not of sendrecv.
+    """
     if is_checked == [True, False]:
         unchecked_in_place = ("alltoall", "sendrecv")
         return {name: possible[name] for name in unchecked_in_place if name in possible}
     if is_checked == [True, True]:
-        possible.pop("sendrecv", None)
+        return {name: possible[name] for name in possible if name != "sendrecv"}
     return possible
 
 
 def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
     """Return the ranks, at least 2, among which a collective has this bus factor.
 
-    With r rounds of a ring of n ranks, the factor is r (n - 1) / n if a message is
-    divided. Else the factor does not depend on n.
+    With r rounds of a ring of n ranks, the factor is b = r (n - 1) / n if a message is
+    divided, so that n = r / (r - b). Else the factor does not depend on n.
     """
     rounds = collective.rounds if collective.divided else 0
+    # A factor of r or more belongs to another collective. It gives a huge number of
+    # ranks here, with which the rates are compared and found to differ.
     return max(2, round(rounds / max(rounds - bus_factor, 1e-9)))
 
 
@@ -655,7 +824,7 @@ def _prints_a_part(name: str) -> bool:
     ones.
     """
     plain = _BY_SPELLING.get(name.replace("_", "").removesuffix("v"), "")
-    return plain in _KNOWN and _KNOWN[plain].mpi_prints_a_part
+    return plain in KNOWN and KNOWN[plain].mpi_prints_a_part
 
 
 def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> None:
@@ -673,7 +842,8 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
     # Of several ways to compute algbw, the one that comes closest counts in each row.
     off = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
-    # Both are rounded: the time, by which the rate is divided, and algbw itself.
+    # Both are rounded: the time, by which the rate is divided, and algbw itself. The
+    # other terms leave room for the errors of these computations.
     time_column = sheet.header.index("time")
     algbw_column = sheet.header.index("algbw")
     time_rounding = np.array(
@@ -699,49 +869,3 @@ def _half_digit(cell: str) -> float:
         return 0.005
     decimals, exponent = number.groups()
     return 0.5 * 10.0 ** (int(exponent or 0) - len(decimals))
-
-
-# -- Times in place and out of place ---------------------------------------------------
-
-
-def _of_place(frame: DataFrame, place: str | None, file: str) -> tuple[DataFrame, str]:
-    """Return the rows of a place, and a note if the user should know of the choice.
-
-    If no place is given, all rows are returned, unless the two places differ by more
-    than their times scatter. Then the rows in place are returned, as training works in
-    place.
-    """
-    note = ""
-    medians = frame.groupby(["bytes", "place"])["seconds"].median().unstack().dropna()
-    if place is None and medians.shape[1] == 2 and len(medians):
-        difference = np.log(medians["out_of_place"] / medians["in_place"]).abs()
-        if difference.mean() > _scatter(medians):
-            place = "in_place"
-            size = difference.idxmax()
-            in_place = format_seconds(medians.loc[size, "in_place"])
-            out_of_place = format_seconds(medians.loc[size, "out_of_place"])
-            times = f"{in_place} at {format_bytes(size)}, out_of_place {out_of_place}"
-            problem = "they differ by more than they scatter"
-            note = f"in_place: {times}: {problem}; choose by --place"
-    if place:
-        frame, _ = choose(frame, ("place",), {"place": place}, Path(file))
-    return frame.drop(columns="place"), note
-
-
-def _scatter(medians: DataFrame) -> float:
-    """Return the mean relative distance of times from the chord of their neighbours.
-
-    ``medians`` has a row for each size, increasing, and the columns "in_place" and
-    "out_of_place". Chords are straight in the logarithms of size and time, where a
-    smooth curve lies close to them.
-    """
-    log_sizes = np.log(medians.index.to_numpy(float))
-    log_times = np.log(medians.to_numpy())
-    gaps = np.diff(log_sizes)[:, None]
-    slopes = np.diff(log_times, axis=0) / gaps
-    # Every size but the first and the last has a gap before it and one after it. Its
-    # point lies (change of slope) * before * after / (before + after) off the chord.
-    before = gaps[:-1]
-    after = gaps[1:]
-    distances = np.abs(np.diff(slopes, axis=0) * after * before / (after + before))
-    return float(distances.mean()) if distances.size else 0.0

@@ -55,6 +55,25 @@ class MessageOptions:
         if self.place is not None or self.table is not None:
             raise UserError(f"{file}: no log: leave --place and --table out")
 
+    def refuse_table(self, file: str) -> None:
+        """Refuse the number of a table.
+
+        Parameters
+        ----------
+        file : str
+            A file whose tables have no numbers, as errors name it.
+
+        Raises
+        ------
+        UserError
+            If a table is given.
+        """
+        if self.table is not None:
+            raise UserError(
+                f"{file}: its tables have no numbers: leave --table out, "
+                "and choose by --collective and --ranks"
+            )
+
 
 class MessageTimes(NamedTuple):
     """The message times in a file.

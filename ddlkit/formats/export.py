@@ -149,8 +149,8 @@ def inductor(cost: MessageCost, torch: str) -> str:
         If the number of ranks is unknown.
     """
     collective = find_collective(cost.collective)
-    # The argument of an operator has the size of a rank's input, its result that of the
-    # output. One of them is the whole message.
+    # In a graph, node.args[0] is a rank's input and node is its output. The template
+    # needs the one that has the size of the whole message.
     whole = "node.args[0]" if collective.sized == "input" else "node"
     template = TEMPLATE.read_text(encoding="utf-8")
     return template.format(
@@ -189,19 +189,27 @@ def profile(cost: MessageCost, torch: str) -> str:
     input_parts = collective.input_parts(ranks)
     output_parts = collective.output_parts(ranks)
     events = []
-    for dtype, width in ELEMENTS.items():
-        # Each rank has an equal part of a message.
-        elements = np.unique(np.maximum(SIZES // width // ranks, 1)) * ranks
-        times_s = cost(elements * width)
-        for count, seconds in zip(elements.tolist(), times_s, strict=True):
+    for dtype, element_bytes in ELEMENTS.items():
+        # Each rank has an equal part of a message, of at least one element. Sizes that
+        # become the same number of elements are written once.
+        elements_of_rank = np.unique(np.maximum(SIZES // element_bytes // ranks, 1))
+        elements = elements_of_rank * ranks
+        times_s = cost(elements * element_bytes)
+        for n_elements, seconds in zip(elements.tolist(), times_s, strict=True):
             args = {
                 "Collective name": collective.process_group_name,
                 "Group size": ranks,
                 "Process Group Ranks": str(list(range(ranks))),
-                "In msg nelems": count // input_parts,
-                "Out msg nelems": count // output_parts,
+                "In msg nelems": n_elements // input_parts,
+                "Out msg nelems": n_elements // output_parts,
                 "dtype": dtype,
             }
-            event = {"ph": "X", "cat": "kernel", "name": "nccl"}
-            events.append({**event, "dur": 1e6 * seconds, "args": args})
+            event = {
+                "ph": "X",
+                "cat": "kernel",
+                "name": "nccl",
+                "dur": 1e6 * seconds,
+                "args": args,
+            }
+            events.append(event)
     return json.dumps({"torch": torch, "traceEvents": events})

@@ -145,7 +145,7 @@ def profile_of(
     """
     batch = options.batch or 1
     names, layers, elements, flops = zip(*tensors, strict=True)
-    # Backward has two products of matrices for each one of forward.
+    # Backward has two products of matrices for each one of forward, hence 1 + 2.
     batch_flops = 3 * batch * sum(flops)
     peak_flops_per_s, utilisation = _rate(options, file, batch_flops)
     profile = LayerProfile.from_flops(
@@ -168,8 +168,9 @@ def profile_of(
 def _rate(options: ImportOptions, file: str, batch_flops: float) -> tuple[float, float]:
     """Return the peak rate in FLOP/s and the share of it that is reached.
 
-    If the options have the time of a batch instead, this is the rate at which its FLOP
-    take that time.
+    If the options have the time of a batch instead, the rate is ``batch_flops`` over
+    that time, all of which is reached. Raises UserError if the options have neither
+    both of rate and share, nor the time alone.
     """
     peak = options.peak
     utilisation = options.utilisation

@@ -133,6 +133,11 @@ class Event(NamedTuple):
         return self.correlated_s
 
     @property
+    def is_launched_before_trace(self) -> bool:
+        """Return whether the span was launched before the trace began."""
+        return self.correlated_s == -math.inf
+
+    @property
     def collective(self) -> str:
         """Return the collective of a message: a name in `COMMUNICATION`, or "other".
 
@@ -316,17 +321,24 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     if not trace.events:
         raise trace.missing("the trace has no spans")
 
+    # Kernels of NCCL do not count: where a GPU trains, other kernels compute.
     computes_on_gpu = any(event.on_gpu and not event.collective for event in events)
     if not computes_on_gpu:
-        # A profiler that does not record the GPU's activities notes no launches either,
-        # at most how it waits for the GPU itself. Launches without kernels mean that
-        # kernels got lost.
-        for event in events:
-            if _LAUNCH_OF_WORK.match(f"{event.category} {event.name}"):
-                problem = "gives work to a device, but no kernel is in the trace"
-                raise trace.missing(f"{event.name} {problem}")
+        _refuse_lost_kernels(trace)
     device = _gpu_name(document) if computes_on_gpu else "cpu"
     return replace(trace, rank=_rank(document), device=device)
+
+
+def _refuse_lost_kernels(trace: KinetoTrace) -> None:
+    """Raise UserError if a trace without kernels has launches of kernels.
+
+    A profiler that does not record the GPU notes no launches either. Launches without
+    any kernel therefore mean that the kernels were lost.
+    """
+    for event in trace.events:
+        if _LAUNCH_OF_WORK.match(f"{event.category} {event.name}"):
+            problem = "gives work to a device, but no kernel is in the trace"
+            raise trace.missing(f"{event.name} {problem}")
 
 
 def _rank(document: Any) -> int:
@@ -408,24 +420,25 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
         if correlation is not None and not event.on_gpu:
             launches[correlation] = event
     size_args = _size_args(events, launches)
-    related = []
+    with_launches = []
     for event in events:
         correlation = event.identifier("correlation")
         if correlation is not None and correlation in launches:
             event = event._replace(correlated_s=launches[correlation].start_s)
             if correlation in size_args:
+                # What the kernel itself notes counts more than what its operator does.
                 event = event._replace(args={**size_args[correlation], **event.args})
-        related.append(event)
-    return related
+        with_launches.append(event)
+    return with_launches
 
 
 def _size_args(
     events: Sequence[Event], launches: Mapping[int, Event]
 ) -> dict[int, dict[str, Any]]:
-    """Return arguments of operators that launch messages, by correlation.
+    """Return arguments of operators that launch messages, by correlation number.
 
     A kernel of NCCL does not always have its size. The operator during which it was
-    launched does.
+    launched does. ``launches`` has the launch of each correlation number.
     """
     messages = set()
     for event in events:
@@ -434,32 +447,36 @@ def _size_args(
             continue
         if event.collective:
             messages.add(correlation)
-    launched = sorted(
-        (launches[number].thread, launches[number].start_s, number)
-        for number in messages
+    # Sorted by thread and then by time, the launches during an operator are neighbours.
+    launches_of_messages = sorted(
+        (launches[correlation].thread, launches[correlation].start_s, correlation)
+        for correlation in messages
     )
-    args: dict[int, dict[str, Any]] = {number: {} for number in messages}
+    args: dict[int, dict[str, Any]] = {correlation: {} for correlation in messages}
 
     # Operators are nested. The innermost one starts last, and its arguments replace
     # the rest.
     operators = [event for event in events if _MESSAGE_OPERATOR.match(event.name)]
     for operator in sorted(operators, key=lambda event: event.start_s):
-        first = bisect_left(launched, (operator.thread, operator.start_s))
-        behind_last = bisect_right(launched, (operator.thread, operator.end_s))
+        first = bisect_left(launches_of_messages, (operator.thread, operator.start_s))
+        behind_last = bisect_right(
+            launches_of_messages, (operator.thread, operator.end_s)
+        )
         # If an operator launches several messages, how much each of them sends is
         # unknown.
         if behind_last - first != 1:
             continue
-        _, _, number = launched[first]
+        _, _, correlation = launches_of_messages[first]
         if operator.name == _RECORD_COMMS:
-            known = {
+            known_args = {
                 name: value
                 for name, value in operator.args.items()
                 if name in _SIZE_ARGS
             }
         else:
-            known = {**operator.args, _COLLECTIVE_NAME: operator.name}
-        args[number] |= known
+            # An operator such as nccl:all_reduce says the collective by its own name.
+            known_args = {**operator.args, _COLLECTIVE_NAME: operator.name}
+        args[correlation] |= known_args
     return args
 
 
@@ -495,8 +512,8 @@ class TracedIteration(NamedTuple):
     ----------
     number : int
         Which step of the trace this is, counted from 0.
-    steps : int
-        How many steps the trace has, with or without a backward pass.
+    steps_in_trace : int
+        How many steps the whole trace has, with or without a backward pass.
     events : tuple of Event
         Spans in the order in which the processor launched them.
     phases : mapping of str to tuple of float
@@ -507,7 +524,7 @@ class TracedIteration(NamedTuple):
     """
 
     number: int
-    steps: int
+    steps_in_trace: int
     events: tuple[Event, ...]
     phases: Mapping[str, tuple[float, float]]
     free_s: float
@@ -547,19 +564,23 @@ class TracedIteration(NamedTuple):
         # latest_end_s[k] is when the last of the first k functions ends.
         function_ends_s = (function.end_s for function in functions)
         latest_end_s = list(accumulate(function_ends_s, max, initial=-math.inf))
-        # A function inside another one belongs to a forward pass that backward itself
-        # ran.
-        numbers = {
-            function.identifier(_SEQUENCE_NUMBER)
-            for function, earlier_end_s in zip(functions, latest_end_s, strict=False)
-            if function.start_s >= earlier_end_s
-        }
-        numbers.discard(None)
+
+        # An operator of forward shares its sequence number with a function of backward.
+        # A function inside another one is left out, because it belongs to a forward
+        # pass that backward itself ran.
+        sequence_numbers = set()
+        for function, earlier_end_s in zip(functions, latest_end_s, strict=False):
+            if function.start_s >= earlier_end_s:
+                sequence_numbers.add(function.identifier(_SEQUENCE_NUMBER))
+        sequence_numbers.discard(None)
+
         for event in self.events:
-            if event.identifier(_SEQUENCE_NUMBER) in numbers:
-                begun = bisect_right(starts_s, event.start_s)
-                if begun > 0 and event.end_s > latest_end_s[begun]:
-                    return True
+            if event.identifier(_SEQUENCE_NUMBER) not in sequence_numbers:
+                continue
+            n_begun = bisect_right(starts_s, event.start_s)
+            # Backward has begun, and no function that has begun contains the operator.
+            if n_begun > 0 and event.end_s > latest_end_s[n_begun]:
+                return True
         return False
 
     def gradients_end_s(self) -> float:
@@ -704,16 +725,20 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
             phases["forward"] = (forward_start_s, backward_start_s)
         # Backward also waits for messages. The threads that send them may still tidy up
         # when that wait is over and the update has begun.
-        waited_for = [
+        messages_waited_for = [
             event
             for event in events
             if event.collective and not event.on_gpu and event.start_s < update_start_s
         ]
-        end_s = max(min(e.end_s, update_start_s) for e in (*functions, *waited_for))
+        end_s = max(
+            min(event.end_s, update_start_s)
+            for event in (*functions, *messages_waited_for)
+        )
         phases["backward"] = (backward_start_s, end_s)
     if updates:
         phases["update"] = (updates[0].start_s, updates[-1].end_s)
-    # The first mark of a phase counts, so that it is set last.
+    # Of several marks of a phase the first one counts. Going backward, each mark
+    # replaces a later one.
     for event in reversed(events):
         phase = _marked_phase(event)
         if phase:
@@ -727,14 +752,14 @@ def _forward_start_s(events: Sequence[Event], functions: Sequence[Event]) -> flo
     An operator and the ``functions`` of backward share a sequence number. The result is
     infinite if there is no such operator before backward.
     """
-    numbers = {function.identifier(_SEQUENCE_NUMBER) for function in functions}
-    numbers.discard(None)
+    sequence_numbers = {function.identifier(_SEQUENCE_NUMBER) for function in functions}
+    sequence_numbers.discard(None)
     starts_s = [
         event.start_s
         for event in events
         if event.category == "cpu_op"
         and event.start_s < functions[0].start_s
-        and event.identifier(_SEQUENCE_NUMBER) in numbers
+        and event.identifier(_SEQUENCE_NUMBER) in sequence_numbers
     ]
     return min(starts_s, default=math.inf)
 
@@ -787,24 +812,20 @@ def layer_profile(
     gradients = [_gradients(iteration) for iteration in used]
     sizes = _gradient_sizes(trace, used, gradients)
     times = [
-        _times(iteration, ready)
-        for iteration, ready in zip(used, gradients, strict=True)
+        _times(iteration, iteration_gradients)
+        for iteration, iteration_gradients in zip(used, gradients, strict=True)
     ]
-    forward_s = np.array([taken.forward_s for taken in times])
-    update_s = np.array([taken.update_s for taken in times])
-    backward_s = np.array([taken.backward_s for taken in times])
-    whole_backward_s = np.sum(backward_s, axis=1)
-    iteration_s = forward_s + whole_backward_s + update_s
+    # With k iterations and n gradients, of shapes (k,), (k,) and (k, n).
+    forward_s = np.array([iteration_times.forward_s for iteration_times in times])
+    update_s = np.array([iteration_times.update_s for iteration_times in times])
+    backward_s = np.array([iteration_times.backward_s for iteration_times in times])
+    iteration_s = forward_s + backward_s.sum(axis=1) + update_s
     _check_iterations(trace, used, iteration_s)
     findings = [
         _kinds_of_iterations(trace, used, iteration_s, is_chosen=bool(chosen)),
         *_left_out(trace, used),
     ]
 
-    typical_s = np.median(backward_s, axis=0)
-    factor = 1.0
-    if typical_s.any():
-        factor = np.median(whole_backward_s) / typical_s.sum()
     # Gradients become ready from the last tensor to the first.
     elements, n_bytes = np.array(sizes[::-1]).T
     n = len(elements)
@@ -820,11 +841,25 @@ def layer_profile(
         parameters=elements,
         gradient_bytes=n_bytes,
         forward_s=forward_of_first_s,
-        backward_s=typical_s * factor,
+        backward_s=_typical_backward_s(backward_s),
         flops=np.zeros(n),
         update_s=float(np.median(update_s)),
     )
     return profile, findings
+
+
+def _typical_backward_s(backward_s: Floats) -> Floats:
+    """Return the medians over k iterations, scaled to the median of their sums.
+
+    ``backward_s`` has shape (k, n), and the result shape (n,).
+    """
+    medians_s = np.median(backward_s, axis=0)
+    sum_of_medians_s = medians_s.sum()
+    if not sum_of_medians_s:
+        return medians_s
+    median_of_sums_s = np.median(backward_s.sum(axis=1))
+    scaled: Floats = medians_s * (median_of_sums_s / sum_of_medians_s)
+    return scaled
 
 
 def _gradients(iteration: TracedIteration) -> list[Event]:
@@ -837,10 +872,16 @@ def _gradient_sizes(
     used: Sequence[TracedIteration],
     gradients: Sequence[Sequence[Event]],
 ) -> list[tuple[int, int]]:
-    """Return elements and bytes of each gradient, alike in all iterations."""
+    """Return elements and bytes of each gradient, in the order of readiness.
+
+    ``gradients`` has the result of `_gradients` for each iteration. Raises UserError
+    unless all iterations have gradients, all of them known and alike.
+    """
     if not all(gradients):
         raise trace.missing(f"no gradient is accumulated (no event {ACCUMULATE})")
-    sizes = [[(event.elements, event.bytes) for event in ready] for ready in gradients]
+    sizes = []
+    for iteration_gradients in gradients:
+        sizes.append([(event.elements, event.bytes) for event in iteration_gradients])
     for iteration_sizes in sizes:
         if not all(n_bytes for _, n_bytes in iteration_sizes):
             problem = f"no 'Input Dims' and 'Input type' with {ACCUMULATE}"
@@ -865,8 +906,10 @@ def _check_iterations(
                 f"iteration {iteration.number}: forward runs again after backward "
                 "began (gradients are summed up?)"
             )
-        first_launch = iteration.events[0]
-        whole_s = max(event.end_s for event in iteration.events) - first_launch.start_s
+        first_launched = iteration.events[0]
+        last_end_s = max(event.end_s for event in iteration.events)
+        whole_s = last_end_s - first_launched.start_s
+        # A hundredth more is allowed, because the instants in a trace are rounded.
         if phases_s > 1.01 * whole_s:
             raise trace.missing(
                 f"iteration {iteration.number}: its phases take "
@@ -908,9 +951,8 @@ def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[F
     # The gradients of all iterations are alike, so that those of the first are counted.
     first = used[0]
     n_undefined = sum(e.undefined for e in first.events if e.name == ACCUMULATE)
-    # Such spans have the launch time minus infinity (`_mark_launched_before_trace`).
-    n_early = sum(event.launched_s < 0 for event in trace.events)
-    n_steps = first.steps
+    n_early = sum(event.is_launched_before_trace for event in trace.events)
+    n_steps = first.steps_in_trace
     n_unused = n_steps - len(used)
     if n_unused:
         yield _finding_left_out(
@@ -935,11 +977,13 @@ def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
     phases = iteration.phases
     _, forward_end_s = phases["forward"]
     backward_start_s, _ = phases["backward"]
-    computed_s = [work.done_s(max(forward_end_s, backward_start_s))]
+    # The first instant is the end of forward, from which the first gradient counts.
+    # Ranges that a user has marked may have a gap between forward and backward.
+    instants_s = [work.done_s(max(forward_end_s, backward_start_s))]
     for gradient in gradients:
-        computed_s.append(work.done_s(gradient.end_s))
+        instants_s.append(work.done_s(gradient.end_s))
     # No gradient is ready before the one that was accumulated before it.
-    ready_s = np.maximum.accumulate(computed_s)
+    ready_s = np.maximum.accumulate(instants_s)
     return _Times(
         forward_s=work.took_s("forward"),
         # Gradients come in ready order, and a profile lists layers in forward order.
@@ -1009,17 +1053,17 @@ def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
     UserError
         If no message has a known size and collective.
     """
-    sent = [event for event in trace.events if event.collective]
+    messages = [event for event in trace.events if event.collective]
     usable = [
         event
-        for event in sent
+        for event in messages
         if event.collective in COMMUNICATION
         and event.bytes
         and event.end_s > event.start_s
     ]
     if not usable:
         raise trace.missing(
-            f"{len(sent)} messages, none of {', '.join(COMMUNICATION)} with a size"
+            f"{len(messages)} messages, none of {', '.join(COMMUNICATION)} with a size"
         )
     header = ["bytes", "seconds", "collective"]
     all_tell_ranks = all(_count(event.args.get("Group size")) for event in usable)
@@ -1033,7 +1077,7 @@ def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
         lines.append(",".join(map(str, cells)))
     table = "\n".join(lines) + "\n"
     text = "of known size and kind, with the wait for slower ranks"
-    return table, Finding("messages", (), f"{len(usable)} of {len(sent)}: {text}")
+    return table, Finding("messages", (), f"{len(usable)} of {len(messages)}: {text}")
 
 
 def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
@@ -1089,6 +1133,7 @@ def _messages(
             span = _span(
                 f"{kind} {number}", kind, "communication", event.start_s, event.end_s
             )
+            # In a timeline, group -1 means that a message is of no group of gradients.
             span["group"] = -1 if is_of_no_bucket else number
             span["bytes"] = event.bytes
             if sends_buckets:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,9 @@ from ddlkit.core.workload import Floats, Ints, LayerProfile
 from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.store.readers import BYTES_PER_PARAMETER
 from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _TRACE = Schema(
     "a layer-wise trace",
@@ -121,14 +125,7 @@ class LayerTrace:
         """
         rows = self.learnable
         n = len(rows)
-        position = np.arange(len(self.name))
-        owner = np.maximum(np.searchsorted(rows, position, "right") - 1, 0)
-        first = 0 if with_input else int(rows[0])
-
-        def folded(times_s: Floats) -> Floats:
-            mean_s = times_s.mean(axis=0)
-            return np.bincount(owner[first:], mean_s[first:], n).astype(float)
-
+        first_layer = 0 if with_input else int(rows[0])
         names = tuple(self.name[row] for row in rows)
         n_bytes = self.n_bytes[rows]
         return LayerProfile(
@@ -139,10 +136,26 @@ class LayerTrace:
             layer=names,
             parameters=np.maximum(n_bytes // BYTES_PER_PARAMETER, 1),
             gradient_bytes=n_bytes,
-            forward_s=folded(self.forward_s),
-            backward_s=folded(self.backward_s),
+            forward_s=self._summed_to_learnable(self.forward_s, first_layer),
+            backward_s=self._summed_to_learnable(self.backward_s, first_layer),
             flops=np.zeros(n),
         )
+
+    def _summed_to_learnable(self, times_s: Floats, first_layer: int) -> Floats:
+        """Return the mean times of the n layers with a gradient, shape (n,).
+
+        ``times_s`` has shape (k, L). The time of a layer without a gradient is added to
+        that of the layer with a gradient before it. The layers before ``first_layer``
+        are left out.
+        """
+        rows = self.learnable
+        mean_s = times_s.mean(axis=0)
+        layers = np.arange(len(self.name))
+        # How many layers with a gradient there are up to each layer, less one, is the
+        # position among them of the last one. Layers before the first one go to it.
+        owner = np.maximum(np.searchsorted(rows, layers, "right") - 1, 0)
+        sums_s = np.bincount(owner[first_layer:], mean_s[first_layer:], len(rows))
+        return sums_s.astype(float)
 
     def training(self) -> tuple[IterationTimes, FusionPlan]:
         """Return the mean iteration as the tasks of a graph (dag Section IV-B).
@@ -173,7 +186,8 @@ class LayerTrace:
             backward_s=backward_s[first:],
             communication_s=communication_s[rows],
         )
-        # A plan counts layers from the last one, whose gradient is ready first.
+        # A plan counts layers from the last one, whose gradient is ready first. A group
+        # ends behind its layer, so that layer row of L is at the position L - row.
         ends = len(self.name) - rows[::-1]
         return times, FusionPlan("none", tuple(ends.tolist()))
 
@@ -215,9 +229,10 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
         If the trace is wrong, or no layer has a gradient.
     """
     trace = parse_trace(text, file)
-    profile = trace.profile("", with_input=not options.without_input)
-    iterations = f"{len(trace.forward_s)} of {len(trace.name)} layers"
-    findings = (Finding("iterations", (), iterations), *check_trace(trace))
+    profile = trace.profile(network="", with_input=not options.without_input)
+    n_iterations, n_layers = trace.forward_s.shape
+    counts = f"{n_iterations}, each of {n_layers} layers"
+    findings = (Finding("iterations", (), counts), *check_trace(trace))
     return ReadProfile(profile, findings)
 
 
@@ -251,38 +266,56 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     """
     sheet = _sheet(text, file)
     frame = _TRACE.frame(sheet, exact=False)
+    n_layers = _layers_of_an_iteration(frame["id"].to_numpy())
+    _refuse_wrong_ids(sheet, frame, n_layers)
+    _refuse_changed_layers(sheet, frame)
+    _refuse_partial_iteration(sheet, frame, n_layers)
+    return LayerTrace(
+        name=tuple(frame["name"][:n_layers]),
+        n_bytes=frame["size"].to_numpy()[:n_layers],
+        forward_s=frame["forward"].to_numpy().reshape(-1, n_layers),
+        backward_s=frame["backward"].to_numpy().reshape(-1, n_layers),
+        communication_s=frame["comm"].to_numpy().reshape(-1, n_layers),
+    )
+
+
+def _refuse_wrong_ids(sheet: Sheet, frame: DataFrame, n_layers: int) -> None:
+    """Raise UserError unless the ids count from 0 again and again."""
     ids = frame["id"].to_numpy()
-    count = _layers_of_an_iteration(ids)
-    is_wrong = ids != np.arange(len(ids)) % count
+    is_wrong = ids != np.arange(len(ids)) % n_layers
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
-        problem = f"{ids[row]}, expected {row % count}"
+        problem = f"{ids[row]}, expected {row % n_layers}"
         rule = "ids count from 0, alike in each iteration"
         sheet.fail(row, "id", f"{problem}: {rule}")
 
+
+def _refuse_changed_layers(sheet: Sheet, frame: DataFrame) -> None:
+    """Raise UserError unless a layer has one name and one size in all iterations.
+
+    The ids must have been checked: the layer of an id is the row of that number.
+    """
+    ids = frame["id"].to_numpy()
     layers = frame[["name", "size"]]
     in_first_iteration = layers.iloc[ids].reset_index(drop=True)
-    is_other = (layers != in_first_iteration).any(axis=1).to_numpy()
-    if is_other.any():
-        row = int(np.argmax(is_other))
+    is_changed = (layers != in_first_iteration).any(axis=1).to_numpy()
+    if is_changed.any():
+        row = int(np.argmax(is_changed))
         name, size = layers.loc[row]
         first_name, first_size = in_first_iteration.loc[row]
         first_line = sheet.lines[ids[row]]
         first = f"line {first_line} has {first_name} of {first_size}"
         sheet.fail(row, "size", f"{name} of {size} bytes, but {first}")
 
-    surplus = len(ids) % count
+
+def _refuse_partial_iteration(sheet: Sheet, frame: DataFrame, n_layers: int) -> None:
+    """Raise UserError if the last iteration lacks layers."""
+    n_rows = len(frame)
+    surplus = n_rows % n_layers
     if surplus:
         next_layer = f"layer {surplus} ({frame['name'][surplus]})"
         problem = f"the last iteration ends before {next_layer}"
-        sheet.fail(len(ids) - 1, "id", problem)
-    return LayerTrace(
-        name=tuple(frame["name"][:count]),
-        n_bytes=frame["size"].to_numpy()[:count],
-        forward_s=frame["forward"].to_numpy().reshape(-1, count),
-        backward_s=frame["backward"].to_numpy().reshape(-1, count),
-        communication_s=frame["comm"].to_numpy().reshape(-1, count),
-    )
+        sheet.fail(n_rows - 1, "id", problem)
 
 
 def _layers_of_an_iteration(ids: Ints) -> int:
@@ -293,17 +326,23 @@ def _layers_of_an_iteration(ids: Ints) -> int:
 
 
 def _cells(line: str) -> list[str]:
+    """Return the cells of a line, which blanks or commas separate."""
     return re.split(r"[\s,]+", line.strip("\t\r ,"))
 
 
 def _sheet(text: str, file: str) -> Sheet:
-    """Return the cells of a trace, under the names of `_TRACE` in any case."""
+    """Return the cells of a trace.
+
+    Its columns always have the names of `_TRACE`, however the header of the file spells
+    them, and also if the file has no header.
+    """
     names = _TRACE.names
+    # The reader of sheets takes CSV with a header, so that this is made of the trace.
     lines = [",".join(_cells(line)) for line in text.splitlines()]
     has_header = lines[0][:2].lower() == "id"
-    added_lines = 0
+    n_added_lines = 0
     if not has_header:
-        added_lines = 1
+        n_added_lines = 1
         lines.insert(0, ",".join(names))
     sheet = read_sheet("\n".join(lines), file)
     if len(sheet.header) != len(names):
@@ -313,8 +352,8 @@ def _sheet(text: str, file: str) -> Sheet:
     for cell, name in zip(sheet.header, names, strict=True):
         if not cell.lower().startswith(name):
             raise UserError(f"{file}: line 1: column {cell!r}, expected {name!r} here")
-    own_lines = [line - added_lines for line in sheet.lines]
-    return Sheet(file, names, own_lines, sheet.rows)
+    line_numbers_in_file = [line - n_added_lines for line in sheet.lines]
+    return Sheet(file, names, line_numbers_in_file, sheet.rows)
 
 
 def check_trace(trace: LayerTrace) -> Iterator[Finding]:
@@ -340,23 +379,24 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
     forward_s = trace.forward_s.mean(axis=0)
     backward_s = trace.backward_s.mean(axis=0)
     communication_s = trace.communication_s.mean(axis=0)
-    input_s = float(forward_s[: rows[0]].sum())
-    forward = format_seconds(float(forward_s.sum() - input_s))
-    before = format_seconds(input_s)
-    backward = format_seconds(float(backward_s.sum()))
-    communication = format_seconds(float(communication_s.sum()))
+    before_first_s = float(forward_s[: rows[0]].sum())
+    forward_time = format_seconds(float(forward_s.sum()) - before_first_s)
+    before_first_time = format_seconds(before_first_s)
+    backward_time = format_seconds(float(backward_s.sum()))
+    communication_time = format_seconds(float(communication_s.sum()))
     totals = (
-        f"forward {forward}, and {before} before the first layer with parameters; "
-        f"backward {backward}, communication {communication}, "
+        f"forward {forward_time}, and {before_first_time} before the first layer "
+        f"with parameters; backward {backward_time}, "
+        f"communication {communication_time}, "
         f"gradients {trace.n_bytes.sum()} bytes"
     )
     yield Finding("totals", (), totals)
 
-    usual = np.full(len(rows), USUAL_RATIO)
-    usual[0] = FIRST_RATIO
-    # A layer without a time of backward has no ratio.
+    usual_ratio = np.full(len(rows), USUAL_RATIO)
+    usual_ratio[0] = FIRST_RATIO
+    # A layer without a time of backward has no ratio: it is infinite or NaN here.
     with np.errstate(all="ignore"):
-        excess = forward_s[rows] / backward_s[rows] / usual
+        excess = forward_s[rows] / backward_s[rows] / usual_ratio
     is_suspect = np.isfinite(excess) & (excess > SUSPECT)
     if is_suspect.any():
         median = np.median(excess[is_suspect])

@@ -89,8 +89,8 @@ def import_file(
     if options.gradient_bytes is not None:
         profile = profile.sent_as(options.gradient_bytes)
     if options.batch is None:
-        text = "the file does not state the batch size: 1 is taken"
-        findings = (*findings, Finding("batch", (), text))
+        problem = "the file does not state the batch size: 1 is taken"
+        findings = (*findings, Finding("batch", (), problem))
     return Imported(kind, profile, findings)
 
 

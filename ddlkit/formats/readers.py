@@ -19,10 +19,16 @@ from typing import Generic, TypeVar
 
 from ddlkit.core.errors import shown
 from ddlkit.formats import (
+    all_reduce_bench,
     benchmark_logs,
+    deepspeed_bench,
     flop_counts,
+    hccl_test,
     kineto,
     layer_trace,
+    nccl_inspector,
+    nccl_tests_json,
+    rccl_tests_csv,
     size_time_csv,
     transformer_shapes,
 )
@@ -65,6 +71,42 @@ MESSAGE_TIMES: tuple[Reader[MessageOptions, MessageTimes], ...] = (
         "a log of nccl-tests, rccl-tests, OSU or Intel MPI Benchmarks",
         benchmark_logs.matches,
         benchmark_logs.read,
+    ),
+    Reader(
+        "nccl-tests-json",
+        "JSON of nccl-tests -J",
+        nccl_tests_json.matches,
+        nccl_tests_json.read,
+    ),
+    Reader(
+        "rccl-tests-csv",
+        "CSV of rccl-tests",
+        rccl_tests_csv.matches,
+        rccl_tests_csv.read,
+    ),
+    Reader(
+        "nccl-inspector",
+        "JSON lines of NCCL Inspector",
+        nccl_inspector.matches,
+        nccl_inspector.read,
+    ),
+    Reader(
+        "all-reduce-bench",
+        "a table of all_reduce_bench.py",
+        all_reduce_bench.matches,
+        all_reduce_bench.read,
+    ),
+    Reader(
+        "deepspeed",
+        "a log of DeepSpeed's communication benchmark",
+        deepspeed_bench.matches,
+        deepspeed_bench.read,
+    ),
+    Reader(
+        "hccl-test",
+        "a log of Ascend's hccl_test",
+        hccl_test.matches,
+        hccl_test.read,
     ),
     Reader(
         "csv",
@@ -154,7 +196,7 @@ def tried(readers: Sequence[Reader[Options, Result]], text: str) -> str:
 
     Examples
     --------
-    >>> tried(MESSAGE_TIMES[1:], "size,time\n8,2.1\n")
+    >>> tried(MESSAGE_TIMES[-1:], "size,time\n8,2.1\n")
     "tried: a CSV with columns bytes, seconds; its first line is 'size,time'"
     """
     first_line, _, _ = text.strip().partition("\n")

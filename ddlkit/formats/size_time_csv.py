@@ -1,36 +1,118 @@
-"""A user's own CSV of message times.
+"""A user's own table of message times: CSV, or separated by semicolons, tabs or blanks.
 
-Its columns are bytes and seconds, and any of `KEYS`, which distinguish message times.
+It needs a size and a time. The names "bytes" and "seconds" say what these are. Other
+names must say their unit, as size_mib and latency_us do. The columns of `KEYS`
+distinguish message times, and the number of ranks may have another name, such as
+world_size. Any other column must not divide the times of one size into several kinds.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
 import numpy as np
 
+from ddlkit.core.errors import shown
+from ddlkit.core.units import LEAST, MOST_WHOLE
 from ddlkit.formats.contract import KEYS, MessageOptions, MessageTimes
-from ddlkit.store.sheet import SCHEMAS, Column, Schema, read_sheet
+from ddlkit.store.sheet import SCHEMAS, Column, Schema, Sheet, read_sheet
 
-_BYTES = Column("bytes", "int", "positive")
-_SECONDS = Column("seconds", "float", "positive")
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+RANKS_NAMES = frozenset(
+    {
+        "world_size",
+        "worldsize",
+        "n_ranks",
+        "nranks",
+        "num_ranks",
+        "ranks",
+        "n_gpus",
+        "ngpus",
+        "num_gpus",
+        "gpus",
+        "n_workers",
+        "workers",
+        "nprocs",
+        "num_procs",
+        "np",
+    }
+)
+"""Names that a column with the number of ranks may have, in small letters."""
+
+REPEATS_NAMES = frozenset(
+    {"repeat", "trial", "iteration", "iter", "step", "run", "sample", "rep", "session"}
+)
+"""Names of columns that count repeated times of one kind, in small letters."""
+
+_SIZE_UNIT = r"(?P<unit>bytes?|b|kib|mib|gib|kb|mb|gb)"
+_TIME_UNIT = (
+    r"(?P<unit>seconds?|secs?|s|milliseconds?|msecs?|ms|microseconds?|usecs?|us)"
+)
+# Matched to a name as `_plain` returns it: a noun with or without a unit, or a unit
+# alone.
+_SIZE_NAMES = (
+    re.compile(
+        r"(?:(?:message|msg|data|buffer|payload|tensor)_?)?(?:size|n_?bytes|bytes)"
+        rf"(?:_in)?(?:_{_SIZE_UNIT})?"
+    ),
+    re.compile(_SIZE_UNIT),
+)
+_TIME_NAMES = (
+    re.compile(
+        r"(?:(?:avg|average|mean|median)_?)?(?:time|latency|duration|elapsed)"
+        rf"(?:_in)?(?:_{_TIME_UNIT})?"
+    ),
+    re.compile(rf"(?:t_)?{_TIME_UNIT}"),
+)
+_BYTES = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SECONDS = {"s": 1.0, "m": 1e-3, "u": 1e-6}
 
 # A message of this size is slower than this rate only if its time is not in seconds.
 _LARGE_BYTES = 65536
 _SLOWEST_BYTES_PER_S = 1e4
 
+# A column divides the times of a share of the sizes if it tells several kinds apart. At
+# fewer sizes it may be chance, as with rounded rates.
+_DIVIDED_SHARE = 0.5
+
+
+class _Quantity(NamedTuple):
+    """A column of sizes or times: its name in the file, and how it is read.
+
+    Attributes
+    ----------
+    name : str
+        The name in the header.
+    unit : float
+        Bytes or seconds of one. 0 if the name does not say the unit.
+    """
+
+    name: str
+    unit: float
+
 
 def matches(text: str) -> bool:
-    r"""Return whether the first line of a file has a column ``bytes`` or ``seconds``.
+    r"""Return whether the first line of a file names a column of sizes and one of times.
 
-    If only one of them is there, `read` reports that the other is missing.
+    With the name "bytes" or "seconds", one of them is enough, and `read` reports that
+    the other is missing.
 
     Examples
     --------
-    >>> matches("bytes,seconds\n1024,2e-5\n"), matches("size,time\n1024,20\n")
-    (True, False)
+    >>> matches("bytes,seconds\n1024,2e-5\n"), matches("size_kib;latency_us\n1;20\n")
+    (True, True)
+    >>> matches("tensor,flops\nconv,20\n")
+    False
     """
-    first_line, _, _ = text.strip().partition("\n")
-    names = {name.strip() for name in first_line.split(",")}
-    return "bytes" in names or "seconds" in names
+    header = _header(text)
+    if "bytes" in header or "seconds" in header:
+        return True
+    return bool(_sizes(header) and _times(header))
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
@@ -53,22 +135,223 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     Raises
     ------
     UserError
-        If the file is wrong, or if its times seem not to be in seconds.
+        If the file is wrong, if a unit is not known, if its times seem not to be in
+        seconds, or if a column that is not known divides them into several kinds.
     """
-    sheet = read_sheet(text, file)
+    sheet = _with_known_names(read_sheet(_comma_separated(text), file))
+    size = _only(sheet, _sizes(sheet.header), "bytes", "size_mib")
+    time = _only(sheet, _times(sheet.header), "seconds", "time_us")
     keys = [
         column
         for column in SCHEMAS["collectives"].columns
         if column.name in KEYS and column.name in sheet.header
     ]
-    schema = Schema("message times", (_BYTES, _SECONDS, *keys))
-    frame = schema.frame(sheet, exact=False)
+    # Sizes in larger units need not be whole numbers.
+    size_kind = "int" if size.unit == 1 else "float"
+    columns = (
+        Column(size.name, size_kind, "positive"),
+        Column(time.name, "float", "positive"),
+        *keys,
+    )
+    frame = Schema("message times", columns).frame(sheet, exact=False)
+    frame = _in_bytes_and_seconds(sheet, frame, size, time)
+    _refuse_slow(sheet, frame, time.name)
+    for position, name in enumerate(sheet.header):
+        if name not in (size.name, time.name, *KEYS):
+            cells = [row[position] for row in sheet.rows]
+            _refuse_dividing(sheet, frame, name, cells)
+    options.refuse_those_of_a_log(file)
+    return MessageTimes("csv", frame)
+
+
+# -- Separators ------------------------------------------------------------------------
+
+
+def _separator(first_line: str) -> str:
+    """Return what separates the cells of a table, given its header."""
+    for separator in (",", ";", "\t"):
+        if separator in first_line:
+            return separator
+    return " "
+
+
+def _header(text: str) -> tuple[str, ...]:
+    """Return the names in the first line of a file."""
+    first_line, _, _ = text.strip().partition("\n")
+    # With blanks as separators, several of them may follow one another.
+    cells = first_line.split(_separator(first_line))
+    return tuple(cell.strip().strip('"') for cell in cells if cell.strip())
+
+
+def _comma_separated(text: str) -> str:
+    """Return a table as CSV. Its lines keep their numbers."""
+    first_line, _, _ = text.strip().partition("\n")
+    separator = _separator(first_line)
+    if separator == ",":
+        return text
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, lineterminator="\n")
+    for line in text.splitlines():
+        # An empty line stays empty, so that the lines below keep their numbers.
+        cells: list[str] = []
+        if line.strip():
+            cells = line.split() if separator == " " else line.split(separator)
+        writer.writerow([cell.strip().strip('"') for cell in cells])
+    return out.getvalue()
+
+
+# -- Columns ---------------------------------------------------------------------------
+
+
+def _plain(name: str) -> str:
+    """Return the name of a column in small letters, with "_" for all that is no letter.
+
+    So "Time (us)" becomes "time_us".
+    """
+    name = name.lower().replace("\u00b5s", "us").replace("\u03bcs", "us")
+    return re.sub(r"[^a-z]+", "_", name).strip("_")
+
+
+def _matched(patterns: tuple[re.Pattern[str], ...], name: str) -> re.Match[str] | None:
+    """Return the match of the first pattern that a name of a column fits, if any."""
+    for pattern in patterns:
+        match = pattern.fullmatch(_plain(name))
+        if match:
+            return match
+    return None
+
+
+def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
+    """Return the columns that may have the sizes: only "bytes", if there is one.
+
+    The unit of KB, MB and GB is unknown: they may be 1000 or 1024 of the unit below.
+    """
+    if "bytes" in header:
+        return [_Quantity("bytes", 1)]
+    sizes = []
+    for name in header:
+        match = _matched(_SIZE_NAMES, name)
+        if match is None:
+            continue
+        unit = re.sub("bytes?", "b", match["unit"] or "")
+        if not unit and "bytes" in match[0]:
+            unit = "b"
+        sizes.append(_Quantity(name, _BYTES.get(unit, 0)))
+    return sizes
+
+
+def _times(header: tuple[str, ...]) -> list[_Quantity]:
+    """Return the columns that may have the times: only "seconds", if there is one."""
+    if "seconds" in header:
+        return [_Quantity("seconds", 1.0)]
+    times = []
+    for name in header:
+        match = _matched(_TIME_NAMES, name)
+        if match is None:
+            continue
+        # The first letter tells the units apart, once "micro" is written as "u".
+        unit = (match["unit"] or "").replace("micro", "u")
+        times.append(_Quantity(name, _SECONDS.get(unit[:1], 0)))
+    return times
+
+
+def _only(
+    sheet: Sheet, candidates: list[_Quantity], expected: str, example: str
+) -> _Quantity:
+    """Return the one column of sizes or times, or raise UserError.
+
+    ``expected`` is the name that says the unit, and ``example`` is another one.
+    """
+    advice = f"name it {expected}, or with its unit as in {example}"
+    if not candidates:
+        present = ", ".join(sheet.header)[:200]
+        sheet.fail(None, expected, f"missing; the columns are {present}: {advice}")
+    if len(candidates) > 1:
+        names = ", ".join(candidate.name for candidate in candidates)
+        sheet.fail(
+            None, names, f"which of them is meant: name only one of them {expected}"
+        )
+    (column,) = candidates
+    if not column.unit:
+        sheet.fail(None, column.name, f"its unit is not known: {advice}")
+    return column
+
+
+def _with_known_names(sheet: Sheet) -> Sheet:
+    """Return a sheet whose number of ranks has the name "ranks"."""
+    if "ranks" in sheet.header:
+        return sheet
+    of_ranks = [name for name in sheet.header if _plain(name) in RANKS_NAMES]
+    if len(of_ranks) != 1:
+        return sheet
+    header = tuple("ranks" if name == of_ranks[0] else name for name in sheet.header)
+    return Sheet(sheet.file, header, sheet.lines, sheet.rows)
+
+
+def _in_bytes_and_seconds(
+    sheet: Sheet, frame: DataFrame, size: _Quantity, time: _Quantity
+) -> DataFrame:
+    """Return a table with the columns "bytes" and "seconds" in place of its own ones.
+
+    The values were checked in the units of the file. Raises UserError for one that is
+    beyond what somebody can mean in bytes or seconds.
+    """
+    n_bytes = (frame[size.name] * size.unit).round()
+    seconds = frame[time.name] * time.unit
+    is_wrong_size = ((n_bytes < 1) | (n_bytes > MOST_WHOLE)).to_numpy()
+    if is_wrong_size.any():
+        problem = "is less than a byte, or more than anybody means"
+        sheet.fail(int(np.argmax(is_wrong_size)), size.name, problem)
+    is_too_short = (seconds < LEAST).to_numpy()
+    if is_too_short.any():
+        problem = f"is below {LEAST:g} s: nobody means that"
+        sheet.fail(int(np.argmax(is_too_short)), time.name, problem)
+    others = frame.drop(columns=[size.name, time.name])
+    others.insert(0, "bytes", n_bytes.astype(np.int64))
+    others.insert(1, "seconds", seconds)
+    return others
+
+
+# -- Checks ----------------------------------------------------------------------------
+
+
+def _refuse_slow(sheet: Sheet, frame: DataFrame, time_name: str) -> None:
+    """Raise UserError for a large message that is slower than any link."""
     bytes_per_s = (frame["bytes"] / frame["seconds"]).to_numpy()
     is_large = frame["bytes"].to_numpy() >= _LARGE_BYTES
     is_too_slow = is_large & (bytes_per_s < _SLOWEST_BYTES_PER_S)
     if is_too_slow.any():
         row = int(np.argmax(is_too_slow))
         problem = f"{bytes_per_s[row]:.3g} bytes a second, slower than any link"
-        sheet.fail(row, "seconds", f"{problem}: not seconds? convert them")
-    options.refuse_those_of_a_log(file)
-    return MessageTimes("csv", frame)
+        advice = "not seconds? convert them"
+        if time_name != "seconds":
+            advice = "is its unit another one?"
+        sheet.fail(row, time_name, f"{problem}: {advice}")
+
+
+def _refuse_dividing(
+    sheet: Sheet, frame: DataFrame, name: str, cells: list[str]
+) -> None:
+    """Raise UserError if a column that is not known has times of several kinds.
+
+    It has if most sizes come with several of its values, and if the same values come
+    again at other sizes. A column of measured numbers, such as a standard deviation,
+    has other values at each size.
+    """
+    if _plain(name) in REPEATS_NAMES:
+        return
+    kinds = [column for column in KEYS if column in frame]
+    table = frame[["bytes", *kinds]].assign(value=cells)
+    groups = table.groupby(["bytes", *kinds])["value"].nunique()
+    sizes_of_value = table.groupby("value")["bytes"].nunique()
+    is_divided = (groups > 1).mean() >= _DIVIDED_SHARE
+    n_sizes = table["bytes"].nunique()
+    comes_again = (sizes_of_value > 1).mean() >= _DIVIDED_SHARE or n_sizes == 1
+    if is_divided and comes_again:
+        values = ", ".join(shown(value) for value in [*sizes_of_value.index][:5])
+        sheet.fail(
+            None,
+            name,
+            f"its values ({values}) divide the times of one size, and it is not known: "
+            "keep the rows of one value, or leave the column out if it does not matter",
+        )

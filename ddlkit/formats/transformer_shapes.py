@@ -183,7 +183,7 @@ class Decoder:
     def __post_init__(self) -> None:
         sizes = tuple(getattr(self, name) for name in REQUIRED)
         if self.layers > MOST_LAYERS or max(*sizes, self.positions) > MOST_SIZE:
-            limits = f"1 to {MOST_LAYERS} layers, and to {MOST_SIZE} of all else"
+            limits = f"at most {MOST_LAYERS} layers, and {MOST_SIZE} of anything else"
             raise UserError(
                 f"a transformer of {sizes}, {self.positions} positions: {limits}"
             )

@@ -83,6 +83,8 @@ def choose(
         If a wanted value is not there, or several are where none is wanted.
     """
     chosen = {}
+    # One column after the other narrows the table, so that a column may have several
+    # values in the table and only one in the rows that are left.
     for key in keys:
         if key not in frame.columns:
             continue
@@ -163,17 +165,8 @@ def read_profile(
     }
     frame, chosen = choose(frame, PROFILE_KEYS, wanted, path)
     if forward_s is not None:
-        if not 0 < forward_s < math.inf:
-            raise UserError(f"forward_s is {forward_s}: must be a time above zero")
-        others_s = [0.0] * (len(frame) - 1)
-        frame = frame.assign(forward_s=[forward_s, *others_s])
-    for name in ("forward_s", "backward_s"):
-        if not frame[name].sum() > 0:
-            raise UserError(
-                f"{path}: column {name}: all times are zero: measure the layers again"
-            )
-    if frame["update_s"].nunique() > 1:
-        raise UserError(f"{path}: column update_s: differs between rows of one profile")
+        frame = _with_forward(frame, forward_s)
+    _refuse_wrong_times(frame, path)
     return LayerProfile(
         network=chosen["network"],
         device=chosen["device"],
@@ -189,20 +182,50 @@ def read_profile(
     )
 
 
+def _with_forward(frame: DataFrame, forward_s: float) -> DataFrame:
+    """Return the rows of a profile with a time of the whole forward pass.
+
+    Only the sum of the column counts for a plan, so that the first tensor has it all.
+    """
+    if not 0 < forward_s < math.inf:
+        raise UserError(f"forward_s is {forward_s}: must be a time above zero")
+    others_s = [0.0] * (len(frame) - 1)
+    return frame.assign(forward_s=[forward_s, *others_s])
+
+
+def _refuse_wrong_times(frame: DataFrame, path: Path) -> None:
+    """Raise UserError if the rows of one profile have impossible times."""
+    for name in ("forward_s", "backward_s"):
+        if not frame[name].sum() > 0:
+            raise UserError(
+                f"{path}: column {name}: all times are zero: measure the layers again"
+            )
+    # The update is of the whole model, and stands in every row.
+    if frame["update_s"].nunique() > 1:
+        raise UserError(f"{path}: column update_s: differs between rows of one profile")
+
+
 def _own_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[str]]:
-    """Return a user's CSV with all columns of ``layers``, and the assumptions."""
+    """Return a user's CSV with all columns of ``layers``, and the assumptions.
+
+    An assumption is a phrase such as "batch = 1", one for each column that is lacking.
+    Without ``needs_forward`` the column forward_s may be lacking, and is then 0.
+    """
     sheet = read_sheet(files.read_text(path), str(path))
     assumed = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
+    # The time of forward is not an assumption: the caller replaces the 0.
     defaults = assumed if needs_forward else {**assumed, "forward_s": "0"}
     schema = SCHEMAS["layers"]
+    # A user's own file may lack the columns with a default, and no others.
     columns = [
         replace(column, default=defaults.get(column.name)) for column in schema.columns
     ]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
+    # Two columns follow from others. Their texts in _ASSUMED say so, or are replaced.
     if "layer" not in sheet.header:
         frame["layer"] = frame["tensor"]
     if "parameters" not in sheet.header:
-        # Bytes are divided and rounded up.
+        # Minus twice makes // round up.
         frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
         assumed["parameters"] = f"gradient_bytes / {BYTES_PER_PARAMETER}"
     phrases = [
@@ -265,13 +288,15 @@ def read_copy_s_per_byte(path: Path) -> float:
         If the table has no copies within a memory.
     """
     rows = load_table(path, "copies")
+    # Copies within one memory: of the host, or of a device.
     rows = rows[rows["copy"].isin(["memcpy", "d2d"])]
     if rows.empty:
         raise UserError(f"{path}: no copies in memory: run ddlkit measure copies again")
     sizes = np.unique(rows["bytes"])
+    # Sizes are compared by their ratio: half a bucket is as far off as two buckets.
     distances = np.abs(np.log(sizes / DDP_BUCKET_BYTES))
-    nearest = rows[rows["bytes"] == sizes[distances.argmin()]]
-    return float((nearest["seconds"] / nearest["bytes"]).median())
+    nearest_rows = rows[rows["bytes"] == sizes[distances.argmin()]]
+    return float((nearest_rows["seconds"] / nearest_rows["bytes"]).median())
 
 
 # -- Timelines -------------------------------------------------------------------------
@@ -365,9 +390,9 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
         described = read_json(paths[0], "a selection cost, or give tables")
         return from_dict(described, SELECTION_FORMS)
     rows = _selector_rows(expand_tables([*paths]))
-    measured = sorted(set(rows["density"]))
-    if not measured[0] <= density <= measured[-1]:
-        listed = ", ".join(f"{value:g}" for value in measured)
+    measured_densities = sorted(set(rows["density"]))
+    if not measured_densities[0] <= density <= measured_densities[-1]:
+        listed = ", ".join(f"{value:g}" for value in measured_densities)
         raise UserError(
             f"{paths[0]}: {SELECTOR} was measured at {listed}, not at {density:g}"
         )
@@ -375,6 +400,11 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
 
 
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
+    """Return the rows of tables ``selection`` that are of `SELECTOR`.
+
+    Times depend on how the values are distributed. Gradients are taken for normally
+    distributed ones.
+    """
     import pandas as pd
 
     rows = pd.concat([load_table(path, "selection") for path in paths])
@@ -387,6 +417,8 @@ def _selector_rows(paths: Sequence[Path]) -> DataFrame:
 def _median_times(rows: DataFrame) -> SelectionTimes:
     """Return median times, of those sizes that were measured at every density."""
     medians = rows.groupby(["density", "elements"])["seconds"].median()
+    # A row for each density and a column for each size. A size that lacks a density is
+    # dropped.
     by_density_and_size = medians.unstack().dropna(axis=1)
     return SelectionTimes(
         elements=by_density_and_size.columns.to_numpy(float),
@@ -426,6 +458,8 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
         If none of them was measured.
     """
     rows = load_table(path, "inputs")
+    # Reading and copying by several ranks at once shares a disk or a bus. Decoding
+    # shares nothing, so that it counts with any number of ranks.
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
     rows = rows[rows["how"].isin(BEST) & (rows["stored"] != "raw")]
     seconds_of_one = rows["seconds"] / rows["batch"]

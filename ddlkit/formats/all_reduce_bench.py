@@ -1,0 +1,108 @@
+"""Tables of all_reduce_bench.py and torch-dist-bench.py of ml-engineering.
+
+These programs time collectives of torch.distributed, and print Markdown with a row for
+each size ("payload", in powers of 1024) and the bandwidths in GB/s. The mean time of
+one operation follows from size and bandwidth. Sizes are those of
+`ddlkit.core.collective`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ddlkit.core.errors import UserError
+from ddlkit.formats.benchmark_rows import (
+    BenchmarkRow,
+    benchmark_times,
+    collective_named,
+    positive,
+)
+from ddlkit.formats.contract import MessageOptions, MessageTimes
+from ddlkit.formats.labels import unlabelled
+
+SOURCE = "all_reduce_bench"
+
+_TITLE = re.compile(
+    r"average bandwidth\b.* of (?P<collective>\w+) over (?P<ranks>\d{1,9}) ranks"
+)
+_HEAD = re.compile(r"payload\s*\|\s*busbw\s*\|\s*algbw\b")
+_ROW = re.compile(
+    r"(?P<payload>[\d.]+)(?P<unit>[KMGT]?)i?B\s*\|"
+    r"\s*(?P<busbw>[\d.]+)\s*GBps\s*\|\s*(?P<algbw>[\d.]+)\s*GBps"
+)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+# Bandwidths are printed to 0.01 GB/s.
+_ROUNDING_BYTES_PER_S = 0.005e9
+
+
+def matches(text: str) -> bool:
+    """Return whether some line of a file is the head of such a table.
+
+    Examples
+    --------
+    >>> matches("| payload |    busbw   |    algbw   |")
+    True
+    """
+    return bool(_HEAD.search(text))
+
+
+def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
+    """Return the message times of a page.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+    options : MessageOptions
+        No place and no table.
+
+    Returns
+    -------
+    MessageTimes
+        The times of all tables. A table without its title is of an all-reduce, between
+        an unknown number of ranks.
+
+    Raises
+    ------
+    UserError
+        If a row is wrong.
+    """
+    options.refuse_table(file)
+    collective = "all_reduce"
+    ranks = 0
+    rows = []
+    for number, line in enumerate(unlabelled(text), start=1):
+        title = _TITLE.search(line)
+        if title:
+            collective = collective_named(title["collective"])
+            ranks = int(title["ranks"])
+        match = _ROW.match(line)
+        if match:
+            where = f"{file}: row at line {number}"
+            rows.append(_row(match, where, collective, ranks))
+    return benchmark_times(SOURCE, rows, file, options)
+
+
+def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> BenchmarkRow:
+    """Return the row of a table that `_ROW` has matched."""
+    payload = positive(match["payload"], where, "payload")
+    algbw_gb_per_s = positive(match["algbw"], where, "algbw")
+    busbw_gb_per_s = positive(match["busbw"], where, "busbw")
+    n_bytes = round(payload * _UNITS[match["unit"]])
+    if n_bytes < 1:
+        raise UserError(f"{where}, payload: less than a byte")
+    # The algorithm bandwidth is size over time. Its rounding may be large compared with
+    # it, and is as large for the bus bandwidth of the time that follows from it.
+    busbw_rounding = _ROUNDING_BYTES_PER_S * (1 + busbw_gb_per_s / algbw_gb_per_s)
+    return BenchmarkRow(
+        where=where,
+        n_bytes=n_bytes,
+        seconds=n_bytes / (1e9 * algbw_gb_per_s),
+        collective=collective,
+        ranks=ranks,
+        busbw_bytes_per_s=1e9 * busbw_gb_per_s,
+        busbw_rounding_bytes_per_s=busbw_rounding,
+    )

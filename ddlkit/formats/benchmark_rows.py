@@ -1,0 +1,360 @@
+"""What the readers of benchmarks of collectives share.
+
+A reader makes a `BenchmarkRow` of each time that a benchmark prints. From these,
+`benchmark_times` makes message times, checks them against the printed bus bandwidth,
+and chooses between times in place and out of place.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ddlkit.core.collective import COLLECTIVES, ONLY_IN_LOGS
+from ddlkit.core.errors import UserError, shown
+from ddlkit.core.fit import MOST_ROWS
+from ddlkit.core.units import LEAST, MOST, MOST_WHOLE, format_bytes, format_seconds
+from ddlkit.formats.contract import MessageOptions, MessageTimes
+from ddlkit.store.readers import choose
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+KNOWN = {**COLLECTIVES, **ONLY_IN_LOGS}
+"""All collectives whose sizes and rates are known, by name."""
+
+PLACES = ("out_of_place", "in_place")
+"""Into another buffer, and into the same one, in the order of nccl-tests.
+
+Training sums gradients in place.
+"""
+
+BY_SPELLING = {
+    spelling: name
+    for name, collective in KNOWN.items()
+    for spelling in collective.names
+}
+"""Collectives by their names in small letters without anything else."""
+
+# By how much of the printed bus bandwidth the one of size and time may differ, besides
+# the rounding of what is printed. Some programs average rates and others times.
+_RATE_TOLERANCE = 0.03
+
+
+class BenchmarkRow(NamedTuple):
+    """One time of a collective.
+
+    Attributes
+    ----------
+    where : str
+        The file and the line of the row, as errors name them.
+    n_bytes : int
+        The size as `ddlkit.core.collective` counts it.
+    seconds : float
+        The time of one operation.
+    collective : str
+        The name of the collective.
+    ranks : int
+        The number of ranks, 0 if it is unknown.
+    place : str
+        One of `PLACES`, or "" if the program does not distinguish them.
+    busbw_bytes_per_s : float
+        The bus bandwidth that is printed. NaN if there is none.
+    busbw_rounding_bytes_per_s : float
+        How far that may be rounded.
+    variant : dict of str to str
+        Columns that may tell several kinds of messages apart, such as "type", with
+        their values in this row.
+    """
+
+    where: str
+    n_bytes: int
+    seconds: float
+    collective: str
+    ranks: int
+    place: str = ""
+    busbw_bytes_per_s: float = math.nan
+    busbw_rounding_bytes_per_s: float = 0.0
+    variant: Mapping[str, str] = MappingProxyType({})
+
+
+def collective_named(spelling: str) -> str:
+    """Return the name of the collective that a program spells in some way.
+
+    Parameters
+    ----------
+    spelling : str
+        The name in the program.
+
+    Returns
+    -------
+    str
+        The name in `KNOWN`, or the spelling itself if no collective has it.
+
+    Examples
+    --------
+    >>> collective_named("AllReduce"), collective_named("all_to_all")
+    ('all_reduce', 'alltoall')
+    """
+    letters = re.sub("[^a-z]", "", spelling.lower())
+    return BY_SPELLING.get(letters, spelling)
+
+
+def positive(value: Any, where: str, name: str) -> float:
+    """Return a number that a file states, which must be above zero.
+
+    Parameters
+    ----------
+    value : object
+        The text of the number, or the value of a JSON document.
+    where : str
+        The file and the line, as errors name them.
+    name : str
+        What the number is called in the file.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    UserError
+        If the value is no number, or not above zero, or larger than anybody means.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not 0 < number <= MOST:
+        raise UserError(f"{where}, {name}: {shown(value)} must be a number above zero")
+    return number
+
+
+def whole(value: Any, where: str, name: str) -> int:
+    """Return a whole number that a file states, which must be above zero.
+
+    Parameters
+    ----------
+    value : object
+        The text of the number, or the value of a JSON document.
+    where : str
+        The file and the line, as errors name them.
+    name : str
+        What the number is called in the file.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    UserError
+        If the value is no whole number, or not above zero, or larger than anybody
+        means.
+    """
+    number = positive(value, where, name)
+    if number % 1 or number > MOST_WHOLE:
+        raise UserError(f"{where}, {name}: {shown(value)} must be a whole number")
+    return int(number)
+
+
+def benchmark_times(
+    source: str, rows: Sequence[BenchmarkRow], file: str, options: MessageOptions
+) -> MessageTimes:
+    """Return the message times of a benchmark.
+
+    Parameters
+    ----------
+    source : str
+        The program.
+    rows : sequence of BenchmarkRow
+        Its times.
+    file : str
+        The file, as errors name it.
+    options : MessageOptions
+        The place of the times to take, and the number of ranks if the file does not
+        state it.
+
+    Returns
+    -------
+    MessageTimes
+        The times. Without a place in the options, only those in place are taken if the
+        two differ by more than they scatter.
+
+    Raises
+    ------
+    UserError
+        If there are no times or too many, if a time contradicts the bus bandwidth that
+        is printed beside it, or if a place is given and the program has none.
+    """
+    from pandas import DataFrame
+
+    if not rows:
+        raise UserError(f"{file}: a table of {source} without times: did the run fail?")
+    if len(rows) > MOST_ROWS:
+        raise UserError(
+            f"{file}: {len(rows)} times, more than {MOST_ROWS}: leave some out"
+        )
+    for row in rows:
+        _check_magnitude(row)
+        _check_busbw(row, row.ranks or options.ranks or 0)
+    messages = ((row.collective, row.ranks, row.n_bytes) for row in rows)
+    variants = (row.variant for row in rows)
+    refuse_several_variants(zip(messages, variants, strict=True), file)
+    columns = {
+        "bytes": [row.n_bytes for row in rows],
+        "seconds": [row.seconds for row in rows],
+        "place": [row.place for row in rows],
+        "collective": [row.collective for row in rows],
+        "ranks": [row.ranks for row in rows],
+    }
+    frame = DataFrame(columns)
+    if not frame["ranks"].any():
+        frame = frame.drop(columns="ranks")
+    if not frame["place"].any():
+        frame = frame.drop(columns="place")
+        if options.place is not None:
+            raise UserError(
+                f"{file}: {source} does not distinguish times in place: "
+                "leave --place out"
+            )
+        return MessageTimes(source, frame)
+    frame, note = rows_of_place(frame, options.place, file)
+    return MessageTimes(source, frame, note)
+
+
+def refuse_several_variants(
+    rows: Iterable[tuple[object, Mapping[str, str]]], file: str
+) -> None:
+    """Refuse a table that has several kinds of messages of one size.
+
+    Parameters
+    ----------
+    rows : iterable of pairs
+        What is known of the message of a row, such as its size, and the values of the
+        row in the columns that tell kinds apart.
+    file : str
+        The file, as errors name it.
+
+    Raises
+    ------
+    UserError
+        For the first message that has several values in a column.
+    """
+    first_variants: dict[object, Mapping[str, str]] = {}
+    for message, variant in rows:
+        first = first_variants.setdefault(message, variant)
+        for column, value in variant.items():
+            other = first.get(column, value)
+            if value != other:
+                raise UserError(
+                    f"{file}: column {column}: several values ({other}, {value}) at "
+                    "one size: keep the rows of one of them"
+                )
+
+
+def _check_magnitude(row: BenchmarkRow) -> None:
+    """Refuse a size or a time that nobody means, and that later products overflow."""
+    if not 1 <= row.n_bytes <= MOST_WHOLE:
+        raise UserError(
+            f"{row.where}: a size of {row.n_bytes:.3g} bytes: nobody means that"
+        )
+    if not LEAST <= row.seconds <= MOST:
+        raise UserError(
+            f"{row.where}: a time of {row.seconds:.3g} s: nobody means that"
+        )
+
+
+def _check_busbw(row: BenchmarkRow, ranks: int) -> None:
+    """Refuse a row whose size and time contradict the printed bus bandwidth.
+
+    The check finds a wrong unit, a wrong number of ranks and another meaning of sizes.
+    It needs a printed rate, a known collective and a known number of ranks.
+    """
+    printed = row.busbw_bytes_per_s
+    if math.isnan(printed) or row.collective not in KNOWN or ranks < 2:
+        return
+    busbw = float(KNOWN[row.collective].busbw(ranks, row.n_bytes, row.seconds))
+    allowed = _RATE_TOLERANCE * printed + row.busbw_rounding_bytes_per_s
+    if abs(busbw - printed) > allowed:
+        stated = f"busbw {printed / 1e9:.4g} GB/s"
+        message = f"{format_bytes(row.n_bytes)} in {format_seconds(row.seconds)}"
+        raise UserError(
+            f"{row.where}: {stated} contradicts {message} between {ranks} ranks, "
+            f"which is {busbw / 1e9:.4g} GB/s: other units, or other ranks?"
+        )
+
+
+# -- Times in place and out of place ---------------------------------------------------
+
+
+def rows_of_place(
+    frame: DataFrame, place: str | None, file: str
+) -> tuple[DataFrame, str]:
+    """Return the rows of a place, and a note if the user should know of the choice.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The columns "bytes", "seconds" and "place", which has one of `PLACES`.
+    place : str or None
+        The place. If it is None, all rows are returned, unless the two places differ by
+        more than their times scatter. Then the rows in place are returned, as training
+        works in place.
+    file : str
+        The file, as errors name it.
+
+    Returns
+    -------
+    rows : DataFrame
+        The rows, without the column "place".
+    note : str
+        Why rows in place were chosen, "" if nothing was chosen here.
+
+    Raises
+    ------
+    UserError
+        If there are no rows of the place.
+    """
+    note = ""
+    medians_s = frame.groupby(["bytes", "place"])["seconds"].median().unstack().dropna()
+    if place is None and medians_s.shape[1] == 2 and len(medians_s):
+        log_ratios = np.log(medians_s["out_of_place"] / medians_s["in_place"]).abs()
+        if log_ratios.mean() > _scatter(medians_s):
+            place = "in_place"
+            size = log_ratios.idxmax()
+            in_place = format_seconds(medians_s.loc[size, "in_place"])
+            out_of_place = format_seconds(medians_s.loc[size, "out_of_place"])
+            times = f"{in_place} at {format_bytes(size)}, out_of_place {out_of_place}"
+            problem = "they differ by more than they scatter"
+            note = f"in_place: {times}: {problem}; choose by --place"
+    if place:
+        frame, _ = choose(frame, ("place",), {"place": place}, Path(file))
+    return frame.drop(columns="place"), note
+
+
+def _scatter(medians_s: DataFrame) -> float:
+    """Return the mean relative distance of times from the chord of their neighbours.
+
+    ``medians_s`` has a row for each size, increasing, and the columns "in_place" and
+    "out_of_place". Chords are straight in the logarithms of size and time, where a
+    smooth curve lies close to them.
+    """
+    log_sizes = np.log(medians_s.index.to_numpy(float))
+    log_times = np.log(medians_s.to_numpy())
+    gaps = np.diff(log_sizes)[:, None]
+    slopes = np.diff(log_times, axis=0) / gaps
+    # Every size but the first and the last has a gap before it and one after it. Its
+    # point lies (change of slope) * before * after / (before + after) off the chord.
+    before = gaps[:-1]
+    after = gaps[1:]
+    distances = np.abs(np.diff(slopes, axis=0) * after * before / (after + before))
+    return float(distances.mean()) if distances.size else 0.0

@@ -1,0 +1,144 @@
+"""Logs of DeepSpeed's communication benchmark, as message times.
+
+The benchmark stands in DeepSpeedExamples, benchmarks/communication, and in DeepSpeed as
+ds_bench. A title names the collective and the number of ranks. A row has a rounded
+size, "elements x bytes of each", the mean time of one operation, and two rates. The
+throughput of an all-reduce counts each byte twice, so that only the bus bandwidth,
+which is that of nccl-tests, is compared with size and time.
+
+Sizes become those of `ddlkit.core.collective`. The printed size of an all_gather is
+that of the input of a rank.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ddlkit.core.errors import UserError, shown
+from ddlkit.formats.benchmark_rows import (
+    KNOWN,
+    BenchmarkRow,
+    benchmark_times,
+    collective_named,
+    positive,
+    whole,
+)
+from ddlkit.formats.contract import MessageOptions, MessageTimes
+from ddlkit.formats.labels import unlabelled
+
+SOURCE = "deepspeed"
+
+_TITLE = re.compile(
+    r"-- Performance of (?P<collective>\w+) on (?P<ranks>\d{1,9}) devices"
+)
+_HEAD = re.compile(
+    r"Size \(Bytes\)\s+Description\s+Duration(?P<is_raw>\s+\(us\))?\s+"
+    r"Throughput \((?P<unit>G[bB]ps)\)\s+BusBW"
+)
+_ROW = re.compile(
+    r"[\d.]+ *[KMGT]?B?\s+(?P<elements>\d+)x(?P<element_bytes>\d+)\s+"
+    r"(?P<duration>[\d.]+) *(?P<unit>us|ms|s)?\s+(?P<throughput>[\d.]+)\s+"
+    r"(?P<busbw>[\d.]+)"
+)
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_BYTES_PER_S = {"Gbps": 1e9 / 8, "GBps": 1e9}
+
+
+def matches(text: str) -> bool:
+    """Return whether some line of a file is a title of DeepSpeed's benchmark.
+
+    Examples
+    --------
+    >>> matches("---- Performance of all_reduce on 8 devices -------")
+    True
+    """
+    return bool(_TITLE.search(text))
+
+
+def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
+    """Return the message times of a log.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+    options : MessageOptions
+        No place and no table.
+
+    Returns
+    -------
+    MessageTimes
+        The times of all tables.
+
+    Raises
+    ------
+    UserError
+        If a row is wrong.
+    """
+    options.refuse_table(file)
+    title: re.Match[str] | None = None
+    head: re.Match[str] | None = None
+    rows = []
+    for number, line in enumerate(unlabelled(text), start=1):
+        title = _TITLE.search(line) or title
+        head = _HEAD.search(line) or head
+        match = _ROW.match(line)
+        if match and title and head:
+            rows.append(_row(match, title, head, f"{file}: row at line {number}"))
+    return benchmark_times(SOURCE, rows, file, options)
+
+
+def _row(
+    match: re.Match[str], title: re.Match[str], head: re.Match[str], where: str
+) -> BenchmarkRow:
+    """Return the row of a table that `_ROW` has matched, below a title and a head."""
+    collective = collective_named(title["collective"])
+    ranks = int(title["ranks"])
+    if title["collective"] == "pt2pt":
+        collective = "point_to_point"
+    # The printed size is rounded, the description of the tensor is not.
+    elements = whole(match["elements"], where, "Description")
+    n_bytes = elements * whole(match["element_bytes"], where, "Description")
+    if collective == "all_gather":
+        n_bytes *= ranks
+    unit = match["unit"]
+    if unit is None and head["is_raw"]:
+        unit = "us"
+    if unit is None:
+        problem = f"{shown(match['duration'])} has no unit"
+        raise UserError(f"{where}, Duration: {problem}: expected us or ms")
+    duration = positive(match["duration"], where, "Duration")
+    duration_s = duration * _SECONDS[unit]
+    rate_unit = _BYTES_PER_S[head["unit"]]
+    busbw_bytes_per_s = float(match["busbw"]) * rate_unit
+    # Durations have three decimals of a unit that may be large compared with them.
+    decimals = len(match["duration"].partition(".")[2])
+    duration_error = 0.5 * 10.0**-decimals / duration
+    row = BenchmarkRow(
+        where=where,
+        n_bytes=n_bytes,
+        seconds=duration_s,
+        collective=collective,
+        ranks=ranks,
+        busbw_bytes_per_s=busbw_bytes_per_s,
+        busbw_rounding_bytes_per_s=5e-4 * rate_unit
+        + duration_error * busbw_bytes_per_s,
+    )
+    return row._replace(seconds=_finer_time_s(row, duration_error))
+
+
+def _finer_time_s(row: BenchmarkRow, duration_error: float) -> float:
+    """Return the time of a row, from its bus bandwidth if that has more digits.
+
+    ``duration_error`` is how far the printed duration may be rounded, relative to it.
+    A bus bandwidth that contradicts the duration is left to be refused.
+    """
+    busbw = row.busbw_bytes_per_s
+    collective = KNOWN.get(row.collective)
+    if collective is None or row.ranks < 2 or busbw <= 0:
+        return row.seconds
+    time_s = float(collective.wire_bytes(row.ranks, row.n_bytes)) / busbw
+    agrees = abs(time_s / row.seconds - 1) <= duration_error + 1e-3
+    return time_s if agrees else row.seconds

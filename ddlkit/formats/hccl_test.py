@@ -1,0 +1,123 @@
+"""Logs of Ascend's hccl_test, as message times.
+
+Its programs are called all_reduce_test, all_gather_test and so on. They print a table
+with the columns data_size (bytes), aveg_time (the mean time of one operation in
+microseconds, under a name that is spelled so), alg_bandwidth (GB/s) and check_result.
+Neither the collective nor the number of ranks is in the table. The collective may be
+named by the command above it.
+
+The algorithm bandwidth counts the sizes of `ddlkit.core.collective`: the whole output
+of an all_gather and the whole input of a reduce_scatter. The printed size may be the
+part of one rank instead, so that the size of a message is that of the bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ddlkit.core.errors import UserError, shown
+from ddlkit.formats.benchmark_rows import (
+    BY_SPELLING,
+    KNOWN,
+    BenchmarkRow,
+    benchmark_times,
+    positive,
+    whole,
+)
+from ddlkit.formats.contract import MessageOptions, MessageTimes
+from ddlkit.formats.labels import unlabelled
+
+SOURCE = "hccl_test"
+
+# The name of the time is matched however it is spelled.
+_HEAD = re.compile(r"data_size\s*\(Bytes\):?\s*\|\s*a\w{1,9}_time\s*\(us\)", re.I)
+_PROGRAM = re.compile(r"\b(\w+)_test\b")
+_ROW = re.compile(
+    r"(?P<size>\d+)\s*\|\s*(?P<time>[\d.]+)\s*\|\s*(?P<algbw>[\d.]+)\s*"
+    r"\|\s*(?P<result>\w+)"
+)
+
+# Sizes are divided among the ranks and rounded up to whole elements.
+_SIZE_TOLERANCE = 0.05
+
+
+def matches(text: str) -> bool:
+    """Return whether some line of a file is the head of a table of hccl_test.
+
+    Examples
+    --------
+    >>> matches("data_size(Bytes): | aveg_time(us): | alg_bandwidth(GB/s):")
+    True
+    """
+    return bool(_HEAD.search(text))
+
+
+def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
+    """Return the message times of a log.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+    options : MessageOptions
+        The collective and the number of ranks, if the log does not name them. No place
+        and no table.
+
+    Returns
+    -------
+    MessageTimes
+        The times of all tables.
+
+    Raises
+    ------
+    UserError
+        If the collective is not known, a row is wrong, or its result was wrong.
+    """
+    options.refuse_table(file)
+    collective = options.collective or ""
+    rows = []
+    for number, line in enumerate(unlabelled(text), start=1):
+        match = _ROW.match(line)
+        if match:
+            if not collective:
+                raise UserError(
+                    f"{file}: hccl_test does not name its collective: "
+                    f"give --collective {' or '.join(KNOWN)}"
+                )
+            where = f"{file}: row at line {number}"
+            rows.append(_row(match, where, collective, options.ranks or 0))
+        for program in _PROGRAM.findall(line):
+            collective = BY_SPELLING.get(program.replace("_", ""), collective)
+    return benchmark_times(SOURCE, rows, file, options)
+
+
+def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> BenchmarkRow:
+    """Return the row of a table that `_ROW` has matched.
+
+    ``ranks`` is the number that the user has given, or 0.
+    """
+    # NULL means that the results were not checked.
+    if match["result"] not in ("success", "NULL"):
+        result = shown(match["result"])
+        raise UserError(
+            f"{where}, check_result: {result}: fix the collective before timing it"
+        )
+    size = whole(match["size"], where, "data_size")
+    seconds = positive(match["time"], where, "aveg_time") / 1e6
+    algbw_bytes_per_s = 1e9 * positive(match["algbw"], where, "alg_bandwidth")
+    # 1, or the number of ranks if the printed size is that of one rank.
+    parts = max(1, round(algbw_bytes_per_s * seconds / size))
+    n_bytes = parts * size
+    error = abs(algbw_bytes_per_s * seconds / n_bytes - 1)
+    is_whole_or_part = parts == 1 or parts == ranks or ranks == 0
+    # Bandwidths are printed to 0.00001 GB/s.
+    allowed = _SIZE_TOLERANCE + 1e4 / algbw_bytes_per_s
+    if not is_whole_or_part or error > allowed or not math.isfinite(error):
+        raise UserError(
+            f"{where}, alg_bandwidth: {match['algbw']} GB/s contradicts {size} bytes "
+            f"in {match['time']} us: other units?"
+        )
+    return BenchmarkRow(where, n_bytes, seconds, collective, ranks=0)

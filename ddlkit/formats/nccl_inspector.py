@@ -1,0 +1,150 @@
+"""JSON lines of NCCL Inspector, a plugin of NCCL's profiler, as message times.
+
+Each line is of one collective of one rank. Up to version 4.2 of the format, a line has
+a "header" with the communicator and its number of ranks. Since version 4.3 only a line
+"dump_stats" has it, and counts for the lines below. Times are of one operation in
+microseconds, by the clock of the GPU, and include the wait for slower ranks.
+
+Sizes become those of `ddlkit.core.collective`. The size of an all_gather and of a
+reduce_scatter is printed as the part of one rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ddlkit.core.errors import UserError, shown
+from ddlkit.formats.benchmark_rows import (
+    KNOWN,
+    BenchmarkRow,
+    benchmark_times,
+    collective_named,
+    positive,
+    whole,
+)
+from ddlkit.formats.contract import MessageOptions, MessageTimes
+from ddlkit.store.files import parse_json
+
+SOURCE = "nccl-inspector"
+
+_SIZED_BY_PART = ("all_gather", "reduce_scatter")
+_BY_PROCESSOR = ("kernel_cpu", "collective_cpu")
+
+
+class _Operation(NamedTuple):
+    """A line of a collective: where it stands, its communicator and what it says."""
+
+    where: str
+    header: dict[str, Any]
+    performance: dict[str, Any]
+
+
+def matches(text: str) -> bool:
+    """Return whether the first line of a file is of NCCL Inspector.
+
+    Examples
+    --------
+    >>> matches('{"header": {"n_ranks": 8}, "coll_perf": {"coll": "AllReduce"}}')
+    True
+    """
+    first_line, _, _ = text.lstrip().partition("\n")
+    has_keys = '"coll_perf"' in first_line or '"dump_stats"' in first_line
+    return first_line.startswith("{") and has_keys
+
+
+def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
+    """Return the message times of a file.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file, of one rank or of several.
+    file : str
+        The file, as errors name it.
+    options : MessageOptions
+        No place and no table.
+
+    Returns
+    -------
+    MessageTimes
+        The times of all known collectives between two or more ranks. If communicators
+        of one size lie on different numbers of nodes, the column "link" tells them
+        apart, as in "2 nodes".
+
+    Raises
+    ------
+    UserError
+        If a line is wrong, or if all times are those of the processor.
+    """
+    options.refuse_table(file)
+    rows = []
+    links = []
+    n_by_processor = 0
+    for operation in _operations(text, file):
+        if operation.performance.get("coll_timing_source") in _BY_PROCESSOR:
+            n_by_processor += 1
+            continue
+        row = _row(operation)
+        if row.ranks > 1 and row.collective in KNOWN:
+            rows.append(row)
+            nodes = operation.header.get("nnodes")
+            links.append(f"{nodes} nodes" if nodes != 1 else "1 node")
+    if n_by_processor and not rows:
+        raise UserError(
+            f"{file}: all {n_by_processor} times are those of the processor, "
+            "not of the GPU: record with NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING=1"
+        )
+    times = benchmark_times(SOURCE, rows, file, options)
+    if len({*links}) > 1:
+        times = times._replace(rows=times.rows.assign(link=links))
+    return times
+
+
+def _operations(text: str, file: str) -> Iterator[_Operation]:
+    """Yield the lines of collectives, each with the header that counts for it."""
+    header: dict[str, Any] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        where = f"{file}: line {number}"
+        if not line.strip():
+            continue
+        try:
+            record = parse_json(line)
+        except ValueError as error:
+            raise UserError(
+                f"{where} cannot be read as JSON: {error}: is the file cut?"
+            ) from error
+        if not isinstance(record, dict):
+            raise UserError(f"{where}: {shown(record)} is not an object")
+        if isinstance(record.get("header"), dict):
+            header = record["header"]
+        performance = record.get("coll_perf")
+        if isinstance(performance, dict):
+            yield _Operation(where, header, performance)
+
+
+def _row(operation: _Operation) -> BenchmarkRow:
+    """Return the time of a collective."""
+    where, header, performance = operation
+    ranks = whole(header.get("n_ranks"), where, "n_ranks")
+    collective = collective_named(str(performance.get("coll")))
+    n_bytes = whole(
+        performance.get("coll_msg_size_bytes"), where, "coll_msg_size_bytes"
+    )
+    if collective in _SIZED_BY_PART:
+        n_bytes *= ranks
+    time_us = positive(performance.get("coll_exec_time_us"), where, "coll_exec_time_us")
+    busbw_gb_per_s = performance.get("coll_busbw_gbs")
+    if not isinstance(busbw_gb_per_s, int | float):
+        busbw_gb_per_s = math.nan
+    return BenchmarkRow(
+        where=where,
+        n_bytes=n_bytes,
+        seconds=time_us / 1e6,
+        collective=collective,
+        ranks=ranks,
+        busbw_bytes_per_s=1e9 * busbw_gb_per_s,
+        # The time may be rounded to a microsecond, which the rate need not be.
+        busbw_rounding_bytes_per_s=1e9 * busbw_gb_per_s / (2 * time_us),
+    )

@@ -1,0 +1,167 @@
+"""The JSON that nccl-tests writes by its option -J, as message times.
+
+A document is of one run. Its "devices" are ranks, "results" has an object for each
+size, and in that "out_of_place" and "in_place" have the mean time of one operation in
+microseconds. Sizes are those of `ddlkit.core.collective`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from typing import Any
+
+from ddlkit.core.errors import UserError, shown
+from ddlkit.formats.benchmark_rows import (
+    PLACES,
+    BenchmarkRow,
+    benchmark_times,
+    collective_named,
+    positive,
+    whole,
+)
+from ddlkit.formats.contract import MessageOptions, MessageTimes
+from ddlkit.store.files import parse_json
+
+SOURCE = "nccl-tests"
+
+_PROGRAM = re.compile(r"(\w+)_perf\b")
+
+
+def matches(text: str) -> bool:
+    """Return whether a file is JSON with the keys of nccl-tests.
+
+    Examples
+    --------
+    >>> matches('{"version": 3, "nccl_version": 22803, "config": {}}')
+    True
+    """
+    has_keys = '"nccl_version"' in text and '"config"' in text
+    return text.lstrip().startswith("{") and has_keys
+
+
+def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
+    """Return the message times of a run.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+    options : MessageOptions
+        The place of the times to take. No table.
+
+    Returns
+    -------
+    MessageTimes
+        The times. Without a place in the options, only those in place are taken if the
+        two differ by more than they scatter.
+
+    Raises
+    ------
+    UserError
+        If the document is cut or wrong, or if its times are those of the processor.
+    """
+    options.refuse_table(file)
+    try:
+        document = parse_json(text)
+    except ValueError as error:
+        raise UserError(
+            f"{file}: cannot be read as JSON: {error}: did the run of nccl-tests end?"
+        ) from error
+    results = document.get("results")
+    if not isinstance(results, list):
+        raise UserError(f"{file}: nccl-tests wrote no list of results: run it again")
+    collective = _collective(document, file)
+    ranks = _ranks(document)
+    rows = []
+    for number, result in enumerate(results):
+        where = f"{file}: results[{number}]"
+        if not isinstance(result, dict):
+            raise UserError(f"{where}: {shown(result)} is not an object")
+        if result.get("size") == 0:
+            # The message was too small to be divided among the ranks.
+            continue
+        n_bytes = whole(result.get("size"), where, "size")
+        # The options -d all and -o all time several types and operations.
+        variant = {
+            name: str(result[name]) for name in ("type", "redop") if name in result
+        }
+        for place in PLACES:
+            times = result.get(place)
+            # Some runs print no times out of place.
+            if isinstance(times, dict):
+                row = _row(times, f"{where}, {place}", n_bytes, collective, ranks)
+                rows.append(row._replace(place=place, variant=variant))
+    return benchmark_times(SOURCE, rows, file, options)
+
+
+def _row(
+    times: dict[str, Any], where: str, n_bytes: int, collective: str, ranks: int
+) -> BenchmarkRow:
+    """Return the time in an object "in_place" or "out_of_place"."""
+    if "cpu_time" in times:
+        raise UserError(f"{where}, cpu_time: not GPU time: take no -C")
+    # Null means that the results were not checked.
+    n_wrong = times.get("nwrong")
+    if n_wrong:
+        raise UserError(
+            f"{where}, nwrong: {shown(n_wrong)} wrong values: "
+            "fix the collective before timing it"
+        )
+    busbw_gb_per_s = times.get("bus_bw")
+    if not isinstance(busbw_gb_per_s, int | float):
+        busbw_gb_per_s = math.nan
+    return BenchmarkRow(
+        where=where,
+        n_bytes=n_bytes,
+        seconds=positive(times.get("time"), where, "time") / 1e6,
+        collective=collective,
+        ranks=ranks,
+        busbw_bytes_per_s=1e9 * busbw_gb_per_s,
+        # JSON has at least four decimals.
+        busbw_rounding_bytes_per_s=1e9 * 1e-4,
+    )
+
+
+def _collective(document: dict[str, Any], file: str) -> str:
+    """Return the collective that the name of the program says."""
+    config = document.get("config")
+    args = document.get("args")
+    names = [config.get("program_name")] if isinstance(config, dict) else []
+    if isinstance(args, list):
+        names += args[:1]
+    for name in names:
+        program = _PROGRAM.search(str(name))
+        if program:
+            return collective_named(program[1])
+    raise UserError(f"{file}: args do not name a program such as all_reduce_perf")
+
+
+def _ranks(document: dict[str, Any]) -> int:
+    """Return between how many ranks a message was sent, 0 if it is unknown.
+
+    Of a process with several GPUs, nccl-tests writes only the first rank into
+    "devices". The processes that follow count on from its number of GPUs.
+    """
+    config = document.get("config")
+    devices = document.get("devices")
+    if not devices and isinstance(config, dict):
+        devices = config.get("devices")
+    if not isinstance(devices, list) or not isinstance(config, dict):
+        return 0
+    try:
+        ranks_of_process = int(config["nthreads"]) * int(config["ngpus"])
+        last_rank = max(int(device["rank"]) for device in devices)
+        groups = Counter(int(device.get("group", 0)) for device in devices)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return 0
+    if ranks_of_process < 1:
+        return 0
+    n_ranks = (last_rank // ranks_of_process + 1) * ranks_of_process
+    # NCCL_TESTS_SPLIT puts ranks into groups that each work for themselves.
+    if len({*groups.values()}) > 1 or n_ranks % len(groups):
+        return 0
+    return n_ranks // len(groups)

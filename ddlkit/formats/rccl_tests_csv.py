@@ -1,0 +1,108 @@
+"""The CSV that rccl-tests writes by its options -Z csv -x FILE, as message times.
+
+It has a row for each size, cycle and place. Times are means of one operation in
+microseconds, and rates are in GB/s. Sizes are those of `ddlkit.core.collective`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlkit.formats.benchmark_rows import (
+    PLACES,
+    BenchmarkRow,
+    benchmark_times,
+    collective_named,
+)
+from ddlkit.formats.contract import MessageOptions, MessageTimes
+from ddlkit.store.sheet import Column, Schema, read_sheet
+
+SOURCE = "rccl-tests"
+
+_TABLE = Schema(
+    "the CSV of rccl-tests",
+    (
+        Column("collective", "str", "named"),
+        # Early versions have gpus, later ones ranks with some GPUs each.
+        Column("gpus", "int", "non_negative", default="0"),
+        Column("ranks", "int", "non_negative", default="0"),
+        Column("gpusperrank", "int", "positive", default="1"),
+        Column("size", "int", "non_negative"),
+        Column("inplace", "int", "non_negative"),
+        Column("time", "microseconds", "non_negative"),
+        Column("busbw", "float", "non_negative"),
+        Column("#wrong", "str", default="0"),
+        # The options -d all and -o all time several types and operations.
+        Column("type", "str", default=""),
+        Column("redop", "str", default=""),
+    ),
+)
+
+
+def matches(text: str) -> bool:
+    """Return whether the first line of a file has the columns of rccl-tests.
+
+    Examples
+    --------
+    >>> matches("numCycle,collective,gpus,size,type,redop,inplace,time,algbw,busbw")
+    True
+    """
+    first_line, _, _ = text.strip().partition("\n")
+    names = {name.strip() for name in first_line.split(",")}
+    return {"numCycle", "collective", "size", "inplace", "time", "busbw"} <= names
+
+
+def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
+    """Return the message times of a run.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+    options : MessageOptions
+        The place of the times to take. No table.
+
+    Returns
+    -------
+    MessageTimes
+        The times. Without a place in the options, only those in place are taken if the
+        two differ by more than they scatter.
+
+    Raises
+    ------
+    UserError
+        If the file is wrong, or if a collective had wrong results.
+    """
+    options.refuse_table(file)
+    sheet = read_sheet(text, file)
+    frame = _TABLE.frame(sheet, exact=False)
+    # N/A means that the results were not checked.
+    is_wrong = ~frame["#wrong"].isin(["0", "N/A", ""]).to_numpy()
+    if is_wrong.any():
+        row = int(np.argmax(is_wrong))
+        problem = f"{frame['#wrong'][row]} wrong values"
+        sheet.fail(row, "#wrong", f"{problem}: fix the collective before timing it")
+    # A message that is too small to be divided among the ranks has the size 0.
+    is_timed_as_zero = ((frame["size"] > 0) & (frame["time"] <= 0)).to_numpy()
+    if is_timed_as_zero.any():
+        sheet.fail(int(np.argmax(is_timed_as_zero)), "time", "must be above zero")
+    n_ranks = np.maximum(frame["gpus"], frame["ranks"] * frame["gpusperrank"])
+    is_in_place = frame["inplace"] > 0
+    rows = [
+        BenchmarkRow(
+            where=f"{file}: row at line {sheet.lines[row]}",
+            n_bytes=int(frame["size"][row]),
+            seconds=float(frame["time"][row]),
+            collective=collective_named(frame["collective"][row]),
+            ranks=int(n_ranks[row]),
+            place=PLACES[1] if is_in_place[row] else PLACES[0],
+            busbw_bytes_per_s=1e9 * float(frame["busbw"][row]),
+            busbw_rounding_bytes_per_s=1e9 * 0.01,
+            variant={"type": frame["type"][row], "redop": frame["redop"][row]},
+        )
+        for row in range(len(frame))
+        if frame["size"][row] > 0
+    ]
+    return benchmark_times(SOURCE, rows, file, options)
