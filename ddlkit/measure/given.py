@@ -36,7 +36,8 @@ SYNC_BUFFERS = "broadcast_buffers"
 if "forward_sync_buffers" in DDP_OPTIONS:
     # Later versions of torch have this name, and warn of the other one.
     SYNC_BUFFERS = "forward_sync_buffers"
-_OURS = (str(jobs.PACKAGES / "ddlkit") + os.sep, "<frozen importlib")
+_HIDDEN_FILES = (str(jobs.PACKAGES / "ddlkit") + os.sep, "<frozen importlib")
+"""How the names of files begin whose frames a user's traceback does not show."""
 
 
 def _nothing() -> None: ...
@@ -61,7 +62,8 @@ class Training:
     accumulate : int
         How many batches an iteration has. Only the last one communicates.
     backwards : int
-        How many times the loss runs backward itself.
+        How many times the loss runs backward itself; 0 if it returns the loss, on which
+        backward is then run.
     ddp : DistributedDataParallel, optional
         The wrapper that calls of the model go through, as chosen by `wrap` or `use`.
     """
@@ -96,6 +98,7 @@ class Training:
         """Return the types of the gradients, such as "fp32" or "bf16+fp32"."""
         types = {str(p.dtype).removeprefix("torch.") for p in self.trained().values()}
         joined = "+".join(sorted(types))
+        # "bfloat" comes first, because it contains "float".
         return joined.replace("bfloat", "bf").replace("float", "fp")
 
     @property
@@ -123,7 +126,7 @@ class Training:
         }
 
     def try_out(self) -> None:
-        """Run a first forward and backward pass, and see who runs backward.
+        """Run a first forward and backward pass, and set ``backwards``.
 
         Raises
         ------
@@ -132,15 +135,17 @@ class Training:
             gradient.
         """
         with backward_calls() as calls:
-            value = self.loss()
+            loss = self.loss()
         self.backwards = calls.count
         if not self.backwards:
-            is_scalar = isinstance(value, Tensor) and value.numel() == 1
-            if not is_scalar or not value.requires_grad:
-                what = getattr(value, "shape", type(value).__name__)
+            is_scalar = isinstance(loss, Tensor) and loss.numel() == 1
+            if not is_scalar or not loss.requires_grad:
+                shape_or_type = getattr(loss, "shape", type(loss).__name__)
                 needed = "it must give a scalar that depends on trained parameters"
-                raise UserError(f"{self.network}: loss() gives {what}: {needed}")
-            value.backward()
+                raise UserError(
+                    f"{self.network}: loss() gives {shape_or_type}: {needed}"
+                )
+            loss.backward()
         self.optimizer.zero_grad()
 
     def iterate(self, mark: Callable[[], object] = _nothing) -> None:
@@ -198,19 +203,22 @@ class Training:
         modules: list[nn.Module] = []
         if not self.compiled:
             modules += self.model.modules()
+        # Leaving the stack removes all hooks.
         with ExitStack() as hooks:
             for module in modules:
                 own = [p for p in module.parameters(recurse=False) if p in names]
                 if own:
-                    before = module.register_forward_pre_hook(
-                        lambda *_, first=names[own[0]]: on_layer(first)
+                    # A lambda would see the last value of a variable of this loop. The
+                    # default of an argument keeps the value that it has now.
+                    layer_hook = module.register_forward_pre_hook(
+                        lambda *_, tensor=names[own[0]]: on_layer(tensor)
                     )
-                    hooks.enter_context(before)
+                    hooks.enter_context(layer_hook)
             for p, name in names.items():
-                after = p.register_post_accumulate_grad_hook(
-                    lambda _, name=name: on_gradient(name)
+                gradient_hook = p.register_post_accumulate_grad_hook(
+                    lambda _, tensor=name: on_gradient(tensor)
                 )
-                hooks.enter_context(after)
+                hooks.enter_context(gradient_hook)
             yield
 
     def wrap(self, **options: Any) -> DistributedDataParallel:
@@ -259,8 +267,9 @@ class Training:
             The argument ``ddp``.
         """
         self.ddp = ddp
-        # The loss calls the model, and the model's forward calls DDP. DDP calls the
-        # model's own forward, which `_Inside` has kept.
+        # A user's loss holds the model and calls it, and knows nothing of DDP. So the
+        # model's forward is made to call DDP, which calls the model's own forward,
+        # which `_Inside` has kept.
         self.model.forward = ddp.__call__
         return ddp
 
@@ -268,8 +277,14 @@ class Training:
 class _Inside(nn.Module):
     """The module that DDP wraps: what a model computes, without the model's hooks.
 
-    The model's own hooks have run when a call reaches DDP. ``called`` says whether a
-    call ever reached this module.
+    The model's own hooks have run when a call reaches DDP, and must not run again.
+
+    Attributes
+    ----------
+    module : Module
+        The model, whose parameters DDP finds here.
+    called : bool
+        Whether DDP has ever called this module. Some losses call parts of a model only.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -300,11 +315,11 @@ class BackwardCalls:
     """
 
     def __init__(self, mark: Callable[[], object], last: int) -> None:
-        torchs: Any = torch.autograd
+        autograd: Any = torch.autograd
         self.count = 0
         self._mark = mark
         self._last = last
-        self._backward = torchs.backward
+        self._torchs_backward = autograd.backward
         self._inside = False
 
     def __call__(self, *arguments: Any, **keywords: Any) -> None:
@@ -312,14 +327,14 @@ class BackwardCalls:
         if self._inside:
             # Reentrant checkpointing computes a segment anew during a backward pass,
             # and runs backward through the segment.
-            self._backward(*arguments, **keywords)
+            self._torchs_backward(*arguments, **keywords)
             return
         self.count += 1
         mark = self._mark if self.count == self._last else _nothing
         mark()
         self._inside = True
         try:
-            self._backward(*arguments, **keywords)
+            self._torchs_backward(*arguments, **keywords)
         finally:
             self._inside = False
         mark()
@@ -344,6 +359,7 @@ def backward_calls(
         The count so far.
     """
     calls = BackwardCalls(mark, last)
+    # Tensor.backward looks this function up at each call, so it is counted, too.
     with patch.object(torch.autograd, "backward", calls):
         yield calls
 
@@ -370,9 +386,10 @@ def known(
     precision : str, optional
         ``"bf16"`` computes forward and backward under autocast.
     model : Module, optional
-        A model to train in place of a new one.
+        An instance of the network to train, in place of a new one.
     rank : int, optional
-        The rank, because each rank has data of its own.
+        The number of this rank. Each rank has the same random batch, but shifted by its
+        number along the last axis, so that gradients differ between ranks.
 
     Returns
     -------
@@ -443,7 +460,7 @@ def load(given: str, device: torch.device, notes: list[str]) -> Training:
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{file} has no function {shown(name)}")
-    with theirs(given):
+    with errors_of_user_code(given):
         takes_device = "device" in inspect.signature(function).parameters
         result = function(device=device) if takes_device else function()
     return _in_training(result, given, f"{Path(file).stem}-{name}", notes)
@@ -461,8 +478,9 @@ def _imported(file: str, given: str) -> ModuleType:
     sys.modules[name] = module
     # The path stays: modules next to the file may be imported as late as in the loss.
     sys.path.insert(0, str(Path(file).resolve().parent))
+    # Nothing may be written next to a user's file, such as __pycache__.
     sys.dont_write_bytecode = True
-    with theirs(file):
+    with errors_of_user_code(file):
         spec.loader.exec_module(module)
     return module
 
@@ -485,14 +503,14 @@ def _in_training(result: Any, given: str, network: str, notes: list[str]) -> Tra
     # `wraps` also copies the attributes by which torch.compile can be recognized.
     @functools.wraps(plain_loss)
     def loss() -> Any:
-        with theirs(given):
+        with errors_of_user_code(given):
             return plain_loss()
 
     return Training(network, model, loss, optimizer)
 
 
 @contextmanager
-def theirs(what: str) -> Iterator[None]:
+def errors_of_user_code(what: str) -> Iterator[None]:
     """Turn what a user's code raises into a UserError, after printing the traceback.
 
     The traceback has no frames of this library.
@@ -515,7 +533,9 @@ def theirs(what: str) -> Iterator[None]:
             raise
         report = traceback.TracebackException.from_exception(error)
         frames = [
-            frame for frame in report.stack if not frame.filename.startswith(_OURS)
+            frame
+            for frame in report.stack
+            if not frame.filename.startswith(_HIDDEN_FILES)
         ]
         report.stack = traceback.StackSummary.from_list(frames)
         sys.stderr.writelines(report.format())
