@@ -186,7 +186,14 @@ def read_profile(
         backward_s=frame["backward_s"].to_numpy(),
         flops=frame["flops"].to_numpy(),
         update_s=float(frame["update_s"].iloc[0]),
+        dtype=_types_of(frame),
     )
+
+
+def _types_of(frame: DataFrame) -> tuple[str, ...]:
+    """Return the type of each gradient of a profile, none if a type is not known."""
+    types = tuple(frame["dtype"])
+    return types if all(types) else ()
 
 
 def _own_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[str]]:
@@ -196,7 +203,8 @@ def _own_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[st
     defaults = assumed if needs_forward else {**assumed, "forward_s": "0"}
     schema = SCHEMAS["layers"]
     columns = [
-        replace(column, default=defaults.get(column.name)) for column in schema.columns
+        replace(column, default=defaults.get(column.name, column.default))
+        for column in schema.columns
     ]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
     if "layer" not in sheet.header:
@@ -241,6 +249,7 @@ def profile_frame(
         "precision": precision,
         "ranks": ranks,
         "threads": threads,
+        "dtype": profile.dtype or [""] * len(profile.tensor),
     }
     return DataFrame({name: values[name] for name in SCHEMAS["layers"].names})
 
