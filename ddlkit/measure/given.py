@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -15,16 +16,18 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlkit import jobs
 from ddlkit.core.errors import UserError, one_line, shown
+from ddlkit.core.units import format_bytes
 from ddlkit.measure import networks
 from ddlkit.measure.named import DEFAULT_BATCH
 from ddlkit.measure.session import ran_out_of_memory
@@ -41,6 +44,28 @@ _HIDDEN_FILES = (str(jobs.PACKAGES / "ddlkit") + os.sep, "<frozen importlib")
 
 
 def _nothing() -> None: ...
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Return the short name of a tensor's type.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> dtype_name(torch.zeros(1)), dtype_name(torch.zeros(1, dtype=torch.bfloat16))
+    ('fp32', 'bf16')
+    """
+    name = str(tensor.dtype).removeprefix("torch.")
+    # "bfloat" comes first, because it contains "float".
+    return name.replace("bfloat", "bf").replace("float", "fp")
 
 
 @dataclass
@@ -96,10 +121,8 @@ class Training:
     @property
     def precision(self) -> str:
         """Return the types of the gradients, such as "fp32" or "bf16+fp32"."""
-        types = {str(p.dtype).removeprefix("torch.") for p in self.trained().values()}
-        joined = "+".join(sorted(types))
-        # "bfloat" comes first, because it contains "float".
-        return joined.replace("bfloat", "bf").replace("float", "fp")
+        types = {dtype_name(p) for p in self.trained().values()}
+        return "+".join(sorted(types))
 
     @property
     def gradient_bytes(self) -> int:
@@ -132,21 +155,51 @@ class Training:
         ------
         UserError
             If the loss neither runs backward nor returns a scalar that needs a
-            gradient.
+            gradient, or if a gradient is sparse.
         """
         with backward_calls() as calls:
             loss = self.loss()
         self.backwards = calls.count
         if not self.backwards:
-            is_scalar = isinstance(loss, Tensor) and loss.numel() == 1
-            if not is_scalar or not loss.requires_grad:
-                shape_or_type = getattr(loss, "shape", type(loss).__name__)
-                needed = "it must give a scalar that depends on trained parameters"
-                raise UserError(
-                    f"{self.network}: loss() gives {shape_or_type}: {needed}"
-                )
+            self.refuse_unless_scalar(loss)
             loss.backward()
+        self._refuse_sparse_gradients()
         self.optimizer.zero_grad()
+
+    def refuse_unless_scalar(self, loss: Any) -> None:
+        """Refuse what a loss returned if no backward pass can start from it.
+
+        Parameters
+        ----------
+        loss : object
+            The value that the loss returned.
+
+        Raises
+        ------
+        UserError
+            If the value is not a tensor of one element that needs a gradient.
+        """
+        is_scalar = isinstance(loss, Tensor) and loss.numel() == 1
+        if not is_scalar or not loss.requires_grad:
+            shape_or_type = getattr(loss, "shape", type(loss).__name__)
+            needed = "it must give a scalar that depends on trained parameters"
+            raise UserError(f"{self.network}: loss() gives {shape_or_type}: {needed}")
+
+    def _refuse_sparse_gradients(self) -> None:
+        """Raise UserError if a parameter has a sparse gradient after a backward pass.
+
+        DDP sends such a gradient by itself, and gathers the rows of all ranks. How many
+        rows there are depends on the batch. So the message is neither as large as the
+        parameter, nor an all-reduce, nor part of any bucket that a plan could choose.
+        """
+        for name, p in self.trained().items():
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise UserError(
+                    f"{self.network}: the gradient of {name} is sparse: DDP sends "
+                    f"{_sent_of_sparse(p.grad)} in a message of its own, not the "
+                    f"{format_bytes(p.nbytes)} of the parameter, and no plan covers "
+                    "such messages: make the gradient dense (sparse=False)"
+                )
 
     def iterate(self, mark: Callable[[], object] = _nothing) -> None:
         """Run an iteration: forward and backward of each batch, then the update.
@@ -272,6 +325,17 @@ class Training:
         # which `_Inside` has kept.
         self.model.forward = ddp.__call__
         return ddp
+
+
+def _sent_of_sparse(gradient: Tensor) -> str:
+    """Return in words how much of a sparse gradient DDP sends."""
+    if gradient.layout != torch.sparse_coo:
+        return "an unknown part"
+    # Gloo and NCCL add up the entries of equal rows before they send.
+    added_up = gradient.coalesce()
+    indices = added_up.indices()
+    n_bytes = indices.nbytes + added_up.values().nbytes
+    return f"{format_bytes(n_bytes)} (indices and values of {indices.shape[1]} rows)"
 
 
 class _Inside(nn.Module):
@@ -444,26 +508,87 @@ def load(given: str, device: torch.device, notes: list[str]) -> Training:
     ------
     UserError
         If there is no such function, if the function fails (after the user's
-        traceback), or if its result is neither (model, loss) nor (model, loss,
-        optimizer).
+        traceback), if its result is neither (model, loss) nor (model, loss, optimizer),
+        if no parameter is trained, or if the model is on several devices.
     """
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    torchvision = re.fullmatch(r"(torchvision:(\w+))(?::(\d{1,9}))?", given)
+    torchvision = _TORCHVISION.fullmatch(given)
     if torchvision:
-        name, plain_name, batch = torchvision.groups()
-        training = known(name, int(batch or DEFAULT_BATCH), device)
-        return replace(training, network=plain_name)
+        batch = int(torchvision["batch"] or DEFAULT_BATCH)
+        training = known(torchvision["name"], batch, device)
+        return replace(training, network=torchvision["plain_name"])
+    function = _function(given)
+    with errors_of_user_code(given):
+        result = _called(function, device)
+    return _in_training(result, given, notes)
+
+
+_TORCHVISION = re.compile(
+    r"(?P<name>torchvision:(?P<plain_name>\w+))(?::(?P<batch>\d{1,9}))?"
+)
+"""A network of torchvision and its batch size, as a user gives them for a model."""
+
+
+def check(given: str) -> None:
+    """Refuse a model that surely cannot be trained, before ranks are started.
+
+    The user's function and its loss are called with fake tensors, which have shapes and
+    no values. So nothing is computed, and a model of any size takes seconds.
+
+    Parameters
+    ----------
+    given : str
+        The model, as `load` takes it.
+
+    Raises
+    ------
+    UserError
+        If the file or the function does not exist, and as `load` and
+        `Training.try_out` do, as far as that can be seen without values.
+    """
+    if _TORCHVISION.fullmatch(given):
+        networks.require(given)
+        return
+    function = _function(given)
+    # Standard output is for results, and nothing that user's code prints is one.
+    fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
+    with contextlib.redirect_stdout(sys.stderr), fake_tensors:
+        try:
+            result = _called(function, torch.device("cpu"))
+        except (Exception, SystemExit):
+            # The cause may be that tensors have no values. If it is a mistake, the ranks
+            # show it with its traceback.
+            return
+        training = _in_training(result, given, notes=[])
+        if training.compiled:
+            return
+        _, loss, *_ = result
+        try:
+            with backward_calls() as calls:
+                value = loss()
+        except (Exception, SystemExit):
+            return
+        if not calls.count:
+            training.refuse_unless_scalar(value)
+
+
+def _function(given: str) -> Callable[..., Any]:
+    """Return the function that a user names as ``"FILE.py:function"``."""
     file, _, name = given.rpartition(":")
     module = _imported(file, given)
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{file} has no function {shown(name)}")
-    with errors_of_user_code(given):
-        takes_device = "device" in inspect.signature(function).parameters
-        result = function(device=device) if takes_device else function()
-    return _in_training(result, given, f"{Path(file).stem}-{name}", notes)
+    return cast(Callable[..., Any], function)
+
+
+def _called(function: Callable[..., Any], device: torch.device) -> Any:
+    """Return the result of a user's function, which may take a device."""
+    if "device" in inspect.signature(function).parameters:
+        return function(device=device)
+    return function()
 
 
 def _imported(file: str, given: str) -> ModuleType:
@@ -485,20 +610,35 @@ def _imported(file: str, given: str) -> ModuleType:
     return module
 
 
-def _in_training(result: Any, given: str, network: str, notes: list[str]) -> Training:
-    """Return the result of a user's function as a model in training."""
+def _in_training(result: Any, given: str, notes: list[str]) -> Training:
+    """Return the result of a user's function as a model in training.
+
+    Raises UserError if the result cannot be trained. Remarks are added to ``notes``.
+    """
     items = result if isinstance(result, tuple) else (result,)
     is_valid = (
         len(items) in (2, 3) and isinstance(items[0], nn.Module) and callable(items[1])
     )
+    if len(items) > 3 and isinstance(items[-1], torch.optim.Optimizer):
+        raise UserError(
+            f"{given} returns {len(items) - 2} values after the loss: give one optimizer "
+            "for all parameters"
+        )
     if not is_valid:
         needed = "(model, loss) or (model, loss, optimizer)"
         raise UserError(f"{given} must return {needed}, gave {shown(result)}")
     model, plain_loss, *optimizers = items
+    file, _, function = given.rpartition(":")
+    _refuse_parameters(model, given)
     optimizer = optimizers[0] if optimizers else None
-    if not optimizer:
+    if optimizer is None:
         notes.append("no optimizer is given: SGD with momentum")
         optimizer = _sgd(model)
+    elif not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"{given}: the third value is of type {type(optimizer).__name__}, not an "
+            "optimizer of torch: give one optimizer for all parameters"
+        )
 
     # `wraps` also copies the attributes by which torch.compile can be recognized.
     @functools.wraps(plain_loss)
@@ -506,7 +646,22 @@ def _in_training(result: Any, given: str, network: str, notes: list[str]) -> Tra
         with errors_of_user_code(given):
             return plain_loss()
 
+    network = f"{Path(file).stem}-{function}"
     return Training(network, model, loss, optimizer)
+
+
+def _refuse_parameters(model: nn.Module, given: str) -> None:
+    """Raise UserError if no parameter is trained, or if devices differ."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(
+            f"{given}: no parameter of the model needs a gradient: nothing is trained"
+        )
+    devices = sorted({str(p.device) for p in model.parameters()})
+    if len(devices) > 1:
+        raise UserError(
+            f"{given}: parameters are on {' and '.join(devices)}: each rank trains on "
+            "one device: move the whole model there"
+        )
 
 
 @contextmanager

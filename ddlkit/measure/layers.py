@@ -36,7 +36,7 @@ from ddlkit.jobs.clock import Budget, Marks
 from ddlkit.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.jobs.vitals import Retries, Watch
 from ddlkit.measure import networks
-from ddlkit.measure.given import Training, known
+from ddlkit.measure.given import Training, dtype_name, known
 from ddlkit.measure.session import ran_out_of_memory, say
 from ddlkit.model.predictor import HOST_BOUND, issue_share
 
@@ -487,6 +487,7 @@ def _profile(
         backward_s=backward_in_forward_order_s,
         flops=order.by_tensor(order.flops),
         update_s=float(update_s),
+        dtype=tuple(dtype_name(parameters[tensor]) for tensor in tensors),
     )
 
 

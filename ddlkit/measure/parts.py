@@ -31,6 +31,7 @@ from ddlkit.measure import collectives as messages_alone
 from ddlkit.measure import copies, slowdown, training
 from ddlkit.measure import layers as layer_times
 from ddlkit.measure import networks as networks_by_name
+from ddlkit.measure.given import dtype_name
 from ddlkit.measure.session import Point, PointList, Tables, Unavailable, table_path
 from ddlkit.store import machine
 
@@ -587,10 +588,16 @@ def bucket_sizes(network: str) -> list[int]:
     # On the device "meta" tensors have shapes, but no memory and no values.
     with torch.device("meta"):
         model = networks_by_name.build(network)
-    sizes = [p.nbytes for p in model.parameters() if p.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad]
     # Gradients become ready in the reverse order of definition.
-    ready_sizes = sizes[::-1]
-    work = Workload.from_arrays(0.0, [0.0] * len(sizes), ready_sizes)
+    parameters.reverse()
+    no_times_s = [0.0] * len(parameters)
+    sizes = [p.nbytes for p in parameters]
+    # Buckets depend on sizes and types alone, not on times.
+    work = replace(
+        Workload.from_arrays(0.0, no_times_s, sizes),
+        dtype=tuple(dtype_name(p) for p in parameters),
+    )
     return sorted(make_plan("ddp", work).group_bytes(work).tolist())
 
 

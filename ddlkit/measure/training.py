@@ -18,7 +18,9 @@ from torch.profiler import record_function
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import format_seconds
+from ddlkit.core.plan import make_plan
+from ddlkit.core.units import format_bytes, format_seconds
+from ddlkit.core.workload import LayerProfile
 from ddlkit.formats.export import bucket_caps_mb
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.jobs import clock
@@ -236,13 +238,66 @@ def wrap_and_rebuild(
         raise UserError(
             "training: gradients are not finite and the same on all ranks: not timed"
         )
-    log: Any = ddp._get_ddp_logging_data()
-    sizes_text = log.get("rebuilt_bucket_sizes", "").replace(",", " ")
-    bucket_bytes = [int(size) for size in sizes_text.split()]
     # The indices of a bucket's tensors are separated by blanks, and buckets by commas.
+    log: Any = ddp._get_ddp_logging_data()
     indices_by_bucket = log.get("rebuilt_per_bucket_param_indices", "").split(",")
     tensor_counts = [len(indices.split()) for indices in indices_by_bucket]
-    return ddp, bucket_bytes, tensor_counts
+    return ddp, rebuilt_bytes(ddp), tensor_counts
+
+
+def rebuilt_bytes(ddp: DistributedDataParallel) -> list[int]:
+    """Return the sizes of the buckets that DDP has rebuilt.
+
+    Parameters
+    ----------
+    ddp : DistributedDataParallel
+        A wrapped model that was trained for `WARMUP` iterations.
+
+    Returns
+    -------
+    list of int
+        Bytes of each bucket, in the order in which DDP sends them. The list is empty if
+        DDP has rebuilt none.
+    """
+    log: Any = ddp._get_ddp_logging_data()
+    sizes_text = log.get("rebuilt_bucket_sizes", "").replace(",", " ")
+    return [int(size) for size in sizes_text.split()]
+
+
+def other_than_predicted(training: Training, profile: LayerProfile) -> list[str]:
+    """Compare the buckets that are predicted by default with those that DDP made.
+
+    Parameters
+    ----------
+    training : Training
+        The model in training, wrapped in DDP with the default buckets and trained until
+        they were rebuilt.
+    profile : LayerProfile
+        The profile of its layers, from which the buckets are predicted.
+
+    Returns
+    -------
+    list of str
+        A line that says how they differ. The list is empty if they are equal, and if
+        DDP has rebuilt no buckets.
+    """
+    made = rebuilt_bytes(training.ddp) if training.ddp else []
+    work = profile.workload()
+    predicted = make_plan(OWN_PLAN, work).group_bytes(work).tolist()
+    if not made or made == predicted:
+        return []
+    return [
+        f"DDP made {_buckets_in_words(made)}, but {_buckets_in_words(predicted)} are "
+        "predicted: do not rely on plans for this model"
+    ]
+
+
+def _buckets_in_words(sizes: Sequence[int]) -> str:
+    """Return the number of buckets and the sizes of the first ones."""
+    first = ", ".join(format_bytes(size) for size in sizes[:4])
+    more = ", ..." if len(sizes) > 4 else ""
+    plural = "" if len(sizes) == 1 else "s"
+    return f"{len(sizes)} bucket{plural} ({first}{more})"
 
 
 class _PlannedTraining:
