@@ -325,7 +325,7 @@ def snippet(advice: Any, chosen: str) -> str:
 
 
 LIST_REMARK = (
-    "  # needs torch 2.11; with unused parameters, several dtypes or torch.compile, "
+    "  # needs torch 2.11; with unused parameters or torch.compile, "
     "check which buckets DDP made"
 )
 
