@@ -262,6 +262,12 @@ def test_the_check_refuses_nothing_that_only_values_could_show(name: str) -> Non
     check(f"{FILE}:{name}")
 
 
+def test_a_network_that_torchvision_lacks_is_seen_by_the_check() -> None:
+    check("torchvision:resnet18:8")
+    with pytest.raises(UserError, match="torchvision has no network 'resnet19'"):
+        check("torchvision:resnet19")
+
+
 def test_a_model_on_two_devices_is_refused() -> None:
     with pytest.raises(UserError, match="parameters are on cpu and meta: each rank"):
         given("on_two_devices")

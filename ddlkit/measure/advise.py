@@ -505,6 +505,9 @@ def _measured_before(me: Rank, training: Training) -> list[float]:
     trained = {name: p.numel() for name, p in training.trained().items()}
     if profiled != trained or profile.network != training.network:
         return none_measured
+    # Tables of earlier versions do not have the types that buckets keep apart.
+    if "+" in training.precision and not profile.dtype:
+        return none_measured
     paths = [me.out / f"{schema}.csv" for schema in MEASURED]
     return [float(store.has_table(path)) for path in paths]
 

@@ -548,8 +548,12 @@ def check(given: str) -> None:
         If the file or the function does not exist, and as `load` and
         `Training.try_out` do, as far as that can be seen without values.
     """
-    if _TORCHVISION.fullmatch(given):
-        networks.require(given)
+    torchvision = _TORCHVISION.fullmatch(given)
+    if torchvision:
+        # On the device "meta" tensors have no memory. Building shows whether torchvision
+        # is there and has such a network.
+        with torch.device("meta"):
+            networks.build(torchvision["name"])
         return
     function = _function(given)
     # Standard output is for results, and nothing that user's code prints is one.
