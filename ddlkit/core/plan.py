@@ -111,7 +111,13 @@ class FusionPlan:
 
     @property
     def slices(self) -> list[slice]:
-        """Return the gradients of each group, in ready order."""
+        """Return the gradients of each group, in ready order.
+
+        Raises
+        ------
+        UserError
+            If the plan has an order of its own. Then `members` has the gradients.
+        """
         ends = self.ends_in_ready_order
         starts = (0, *ends[:-1])
         return [slice(start, end) for start, end in zip(starts, ends, strict=True)]

@@ -556,9 +556,11 @@ def check(given: str) -> None:
             networks.build(torchvision["name"])
         return
     function = _function(given)
-    # Standard output is for results, and nothing that user's code prints is one.
+    # A module of the user's may hold real tensors already, such as a batch.
     fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
-    with contextlib.redirect_stdout(sys.stderr), fake_tensors:
+    # The command prints its result on standard output, which must hold nothing else.
+    no_result = contextlib.redirect_stdout(sys.stderr)
+    with no_result, fake_tensors:
         try:
             result = _called(function, torch.device("cpu"))
         except (Exception, SystemExit):
@@ -566,8 +568,10 @@ def check(given: str) -> None:
             # show it with its traceback.
             return
         training = _in_training(result, given, notes=[])
+        # Compiled code takes long to be made, and takes no fake tensors.
         if training.compiled:
             return
+        # Not `training.loss`, which would print the traceback of an exception.
         _, loss, *_ = result
         try:
             with backward_calls() as calls:
