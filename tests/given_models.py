@@ -113,3 +113,58 @@ def nothing() -> None: ...
 
 def fails_within() -> tuple[Any, ...]:
     return with_loss(Net(), x=X[:, :3])
+
+
+class Words(nn.Module):
+    """A table of 50 rows of 8 numbers, with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 8, sparse=True), nn.Linear(8, 1)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.table(words))
+
+
+def sparse_gradients() -> tuple[Any, ...]:
+    model, words = Words(), torch.tensor([0, 1, 1, 7])
+    return model, lambda: model(words).mean()
+
+
+def two_optimizers() -> tuple[Any, ...]:
+    model = Net()
+    halves = [torch.optim.SGD(part.parameters()) for part in (model.first, model.head)]
+    return with_loss(model, halves)
+
+
+def optimizers_in_a_row() -> tuple[Any, ...]:
+    model = Net()
+    halves = [torch.optim.SGD(part.parameters()) for part in (model.first, model.head)]
+    return with_loss(model, *halves)
+
+
+def no_parameters_at_all() -> tuple[Any, ...]:
+    model = nn.ReLU()
+    return model, lambda: model(X).sum()
+
+
+def all_frozen() -> tuple[Any, ...]:
+    return with_loss(Net().requires_grad_(False))
+
+
+def on_two_devices() -> tuple[Any, ...]:
+    model = Net()
+    model.head.to("meta")
+    return with_loss(model)
+
+
+def reads_its_loss() -> tuple[Any, ...]:
+    """A loss that cannot be called without values, as many print or log it."""
+    model = Net()
+
+    def loss() -> Tensor:
+        value = model(X)["logits"].square().mean()
+        assert value.item() >= 0
+        return value
+
+    return model, loss

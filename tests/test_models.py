@@ -16,14 +16,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddlkit import cli, store
+from ddlkit.cli import advising
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
 from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.rank import joined
 from ddlkit.measure import advise as models
 from ddlkit.measure import networks as registry
-from ddlkit.measure.given import Training, known, load
+from ddlkit.measure import training as trainings
+from ddlkit.measure.given import Training, check, known, load
 from ddlkit.measure.layers import profile_layers, profile_training
+from ddlkit.measure.training import other_than_predicted
 from places import PATIENCE_S, ROOT, free_port
 from test_clock import Simulated
 from test_layers import ONCE, Slow, clock
@@ -219,11 +222,78 @@ def test_what_inductor_compiles_is_measured(
             r"nothing must return \(model, loss\) or \(model, loss, optimizer\), gave None$",
         ),
         ("nobody", "has no function 'nobody'$"),
+        *(
+            ("two_optimizers", "third value is of type list, not an optimizer .*$"),
+            ("optimizers_in_a_row", "returns 2 values after the loss: give one .*$"),
+            ("no_parameters_at_all", "no parameter of the model needs a gradient"),
+            ("all_frozen", "no parameter of the model needs a gradient"),
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(name: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         given(name)
+    with pytest.raises(UserError, match=line):
+        check(f"{FILE}:{name}")
+
+
+def test_what_is_wrong_is_seen_before_any_rank_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(advising, "_launch", lambda *words: started.append(words))
+    for name in ("no_scalar", "two_optimizers", "all_frozen", "nobody"):
+        words = ["advise", "--model", f"{FILE}:{name}", "--out", str(tmp_path)]
+        assert cli.main(words) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not started
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dict_outputs", "tied", "frozen_and_unused", "autocast", "pure_bf16"),
+        *("several_dtypes", "reentrant", "not_reentrant", "accumulates_inside"),
+        *("one_bucket", "parts_alone", "fails_within", "reads_its_loss"),
+    ],
+)
+def test_the_check_refuses_nothing_that_only_values_could_show(name: str) -> None:
+    """What fails here for want of values, or is broken otherwise, is for the ranks."""
+    check(f"{FILE}:{name}")
+
+
+def test_a_network_that_torchvision_lacks_is_seen_by_the_check() -> None:
+    check("torchvision:resnet18:8")
+    with pytest.raises(UserError, match="torchvision has no network 'resnet19'"):
+        check("torchvision:resnet19")
+
+
+def test_a_model_on_two_devices_is_refused() -> None:
+    with pytest.raises(UserError, match="parameters are on cpu and meta: each rank"):
+        given("on_two_devices")
+
+
+def test_a_sparse_gradient_is_refused_with_what_ddp_sends_of_it() -> None:
+    # Three rows are touched: 3 x 8 values of 4 bytes, and 3 indices of 8 bytes.
+    line = (
+        r"gradient of table.weight is sparse: DDP sends 120 B \(indices and values of 3 "
+        r"rows\) in a message of its own, not the 1.562 KiB of the parameter"
+    )
+    with pytest.raises(UserError, match=line):
+        given("sparse_gradients")
+
+
+@pytest.mark.parametrize("name", ["several_dtypes", "dict_outputs"])
+def test_buckets_that_ddp_made_otherwise_are_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, profile, _, _ = given(name)
+    assert set(profile.dtype) == set(training.precision.split("+"))
+    assert other_than_predicted(training, profile) == []
+    total = training.gradient_bytes
+    monkeypatch.setattr(trainings, "rebuilt_bytes", lambda _: [total - 8, 8])
+    (line,) = other_than_predicted(training, profile)
+    assert line.startswith("DDP made 2 buckets (") and "are predicted: " in line
 
 
 def test_an_error_of_the_users_is_shown_without_our_frames(

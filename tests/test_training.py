@@ -14,6 +14,7 @@ from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.launch import LOGS, Loopback, launch
 from ddlkit.measure.layers import profile_layers
 from ddlkit.measure.training import TrainingSettings, training_job
+from workbook.record import zoo as zoo  # makes lenet5 known to the ranks, too
 
 
 @functools.cache

@@ -183,6 +183,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     require_model_file(arguments.model)
     from ddlkit.jobs.rank import joined
     from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
+    from ddlkit.measure.given import check
 
     measure_s = 60 * arguments.minutes
     confirm_s = 60 * arguments.confirm_minutes
@@ -209,6 +210,8 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
             if me.rank != 0:
                 return {}, None
         else:
+            # Ranks take a while to start, and a mistake in the model is seen at once.
+            check(arguments.model)
             _launch(arguments, settings, ranks, out)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"what was measured is kept in {out}") from None
@@ -322,7 +325,7 @@ def snippet(advice: Any, chosen: str) -> str:
 
 
 LIST_REMARK = (
-    "  # needs torch 2.11; with unused parameters, several dtypes or torch.compile, "
+    "  # needs torch 2.11; with unused parameters or torch.compile, "
     "check which buckets DDP made"
 )
 

@@ -306,10 +306,9 @@ def plan(arguments: argparse.Namespace) -> None:
         "iteration_s": iteration_s,
     }
     show({**facts, **proof}, as_json=False)
-    # Each message has a slice of the tensors, in the order in which gradients become ready.
-    for message, tensor_slice in enumerate(chosen.slices):
-        first = tensors[tensor_slice.start]
-        last = tensors[tensor_slice.stop - 1]
+    for message, gradients in enumerate(chosen.members):
+        first = tensors[gradients[0]]
+        last = tensors[gradients[-1]]
         size = units.format_bytes(sizes[message])
         print(f"  {message:>3}  {size:>10}  {first} .. {last}")
 

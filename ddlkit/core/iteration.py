@@ -168,11 +168,6 @@ class Iteration:
         object.__setattr__(self, "group_bytes", self.plan.group_bytes(self.workload))
 
     @property
-    def _last_of_group(self) -> Ints:
-        """Return (G,) the index of the last gradient of each group."""
-        return np.array(self.plan.ends) - 1
-
-    @property
     def _copies(self) -> bool:
         """Return whether the backward pass also copies gradients into their messages."""
         return bool(self.copy_s_per_byte or self.bucket_s)
@@ -183,13 +178,14 @@ class Iteration:
         if not self._copies:
             return self.workload.ready_s
         packing_s = self.copy_s_per_byte * self.workload.bytes
-        packing_s[self._last_of_group] += self.bucket_s
+        # Several buckets may wait for one gradient if types are kept apart.
+        np.add.at(packing_s, self.plan.last_needed, self.bucket_s)
         return self.workload.forward_s + np.cumsum(self.workload.backward_s + packing_s)
 
     @cached_property
     def ready_s(self) -> Floats:
-        """Return when the last gradient of each group is ready, in seconds, shape (G,)."""
-        return self.tensor_ready_s[self._last_of_group]
+        """Return when each message has all that it waits for, in seconds, shape (G,)."""
+        return self.tensor_ready_s[self.plan.last_needed]
 
     @cached_property
     def communication_s(self) -> Floats:
@@ -296,8 +292,9 @@ class Iteration:
         edges = [("start", "forward", 0.0), ("forward", "b0", workload.forward_s)]
         for i in range(workload.n - 1):
             edges.append((f"b{i}", f"b{i + 1}", float(workload.backward_s[i])))
-        last_group = len(self.plan.ends) - 1
-        for group, end in enumerate(self.plan.ends):
+        ends = self.plan.ends_in_ready_order
+        last_group = len(ends) - 1
+        for group, end in enumerate(ends):
             last_tensor = end - 1
             following = "update" if group == last_group else f"c{group + 1}"
             backward_s = float(workload.backward_s[last_tensor])
@@ -363,14 +360,16 @@ class Iteration:
         backward_ends_s = self.tensor_ready_s
         if self.link.slows:
             backward_ends_s = self.link.computed_s(backward_ends_s, starts_s, ends_s)
+        group_of_gradient = np.empty(workload.n, int)
+        for group, gradients in enumerate(self.plan.members):
+            group_of_gradient[gradients] = group
         begin_s = workload.forward_s
-        for group, members in enumerate(self.plan.slices):
-            for i in range(members.start, members.stop):
-                task = f"backward {workload.tensor[i]}"
-                end_s = float(backward_ends_s[i])
-                n_bytes = int(workload.bytes[i])
-                yield task, "backward", "compute", begin_s, end_s, group, n_bytes
-                begin_s = end_s
+        for i, group in enumerate(group_of_gradient.tolist()):
+            task = f"backward {workload.tensor[i]}"
+            end_s = float(backward_ends_s[i])
+            n_bytes = int(workload.bytes[i])
+            yield task, "backward", "compute", begin_s, end_s, group, n_bytes
+            begin_s = end_s
 
         kind = self.cost.collective
         for group, n_bytes in enumerate(self.group_bytes):

@@ -22,7 +22,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import cycle, product
+from itertools import accumulate, chain, cycle, product
 from typing import Any
 
 import numpy as np
@@ -58,11 +58,17 @@ class FusionPlan:
     least_s : float, optional
         For a plan that is proven to be the best: no iteration is shorter at the cost
         for which the plan was made, if messages are sent one at a time. In seconds.
+    order : tuple of int, length n, optional
+        The gradients in the order in which they fill the groups, if that is not the
+        order in which they become ready. Each gradient is given by its index in ready
+        order. ``ends`` then counts along this order. Gradients of several types need an
+        order, because a group of one type may pass over gradients of another one.
 
     Raises
     ------
     UserError
-        If there is no group, or if a group is empty.
+        If there is no group, if a group is empty, or if ``order`` does not have every
+        gradient once.
 
     Examples
     --------
@@ -77,6 +83,7 @@ class FusionPlan:
     planner: str
     ends: tuple[int, ...]
     least_s: float | None = field(default=None, compare=False)
+    order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         bounds = zip(self.starts, self.ends, strict=False)
@@ -84,6 +91,11 @@ class FusionPlan:
             raise UserError(
                 f"plan {self.planner!r}: messages end after gradients {shown(self.ends)}: "
                 "the numbers must increase from above 0 to the number of gradients"
+            )
+        if self.order and sorted(self.order) != list(range(self.n)):
+            raise UserError(
+                f"plan {self.planner!r}: the order {shown(self.order)} must have each "
+                f"of {self.n} gradients once"
             )
 
     @property
@@ -99,9 +111,50 @@ class FusionPlan:
 
     @property
     def slices(self) -> list[slice]:
-        """Return the gradients of each group, in ready order."""
-        bounds = zip(self.starts, self.ends, strict=True)
-        return [slice(start, end) for start, end in bounds]
+        """Return the gradients of each group, in ready order.
+
+        Raises
+        ------
+        UserError
+            If the plan has an order of its own. Then `members` has the gradients.
+        """
+        ends = self.ends_in_ready_order
+        starts = (0, *ends[:-1])
+        return [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+
+    @property
+    def ends_in_ready_order(self) -> tuple[int, ...]:
+        """Return ``ends``, if groups are contiguous in ready order.
+
+        Raises
+        ------
+        UserError
+            If the plan has an order of its own.
+        """
+        if self.order:
+            raise UserError(
+                f"plan {self.planner!r} keeps gradients of several types apart, so its "
+                "messages have no contiguous gradients, as is needed here"
+            )
+        return self.ends
+
+    @property
+    def members(self) -> list[Ints]:
+        """Return the gradients of each group as indices in ready order."""
+        order = np.array(self.order or range(self.n))
+        return np.split(order, self.ends[:-1])
+
+    @property
+    def last_needed(self) -> Ints:
+        """Return the gradient for which each message has to wait, shape (G,).
+
+        Messages are posted in the order of their groups. So a message waits for the
+        last gradient of its own group and of all groups before.
+        """
+        if not self.order:
+            return np.array(self.ends) - 1
+        last_of_group = np.maximum.reduceat(np.array(self.order), self.starts)
+        return np.maximum.accumulate(last_of_group)
 
     def group_bytes(self, workload: Workload) -> Ints:
         """Return the size of each message in bytes, shape (G,).
@@ -109,28 +162,44 @@ class FusionPlan:
         Raises
         ------
         UserError
-            If the workload has another number of gradients than the plan.
+            If the workload has another number of gradients than the plan, or if a
+            message would hold gradients of several types.
         """
         if self.n != workload.n:
             raise UserError(
                 f"plan {self.planner!r} is for {self.n} tensors, but the workload has "
                 f"{workload.n}: make the plan for this workload"
             )
-        return np.add.reduceat(workload.bytes, self.starts)
+        if workload.has_several_types:
+            self._refuse_mixed_types(workload)
+        sizes = workload.bytes
+        if self.order:
+            sizes = sizes[list(self.order)]
+        return np.add.reduceat(sizes, self.starts)
+
+    def _refuse_mixed_types(self, workload: Workload) -> None:
+        """Raise UserError if a message would hold gradients of several types."""
+        for group, gradients in enumerate(self.members):
+            types = sorted({workload.dtype[i] for i in gradients})
+            if len(types) > 1:
+                raise UserError(
+                    f"plan {self.planner!r}: message {group} would hold gradients of "
+                    f"several types ({', '.join(types)}), which DDP never mixes: use "
+                    "the plan ddp, ddp:25MiB or none"
+                )
 
     def group_ready_s(self, workload: Workload) -> Floats:
         """Return when each message is ready to be sent, in seconds, shape (G,)."""
-        return workload.ready_s[np.array(self.ends) - 1]
+        return workload.ready_s[self.last_needed]
 
     def forward_groups(self) -> list[list[int]]:
         """Return the gradients of each group as indices in forward order, from 0.
 
-        Groups and their members stay in ready order, so the indices fall.
+        Groups and their members stay in the order in which they are sent. The indices
+        fall, unless gradients of several types are kept apart.
         """
         last = self.n - 1
-        return [
-            [last - i for i in range(group.start, group.stop)] for group in self.slices
-        ]
+        return [(last - gradients).tolist() for gradients in self.members]
 
     def to_dict(self, iteration_s: float | None = None) -> dict[str, Any]:
         """Return the plan as JSON-ready values.
@@ -235,24 +304,50 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
     A bucket is closed by the gradient with which it *reaches* its cap. A bucket can
     therefore be larger than its cap, unlike a fusion buffer (`buffer`).
 
+    A bucket holds gradients of one type. The buckets of each type are filled on their
+    own, each type beginning with the cap of the first bucket. Buckets are sent in the
+    order in which they are closed. Those that no gradient has closed follow, the type
+    of which a gradient was ready first coming last: PyTorch takes them from an
+    ``std::unordered_map``, which has this order where PyTorch is built with GCC.
+
     Examples
     --------
     >>> sizes = [600_000, 600_000, 20_000_000, 9_000_000]
     >>> ddp(Workload.from_arrays(0.0, [1.0] * 4, sizes)).ends
     (2, 4)
     """
-    ends = []
-    filled_bytes = 0
-    limit_bytes = cap_bytes or DDP_FIRST_BYTES
+    buckets: list[list[int]] = []
+    open_buckets: dict[str, _OpenBucket] = {}
     for i, n_bytes in enumerate(workload.bytes.tolist()):
-        filled_bytes += n_bytes
-        if filled_bytes >= limit_bytes:
-            ends.append(i + 1)
-            filled_bytes = 0
-            limit_bytes = cap_bytes or DDP_BUCKET_BYTES
-    if filled_bytes:
-        ends.append(workload.n)
-    return FusionPlan(f"ddp:{cap_bytes}B" if cap_bytes else "ddp", tuple(ends))
+        dtype = workload.dtype[i] if workload.dtype else ""
+        if dtype not in open_buckets:
+            open_buckets[dtype] = _OpenBucket(cap_bytes or DDP_FIRST_BYTES)
+        bucket = open_buckets[dtype]
+        bucket.gradients.append(i)
+        bucket.bytes += n_bytes
+        if bucket.bytes >= bucket.limit_bytes:
+            buckets.append(bucket.gradients)
+            # A new bucket takes the place of the old one, so that the order of the
+            # types in this dictionary stays.
+            open_buckets[dtype] = _OpenBucket(cap_bytes or DDP_BUCKET_BYTES)
+    for bucket in reversed(open_buckets.values()):
+        if bucket.gradients:
+            buckets.append(bucket.gradients)
+    name = f"ddp:{cap_bytes}B" if cap_bytes else "ddp"
+    ends = tuple(accumulate(len(gradients) for gradients in buckets))
+    order = tuple(chain.from_iterable(buckets))
+    if order == tuple(range(workload.n)):
+        return FusionPlan(name, ends)
+    return FusionPlan(name, ends, order=order)
+
+
+@dataclass
+class _OpenBucket:
+    """A bucket of `ddp` that is not closed yet, and the size with which it closes."""
+
+    limit_bytes: int
+    bytes: int = 0
+    gradients: list[int] = field(default_factory=list)
 
 
 # -- plans by search ---------------------------------------------------------------

@@ -129,7 +129,7 @@ def jointly(
     ready_s = workload.ready_s
     bytes_before = np.concatenate([[0], np.cumsum(workload.bytes)])
     # Without a plan, a message may end after any gradient.
-    ends = plan.ends if plan is not None else tuple(range(1, n + 1))
+    ends = plan.ends_in_ready_order if plan is not None else tuple(range(1, n + 1))
     starts = (0, *ends[:-1])
     nothing = np.zeros(1, np.int64)
     states = {0: _States(np.zeros(1), np.zeros(1), nothing, nothing, nothing)}

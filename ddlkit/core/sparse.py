@@ -201,7 +201,7 @@ def with_selection(
         The selection from a group follows the backward of its last gradient.
     """
     backward_s = workload.backward_s.copy()
-    last_of_group = np.array(plan.ends) - 1
+    last_of_group = np.array(plan.ends_in_ready_order) - 1
     backward_s[last_of_group] += selection_s
     return replace(workload, backward_s=backward_s)
 

@@ -583,7 +583,11 @@ def s_sgd(
     """
     if iterations < 1:
         raise UserError(f"{iterations} iterations: there must be at least one")
-    ends = range(1, len(times.backward_s) + 1) if plan is None else plan.ends
+    ends = (
+        range(1, len(times.backward_s) + 1)
+        if plan is None
+        else plan.ends_in_ready_order
+    )
     names, resource_of = gpus.resources()
     if not strategy.decodes_on_cpu:
         decode_s = 0.0

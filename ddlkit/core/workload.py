@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,12 @@ def _freeze(owner: Any, name: str, n: int, *, whole: bool) -> None:
     object.__setattr__(owner, name, column)
 
 
+def _check_dtype(dtype: tuple[str, ...], n: int) -> None:
+    """Raise UserError unless there is a type for each of n tensors, or none at all."""
+    if len(dtype) not in (0, n):
+        raise UserError(f"dtype has {len(dtype)} types, but there are {n} tensors")
+
+
 def _check_time(seconds: float, name: str) -> None:
     if not 0 <= seconds <= MOST:
         raise UserError(f"{name} is {seconds}: must be a time from 0 to {MOST:g} s")
@@ -91,6 +98,9 @@ class Workload:
         The names of the layer and of the tensor to which each gradient belongs.
     update_s : float, optional
         The time of the optimizer step, which follows the last message, in seconds.
+    dtype : tuple of str, length n, optional
+        The type of each gradient, such as "fp32". By default all have the same type. No
+        message holds gradients of several types.
 
     Raises
     ------
@@ -112,6 +122,7 @@ class Workload:
     layer: tuple[str, ...]
     tensor: tuple[str, ...]
     update_s: float = 0.0
+    dtype: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.tensor)
@@ -131,11 +142,17 @@ class Workload:
         _freeze(self, "bytes", n, whole=True)
         _freeze(self, "parameters", n, whole=True)
         _check_time(float(self.backward_s.sum()), "the sum of backward_s")
+        _check_dtype(self.dtype, n)
 
     @property
     def n(self) -> int:
         """Return the number of gradient tensors."""
         return len(self.tensor)
+
+    @cached_property
+    def has_several_types(self) -> bool:
+        """Return whether gradients have several types, which no message may mix."""
+        return len(set(self.dtype)) > 1
 
     @property
     def ready_s(self) -> Floats:
@@ -254,6 +271,8 @@ class LayerProfile:
         multiply-add.
     update_s : float, optional
         The time of the optimizer step in seconds.
+    dtype : tuple of str, length n, optional
+        The type of each gradient, such as "fp32". By default all have the same type.
 
     Raises
     ------
@@ -272,10 +291,12 @@ class LayerProfile:
     backward_s: Floats
     flops: Floats
     update_s: float = 0.0
+    dtype: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.tensor)
         _check_time(self.update_s, "update_s")
+        _check_dtype(self.dtype, n)
         _freeze(self, "parameters", n, whole=True)
         _freeze(self, "gradient_bytes", n, whole=True)
         _freeze(self, "forward_s", n, whole=False)
@@ -371,7 +392,11 @@ class LayerProfile:
         """Return the hash of all that predictions depend on: names, sizes and times."""
         digest = hashlib.sha256()
         head = (self.network, self.device, str(self.batch))
-        for names in (head, self.tensor, self.layer):
+        texts = [head, self.tensor, self.layer]
+        # A single type changes no prediction, and profiles without types were recorded.
+        if len(set(self.dtype)) > 1:
+            texts.append(self.dtype)
+        for names in texts:
             digest.update("\0".join(names).encode())
         columns = (
             self.parameters,
@@ -386,7 +411,8 @@ class LayerProfile:
 
     def sent_as(self, element_bytes: int) -> LayerProfile:
         """Return the profile if an element is sent in fewer bytes, as 2 for bf16."""
-        return replace(self, gradient_bytes=self.parameters * element_bytes)
+        in_one_type = self.parameters * element_bytes
+        return replace(self, gradient_bytes=in_one_type, dtype=())
 
     def resized(self, factors: Mapping[str, float]) -> LayerProfile:
         """Return the profile with some layers or tensors larger or smaller.
@@ -445,4 +471,5 @@ class LayerProfile:
             layer=self.layer[::-1],
             tensor=self.tensor[::-1],
             update_s=self.update_s,
+            dtype=self.dtype[::-1],
         )

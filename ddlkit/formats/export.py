@@ -108,11 +108,16 @@ def ddp(iteration: Iteration, torch: str) -> str:
     Raises
     ------
     UserError
-        If the messages are of another collective.
+        If the messages are of another collective, or if gradients have several types.
     """
     collective = iteration.cost.collective
     if collective != "all_reduce":
         raise UserError(f"a cost of {collective}: DDP sends all_reduce: fit that")
+    if iteration.workload.has_several_types:
+        raise UserError(
+            "gradients of several types: DDP applies bucket_cap_mb_list to each type "
+            "anew, so a list cannot describe this plan: set bucket_cap_mb"
+        )
     document = {
         "torch": torch,
         "planner": iteration.plan.planner,

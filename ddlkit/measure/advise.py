@@ -36,7 +36,7 @@ from ddlkit.measure.given import DDP_OPTIONS, Training, load
 from ddlkit.measure.layers import compute_on, profile_training
 from ddlkit.measure.session import Origin, table_path
 from ddlkit.measure.slowdown import completed_future, slowdown_rounds
-from ddlkit.measure.training import wrap_and_rebuild
+from ddlkit.measure.training import other_than_predicted, wrap_and_rebuild
 from ddlkit.model import Calibration
 from ddlkit.model.advice import DEFAULT, Advice
 from ddlkit.model.contention import Contention
@@ -86,6 +86,7 @@ def measure_model(
         training = loaded_together(given, accumulate, me, notes)
         tables, profile = layers_of(training, budget, me)
         order = order_compared_with_ddp(training, profile)
+        notes += other_than_predicted(training, profile)
     if me.rank:
         return {}
     notes += remarks(training, profile)
@@ -456,6 +457,7 @@ def _measure(
         tables, profile = layers_of(training, budget, me)
         notes += remarks(training, profile)
         notes.append(f"order: {order_compared_with_ddp(training, profile)}")
+        notes += other_than_predicted(training, profile)
         yield tables
     elif schema == "collectives":
         sizes = [size for size in SIZES if size < whole]
@@ -502,6 +504,9 @@ def _measured_before(me: Rank, training: Training) -> list[float]:
     profiled = dict(zip(profile.tensor, profile.parameters.tolist(), strict=True))
     trained = {name: p.numel() for name, p in training.trained().items()}
     if profiled != trained or profile.network != training.network:
+        return none_measured
+    # Tables of earlier versions do not have the types that buckets keep apart.
+    if "+" in training.precision and not profile.dtype:
         return none_measured
     paths = [me.out / f"{schema}.csv" for schema in MEASURED]
     return [float(store.has_table(path)) for path in paths]

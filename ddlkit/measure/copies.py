@@ -18,10 +18,12 @@ from ddlkit.measure.session import Unavailable, all_or_partial
 
 SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))
 """Bytes of the copies that are measured by default: 4 KiB to 1 GiB."""
-_AT_ONCE_BYTES = 64 * MIB
-_MOST_IN_A_ROW = 32
-# A pool takes at most an eighth of the host's free memory.
-_MEMORY_SHARE = 8
+_SAMPLE_BYTES = 64 * MIB
+"""A sample has no more copies than these bytes allow, or a single one that is larger."""
+_MOST_COPIES = 32
+"""The most copies of a sample, so that those of few bytes do not take forever."""
+_MEMORY_PARTS = 8
+"""A pool takes at most an eighth of the host's free memory."""
 
 Pool = Tensor
 """Bytes (uint8). Copies go from the slots of one pool to those of another, in turn."""
@@ -56,7 +58,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     Partial
         If it holds some of them. The exception has the table of these.
     """
-    most = psutil.virtual_memory().available // _MEMORY_SHARE
+    most = psutil.virtual_memory().available // _MEMORY_PARTS
     fitting = [size for size in sizes if size <= most]
     too_large = ", ".join(format_bytes(size) for size in sizes if size > most)
     reason = (
@@ -67,30 +69,38 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
         raise Unavailable(reason)
     largest = max(fitting)
 
-    def frames(place: torch.device) -> Iterator[pd.DataFrame]:
-        pools = _pools(place, largest)
-        for (kind, (target, source)), size in itertools.product(pools.items(), fitting):
-            count, seconds = _copy_s(target, source, size, budget)
-            labels = {
-                "copy": kind,
-                "device": place.type,
-                "bytes": size,
-                "copies_per_sample": count,
-            }
-            yield clock.sample_rows(labels, seconds)
+    def frames(torch_device: torch.device) -> Iterator[pd.DataFrame]:
+        pools = _pools(torch_device, largest)
+        for kind, (target, source) in pools.items():
+            for size in fitting:
+                count, seconds = _copy_s(target, source, size, budget)
+                labels = {
+                    "copy": kind,
+                    "device": torch_device.type,
+                    "bytes": size,
+                    "copies_per_sample": count,
+                }
+                yield clock.sample_rows(labels, seconds)
         if too_large:
+            # `all_or_partial` keeps the rows so far, and marks them as a part.
             raise Unavailable(reason)
 
     what = f"pools of {format_bytes(largest)} to copy between"
-    with compute_on(what, device) as place:
-        return all_or_partial("copies", frames(place))
+    with compute_on(what, device) as torch_device:
+        return all_or_partial("copies", frames(torch_device))
 
 
 def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
-    """Return the target and the source of each kind of copy, with random bytes."""
+    """Return the target and the source of each kind of copy, with random bytes.
+
+    The kinds are "memcpy" on the CPU. On a GPU they are from the host to the device
+    (h2d) and back (d2h), each with pinned or pageable memory of the host, and within
+    the device (d2d).
+    """
 
     def random(*, pinned: bool = False) -> Pool:
-        n_words = -(-n_bytes // 8)
+        # Random numbers are drawn as words of 8 bytes, which is faster than as bytes.
+        n_words = -(-n_bytes // 8)  # rounded up
         words = torch.empty(n_words, dtype=torch.int64, pin_memory=pinned)
         return words.random_().view(torch.uint8)
 
@@ -113,13 +123,15 @@ def _copy_s(
     target: Pool, source: Pool, size: int, budget: Budget
 ) -> tuple[int, Floats]:
     """Return how many copies make a sample, and (repeats,) seconds of one copy."""
+    # A slot is a place in a pool that holds one copy.
     slots = source.numel() // size
-    fitting = max(1, _AT_ONCE_BYTES // size)
-    copies_per_sample = min(slots, _MOST_IN_A_ROW, fitting)
+    most_by_bytes = max(1, _SAMPLE_BYTES // size)
+    copies_per_sample = min(slots, _MOST_COPIES, most_by_bytes)
     next_slots = itertools.cycle(range(slots))
     pairs: list[tuple[Pool, Pool]] = []
 
-    def move_on() -> None:
+    def choose_next_slots() -> None:
+        """Prepare the slots of the next sample, which is no part of its time."""
         pairs.clear()
         for slot in itertools.islice(next_slots, copies_per_sample):
             # The pools are walked in opposite directions, so that a target does not lie
@@ -134,5 +146,5 @@ def _copy_s(
             into.copy_(out_of, non_blocking=True)
 
     device = target.device if target.is_cuda else source.device
-    seconds = clock.measure_on(device, copy, budget, setup=move_on)
+    seconds = clock.measure_on(device, copy, budget, setup=choose_next_slots)
     return copies_per_sample, seconds / copies_per_sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -15,16 +16,18 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlkit import jobs
 from ddlkit.core.errors import UserError, one_line, shown
+from ddlkit.core.units import format_bytes
 from ddlkit.measure import networks
 from ddlkit.measure.named import DEFAULT_BATCH
 from ddlkit.measure.session import ran_out_of_memory
@@ -36,10 +39,33 @@ SYNC_BUFFERS = "broadcast_buffers"
 if "forward_sync_buffers" in DDP_OPTIONS:
     # Later versions of torch have this name, and warn of the other one.
     SYNC_BUFFERS = "forward_sync_buffers"
-_OURS = (str(jobs.PACKAGES / "ddlkit") + os.sep, "<frozen importlib")
+_HIDDEN_FILES = (str(jobs.PACKAGES / "ddlkit") + os.sep, "<frozen importlib")
+"""How the names of files begin whose frames a user's traceback does not show."""
 
 
 def _nothing() -> None: ...
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Return the short name of a tensor's type.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> dtype_name(torch.zeros(1)), dtype_name(torch.zeros(1, dtype=torch.bfloat16))
+    ('fp32', 'bf16')
+    """
+    name = str(tensor.dtype).removeprefix("torch.")
+    # "bfloat" comes first, because it contains "float".
+    return name.replace("bfloat", "bf").replace("float", "fp")
 
 
 @dataclass
@@ -61,7 +87,8 @@ class Training:
     accumulate : int
         How many batches an iteration has. Only the last one communicates.
     backwards : int
-        How many times the loss runs backward itself.
+        How many times the loss runs backward itself; 0 if it returns the loss, on which
+        backward is then run.
     ddp : DistributedDataParallel, optional
         The wrapper that calls of the model go through, as chosen by `wrap` or `use`.
     """
@@ -94,9 +121,8 @@ class Training:
     @property
     def precision(self) -> str:
         """Return the types of the gradients, such as "fp32" or "bf16+fp32"."""
-        types = {str(p.dtype).removeprefix("torch.") for p in self.trained().values()}
-        joined = "+".join(sorted(types))
-        return joined.replace("bfloat", "bf").replace("float", "fp")
+        types = {dtype_name(p) for p in self.trained().values()}
+        return "+".join(sorted(types))
 
     @property
     def gradient_bytes(self) -> int:
@@ -123,25 +149,57 @@ class Training:
         }
 
     def try_out(self) -> None:
-        """Run a first forward and backward pass, and see who runs backward.
+        """Run a first forward and backward pass, and set ``backwards``.
 
         Raises
         ------
         UserError
             If the loss neither runs backward nor returns a scalar that needs a
-            gradient.
+            gradient, or if a gradient is sparse.
         """
         with backward_calls() as calls:
-            value = self.loss()
+            loss = self.loss()
         self.backwards = calls.count
         if not self.backwards:
-            is_scalar = isinstance(value, Tensor) and value.numel() == 1
-            if not is_scalar or not value.requires_grad:
-                what = getattr(value, "shape", type(value).__name__)
-                needed = "it must give a scalar that depends on trained parameters"
-                raise UserError(f"{self.network}: loss() gives {what}: {needed}")
-            value.backward()
+            self.refuse_unless_scalar(loss)
+            loss.backward()
+        self._refuse_sparse_gradients()
         self.optimizer.zero_grad()
+
+    def refuse_unless_scalar(self, loss: Any) -> None:
+        """Refuse what a loss returned if no backward pass can start from it.
+
+        Parameters
+        ----------
+        loss : object
+            The value that the loss returned.
+
+        Raises
+        ------
+        UserError
+            If the value is not a tensor of one element that needs a gradient.
+        """
+        is_scalar = isinstance(loss, Tensor) and loss.numel() == 1
+        if not is_scalar or not loss.requires_grad:
+            shape_or_type = getattr(loss, "shape", type(loss).__name__)
+            needed = "it must give a scalar that depends on trained parameters"
+            raise UserError(f"{self.network}: loss() gives {shape_or_type}: {needed}")
+
+    def _refuse_sparse_gradients(self) -> None:
+        """Raise UserError if a parameter has a sparse gradient after a backward pass.
+
+        DDP sends such a gradient by itself, and gathers the rows of all ranks. How many
+        rows there are depends on the batch. So the message is neither as large as the
+        parameter, nor an all-reduce, nor part of any bucket that a plan could choose.
+        """
+        for name, p in self.trained().items():
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise UserError(
+                    f"{self.network}: the gradient of {name} is sparse: DDP sends "
+                    f"{_sent_of_sparse(p.grad)} in a message of its own, not the "
+                    f"{format_bytes(p.nbytes)} of the parameter, and no plan covers "
+                    "such messages: make the gradient dense (sparse=False)"
+                )
 
     def iterate(self, mark: Callable[[], object] = _nothing) -> None:
         """Run an iteration: forward and backward of each batch, then the update.
@@ -198,19 +256,22 @@ class Training:
         modules: list[nn.Module] = []
         if not self.compiled:
             modules += self.model.modules()
+        # Leaving the stack removes all hooks.
         with ExitStack() as hooks:
             for module in modules:
                 own = [p for p in module.parameters(recurse=False) if p in names]
                 if own:
-                    before = module.register_forward_pre_hook(
-                        lambda *_, first=names[own[0]]: on_layer(first)
+                    # A lambda would see the last value of a variable of this loop. The
+                    # default of an argument keeps the value that it has now.
+                    layer_hook = module.register_forward_pre_hook(
+                        lambda *_, tensor=names[own[0]]: on_layer(tensor)
                     )
-                    hooks.enter_context(before)
+                    hooks.enter_context(layer_hook)
             for p, name in names.items():
-                after = p.register_post_accumulate_grad_hook(
-                    lambda _, name=name: on_gradient(name)
+                gradient_hook = p.register_post_accumulate_grad_hook(
+                    lambda _, tensor=name: on_gradient(tensor)
                 )
-                hooks.enter_context(after)
+                hooks.enter_context(gradient_hook)
             yield
 
     def wrap(self, **options: Any) -> DistributedDataParallel:
@@ -259,17 +320,35 @@ class Training:
             The argument ``ddp``.
         """
         self.ddp = ddp
-        # The loss calls the model, and the model's forward calls DDP. DDP calls the
-        # model's own forward, which `_Inside` has kept.
+        # A user's loss holds the model and calls it, and knows nothing of DDP. So the
+        # model's forward is made to call DDP, which calls the model's own forward,
+        # which `_Inside` has kept.
         self.model.forward = ddp.__call__
         return ddp
+
+
+def _sent_of_sparse(gradient: Tensor) -> str:
+    """Return in words how much of a sparse gradient DDP sends."""
+    if gradient.layout != torch.sparse_coo:
+        return "an unknown part"
+    # Gloo and NCCL add up the entries of equal rows before they send.
+    added_up = gradient.coalesce()
+    indices = added_up.indices()
+    n_bytes = indices.nbytes + added_up.values().nbytes
+    return f"{format_bytes(n_bytes)} (indices and values of {indices.shape[1]} rows)"
 
 
 class _Inside(nn.Module):
     """The module that DDP wraps: what a model computes, without the model's hooks.
 
-    The model's own hooks have run when a call reaches DDP. ``called`` says whether a
-    call ever reached this module.
+    The model's own hooks have run when a call reaches DDP, and must not run again.
+
+    Attributes
+    ----------
+    module : Module
+        The model, whose parameters DDP finds here.
+    called : bool
+        Whether DDP has ever called this module. Some losses call parts of a model only.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -300,11 +379,11 @@ class BackwardCalls:
     """
 
     def __init__(self, mark: Callable[[], object], last: int) -> None:
-        torchs: Any = torch.autograd
+        autograd: Any = torch.autograd
         self.count = 0
         self._mark = mark
         self._last = last
-        self._backward = torchs.backward
+        self._torchs_backward = autograd.backward
         self._inside = False
 
     def __call__(self, *arguments: Any, **keywords: Any) -> None:
@@ -312,14 +391,14 @@ class BackwardCalls:
         if self._inside:
             # Reentrant checkpointing computes a segment anew during a backward pass,
             # and runs backward through the segment.
-            self._backward(*arguments, **keywords)
+            self._torchs_backward(*arguments, **keywords)
             return
         self.count += 1
         mark = self._mark if self.count == self._last else _nothing
         mark()
         self._inside = True
         try:
-            self._backward(*arguments, **keywords)
+            self._torchs_backward(*arguments, **keywords)
         finally:
             self._inside = False
         mark()
@@ -344,6 +423,7 @@ def backward_calls(
         The count so far.
     """
     calls = BackwardCalls(mark, last)
+    # Tensor.backward looks this function up at each call, so it is counted, too.
     with patch.object(torch.autograd, "backward", calls):
         yield calls
 
@@ -370,9 +450,10 @@ def known(
     precision : str, optional
         ``"bf16"`` computes forward and backward under autocast.
     model : Module, optional
-        A model to train in place of a new one.
+        An instance of the network to train, in place of a new one.
     rank : int, optional
-        The rank, because each rank has data of its own.
+        The number of this rank. Each rank has the same random batch, but shifted by its
+        number along the last axis, so that gradients differ between ranks.
 
     Returns
     -------
@@ -427,26 +508,95 @@ def load(given: str, device: torch.device, notes: list[str]) -> Training:
     ------
     UserError
         If there is no such function, if the function fails (after the user's
-        traceback), or if its result is neither (model, loss) nor (model, loss,
-        optimizer).
+        traceback), if its result is neither (model, loss) nor (model, loss, optimizer),
+        if no parameter is trained, or if the model is on several devices.
     """
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    torchvision = re.fullmatch(r"(torchvision:(\w+))(?::(\d{1,9}))?", given)
+    torchvision = _TORCHVISION.fullmatch(given)
     if torchvision:
-        name, plain_name, batch = torchvision.groups()
-        training = known(name, int(batch or DEFAULT_BATCH), device)
-        return replace(training, network=plain_name)
+        batch = int(torchvision["batch"] or DEFAULT_BATCH)
+        training = known(torchvision["name"], batch, device)
+        return replace(training, network=torchvision["plain_name"])
+    function = _function(given)
+    with errors_of_user_code(given):
+        result = _called(function, device)
+    return _in_training(result, given, notes)
+
+
+_TORCHVISION = re.compile(
+    r"(?P<name>torchvision:(?P<plain_name>\w+))(?::(?P<batch>\d{1,9}))?"
+)
+"""A network of torchvision and its batch size, as a user gives them for a model."""
+
+
+def check(given: str) -> None:
+    """Refuse a model that surely cannot be trained, before ranks are started.
+
+    The user's function and its loss are called with fake tensors, which have shapes and
+    no values. So nothing is computed, and a model of any size takes seconds.
+
+    Parameters
+    ----------
+    given : str
+        The model, as `load` takes it.
+
+    Raises
+    ------
+    UserError
+        If the file or the function does not exist, and as `load` and
+        `Training.try_out` do, as far as that can be seen without values.
+    """
+    torchvision = _TORCHVISION.fullmatch(given)
+    if torchvision:
+        # On the device "meta" tensors have no memory. Building shows whether torchvision
+        # is there and has such a network.
+        with torch.device("meta"):
+            networks.build(torchvision["name"])
+        return
+    function = _function(given)
+    # A module of the user's may hold real tensors already, such as a batch.
+    fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
+    # The command prints its result on standard output, which must hold nothing else.
+    no_result = contextlib.redirect_stdout(sys.stderr)
+    with no_result, fake_tensors:
+        try:
+            result = _called(function, torch.device("cpu"))
+        except (Exception, SystemExit):
+            # The cause may be that tensors have no values. If it is a mistake, the ranks
+            # show it with its traceback.
+            return
+        training = _in_training(result, given, notes=[])
+        # Compiled code takes long to be made, and takes no fake tensors.
+        if training.compiled:
+            return
+        # Not `training.loss`, which would print the traceback of an exception.
+        _, loss, *_ = result
+        try:
+            with backward_calls() as calls:
+                value = loss()
+        except (Exception, SystemExit):
+            return
+        if not calls.count:
+            training.refuse_unless_scalar(value)
+
+
+def _function(given: str) -> Callable[..., Any]:
+    """Return the function that a user names as ``"FILE.py:function"``."""
     file, _, name = given.rpartition(":")
     module = _imported(file, given)
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{file} has no function {shown(name)}")
-    with theirs(given):
-        takes_device = "device" in inspect.signature(function).parameters
-        result = function(device=device) if takes_device else function()
-    return _in_training(result, given, f"{Path(file).stem}-{name}", notes)
+    return cast(Callable[..., Any], function)
+
+
+def _called(function: Callable[..., Any], device: torch.device) -> Any:
+    """Return the result of a user's function, which may take a device."""
+    if "device" in inspect.signature(function).parameters:
+        return function(device=device)
+    return function()
 
 
 def _imported(file: str, given: str) -> ModuleType:
@@ -461,38 +611,69 @@ def _imported(file: str, given: str) -> ModuleType:
     sys.modules[name] = module
     # The path stays: modules next to the file may be imported as late as in the loss.
     sys.path.insert(0, str(Path(file).resolve().parent))
+    # Nothing may be written next to a user's file, such as __pycache__.
     sys.dont_write_bytecode = True
-    with theirs(file):
+    with errors_of_user_code(file):
         spec.loader.exec_module(module)
     return module
 
 
-def _in_training(result: Any, given: str, network: str, notes: list[str]) -> Training:
-    """Return the result of a user's function as a model in training."""
+def _in_training(result: Any, given: str, notes: list[str]) -> Training:
+    """Return the result of a user's function as a model in training.
+
+    Raises UserError if the result cannot be trained. Remarks are added to ``notes``.
+    """
     items = result if isinstance(result, tuple) else (result,)
     is_valid = (
         len(items) in (2, 3) and isinstance(items[0], nn.Module) and callable(items[1])
     )
+    if len(items) > 3 and isinstance(items[-1], torch.optim.Optimizer):
+        raise UserError(
+            f"{given} returns {len(items) - 2} values after the loss: give one optimizer "
+            "for all parameters"
+        )
     if not is_valid:
         needed = "(model, loss) or (model, loss, optimizer)"
         raise UserError(f"{given} must return {needed}, gave {shown(result)}")
     model, plain_loss, *optimizers = items
+    file, _, function = given.rpartition(":")
+    _refuse_parameters(model, given)
     optimizer = optimizers[0] if optimizers else None
-    if not optimizer:
+    if optimizer is None:
         notes.append("no optimizer is given: SGD with momentum")
         optimizer = _sgd(model)
+    elif not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"{given}: the third value is of type {type(optimizer).__name__}, not an "
+            "optimizer of torch: give one optimizer for all parameters"
+        )
 
     # `wraps` also copies the attributes by which torch.compile can be recognized.
     @functools.wraps(plain_loss)
     def loss() -> Any:
-        with theirs(given):
+        with errors_of_user_code(given):
             return plain_loss()
 
+    network = f"{Path(file).stem}-{function}"
     return Training(network, model, loss, optimizer)
 
 
+def _refuse_parameters(model: nn.Module, given: str) -> None:
+    """Raise UserError if no parameter is trained, or if devices differ."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(
+            f"{given}: no parameter of the model needs a gradient: nothing is trained"
+        )
+    devices = sorted({str(p.device) for p in model.parameters()})
+    if len(devices) > 1:
+        raise UserError(
+            f"{given}: parameters are on {' and '.join(devices)}: each rank trains on "
+            "one device: move the whole model there"
+        )
+
+
 @contextmanager
-def theirs(what: str) -> Iterator[None]:
+def errors_of_user_code(what: str) -> Iterator[None]:
     """Turn what a user's code raises into a UserError, after printing the traceback.
 
     The traceback has no frames of this library.
@@ -515,7 +696,9 @@ def theirs(what: str) -> Iterator[None]:
             raise
         report = traceback.TracebackException.from_exception(error)
         frames = [
-            frame for frame in report.stack if not frame.filename.startswith(_OURS)
+            frame
+            for frame in report.stack
+            if not frame.filename.startswith(_HIDDEN_FILES)
         ]
         report.stack = traceback.StackSummary.from_list(frames)
         sys.stderr.writelines(report.format())

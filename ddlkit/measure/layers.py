@@ -6,13 +6,11 @@ those with hooks say how a phase is shared among the tensors. A hook only takes 
 for which nobody waits.
 
 * Forward: the time from the start of a layer to the start of the next one belongs to
-  the
-  first tensor of the layer, and so do its FLOPs (2 per multiply-add). Activations,
+  the first tensor of the layer, and so do its FLOPs (2 per multiply-add). Activations,
   pooling and the loss have no tensors and count to the layer before them.
 * Backward: the time from one gradient to the next belongs to the latter, and the
-  backward
-  pass of the loss to the first. If one operation makes several gradients together, as
-  in a recurrent layer, the first of them carries the time.
+  backward pass of the loss to the first. If one operation makes several gradients
+  together, as in a recurrent layer, the first of them carries the time.
 * Update: the optimizer's step (SGD with momentum) and the clearing of the gradients.
 """
 
@@ -38,7 +36,7 @@ from ddlkit.jobs.clock import Budget, Marks
 from ddlkit.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.jobs.vitals import Retries, Watch
 from ddlkit.measure import networks
-from ddlkit.measure.given import Training, known
+from ddlkit.measure.given import Training, dtype_name, known
 from ddlkit.measure.session import ran_out_of_memory, say
 from ddlkit.model.predictor import HOST_BOUND, issue_share
 
@@ -54,8 +52,8 @@ _GRADIENT = "a gradient is ready"
 # --------------------------------------------------------------
 
 
-class _Line(Protocol):
-    """Marks along an iteration, such as `ddlkit.jobs.clock.Marks`."""
+class _AnyMarks(Protocol):
+    """Marks along an iteration: `ddlkit.jobs.clock.Marks` or `_FlopMarks`."""
 
     def mark(self) -> None: ...
 
@@ -63,7 +61,15 @@ class _Line(Protocol):
 
 
 class _FlopMarks:
-    """Marks that count FLOPs instead of seconds; without a counter all counts are 0."""
+    """Marks that hold the FLOPs so far where other marks hold the seconds so far.
+
+    `_HookedIteration` can thus share out FLOPs among tensors as it shares out time.
+
+    Parameters
+    ----------
+    counter : FlopCounterMode or None
+        The running counter of FLOPs. Without a counter all marks hold 0.
+    """
 
     def __init__(self, counter: Any) -> None:
         self._counter = counter
@@ -76,15 +82,24 @@ class _FlopMarks:
         self._counts.append(count)
 
     def seconds(self) -> Floats:
-        return np.array(self._counts)
+        """Return the FLOPs at each mark, not seconds: the name is that of `Marks`."""
+        return np.array(self._counts, float)
 
 
 class _Shares(NamedTuple):
-    """How an iteration with hooks is shared among its tensors, in seconds or FLOPs.
+    """How an iteration with hooks is shared among its tensors.
 
-    ``layers`` has the last forward pass by the first tensor of each layer. ``ready``
-    has, in their order, when gradients become ready, counted from the start of the last
-    backward pass. ``whole`` is the entire iteration.
+    All values are seconds, or FLOPs if the marks of the iteration count FLOPs.
+
+    Attributes
+    ----------
+    layers : dict of str to float
+        The last forward pass of each layer, by the first tensor of the layer.
+    ready : dict of str to float
+        When each gradient becomes ready for the last time, counted from the start of
+        the last backward pass. The first gradient to become ready comes first.
+    whole : float
+        The entire iteration.
     """
 
     layers: dict[str, float]
@@ -93,9 +108,13 @@ class _Shares(NamedTuple):
 
 
 class _HookedIteration:
-    """An iteration with hooks, its marks, and the event that each mark stands for."""
+    """An iteration that is run with hooks, and the event that each mark stands for.
 
-    def __init__(self, training: Training, marks: _Line) -> None:
+    ``_events`` holds pairs of the kind of an event (a phase, a layer or a gradient) and
+    the name of its tensor. Event number k has mark number k.
+    """
+
+    def __init__(self, training: Training, marks: _AnyMarks) -> None:
         self._marks = marks
         self._events: list[tuple[str, str]] = []
         on_layer = partial(self._note, _LAYER)
@@ -109,47 +128,63 @@ class _HookedIteration:
 
     def read(self) -> _Shares:
         """Return how the iteration is shared among its tensors."""
-        # Events are known by their number, which is also the number of their mark.
-        at = self._marks.seconds()
+        # Marks hold what has passed since the first mark: seconds or FLOPs.
+        passed = self._marks.seconds()
         phases = [k for k, (event, _) in enumerate(self._events) if event == _PHASE]
         # The four phase events are the start of the iteration, the start and the end of
         # the last backward pass, and the end of the iteration.
         backward_begin = phases[1]
+        ready = self._ready(passed, backward_begin)
+        layers = self._layers(passed, backward_begin, ready)
+        return _Shares(layers, ready, whole=float(passed[-1]))
 
+    def _ready(self, passed: Floats, backward_begin: int) -> dict[str, float]:
+        """Return `_Shares.ready`.
+
+        ``passed`` has the value of each mark. ``backward_begin`` is the number of the
+        event at which the last backward pass begins.
+        """
         # Batches may be accumulated, or segments computed anew. What counts is when a
         # gradient is ready for the last time, since only then it can be sent.
         last_mark: dict[str, int] = {}
         for k, (event, tensor) in enumerate(self._events):
             if event == _GRADIENT:
                 last_mark[tensor] = k
-        ready_order = sorted(last_mark, key=last_mark.__getitem__)
         ready: dict[str, float] = {}
-        for tensor in ready_order:
-            since_begin = float(at[last_mark[tensor]] - at[backward_begin])
+        for tensor in sorted(last_mark, key=last_mark.__getitem__):
+            since_begin = float(passed[last_mark[tensor]] - passed[backward_begin])
             # A gradient may be ready before the last backward pass begins.
             ready[tensor] = max(0.0, since_begin)
+        return ready
 
-        # The last forward pass begins after all that is not the start of a layer.
+    def _layers(
+        self, passed: Floats, backward_begin: int, ready: dict[str, float]
+    ) -> dict[str, float]:
+        """Return `_Shares.layers`, from the arguments of `_ready` and its result."""
+        # Earlier forward passes belong to batches that are accumulated. Between them and
+        # the last one there are gradients, and before the first one the iteration
+        # starts. So the last forward pass begins with the last event that is no layer.
         forward_begin = max(
             k for k in range(backward_begin) if self._events[k][0] != _LAYER
         )
         starts = [
             k
             for k in range(forward_begin + 1, backward_begin)
-            if self._events[k][1] in last_mark
+            if self._events[k][1] in ready
         ]
         tensors = [self._events[k][1] for k in starts]
         if not tensors:
             # No layer is seen in what is compiled: the first tensor has all of forward.
             # Its gradient is ready last.
-            tensors = [ready_order[-1]]
+            tensors = [list(ready)[-1]]
         # What precedes the first layer belongs to that layer. Therefore its own start
         # is no boundary.
-        boundaries = at[[forward_begin, *starts[1:], backward_begin]]
+        boundaries = passed[[forward_begin, *starts[1:], backward_begin]]
         layers = dict.fromkeys(tensors, 0.0)
+        # A layer that is used several times has the sum of its shares.
         for tensor, share in zip(tensors, np.diff(boundaries), strict=True):
             layers[tensor] += float(share)
-        return _Shares(layers, ready, float(at[-1]))
+        return layers
 
 
 class _Order:
@@ -174,15 +209,17 @@ class _Order:
         counting = nullcontext() if training.compiled else networks.flop_counter()
         with counting as counter:
             first_iteration = _HookedIteration(training, _FlopMarks(counter))
-        shares = first_iteration.read()
-        self.starts = list(shares.layers)
-        self.ready = list(shares.ready)
+        # The marks of this iteration count FLOPs, so its shares are FLOPs.
+        flop_shares = first_iteration.read()
+        self.starts = list(flop_shares.layers)
+        self.ready = list(flop_shares.ready)
         if me:
             # Ranks exchange spans, so all of them must have the same order.
             names = [*training.trained()]
             self.starts = _as_rank_0(self.starts, names)
             self.ready = _as_rank_0(self.ready, names)
-        flops = [shares.layers.get(tensor, 0.0) for tensor in self.starts]
+        # A layer that only rank 0 has used, as a random choice may have it, is 0 here.
+        flops = [flop_shares.layers.get(tensor, 0.0) for tensor in self.starts]
         self.flops = np.array(flops)
 
     def spans(self, iteration: _HookedIteration) -> Floats:
@@ -202,16 +239,16 @@ class _Order:
         return np.array([*layers_s, *gradients_s, shares.whole])
 
     def by_tensor(self, by_layer: Floats) -> Floats:
-        """Return values by tensor in forward order, shape (n,).
+        """Return values (s,) by layer as values (n,) by tensor, in forward order.
 
         The first tensor of a layer has the value of the layer. All others have 0.
         """
-        by_tensor = np.zeros(len(self.ready))
+        values = np.zeros(len(self.ready))
         # Forward order is the reverse of the order in which gradients become ready.
         last_position = len(self.ready) - 1
         positions = [last_position - self.ready.index(tensor) for tensor in self.starts]
-        np.add.at(by_tensor, positions, by_layer)
-        return by_tensor
+        np.add.at(values, positions, by_layer)
+        return values
 
 
 _NOT_NAMED = -1.0
@@ -265,8 +302,8 @@ def compute_on(
     UserError
         If TF32 is asked for on the CPU, and if memory runs out within the block.
     """
-    place = torch.device(device)
-    if precision == "tf32" and place.type != "cuda":
+    torch_device = torch.device(device)
+    if precision == "tf32" and torch_device.type != "cuda":
         raise UserError(
             "precision 'tf32' needs a CUDA device: use fp32 or bf16 on the CPU"
         )
@@ -280,7 +317,7 @@ def compute_on(
                 switch.allow_tf32 = precision == "tf32"
         torch.set_num_threads(threads or torch.get_num_threads())
         try:
-            yield place
+            yield torch_device
         except (MemoryError, RuntimeError) as error:
             # torch raises a RuntimeError when a GPU's memory runs out.
             if not ran_out_of_memory(error):
@@ -334,8 +371,8 @@ def profile_layers(
     profile_training : The profile of any model in training.
     """
     what = f"{network} at batch {batch} on {device}"
-    with compute_on(what, device, precision, threads) as place:
-        training = known(network, batch, place, precision)
+    with compute_on(what, device, precision, threads) as torch_device:
+        training = known(network, batch, torch_device, precision)
         return profile_training(training, precision, budget, me, as_graph=True)
 
 
@@ -377,7 +414,8 @@ def profile_training(
     backward passes in an iteration, forward is all that precedes the last backward
     pass.
     """
-    # Without other ranks this process is the slowest one, and its values stay.
+    # Of several ranks the largest value of each number counts. A process alone is the
+    # slowest one itself, and keeps its values.
     slowest: Callable[[Floats], Floats] = peers.slowest if me else np.asarray
     order = _Order(training, me)
     measured = _undisturbed(training, budget or Budget(), me)
@@ -449,6 +487,7 @@ def _profile(
         backward_s=backward_in_forward_order_s,
         flops=order.by_tensor(order.flops),
         update_s=float(update_s),
+        dtype=tuple(dtype_name(parameters[tensor]) for tensor in tensors),
     )
 
 
@@ -510,9 +549,16 @@ def layer_tables(
 class _Measured(NamedTuple):
     """What was timed in r repeats.
 
-    ``marks_s`` has the four marks of each iteration without hooks, shape (r, 4).
-    ``hooked`` has the iterations with hooks. ``issue_s`` has the seconds in which the
-    host issued each iteration without hooks, shape (r,).
+    Attributes
+    ----------
+    marks_s : ndarray, shape (r, 4)
+        Seconds at the four marks of each iteration without hooks: its start, the start
+        and the end of the last backward pass, and its end.
+    hooked : list of _HookedIteration, length r
+        The iterations with hooks.
+    issue_s : ndarray, shape (r,)
+        Seconds in which the host issued each iteration without hooks. On a GPU the
+        iteration itself may end later.
     """
 
     marks_s: Floats
@@ -521,7 +567,10 @@ class _Measured(NamedTuple):
 
 
 def _undisturbed(training: Training, budget: Budget, me: Rank | None) -> _Measured:
-    """Return what is measured, after at most two disturbed attempts."""
+    """Return a measurement that nothing else on the machine disturbed.
+
+    A disturbed one is repeated twice at most. The third is returned in any case.
+    """
     retries = Retries(2)
     rank = me.rank if me else 0
     while True:
@@ -566,20 +615,24 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
 def _spans_to_slowest_end(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
     """Return spans that each end when the last rank has ended the span.
 
-    The spans along the last axis follow one another.
+    The spans along the last axis follow one another, in seconds. ``slowest`` returns
+    the largest value over all ranks of each number in an array.
     """
+    # The slowest rank need not be the same in all spans, so ends are compared and not
+    # durations, whose largest values could add up to more than any rank took.
     ends = np.cumsum(spans, axis=-1)
     last_ends = slowest(ends.ravel()).reshape(ends.shape)
     return np.diff(last_ends, prepend=0.0, axis=-1)
 
 
 def _graph(training: Training) -> dict[str, Floats]:
-    """Return the seconds of iterations as one CUDA graph, or nothing without a graph.
+    """Return seconds of iterations as one CUDA graph, as the quantity of a table.
 
-    A network that waits for the GPU within its iteration has none, and a graph needs
-    memory of its own.
+    The result is empty if no graph can be captured: if the network waits for the GPU
+    within its iteration, or if there is too little memory for a graph.
     """
     try:
+        # CUDA captures no graph on the default stream.
         stream = torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())

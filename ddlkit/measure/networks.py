@@ -74,7 +74,7 @@ def import_torchvision() -> ModuleType:
     except RuntimeError as error:
         # On import torchvision describes its operators to torch, and fails for one
         # whose kernel did not load. No network here needs such operators, so an empty
-        # module takes the place of these descriptions.
+        # module takes the place of these descriptions before the second import.
         if "operator torchvision::nms does not exist" not in str(error):
             raise
         descriptions = "torchvision._meta_registrations"
@@ -138,7 +138,8 @@ def torchvision_network(name: str, **options: Any) -> Network:
     return Network(build, IMAGENET, package="torchvision")
 
 
-_PLAIN = (
+# These networks are built with torchvision's own defaults.
+_BY_DEFAULT = (
     "alexnet",
     "vit_b_16",
     "squeezenet1_1",
@@ -156,7 +157,7 @@ NETWORKS: dict[str, Network] = {
     # seconds.
     "vgg16": torchvision_network("vgg16", init_weights=False),
     "vgg19": torchvision_network("vgg19", init_weights=False),
-    **{name: torchvision_network(name) for name in _PLAIN},
+    **{name: torchvision_network(name) for name in _BY_DEFAULT},
 }
 """Every network that is known by name."""
 
@@ -282,12 +283,14 @@ Shape = tuple[int, ...]
 def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
     """Return the FLOPs of a recurrent layer.
 
-    Each weight matrix is applied once to every sample of every time step.
+    Each weight matrix is applied once to every sample of every time step, with 2 FLOPs
+    for each of its elements.
 
     Parameters
     ----------
     inputs : tuple of int
-        The shape of the inputs, whose first two axes are samples and time steps.
+        The shape of the inputs, whose first two axes are samples and time steps, in
+        either order.
     weights : sequence of tuple of int
         The shapes of the weights. Those of biases, which have one axis, are ignored.
 
@@ -304,6 +307,8 @@ def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
     return 2 * math.prod(inputs[:2]) * elements
 
 
+# A formula gets the shapes of an operator's arguments. Those that it does not need are
+# collected in `_` and `__`.
 def _attention_on_cpu(
     query: Shape, key: Shape, value: Shape, *_: Any, **__: Any
 ) -> Any:
@@ -311,9 +316,9 @@ def _attention_on_cpu(
 
 
 def _recurrence_of_mkldnn(
-    inputs: Shape, of_inputs: Shape, of_states: Shape, *_: Any, **__: Any
+    inputs: Shape, input_weights: Shape, state_weights: Shape, *_: Any, **__: Any
 ) -> int:
-    return recurrence_flops(inputs, (of_inputs, of_states))
+    return recurrence_flops(inputs, (input_weights, state_weights))
 
 
 def _recurrence_of_cudnn(

@@ -31,6 +31,7 @@ from ddlkit.measure import collectives as messages_alone
 from ddlkit.measure import copies, slowdown, training
 from ddlkit.measure import layers as layer_times
 from ddlkit.measure import networks as networks_by_name
+from ddlkit.measure.given import dtype_name
 from ddlkit.measure.session import Point, PointList, Tables, Unavailable, table_path
 from ddlkit.store import machine
 
@@ -42,11 +43,18 @@ PATIENCE = 3.0
 """Ranks are ended after this many times the expected duration."""
 BUILD_S = 2.0
 """Seconds to build a network, move it to the device and count its FLOPs."""
+FILL_POOLS_S = 3.0
+"""Seconds to fill the pools between which copies are measured."""
 WARMTH = 1.2
 """Expected duration over the ``max_s`` of a budget, because repeats also warm up."""
-EXPOSED_S = 2.0
+LAB_ITERATION_S = 2.0
 """Seconds that one iteration is expected to take in a lab."""
+EXPECTED_SPEEDUP = {"cpu": 2, "cuda": 10}
+"""How many times shorter than `LAB_ITERATION_S` an iteration of training is, roughly.
+
+An estimate only has to be of the right order: ranks are ended after `PATIENCE` times."""
 SLOWDOWN = Budget(warmup=0, min_repeats=5, max_repeats=100, max_s=10.0)
+"""How many rounds of compute with messages are run. What warms up precedes them."""
 SMALL_BYTES = 64 * KIB
 """The size of a message whose time is nearly all start-up latency."""
 
@@ -115,6 +123,7 @@ def rank_counts(here: Here) -> list[int]:
     """
     if not here.on_gpu:
         return [2]
+    # On one GPU two ranks are asked for all the same: `on_gpus` then says what lacks.
     return sorted({2, torch.cuda.device_count()} - {0, 1})
 
 
@@ -127,8 +136,8 @@ class Ranks:
     count : int
         How many ranks there are.
     place : callable
-        Returns the place, a `ddlkit.jobs.launch.Place`. A lab is also a context
-        manager.
+        Returns a new place, a `ddlkit.jobs.launch.Place`: the machine's loopback
+        interface, or a lab, which is also a context manager.
     join : mapping
         Arguments of `ddlkit.jobs.rank.Rank.join`, by which the ranks meet.
     """
@@ -201,11 +210,12 @@ class Ranks:
         """
         place = self.place()
         timeout_s = PATIENCE * estimate_s
-        network: AbstractContextManager[Any] = nullcontext()
+        lab_or_nothing: AbstractContextManager[Any] = nullcontext()
         if not isinstance(place, Loopback):
             timeout_s = max(IN_LAB_S, timeout_s)
-            network = place
-        with network:
+            lab_or_nothing = place
+        # A lab's network exists within the block only.
+        with lab_or_nothing:
             return launch(
                 job,
                 settings,
@@ -243,6 +253,7 @@ def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, 
     """
     conditions = Conditions(delay_s) if delay_s else None
     shape = lab.LabShape(count, rate, conditions=conditions)
+    # Tables are named by ranks, rate and delay, however the lab is made.
     name = f"lab-{shape.name.replace('emulated-', '')}"
     return Ranks(count, partial(lab.Lab, shape), {"backend": "gloo"}), name
 
@@ -255,9 +266,9 @@ def _gpus_needed(here: Here, ranks: int, in_lab: bool) -> int:
 
 
 def place_of(
-    here: Here, count: int, bits: float, delay_s: float = 0.0
+    here: Here, count: int, bits_per_s: float, delay_s: float = 0.0
 ) -> tuple[Ranks, str]:
-    """Return ranks in a lab if there is a rate, or joined as the devices are.
+    """Return ranks in a lab if there is a rate, and else on the machine's own link.
 
     Parameters
     ----------
@@ -265,8 +276,8 @@ def place_of(
         Where the session measures.
     count : int
         How many ranks there are.
-    bits : float
-        The rate of a lab's links in bit/s; 0 for no lab.
+    bits_per_s : float
+        The rate of a lab's links; 0 for no lab.
     delay_s : float, optional
         The delay of a lab's links in seconds.
 
@@ -277,8 +288,8 @@ def place_of(
     name : str
         The name of the place in tables, such as ``"p2-1gbit"`` or ``"p2-loopback"``.
     """
-    if bits:
-        members, name = ranks_in_lab(count, bits, delay_s)
+    if bits_per_s:
+        members, name = ranks_in_lab(count, bits_per_s, delay_s)
         return members, name.removeprefix("lab-")
     return Ranks.of(count, here.device), f"p{count}-{_own_link(here)}"
 
@@ -330,22 +341,19 @@ def layers(
     """
     for name, _ in networks:
         networks_by_name.find(name)
-    for count, precision, (name, batch) in product(ranks or [0], precisions, networks):
+    # 0 stands for a network that is measured alone, without a number of ranks.
+    counts = ranks or [0]
+    for count, precision, (name, batch) in product(counts, precisions, networks):
         estimate_s = BUILD_S + WARMTH * budget.max_s
         measure: Callable[[], Any]
-        # 0 stands for a network that is measured alone, without a number of ranks.
-        if count:
-            threads = machine.cores()
-            suffix = f"r{count}"
-        else:
-            threads = None
-            suffix = precision
         if count > 1:
             settings = layer_times.LayersSettings({name: batch}, budget=budget)
             job = layer_times.layers_job
             measure = partial(launch, job, settings, ranks=count, place=Loopback())
             estimate_s += LAUNCH_S
         else:
+            # One rank has all cores. Without a number of ranks torch chooses.
+            threads = machine.cores() if count else None
             measure = partial(
                 layer_times.layer_tables,
                 name,
@@ -355,6 +363,7 @@ def layers(
                 budget,
                 threads,
             )
+        suffix = f"r{count}" if count else precision
         key = f"{name}-b{batch}-{suffix}"
         yield Point("layers", key, measure, estimate_s, ["layers", "samples"])
 
@@ -362,8 +371,8 @@ def layers(
 # -- collectives
 # -------------------------------------------------------------------------
 
-# What collectives can show on a machine with one device is labelled as a link of its
-# own.
+# On a machine with one device no ranks can exchange messages between devices. What can
+# be measured there is labelled as a link of its own. From the measured device to ranks:
 _LINKS: dict[str, Callable[[str], Ranks]] = {
     "loopback-p2": lambda device: Ranks.of(2, "cpu"),
     "one-rank": lambda device: Ranks.of(1, device, "one-rank"),
@@ -411,9 +420,9 @@ def collectives(
     messages : int, optional
         How many messages are posted at once in a lab.
     tries : int, optional
-        How often a size is measured at most in a lab, while others disturb the machine.
+        How often a size is measured at most in a lab, if others disturb the machine.
     apart : float, optional
-        How long each rank waits for the start of the rank before it, in seconds.
+        By how many seconds each rank starts a message later than the rank before it.
 
     Yields
     ------
@@ -425,8 +434,8 @@ def collectives(
     if not in_lab:
         messages = 1
         tries = 1
-    # A mistake in the settings is one of the point, which is then marked as failed.
-    # Therefore they are made when the point is measured.
+    # Settings are checked when they are made. A mistake shall fail one point only, and
+    # not the list of all points, so they are made when the point is measured.
     make_settings = partial(
         messages_alone.CollectivesSettings,
         budget=budget,
@@ -434,18 +443,20 @@ def collectives(
         tries=tries,
         apart_s=apart,
     )
-    places: dict[str, Ranks] = {}
+    ranks_by_table: dict[str, Ranks] = {}
     gpus_of_rank = 0
     if link:
-        places[link] = _LINKS[link](here.device)
+        ranks_by_table[link] = _LINKS[link](here.device)
     elif not in_lab:
         gpus_of_rank = int(here.on_gpu)
         for count in ranks or rank_counts(here):
-            places[f"{_own_link(here)}-p{count}"] = Ranks.of(count, here.device)
-    for count, bits, delay_s in product(ranks or (2,), rate, delay):
-        members, name = ranks_in_lab(count, bits, delay_s)
-        places[name] = members
-    for name, members in places.items():
+            name = f"{_own_link(here)}-p{count}"
+            ranks_by_table[name] = Ranks.of(count, here.device)
+    # Without rates this loop runs not at all.
+    for count, bits_per_s, delay_s in product(ranks or (2,), rate, delay):
+        members, name = ranks_in_lab(count, bits_per_s, delay_s)
+        ranks_by_table[name] = members
+    for name, members in ranks_by_table.items():
         path = table_path(here.out, "collectives", name)
         # The table is read when the point is measured, because an earlier session may
         # have been interrupted within it.
@@ -464,7 +475,7 @@ CollectivesBySizes = dict[tuple[int, ...], list[str]]
 def _collectives_to_measure(
     path: Path, collectives: Sequence[str], sizes: Sequence[int], ranks: int
 ) -> CollectivesBySizes:
-    """Return the collectives that a table has not at all sizes, by the missing sizes."""
+    """Return the collectives that a table lacks at some size, by the missing sizes."""
     rows = pd.DataFrame()
     if store.has_table(path):
         rows = store.load_table(path)
@@ -529,12 +540,16 @@ def slowdowns(
     Point
         A point for each number of ranks, rate, delay and network.
     """
+    # Before the first round DDP is wrapped and messages are tried, and of slow messages
+    # the fewest rounds take longer than the budget.
     estimate_s = LAUNCH_S + BUILD_S + 3 * budget.max_s
-    for count, bits, delay_s, (name, batch) in product(ranks, rate, delay, networks):
-        members, place = place_of(here, count, bits, delay_s)
+    for count, bits_per_s, delay_s, (name, batch) in product(
+        ranks, rate, delay, networks
+    ):
+        members, place = place_of(here, count, bits_per_s, delay_s)
         run = partial(_measure_slowdown, members, name, batch, budget, estimate_s)
         point = Point("slowdown", f"{name}-b{batch}-{place}", run, estimate_s)
-        yield on_gpus(_gpus_needed(here, count, in_lab=bool(bits)), point)
+        yield on_gpus(_gpus_needed(here, count, in_lab=bool(bits_per_s)), point)
 
 
 def _measure_slowdown(
@@ -570,12 +585,19 @@ def bucket_sizes(network: str) -> list[int]:
     list of int
         Bytes of each bucket, from the smallest to the largest.
     """
+    # On the device "meta" tensors have shapes, but no memory and no values.
     with torch.device("meta"):
         model = networks_by_name.build(network)
-    sizes = [p.nbytes for p in model.parameters() if p.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad]
     # Gradients become ready in the reverse order of definition.
-    ready_sizes = sizes[::-1]
-    work = Workload.from_arrays(0.0, [0.0] * len(sizes), ready_sizes)
+    parameters.reverse()
+    no_times_s = [0.0] * len(parameters)
+    sizes = [p.nbytes for p in parameters]
+    # Buckets depend on sizes and types alone, not on times.
+    work = replace(
+        Workload.from_arrays(0.0, no_times_s, sizes),
+        dtype=tuple(dtype_name(p) for p in parameters),
+    )
     return sorted(make_plan("ddp", work).group_bytes(work).tolist())
 
 
@@ -603,8 +625,9 @@ def memory_copies(
         The only point.
     """
     measure = partial(copies.measure_copies, here.device, sizes, budget)
-    kinds = 5 if here.on_gpu else 1  # as many as `copies` distinguishes
-    estimate_s = 3 + kinds * len(sizes) * budget.max_s
+    # `copies` distinguishes five kinds with a GPU, and takes seconds to fill its pools.
+    kinds = 5 if here.on_gpu else 1
+    estimate_s = FILL_POOLS_S + kinds * len(sizes) * budget.max_s
     yield Point("copies", here.device, measure, estimate_s)
 
 
@@ -662,9 +685,11 @@ def training_cases(
         A case for each number of ranks, rate, delay and network.
     """
     counts = ranks or rank_counts(here)
-    for count, bits, delay_s, (name, batch) in product(counts, rate, delay, networks):
-        members, place = place_of(here, count, bits, delay_s)
-        yield TrainingCase(name, batch, members, place, in_lab=bool(bits))
+    for count, bits_per_s, delay_s, (name, batch) in product(
+        counts, rate, delay, networks
+    ):
+        members, place = place_of(here, count, bits_per_s, delay_s)
+        yield TrainingCase(name, batch, members, place, in_lab=bool(bits_per_s))
 
 
 def training_estimate_s(
@@ -690,7 +715,8 @@ def training_estimate_s(
     float
         Seconds.
     """
-    iteration_s = accumulate * EXPOSED_S / (10 if here.on_gpu else 2)
+    batch_s = LAB_ITERATION_S / EXPECTED_SPEEDUP[here.device]
+    iteration_s = accumulate * batch_s
     # A round also has iterations without exchange, as many before and as many after.
     iterations_of_a_plan = repeats * 3 * iterations + training.WARMUP
     return LAUNCH_S + plans * iterations_of_a_plan * iteration_s
@@ -720,7 +746,7 @@ def training_point(
     estimate_s : float
         How long the point is expected to take, in seconds.
     predicted : optional
-        As `Point.predicted`.
+        What a model is to predict before the point is measured, as `Point.predicted`.
 
     Returns
     -------
@@ -768,6 +794,7 @@ def training_by_own_rule(
     Point
     """
     key = f"{case.network}-b{case.batch}-p{case.members.count}"
+    # Tables of training in labs were recorded under other names, which are kept.
     if case.in_lab:
         key = f"training-{case.network}-{case.place}"
     own_plan: Mapping[str, Sequence[int]] = {training.OWN_PLAN: []}
@@ -836,7 +863,9 @@ def trainings(
 PARTS = ("layers", "collectives", "slowdown", "copies", "training")
 """Parts that can be asked for by name; "quick" is all of them."""
 DEFAULT_NETWORKS: Networks = (("resnet50", 4),)
-_ALONE = Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=2.0)
+# How long ``ddlkit measure`` takes for each network, message size and copy: a few
+# minutes for all parts together.
+_LAYERS = Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=2.0)
 _MESSAGES = Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=0.3)
 _COPIES = Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=0.3)
 
@@ -887,7 +916,7 @@ def points(
     if not device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     here = Here(device, session, out)
-    # Zero stands for the default, so these lists may be empty.
+    # Zero stands for the default. Then these lists are empty, and each part has its own.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
     wanted = PARTS if part == "quick" else (part,)
@@ -898,19 +927,19 @@ def points(
     if "collectives" in wanted:
         body += collectives(here, _MESSAGES, ranks=counts, rate=rates, delay=[delay_s])
     if "layers" in wanted:
-        body += layers(here, networks, _ALONE, ranks=[1])
+        body += layers(here, networks, _LAYERS, ranks=[1])
     if "copies" in wanted:
         body += memory_copies(here, _COPIES)
-    between = counts or rank_counts(here)
+    counts_or_default = counts or rank_counts(here)
     if "slowdown" in wanted:
-        body += slowdowns(here, networks, between, rates or [0.0], [delay_s])
+        body += slowdowns(here, networks, counts_or_default, rates or [0.0], [delay_s])
     if "training" in wanted:
         body += trainings(
             here,
             networks,
             repeats=2,
             iterations=3,
-            ranks=between,
+            ranks=counts_or_default,
             rate=rates or [0.0],
             delay=[delay_s],
         )

@@ -18,7 +18,9 @@ from torch.profiler import record_function
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import format_seconds
+from ddlkit.core.plan import make_plan
+from ddlkit.core.units import format_bytes, format_seconds
+from ddlkit.core.workload import LayerProfile
 from ddlkit.formats.export import bucket_caps_mb
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.jobs import clock
@@ -31,14 +33,18 @@ from ddlkit.measure.layers import compute_on
 from ddlkit.store import machine
 
 PRECISION = "fp32"
-"""The precision of the profiles that predict training.
+"""The precision of training, and of the profiles that predict it.
 
-By default CUDA's convolutions would use TF32."""
+It is set explicitly because CUDA's convolutions would use TF32 by default."""
 OWN_PLAN = "ddp"
 """The plan under which nothing is imposed: DistributedDataParallel's own rule."""
 COPIES = Budget(warmup=2, min_repeats=20, max_repeats=20, max_s=float("inf"))
+"""Twenty copies, however long they take, so that all ranks make equally many."""
 WARMUP = 3
-"""Iterations until DDP reports its buckets, which it rebuilds in the second."""
+"""Iterations until DDP reports the buckets that it has rebuilt.
+
+DDP learns the order of gradients in the first iteration, rebuilds its buckets in that
+order in the second, and reports them in the third."""
 
 
 @dataclass(frozen=True)
@@ -139,19 +145,20 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
             "predicted": settings.predicted,
         }
         retries = Retries()
-        trained = {
+        training_by_plan = {
             plan: _PlannedTraining(me, settings, network, plan, retries)
             for plan in settings.plans
         }
         for repeat in range(settings.repeats):
-            for plan in list(trained):
-                tables = trained[plan].measure(repeat)
+            # A copy of the keys, because the loop removes some.
+            for plan in list(training_by_plan):
+                tables = training_by_plan[plan].measure(repeat)
                 if "runs" in tables:
                     tables["runs"] = tables["runs"].assign(**labels)
                 else:
-                    del trained[plan]
+                    del training_by_plan[plan]
                 yield tables
-            if not trained:
+            if not training_by_plan:
                 raise UserError(
                     "training: DDP made other buckets than asked for under every plan"
                 )
@@ -182,6 +189,7 @@ def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
         for part, gradient in zip(whole.split(sizes), gradients, strict=True):
             part.copy_(gradient)
 
+    # All ranks copy at the same time, as in training, and share the memory's bandwidth.
     seconds = clock.measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
     return float(np.median(slowest(seconds))) / len(whole)
 
@@ -216,12 +224,13 @@ def wrap_and_rebuild(
         ddp = training.wrap(bucket_cap_mb_list=bucket_caps_mb(sizes))
     else:
         ddp = training.wrap()
-    # `iterate` calls back at each mark, of which the last iteration's count.
+    # `iterate` calls back at each of its marks: the start of the iteration, the start
+    # and the end of the backward pass, and the end.
     sums_at_marks: list[float] = []
     for _ in range(WARMUP):
         training.iterate(lambda: sums_at_marks.append(training.gradient_sum()))
-    # The last mark of an iteration comes after gradients are cleared. At the mark before
-    # it, the backward pass has just ended.
+    # The last mark of the last iteration comes after gradients are cleared. At the mark
+    # before it, the backward pass has just ended, and DDP has averaged the gradients.
     sum_after_backward = sums_at_marks[-2]
     sums_of_ranks = everyones([sum_after_backward])
     differs = (sums_of_ranks != sums_of_ranks[0]).any()
@@ -229,13 +238,66 @@ def wrap_and_rebuild(
         raise UserError(
             "training: gradients are not finite and the same on all ranks: not timed"
         )
+    # The indices of a bucket's tensors are separated by blanks, and buckets by commas.
+    log: Any = ddp._get_ddp_logging_data()
+    indices_by_bucket = log.get("rebuilt_per_bucket_param_indices", "").split(",")
+    tensor_counts = [len(indices.split()) for indices in indices_by_bucket]
+    return ddp, rebuilt_bytes(ddp), tensor_counts
+
+
+def rebuilt_bytes(ddp: DistributedDataParallel) -> list[int]:
+    """Return the sizes of the buckets that DDP has rebuilt.
+
+    Parameters
+    ----------
+    ddp : DistributedDataParallel
+        A wrapped model that was trained for `WARMUP` iterations.
+
+    Returns
+    -------
+    list of int
+        Bytes of each bucket, in the order in which DDP sends them. The list is empty if
+        DDP has rebuilt none.
+    """
     log: Any = ddp._get_ddp_logging_data()
     sizes_text = log.get("rebuilt_bucket_sizes", "").replace(",", " ")
-    bucket_bytes = [int(text) for text in sizes_text.split()]
-    # The indices of a bucket's tensors are separated by blanks, and buckets by commas.
-    indices_of_buckets = log.get("rebuilt_per_bucket_param_indices", "").split(",")
-    tensor_counts = [len(indices.split()) for indices in indices_of_buckets]
-    return ddp, bucket_bytes, tensor_counts
+    return [int(size) for size in sizes_text.split()]
+
+
+def other_than_predicted(training: Training, profile: LayerProfile) -> list[str]:
+    """Compare the buckets that are predicted by default with those that DDP made.
+
+    Parameters
+    ----------
+    training : Training
+        The model in training, wrapped in DDP with the default buckets and trained until
+        they were rebuilt.
+    profile : LayerProfile
+        The profile of its layers, from which the buckets are predicted.
+
+    Returns
+    -------
+    list of str
+        A line that says how they differ. The list is empty if they are equal, and if
+        DDP has rebuilt no buckets.
+    """
+    made = rebuilt_bytes(training.ddp) if training.ddp else []
+    work = profile.workload()
+    predicted = make_plan(OWN_PLAN, work).group_bytes(work).tolist()
+    if not made or made == predicted:
+        return []
+    return [
+        f"DDP made {_buckets_in_words(made)}, but {_buckets_in_words(predicted)} are "
+        "predicted: do not rely on plans for this model"
+    ]
+
+
+def _buckets_in_words(sizes: Sequence[int]) -> str:
+    """Return the number of buckets and the sizes of the first ones."""
+    first = ", ".join(format_bytes(size) for size in sizes[:4])
+    more = ", ..." if len(sizes) > 4 else ""
+    plural = "" if len(sizes) == 1 else "s"
+    return f"{len(sizes)} bucket{plural} ({first}{more})"
 
 
 class _PlannedTraining:
@@ -290,18 +352,22 @@ class _PlannedTraining:
         )
 
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
-        """Return the tables of a round, without ``runs`` if DDP made other buckets.
+        """Return the tables of round number ``repeat``, from 0.
 
-        The first round also has the buckets and a timeline.
+        The first round also has the buckets and a timeline. If DDP made other buckets
+        than the plan asks for, table ``runs`` is missing.
         """
         seconds, compute_s, used = self._undisturbed()
         tables = {}
         if repeat == 0:
             tables["buckets"] = self._bucket_table()
             tables["timeline"] = self._profile()
+            # DDP's own rule asks for no sizes, so that no buckets can be other ones.
             if self.asked_bytes and list(self.asked_bytes) != self.bucket_bytes:
-                both = f"asked {self.asked_bytes}, DDP made {self.bucket_bytes}"
-                self.me.say(f"plan {self.plan} is not measured: {both}")
+                asked_and_made = (
+                    f"asked {self.asked_bytes}, DDP made {self.bucket_bytes}"
+                )
+                self.me.say(f"plan {self.plan} is not measured: {asked_and_made}")
                 return tables
         tables["runs"] = pd.DataFrame(
             {
@@ -320,13 +386,14 @@ class _PlannedTraining:
                 "disturbed": used.disturbed,
             }
         )
-        done = f"{self.settings.network}, plan {self.plan}, round {repeat + 1}"
+        round_name = f"{self.settings.network}, plan {self.plan}, round {repeat + 1}"
         iteration = format_seconds(float(np.median(seconds)))
         alone = format_seconds(compute_s)
-        self.me.say(f"{done}: {iteration} an iteration, compute alone {alone}")
+        self.me.say(f"{round_name}: {iteration} an iteration, compute alone {alone}")
         return tables
 
     def _bucket_table(self) -> pd.DataFrame:
+        """Return a row for each bucket that was asked for and for each that DDP made."""
         asked = pd.DataFrame({"bytes": self.asked_bytes, "source": "asked"})
         rebuilt = pd.DataFrame({"bytes": self.bucket_bytes, "source": "rebuilt"})
         buckets = pd.concat([asked, rebuilt]).rename_axis("bucket").reset_index()
@@ -353,14 +420,24 @@ class _PlannedTraining:
         trace = clock.chrome_trace(lambda: self.training.iterate(mark), self.me.device)
         events = parse_kineto(trace, "profile of an iteration")
         spans = timeline(events, self.bucket_bytes)
+        # The cross product with one row puts the labels before every span.
         labels = pd.DataFrame({"case": [self.case.key], "repeat": 0})
         return labels.merge(spans.to_frame(), "cross")
 
     def _undisturbed(self) -> tuple[Floats, float, Usage]:
-        """Return seconds of iterations, median seconds without exchange, and the usage.
+        """Time some iterations, and as many without exchange before and after them.
 
         A disturbed turn is repeated as long as the job may repeat. The last one is
         returned in any case, and its usage says that it was disturbed.
+
+        Returns
+        -------
+        seconds : ndarray
+            Seconds of each iteration, of the slowest rank.
+        compute_s : float
+            The median of the iterations without exchange, in seconds.
+        usage : Usage
+            The usage of the machine in the meantime, of all ranks.
         """
         while True:
             watch = Watch(self.me.rank)

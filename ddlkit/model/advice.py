@@ -187,13 +187,17 @@ class Advice:
         """
         if not messages.draws:
             raise UserError("a cost without draws has no interval: give --collectives")
-        names = (DEFAULT, *CAPS, *LISTS) if lists else (DEFAULT, *CAPS)
-        options: dict[tuple[int, ...], Option] = {}
+        # The planners of LISTS put gradients of any type into one message, and PyTorch
+        # applies a list of caps to each type anew.
+        can_impose_any = lists and not work.has_several_types
+        names = (DEFAULT, *CAPS, *LISTS) if can_impose_any else (DEFAULT, *CAPS)
+        options: dict[tuple[tuple[int, ...], ...], Option] = {}
         for name in names:
             plan = plan_beside(name, work, messages)
-            if plan.ends not in options:
+            groups = (plan.ends, plan.order)
+            if groups not in options:
                 iteration = forecast(work, plan, messages).iteration
-                options[plan.ends] = _option(name, iteration, messages, scatter)
+                options[groups] = _option(name, iteration, messages, scatter)
         return cls(work, messages, {option.name: option for option in options.values()})
 
     @cached_property

@@ -179,6 +179,7 @@ def read_profile(
         backward_s=frame["backward_s"].to_numpy(),
         flops=frame["flops"].to_numpy(),
         update_s=float(frame["update_s"].iloc[0]),
+        dtype=_types_of(frame),
     )
 
 
@@ -205,6 +206,12 @@ def _refuse_wrong_times(frame: DataFrame, path: Path) -> None:
         raise UserError(f"{path}: column update_s: differs between rows of one profile")
 
 
+def _types_of(frame: DataFrame) -> tuple[str, ...]:
+    """Return the type of each gradient of a profile, none if a type is not known."""
+    types = tuple(frame["dtype"])
+    return types if all(types) else ()
+
+
 def _own_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[str]]:
     """Return a user's CSV with all columns of ``layers``, and the assumptions.
 
@@ -218,7 +225,8 @@ def _own_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[st
     schema = SCHEMAS["layers"]
     # A user's own file may lack the columns with a default, and no others.
     columns = [
-        replace(column, default=defaults.get(column.name)) for column in schema.columns
+        replace(column, default=defaults.get(column.name, column.default))
+        for column in schema.columns
     ]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
     # Two columns follow from others. Their texts in _ASSUMED say so, or are replaced.
@@ -264,6 +272,7 @@ def profile_frame(
         "precision": precision,
         "ranks": ranks,
         "threads": threads,
+        "dtype": profile.dtype or [""] * len(profile.tensor),
     }
     return DataFrame({name: values[name] for name in SCHEMAS["layers"].names})
 

@@ -16,7 +16,7 @@ from ddlkit.jobs.vitals import TRIES
 from ddlkit.measure import parts, training
 from ddlkit.measure.parts import (
     BUILD_S,
-    EXPOSED_S,
+    LAB_ITERATION_S,
     LAUNCH_S,
     WARMTH,
     Here,
@@ -305,7 +305,7 @@ def replays(
             "timeline": played.timeline[played.timeline["rank"] == 0],
         }
 
-    estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * EXPOSED_S
+    estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * LAB_ITERATION_S
     for count, bits in product(ranks, rate):
         members, lab_name = ranks_in_lab(count, bits)
         name, run = (
