@@ -58,7 +58,7 @@ def test_the_best_is_no_slower_and_every_option_is_judged_by_the_same_draws(
     advice = Advice.of(work, messages(1e-3, 1e-9))
     assert advice.ranked[0].seconds == min(o.seconds for o in advice.options.values())
     own = advice.gain(advice.options[DEFAULT])
-    assert (own.share, own.interval, own.slower) == (0, [0, 0], 0)
+    assert (own.share, own.interval, own.slower_share) == (0, [0, 0], 0)
     for option in advice.options.values():
         gain = advice.gain(option)
         assert gain.interval[0] - 1e-9 <= gain.share <= gain.interval[1] + 1e-9
@@ -109,7 +109,7 @@ def test_a_measured_gain_is_found_again_and_its_interval_narrows() -> None:
         fast = 0.9 * rng.lognormal(0, 0.02, rounds)
         gain = measured_gain({DEFAULT: slow, "exact": fast}, "exact")
         assert gain.interval[0] < 0.1 < gain.interval[1]
-        assert gain.slower == np.mean(fast > slow) < 0.05
+        assert gain.slower_share == np.mean(fast > slow) < 0.05
         widths.append(np.ptp(gain.interval))
     assert widths[1] < widths[0] / 2
 
