@@ -427,6 +427,70 @@ def _option(
     return Option(name, iteration, long_run_s, single_s, paired_s)
 
 
+def is_supported(measured: Gain) -> bool:
+    """Return whether a trial supports a change.
+
+    Parameters
+    ----------
+    measured : Gain
+        The gain of the plan over the default in its own trial.
+
+    Returns
+    -------
+    bool
+        True if the interval of the gain lies above zero and does not end below `WORTH`.
+
+    Examples
+    --------
+    >>> is_supported(Gain(0.04, (0.01, 0.06), 0.0))
+    True
+    >>> is_supported(Gain(0.04, (-0.01, 0.06), 0.1))
+    False
+    """
+    lower, upper = measured.interval
+    return lower > 0 and upper >= WORTH
+
+
+def is_decided(measured: Gain) -> bool:
+    """Return whether further rounds of a trial could hardly change the decision.
+
+    Parameters
+    ----------
+    measured : Gain
+        The gain of the plan over the default in the rounds so far.
+
+    Returns
+    -------
+    bool
+        True if the interval of the gain lies above zero or ends below `WORTH`.
+    """
+    lower, upper = measured.interval
+    return lower > 0 or upper < WORTH
+
+
+def trial_result(measured: Gain) -> str:
+    """Return in words what a trial showed of a plan.
+
+    Parameters
+    ----------
+    measured : Gain
+        The gain of the plan over the default in its own trial.
+
+    Returns
+    -------
+    str
+        The end of a sentence that begins with "the trial: ".
+    """
+    lower, upper = measured.interval
+    if is_supported(measured):
+        return "the gain was measured"
+    if upper < 0:
+        return "the plan was measured to be slower"
+    if lower > 0:
+        return f"the measured gain is below {WORTH:.0%}"
+    return "no difference could be measured"
+
+
 def measured_gain(seconds: Mapping[str, Sequence[float] | Floats], plan: str) -> Gain:
     """Return what a plan gained over the default in a measurement.
 
