@@ -38,7 +38,7 @@ from ddlkit.measure.session import Origin, table_path
 from ddlkit.measure.slowdown import completed_future, slowdown_rounds
 from ddlkit.measure.training import wrap_and_rebuild
 from ddlkit.model import Calibration
-from ddlkit.model.advice import DEFAULT, Advice
+from ddlkit.model.advice import DEFAULT, Advice, is_decided, measured_gain
 from ddlkit.model.contention import Contention
 from ddlkit.model.predictor import scatter_of
 
@@ -356,11 +356,13 @@ MIN_ITERATIONS = 40.0
 MIN_WHOLE_MESSAGES = 20.0
 """Messages of all gradients that must fit into the time for ``collectives`` and
 ``slowdown``."""
-MAX_ROUNDS = 10
-"""The most rounds of a trial."""
-MIN_ROUNDS = 6
-"""The fewest rounds of a trial, which are run even if time is up. Fewer than 6 samples
-have no interval."""
+LOOKS = (6, 12, 24, 48, 96)
+"""The numbers of rounds after which a trial looks whether it is decided.
+
+Fewer than 6 rounds have no interval, so at least 6 are run even if time is up. Each look
+is one more chance to be wrong, so there are few of them."""
+PLANNED_ROUNDS = 10
+"""For so many rounds the number of iterations in a round is chosen to fill the time."""
 PLANS_TRIED = 2
 """Plans that are tried besides the default."""
 THREE_TIMES = Budget(
@@ -386,7 +388,7 @@ class AdviseSettings:
     measure_s : float
         Seconds in which layers and messages are measured.
     confirm_s : float
-        Seconds in which plans are tried.
+        Seconds in which plans are tried; 0 for no trial.
     """
 
     model: str
@@ -398,6 +400,8 @@ class AdviseSettings:
 @job(AdviseSettings, "layers", "samples", "collectives", "slowdown", "trials")
 def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
     """Measure what is not there yet, then try the default and the best plans in turn.
+
+    Nothing is tried without time for it, or if no plan but the default is left.
 
     Parameters
     ----------
@@ -437,7 +441,15 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
             yield from _measure(schema, me, training, settings, notes)
         for note in notes:
             me.say(note)
-        yield from trial(me, training, _plans(me, training), settings.confirm_s)
+        if settings.confirm_s > 0:
+            yield from trial(me, training, _plans(me, training), settings.confirm_s)
+
+
+def _remove_trials(me: Rank) -> None:
+    """Remove the table of an earlier trial and its stamp. Only rank 0 has tables."""
+    if me.rank == 0:
+        (me.out / "trials.csv").unlink(missing_ok=True)
+        (me.out / "trials.json").unlink(missing_ok=True)
 
 
 def _measure(
@@ -631,8 +643,11 @@ def trial(
 ) -> Iterator[Tables]:
     """Train under each plan in turn, round by round.
 
-    There are at most `MAX_ROUNDS` rounds. After ``max_s`` only the first `MIN_ROUNDS` start. A
-    disturbed round is repeated. A plan is left out if DDP makes other buckets for it.
+    The trial ends at the first of `LOOKS` at which the gain of the plan that comes first
+    after the default is decided (`ddlkit.model.advice.is_decided`). It also ends when
+    ``max_s`` is over, but not before the first look. A disturbed round is repeated. A
+    plan is left out if DDP makes other buckets for it, and there is no trial if only the
+    default is left.
 
     Parameters
     ----------
@@ -641,7 +656,8 @@ def trial(
     training : Training
         The model in training.
     plans : mapping of str to sequence of int
-        The bytes of each bucket by plan; none for DDP's default.
+        The bytes of each bucket by plan, the default first, then the plan that may be
+        advised. The default has no bytes.
     max_s : float
         Seconds in which to train.
 
@@ -651,22 +667,27 @@ def trial(
         Table ``trials``: seconds of each iteration, of the slowest rank.
     """
     begun_s = time.monotonic()
+    # If nothing can be tried now, the trial of an earlier call must not stand for it.
+    _remove_trials(me)
     wrapped = _wrapped(me, training, plans)
+    candidates = [name for name in wrapped if name != DEFAULT]
+    if not candidates:
+        me.say("only PyTorch's default is left, so nothing is tried")
+        return
     synchronize = clock.synchronizer(me.device)
     iteration_s = _median_s(training, training.iterate)
     # In each round every plan has one more iteration, which warms up.
-    fitting = max_s / (MAX_ROUNDS * len(wrapped) * iteration_s) - 1
+    fitting = max_s / (PLANNED_ROUNDS * len(wrapped) * iteration_s) - 1
     count = int(np.clip(fitting, THREE_TIMES.min_repeats, MAX_ITERATIONS_PER_ROUND))
     budget = replace(THREE_TIMES, warmup=1, min_repeats=count, max_repeats=count)
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
     retries = Retries()
+    medians_s: dict[str, list[float]] = {name: [] for name in wrapped}
     repeat = 0
-    while repeat < MAX_ROUNDS:
+    while repeat < LOOKS[-1]:
         in_time = time.monotonic() - begun_s < max_s
-        if repeat >= MIN_ROUNDS and not peers.agree_all(in_time):
-            me.say(
-                f"only {repeat} of {MAX_ROUNDS} rounds fitted, so the interval is wider"
-            )
+        if repeat >= LOOKS[0] and not peers.agree_all(in_time):
+            me.say(f"the minutes for the trial are over after {repeat} rounds")
             return
         watch = Watch(me.rank)
         # Every other round is in reverse order, so that drift within rounds cancels.
@@ -682,10 +703,16 @@ def trial(
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
         iterations = f"{count} iterations of each of {len(wrapped)} plans"
-        me.say(f"round {repeat + 1} of {MAX_ROUNDS}: {iterations}")
+        me.say(f"round {repeat + 1}: {iterations}")
         rows = clock.rows_by("policy", seconds, {**labels, "repeat": repeat})
         yield {"trials": rows}
         repeat += 1
+        for name, iterations_s in seconds.items():
+            medians_s[name].append(float(np.median(iterations_s)))
+        # All ranks have the same times, those of the slowest rank, and decide alike.
+        if repeat in LOOKS and is_decided(measured_gain(medians_s, candidates[0])):
+            me.say(f"decided after {repeat} rounds")
+            return
 
 
 def _wrapped(

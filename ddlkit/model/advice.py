@@ -329,8 +329,14 @@ class Advice:
         # A changed workload, and the number of batches that one of its iterations has.
         changes: dict[str, tuple[Workload, int]] = {
             "gradients in half the bytes, or a link twice as fast": (half_the_bytes, 1),
-            "gradients of two batches sent at once": (work.accumulated(2), 2),
-            "twice the batch, if that computes twice as long": (twice_the_batch, 2),
+            "gradients of two batches sent at once, which also saves every other update": (
+                work.accumulated(2),
+                2,
+            ),
+            "twice the batch, if that computes twice as long, with half as many updates": (
+                twice_the_batch,
+                2,
+            ),
         }
         gains = {"another plan": 1 - self.ranked[0].seconds / now_s}
         for remedy, (changed, batches) in changes.items():
