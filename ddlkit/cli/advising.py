@@ -131,7 +131,9 @@ def advise(arguments: argparse.Namespace) -> None:
     if not advice:
         return
     result["snippet"] = snippet(advice, result["advice"])
-    result["origin"] = origin(arguments)
+    result["origin"] = origin()
+    if "tables" in result:
+        result["origin"]["measured"] = _measured_when(Path(result["tables"]))
     if arguments.json:
         show(result, as_json=True)
     else:
@@ -149,18 +151,23 @@ def advise(arguments: argparse.Namespace) -> None:
         )
 
 
-def origin(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return when, how and where an advice was made.
+def _measured_when(out: Path) -> str:
+    """Return when messages were measured, which an earlier command may have done."""
+    from ddlkit import store
 
-    Parameters
-    ----------
-    arguments : Namespace
-        The arguments of the command.
+    stamp = store.load_stamp(out / "collectives.csv")
+    measured = datetime.datetime.fromisoformat(stamp["time"])
+    return f"{measured.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC, tables in {out}"
+
+
+def origin() -> dict[str, str]:
+    """Return when, how and where an advice is made.
 
     Returns
     -------
     dict of str to str
-        The date, the command, the machine and the versions of the software.
+        The date, the command of this process, the machine and the versions of the
+        software.
     """
     from ddlkit.store import machine
 
@@ -724,8 +731,8 @@ def _plan_lines(name: str, plan: Mapping[str, Any]) -> list[str]:
             )
     exposed = units.format_seconds(plan["exposed_communication_s"])
     parts = (
-        f"predicted: {exposed} exposed communication, scaling factor "
-        f"{plan['scaling_factor']:.2f}, {plan['messages']} messages"
+        f"predicted: exposed communication {exposed}, scaling factor "
+        f"{plan['scaling_factor']:.2f}, number of messages {plan['messages']}"
     )
     # A name that is longer than its column has a line of its own.
     if len(name) > 28:
