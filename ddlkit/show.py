@@ -517,7 +517,11 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     add_legend(ax, "inside")
 
 
-def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
+def gantt(
+    axes: Axes | np.ndarray,
+    timelines: Mapping[str, Timeline],
+    exposed_s: Mapping[str, float] | None = None,
+) -> None:
     """Draw the spans of rank 0 of some timelines as bars, on one scale of time.
 
     Parameters
@@ -526,6 +530,10 @@ def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
         Axes for each timeline, from top to bottom.
     timelines : mapping of str to Timeline
         The timelines by their heading. Its duration is written above each.
+    exposed_s : mapping of str to float, optional
+        Seconds of exposed communication to write above each timeline. By default they
+        are the seconds in which something is sent and nothing is computed. That is less
+        than what communication adds to an iteration if messages slow compute down.
     """
     of_rank_0 = {
         name: spans.select(spans.rank == 0) for name, spans in timelines.items()
@@ -538,7 +546,10 @@ def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
         # A little more than the longest one, so that its last bar has a whole edge.
         ax.set_xlim(0, longest_s * scale * 1.005)
         total = spans.duration_s * scale
-        exposed = spans.exposed_communication_s() * scale
+        if exposed_s is None:
+            exposed = spans.exposed_communication_s() * scale
+        else:
+            exposed = exposed_s[name] * scale
         text = f"{total:.3g} {unit}, exposed communication {exposed:.3g} {unit}"
         ax.set_title(text, loc="right", fontweight="normal", fontsize=7.5, color=SOFT)
         ax.set_title(name)
@@ -619,13 +630,15 @@ def cost_forms(fits: Mapping[str, Fit[Any]], chosen: str) -> Figure:
     return figure
 
 
-def advice_figure(advice: Advice) -> Figure:
+def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
     """Return a figure of an advice.
 
     Parameters
     ----------
     advice : Advice
         The options for the buckets.
+    name_of_best : str, optional
+        The heading of the best option, by default the name of its plan.
 
     Returns
     -------
@@ -636,7 +649,9 @@ def advice_figure(advice: Advice) -> Figure:
     from matplotlib.figure import Figure
 
     best = advice.ranked[0]
-    compared = {"PyTorch's default": advice.options[DEFAULT], best.name: best}
+    compared = {"PyTorch's default": advice.options[DEFAULT]}
+    if best is not advice.options[DEFAULT]:
+        compared[name_of_best or best.name] = best
     # The names of options with another bucket cap than the default are such as "ddp:10MB".
     capped = [
         option
@@ -644,9 +659,17 @@ def advice_figure(advice: Advice) -> Figure:
         if option.name.startswith(f"{DEFAULT}:")
     ]
     figure = Figure(figsize=(WIDTH, 6.0))
-    axes = figure.subplots(3 if capped else 2)
+    n_timelines = len(compared)
+    n_panels = n_timelines + 1 if capped else n_timelines
+    axes = np.atleast_1d(figure.subplots(n_panels))
     timelines = {name: option.iteration.timeline() for name, option in compared.items()}
-    gantt(axes[:2], timelines)
+    # The text of the advice counts the time by which messages slow compute down as
+    # exposed communication. The drawing has to say the same.
+    exposed_s = {
+        name: option.iteration.prediction.exposed_communication_s
+        for name, option in compared.items()
+    }
+    gantt(axes[:n_timelines], timelines, exposed_s)
     if not capped:
         return figure
     gains = [advice.gain(option) for option in capped]
@@ -661,7 +684,7 @@ def advice_figure(advice: Advice) -> Figure:
         index=caps_mib,
     )
     lines(
-        axes[2],
+        axes[-1],
         percent[["model"]],
         ends=(percent[["lower"]], percent[["upper"]]),
         xlabel="bucket_cap_mb [MiB]",
@@ -669,7 +692,7 @@ def advice_figure(advice: Advice) -> Figure:
         log="x",
         legend="",
     )
-    axes[2].set_title("Predicted gain over PyTorch's default, by cap")
+    axes[-1].set_title("Predicted gain over PyTorch's default, by cap")
     return figure
 
 
@@ -724,7 +747,14 @@ def write_cost_forms(fits: Mapping[str, Fit[Any]], chosen: str, path: Path) -> N
     atomic_write(path, image)
 
 
-def write_advice(advice: Advice, lines: Sequence[str], path: Path) -> None:
+def write_advice(
+    advice: Advice,
+    lines: Sequence[str],
+    path: Path,
+    *,
+    facts: Mapping[str, str] | None = None,
+    name_of_best: str = "",
+) -> None:
     """Write an advice as a page that needs no network.
 
     Parameters
@@ -735,6 +765,10 @@ def write_advice(advice: Advice, lines: Sequence[str], path: Path) -> None:
         The title, and the lines that a person reads.
     path : Path
         The HTML file to write.
+    facts : mapping of str to str, optional
+        What the page says of its origin, such as the date and the machine, by name.
+    name_of_best : str, optional
+        What the drawing calls the best option, by default the name of its plan.
 
     Raises
     ------
@@ -746,11 +780,12 @@ def write_advice(advice: Advice, lines: Sequence[str], path: Path) -> None:
     import matplotlib as mpl
 
     with mpl.rc_context(fname=THEME):
-        image = png(advice_figure(advice))
+        image = png(advice_figure(advice, name_of_best))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(read_text(PAGE)).render(
         title=lines[0],
         text="\n".join(lines[1:]),
+        facts=facts or {},
         image=b64encode(image).decode(),
     )
     atomic_write_text(path, page)

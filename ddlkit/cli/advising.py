@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
+import math
 import os
 import re
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlkit.cli.command import (
     JSON,
@@ -33,6 +38,12 @@ from ddlkit.cli.inputs import (
 )
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MOST_RANKS = 256
+"""The most ranks that a command starts on this machine. Each is a process with torch."""
 
 UNIT_SIZES = ("size:2MB", "size:10MB", "size:50MB", "size:250MB")
 """Ways to make units that are compared with those that the user asks for."""
@@ -61,7 +72,9 @@ processes; otherwise --ranks processes of this machine, 2 by default."""
             type=number,
             metavar="MINUTES",
             default=3.0,
-            help="The time for training under the best plans, in minutes. [default: 3]",
+            help="The most time for training under the best plans, in minutes. The trial "
+            "ends earlier once it is decided. With 0 nothing is tried, and the advice is "
+            "a prediction. [default: 3]",
         ),
         arg(
             "--lab",
@@ -118,6 +131,9 @@ def advise(arguments: argparse.Namespace) -> None:
     if not advice:
         return
     result["snippet"] = snippet(advice, result["advice"])
+    result["origin"] = origin()
+    if "tables" in result:
+        result["origin"]["measured"] = _measured_when(Path(result["tables"]))
     if arguments.json:
         show(result, as_json=True)
     else:
@@ -125,7 +141,52 @@ def advise(arguments: argparse.Namespace) -> None:
     if arguments.html:
         from ddlkit.show import write_advice
 
-        write_advice(advice, screen(result), arguments.html)
+        best = result["best"]
+        write_advice(
+            advice,
+            [*screen(result), "", *EXPLANATIONS],
+            arguments.html,
+            facts=result["origin"],
+            name_of_best=in_words(best),
+        )
+
+
+def _measured_when(out: Path) -> str:
+    """Return when messages were measured, which an earlier command may have done."""
+    from ddlkit import store
+
+    stamp = store.load_stamp(out / "collectives.csv")
+    measured = datetime.datetime.fromisoformat(stamp["time"])
+    return f"{measured.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC, tables in {out}"
+
+
+def origin() -> dict[str, str]:
+    """Return when, how and where an advice is made.
+
+    Returns
+    -------
+    dict of str to str
+        The date, the command of this process, the machine and the versions of the
+        software.
+    """
+    from ddlkit.store import machine
+
+    here = machine.describe()
+    parts = [
+        f"{here['cpu']['cores']} cores of {here['cpu']['model']}",
+        *(gpu["model"] for gpu in here["gpus"]),
+        units.format_bytes(here["memory_bytes"]) + " of memory",
+        here["os"],
+    ]
+    versions = {"ddlkit": machine.installed("ddlkit"), **machine.versions()}
+    present = [f"{name} {text}" for name, text in versions.items() if text != "none"]
+    now = datetime.datetime.now(datetime.UTC)
+    return {
+        "date": f"{now:%Y-%m-%d %H:%M} UTC",
+        "command": shlex.join(["ddlkit", *sys.argv[1:]]),
+        "machine": ", ".join(parts),
+        "versions": ", ".join(present),
+    }
 
 
 def _rank_units(arguments: argparse.Namespace) -> None:
@@ -164,8 +225,10 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
         "network": profile.network,
         "workers": communication.cost.workers,
         **advice.to_dict(),
+        "decided_by": "prediction",
         "warnings": warnings,
     }
+    result["why_wide"] = {"predicted": reasons_of_prediction(result)}
     return result, advice
 
 
@@ -181,41 +244,101 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     lab_rate(arguments.lab)
     require_lab(arguments.lab)
     require_model_file(arguments.model)
-    from ddlkit.jobs.rank import joined
-    from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
-    from ddlkit.measure.given import check
-
-    measure_s = 60 * arguments.minutes
-    confirm_s = 60 * arguments.confirm_minutes
-    if min(measure_s, confirm_s) <= 0:
-        raise UserError("--minutes and --confirm-minutes must be above zero")
-    settings = AdviseSettings(
-        model=arguments.model,
-        accumulate=arguments.accumulate,
-        measure_s=measure_s,
-        confirm_s=confirm_s,
-    )
+    measure_s, confirm_s = _measuring_times_s(arguments)
     # torchrun or srun may have started several copies of this command, each a rank.
     # Otherwise this process starts the ranks.
     ranks_outside = _ranks_started_outside()
     if ranks_outside > 1:
         ranks = ranks_outside
     else:
-        ranks = arguments.ranks or 2
+        ranks = _ranks_to_start(arguments.ranks)
+    from ddlkit.jobs.rank import joined
+    from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
+    from ddlkit.measure.given import check
+
+    settings = AdviseSettings(
+        model=arguments.model,
+        accumulate=arguments.accumulate,
+        measure_s=measure_s,
+        confirm_s=confirm_s,
+    )
     out = arguments.out or _default_directory(arguments, ranks)
     try:
         if ranks_outside > 1:
-            with joined(MEETING_S) as me:
+            with joined(MEETING_S) as me, _only_advise_in(out, me):
                 advise_job.run(replace(me, out=out), settings)
             if me.rank != 0:
                 return {}, None
-        else:
-            # Ranks take a while to start, and a mistake in the model is seen at once.
-            check(arguments.model)
+            return _with_trials(out, ranks, tried=confirm_s > 0)
+        # Ranks take a while to start, and a mistake in the model is seen at once.
+        check(arguments.model)
+        with _only_advise_in(out):
             _launch(arguments, settings, ranks, out)
+            return _with_trials(out, ranks, tried=confirm_s > 0)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"what was measured is kept in {out}") from None
-    return _with_trials(out, ranks)
+
+
+def _measuring_times_s(arguments: argparse.Namespace) -> tuple[float, float]:
+    """Return the seconds for measuring and for the trial, or raise UserError."""
+    if not 0 < arguments.minutes < math.inf:
+        raise UserError(
+            f"--minutes {arguments.minutes:g}: give a finite time above zero"
+        )
+    if not 0 <= arguments.confirm_minutes < math.inf:
+        raise UserError(
+            f"--confirm-minutes {arguments.confirm_minutes:g}: give a finite time above "
+            "zero, or 0 for a prediction that is not tried"
+        )
+    return 60 * arguments.minutes, 60 * arguments.confirm_minutes
+
+
+def _ranks_to_start(asked: int | None) -> int:
+    """Return how many ranks to start, two by default, or raise UserError."""
+    if asked is None:
+        return 2
+    if asked < 2:
+        raise UserError(
+            f"--ranks {asked}: one rank alone sends nothing: use at least 2"
+        )
+    if asked > MOST_RANKS:
+        raise UserError(
+            f"--ranks {asked}: each is a process of this machine: use at most "
+            f"{MOST_RANKS}, or start the ranks on several nodes by torchrun"
+        )
+    return asked
+
+
+@contextlib.contextmanager
+def _only_advise_in(out: Path, me: Any = None) -> Iterator[None]:
+    """Keep other advise commands out of a directory while the block runs.
+
+    ``me`` is this rank if torchrun or srun started the ranks. Then rank 0 takes the lock
+    for all, and all ranks are refused together.
+
+    Raises
+    ------
+    UserError
+        If another process holds the directory.
+    """
+    from ddlkit import store
+
+    with contextlib.ExitStack() as held_until_the_end:
+        refusal: UserError | None = None
+        if me is None or me.rank == 0:
+            try:
+                held_until_the_end.enter_context(store.lock(out / ".lock"))
+            except UserError as error:
+                refusal = UserError(f"--out {out}: {error}, or name another directory")
+        if me is not None:
+            from ddlkit.jobs.rank import agree_all
+
+            # A rank that left alone would let all others wait for it.
+            if not agree_all(refusal is None) and refusal is None:
+                refusal = UserError(f"--out {out}: rank 0 could not lock it")
+        if refusal:
+            raise refusal
+        yield
 
 
 def _ranks_started_outside() -> int:
@@ -250,48 +373,196 @@ def _launch(
     members.run(advise_job, settings, estimate_s=estimate_s, out=out)
 
 
-def _with_trials(out: Path, ranks: int) -> tuple[dict[str, Any], Any]:
-    """Return the result to print of the tables in ``out``, and the `Advice`."""
+def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], Any]:
+    """Return the result to print of the tables in ``out``, and the `Advice`.
+
+    Without ``tried`` the trial of an earlier command, which may lie in ``out``, does not
+    count.
+    """
     from ddlkit import store
-    from ddlkit.measure.advise import LISTS, read_advice
-    from ddlkit.model.advice import DEFAULT, KEEP, WORTH, measured_gain
+    from ddlkit.measure.advise import read_advice
 
     advice = read_advice(out)
-    trials = store.load_table(out / "trials.csv", "trials")
+    messages = store.load_table(out / "collectives.csv", "collectives")
+    trials_path = out / "trials.csv"
+    facts = {
+        "network": store.read_profile(out / "layers.csv").network,
+        "workers": ranks,
+        "tables": str(out),
+    }
+    only_default = len(advice.options) == 1
+    if not tried or only_default or not store.has_table(trials_path):
+        result = {**facts, **advice.to_dict(), "decided_by": "prediction"}
+        result["why_wide"] = {"predicted": reasons_of_prediction(result, messages)}
+        return result, advice
+
+    trials = store.load_table(trials_path, "trials")
     # The median iteration of each policy (columns) in each round (rows).
     rounds = trials.pivot_table(
         values="seconds", index="repeat", columns="policy", aggfunc="median"
     )
     iterations = len(trials) // rounds.size
-    # The default is among the policies, with a gain of 0.
-    gains = {policy: measured_gain(rounds, policy) for policy in rounds}
     result = {
-        "network": trials["network"].iloc[0],
-        "workers": ranks,
-        "tables": str(out),
+        **facts,
         **advice.to_dict(len(rounds), iterations),
+        "decided_by": "trial",
         "rounds": len(rounds),
         "iterations": iterations,
     }
+    _add_measured_gain(result, rounds)
+    _add_measured_iterations(result, rounds)
+    result["why_wide"] = {
+        "predicted": reasons_of_prediction(result, messages),
+        "measured": reasons_of_trial(result, rounds),
+    }
+    return result, advice
+
+
+def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
+    """Add to a result what its trial measured, and let the trial decide.
+
+    ``rounds`` has the seconds of an iteration, a row for each round and a column for each
+    plan.
+    """
+    from ddlkit.model.advice import (
+        DEFAULT,
+        KEEP,
+        is_supported,
+        measured_gain,
+        trial_result,
+    )
+
+    gains = {plan: measured_gain(rounds, plan) for plan in rounds}
+    best = result["best"]
     result["predicted_advice"] = result["advice"]
-    measured = gains.get(result["best"])
-    if measured:
+    supported = False
+    if best in gains and best != DEFAULT:
+        measured = gains[best]
+        supported = is_supported(measured)
         lower, upper = result["gain_interval"]
         result["measured_gain"] = measured.share
         result["measured_interval"] = list(measured.interval)
         result["disagrees"] = not lower <= measured.share <= upper
-    # Without bucket_cap_mb_list (before torch 2.11) the best plan could not be tried, so that the
-    # prediction decides alone.
-    confirmed = measured is not None and measured.interval[1] >= WORTH
-    if LISTS and not confirmed:
+        result["trial"] = trial_result(measured)
+    if not supported:
         result["advice"] = KEEP
 
     # If the default and another policy have the same gain, the default is best.
-    def merit(policy: str) -> tuple[float, bool]:
-        return gains[policy].share, policy == DEFAULT
+    def merit(plan: str) -> tuple[float, bool]:
+        return gains[plan].share, plan == DEFAULT
 
     result["measured_best"] = max(gains, key=merit)
-    return result, advice
+
+
+def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
+    """Add the measured iteration of the default and of the best plan to their summaries."""
+    from ddlkit.core.fit import median_interval
+    from ddlkit.model.advice import DEFAULT
+
+    for plan, key in ((DEFAULT, "default_plan"), (result["best"], "best_plan")):
+        if plan not in rounds:
+            continue
+        seconds = rounds[plan].to_numpy()
+        measured_s = float(rounds[plan].median())
+        lower_s, upper_s = result[key]["interval_s"]
+        result[key]["measured_iteration_s"] = measured_s
+        result[key]["measured_interval_s"] = list(median_interval(seconds))
+        # The predicted interval is one of single iterations, which scatter more than a
+        # median, so a median outside of it is no chance.
+        result[key]["disagrees"] = not lower_s <= measured_s <= upper_s
+
+
+# ---------------------------------------------------------------- why an interval is wide
+
+
+def reasons_of_prediction(
+    result: Mapping[str, Any], messages: DataFrame | None = None
+) -> list[str]:
+    """Return why the interval of a predicted gain is wide.
+
+    Parameters
+    ----------
+    result : mapping
+        The advice, as `Advice.to_dict` returns it.
+    messages : DataFrame, optional
+        Table ``collectives``, from which the cost of messages was fitted.
+
+    Returns
+    -------
+    list of str
+        Sentences without a full stop; none if the interval is narrow.
+    """
+    from ddlkit.model.advice import WIDE
+    from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
+
+    lower, upper = result["gain_interval"]
+    if upper - lower < 2 * WIDE:
+        return []
+    reasons = []
+    if messages is not None:
+        others = float(messages["others"].max())
+        stolen = float(messages["stolen"].max())
+        if others > OTHERS_LIMIT:
+            reasons.append(
+                f"other programs used up to {others:.0%} of the processors while "
+                "messages were timed: measure again on an idle machine"
+            )
+        if stolen > STOLEN_LIMIT:
+            reasons.append(
+                f"the host of this virtual machine took up to {stolen:.0%} of the "
+                "processors while messages were timed"
+            )
+    next_bytes = result["measure_next_bytes"]
+    if next_bytes:
+        size = units.format_bytes(next_bytes)
+        reasons.append(f"the time of messages of {size} is the most uncertain")
+    return reasons
+
+
+def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
+    """Return why the interval of a measured gain is wide.
+
+    Parameters
+    ----------
+    result : mapping
+        The advice, with the gain that the trial measured.
+    rounds : DataFrame
+        Seconds of an iteration: a row for each round, a column for each plan.
+
+    Returns
+    -------
+    list of str
+        Sentences without a full stop; none if the interval is narrow.
+    """
+    from ddlkit.model.advice import DEFAULT, WIDE
+
+    if "measured_gain" not in result:
+        return []
+    lower, upper = result["measured_interval"]
+    if upper - lower < 2 * WIDE:
+        return []
+    reasons = []
+    n_rounds = len(rounds)
+    if n_rounds < FEW_ROUNDS:
+        reasons.append(
+            f"the trial has only {n_rounds} rounds: a longer --confirm-minutes may allow "
+            "more"
+        )
+    of_default = rounds[DEFAULT]
+    middle_half_s = of_default.quantile(0.75) - of_default.quantile(0.25)
+    variation = float(middle_half_s / of_default.median())
+    if variation > VARIATION_LIMIT:
+        reasons.append(
+            f"iterations of one plan varied by {variation:.0%} from round to round, as "
+            "they do on a busy machine"
+        )
+    return reasons
+
+
+FEW_ROUNDS = 12
+"""Below this number of rounds, more rounds narrow an interval much."""
+VARIATION_LIMIT = 0.05
+"""The interquartile range of the default's rounds over their median on a quiet machine."""
 
 
 # ---------------------------------------------------------------- what a person reads
@@ -330,6 +601,51 @@ LIST_REMARK = (
 )
 
 
+EXPLANATIONS = (
+    "An iteration is a forward pass, a backward pass, the exchange of all gradients and an",
+    "update. Exposed communication is what the exchange adds to an iteration: the iteration",
+    "less its compute alone. The scaling factor is the compute alone over the iteration.",
+    "A gain is the share by which an iteration is shorter than under PyTorch's default.",
+    "Parentheses hold 95% intervals: of single iterations where predicted, of the median of",
+    "the rounds where measured. In a round of the trial all plans train in turn.",
+)
+"""Lines that explain the terms of an advice to a reader of the page alone."""
+
+_LIST = "a list of buckets"
+_LISTS_IN_WORDS = {
+    "exact": f"{_LIST} from a search of all lists (plan exact)",
+    "mg_wfbp": f"{_LIST} by the rule of MG-WFBP (plan mg_wfbp)",
+    "search": f"{_LIST} from a local search (plan search)",
+}
+
+
+def in_words(plan: str) -> str:
+    """Return what a plan is, as a person reads it.
+
+    Parameters
+    ----------
+    plan : str
+        The name of one of the options of an advice.
+
+    Returns
+    -------
+    str
+        The words, with the option of DistributedDataParallel if one value stands for the
+        plan.
+
+    Examples
+    --------
+    >>> in_words("ddp"), in_words("ddp:10MiB")
+    ("PyTorch's default", 'bucket_cap_mb=10')
+    """
+    if plan == "ddp":
+        return "PyTorch's default"
+    if plan.startswith("ddp:"):
+        cap_mib = units.parse_bytes(plan.partition(":")[2]) / units.MIB
+        return f"bucket_cap_mb={cap_mib:g}"
+    return _LISTS_IN_WORDS.get(plan, f"{_LIST} (plan {plan})")
+
+
 def screen(result: dict[str, Any]) -> list[str]:
     """Return an advice as the lines that a person reads.
 
@@ -344,24 +660,25 @@ def screen(result: dict[str, Any]) -> list[str]:
         A title, and a line for each fact.
     """
     best = result["best"]
-    lines = [
-        f"{result['network']} on {result['workers']} ranks: {result['advice']}",
-        "",
-    ]
-    lines.append(_plan_line("PyTorch's default", result["default_plan"]))
-    lines.append(_plan_line(f"best plan, {best}", result["best_plan"]))
-    predicted = _gain(result["gain"], result["gain_interval"])
-    slower = f"slower with a probability of {result['probability_slower']:.0%}"
-    lines.append(_line("predicted gain", f"{predicted}; {slower}"))
+    title = f"{result['network']} on {result['workers']} ranks: {_headline(result)}"
+    lines = [title, ""]
+    lines += _plan_lines(in_words("ddp"), result["default_plan"])
+    if best != "ddp":
+        lines += _plan_lines(f"predicted best: {in_words(best)}", result["best_plan"])
+        lines.append(
+            _line("predicted gain", _gain(result["gain"], result["gain_interval"]))
+        )
+        lines += _reason_lines(result["why_wide"].get("predicted", []))
     if "measured_gain" in result:
         measured = _gain(result["measured_gain"], result["measured_interval"])
-        text = f"{measured}, {result['rounds']} rounds"
+        text = f"{measured}, {result['rounds']} rounds: {result['trial']}"
         if result["disagrees"]:
             text += "; outside of the predicted interval"
         lines.append(_line("measured gain", text))
+        lines += _reason_lines(result["why_wide"].get("measured", []))
     measured_best = result.get("measured_best", best)
     if measured_best != best:
-        lines.append(_line("measured best", measured_best))
+        lines.append(_line("fastest in the trial", in_words(measured_best)))
     lines.append(_line("limited by", result["limited_by"]))
     for remedy, gain in result["shorter_by"].items():
         lines.append(_line("", f"{gain:+.1%} by {remedy}"))
@@ -374,19 +691,61 @@ def screen(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _reason_lines(reasons: Sequence[str]) -> list[str]:
+    return [_line("", f"wide because {reason}") for reason in reasons]
+
+
+def _headline(result: Mapping[str, Any]) -> str:
+    """Return in a few words what to do, and what that rests on."""
+    advised = result["advice"]
+    kept = advised not in ("ddp", *result["options"])
+    if not kept and result["decided_by"] == "trial":
+        return f"use {in_words(advised)}"
+    if not kept:
+        return f"{in_words(advised)} is predicted to be faster, and was not tried"
+    if result.get("predicted_advice", advised) != advised:
+        return f"{advised}: {result.get('trial', 'the best plan could not be tried')}"
+    if result["decided_by"] == "prediction":
+        return f"{advised} (predicted, not tried)"
+    return str(advised)
+
+
 def _line(name: str, text: str) -> str:
     return f"{name:<28} {text}"
 
 
-def _plan_line(name: str, plan: dict[str, Any]) -> str:
-    lower_s, upper_s = plan["interval_s"]
-    times = [plan["iteration_s"], lower_s, upper_s, plan["exposed_communication_s"]]
-    iteration, lower, upper, exposed = map(units.format_seconds, times)
-    return _line(
-        name,
-        f"{iteration} an iteration ({lower} to {upper}), {exposed} exposed "
-        f"communication, scaling factor {plan['scaling_factor']:.2f}",
+def _plan_lines(name: str, plan: Mapping[str, Any]) -> list[str]:
+    """Return the iteration of a plan in lines: predicted, measured, and its parts."""
+    predicted = _seconds(plan["iteration_s"], plan["interval_s"])
+    times = f"predicted {predicted} an iteration"
+    lines = []
+    if "measured_iteration_s" in plan:
+        measured_s = plan["measured_iteration_s"]
+        measured = _seconds(measured_s, plan["measured_interval_s"])
+        times += f", measured {measured}"
+        if plan["disagrees"]:
+            ratio = measured_s / plan["iteration_s"]
+            lines.append(
+                _line(
+                    "",
+                    f"the measured iteration is {ratio:.2g} times the predicted one and "
+                    "outside of its interval: do not trust predictions of this training",
+                )
+            )
+    exposed = units.format_seconds(plan["exposed_communication_s"])
+    parts = (
+        f"predicted: exposed communication {exposed}, scaling factor "
+        f"{plan['scaling_factor']:.2f}, number of messages {plan['messages']}"
     )
+    # A name that is longer than its column has a line of its own.
+    if len(name) > 28:
+        return [name, _line("", times), *lines, _line("", parts)]
+    return [_line(name, times), *lines, _line("", parts)]
+
+
+def _seconds(seconds: float, interval_s: Sequence[float]) -> str:
+    lower, upper = map(units.format_seconds, interval_s)
+    return f"{units.format_seconds(seconds)} ({lower} to {upper})"
 
 
 def _gain(share: float, interval: Sequence[float]) -> str:

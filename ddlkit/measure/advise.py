@@ -38,15 +38,15 @@ from ddlkit.measure.session import Origin, table_path
 from ddlkit.measure.slowdown import completed_future, slowdown_rounds
 from ddlkit.measure.training import other_than_predicted, wrap_and_rebuild
 from ddlkit.model import Calibration
-from ddlkit.model.advice import DEFAULT, Advice
+from ddlkit.model.advice import DEFAULT, Advice, is_decided, measured_gain
 from ddlkit.model.contention import Contention
 from ddlkit.model.predictor import scatter_of
 
 MEETING_S = 300.0
 """Seconds until all ranks must have built the model."""
-REBUILT = 3
+ITERATIONS_TO_REBUILD = 3
 """Iterations after which DDP reports the buckets that it has rebuilt."""
-LATE = 0.9
+TOO_LATE = 0.9
 """If the first gradient is ready after this share of backward, little can overlap."""
 
 
@@ -175,7 +175,7 @@ def loaded_together(
         have different models.
     """
     failure: Exception | None = None
-    mine: list[int]
+    own_summary: list[int]
     try:
         training = load(given, me.device, notes)
         if training.compiled:
@@ -186,21 +186,21 @@ def loaded_together(
         training.accumulate = accumulate
         if accumulate > 1:
             training.network += f"-k{accumulate}"
-        mine = _summary(training)
+        own_summary = _summary(training)
     except Exception as error:
         # A rank that fails still exchanges, or the others would wait for it until a
         # timeout.
         failure = error
-        mine = _NO_MODEL
-    first, *others = everyones(mine).tolist()
+        own_summary = _NO_MODEL
+    of_rank_0, *of_others = everyones(own_summary).tolist()
     if failure:
         raise failure
-    for rank, other in enumerate(others, start=1):
-        if other != first:
-            of_rank_0 = f"rank 0's has {_in_words(first)}"
-            of_other = f"rank {rank}'s has {_in_words(other)}"
+    for rank, of_rank in enumerate(of_others, start=1):
+        if of_rank != of_rank_0:
+            text_of_rank_0 = f"rank 0's has {_in_words(of_rank_0)}"
+            text_of_rank = f"rank {rank}'s has {_in_words(of_rank)}"
             raise UserError(
-                f"{given}: models differ between ranks: {of_rank_0}, {of_other}; "
+                f"{given}: models differ between ranks: {text_of_rank_0}, {text_of_rank}; "
                 "build the same on each"
             )
     return training
@@ -222,7 +222,7 @@ def _summary(training: Training) -> list[int]:
 
 
 def _in_words(summary: Sequence[float]) -> str:
-    _, tensors, elements = summary
+    _digest, tensors, elements = summary
     return f"{tensors:.0f} tensors of {elements:.0f} elements"
 
 
@@ -269,7 +269,7 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
     try:
         if not training.ddp:
             wrap_alone(training)
-        for _ in range(REBUILT):
+        for _ in range(ITERATIONS_TO_REBUILD):
             training.iterate()
     except RuntimeError as error:
         return f"not compared: DDP fails: {one_line(str(error), 200)}"
@@ -277,24 +277,29 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
     if not ddp.module.called:
         return "not compared: loss() does not call the model itself, as DDP needs"
 
+    # DDP logs the positions of the parameters of each bucket in one text, as in
+    # "5 4 3,2 1 0".
     log = ddp._get_ddp_logging_data()
-    indices = log.get("rebuilt_per_bucket_param_indices", "").replace(",", " ").split()
+    logged = log.get("rebuilt_per_bucket_param_indices", "")
+    positions = [int(word) for word in logged.replace(",", " ").split()]
     names = [*trained]
-    rebuilt = [names[int(index)] for index in indices]
+    rebuilt = [names[position] for position in positions]
 
     # A bucket holds tensors of one type, and the buckets of each type are filled on
     # their own. Therefore orders are compared type by type; `sorted` keeps the order
     # within.
-    def by_type(name: str) -> str:
+    def type_of(name: str) -> str:
         return str(trained[name].dtype)
 
-    ours = sorted(ready, key=by_type)
-    theirs = sorted(rebuilt, key=by_type)
-    differing = len(ours) - len(theirs)
-    for our, their in zip(ours, theirs, strict=False):
-        differing += our != their
-    if differing:
-        return f"other than DDP's in {differing} of {len(ours)} tensors"
+    profiled_order = sorted(ready, key=type_of)
+    ddp_order = sorted(rebuilt, key=type_of)
+    # A tensor that DDP did not log differs, too.
+    n_differing = len(profiled_order) - len(ddp_order)
+    for profiled, logged_by_ddp in zip(profiled_order, ddp_order, strict=False):
+        if profiled != logged_by_ddp:
+            n_differing += 1
+    if n_differing:
+        return f"other than DDP's in {n_differing} of {len(profiled_order)} tensors"
     return "as DDP rebuilds"
 
 
@@ -330,7 +335,7 @@ def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
         yield f"{len(missing)} tensors get no gradient and have no row: {examples}"
     # The last tensor in forward order has the first gradient that is ready.
     share = profile.backward_s[-1] / profile.backward_s.sum()
-    if share > LATE:
+    if share > TOO_LATE:
         yield f"gradients are ready after {share:.0%} of backward: nothing can overlap"
 
 
@@ -347,22 +352,25 @@ FOR_MESSAGES = 0.4
 """The share of the measuring time that table ``collectives`` gets."""
 FOR_SLOWDOWN = 0.3
 """The share of the measuring time that table ``slowdown`` gets."""
-LEAST = 40.0
+MIN_ITERATIONS = 40.0
 """Iterations that must fit into the time for ``slowdown``."""
-WHOLES = 20.0
-"""Messages of all gradients that must fit into the time for the other two tables."""
-ROUNDS = 10
-"""The most rounds of a trial."""
-FEWEST = 6
-"""The fewest rounds of a trial, which are run even if time is up. Fewer than 6 samples
-have no interval."""
-TRIED = 2
+MIN_WHOLE_MESSAGES = 20.0
+"""Messages of all gradients that must fit into the time for ``collectives`` and
+``slowdown``."""
+LOOKS = (6, 12, 24, 48, 96)
+"""The numbers of rounds after which a trial looks whether it is decided.
+
+Fewer than 6 rounds have no interval, so at least 6 are run even if time is up. Each look
+is one more chance to be wrong, so there are few of them."""
+PLANNED_ROUNDS = 10
+"""For so many rounds the number of iterations in a round is chosen to fill the time."""
+PLANS_TRIED = 2
 """Plans that are tried besides the default."""
-EACH = Budget(
+THREE_TIMES = Budget(
     warmup=0, min_repeats=3, max_repeats=3, max_s=math.inf, relative_halfwidth=0.0
 )
-"""The fewest iterations of a plan in a round."""
-MOST = 20
+"""Exactly three iterations, which is also the fewest of a plan in a round."""
+MAX_ITERATIONS_PER_ROUND = 20
 """The most iterations of a plan in a round."""
 MEASURED = ("layers", "collectives", "slowdown")
 """What is measured before a trial, in this order."""
@@ -381,7 +389,7 @@ class AdviseSettings:
     measure_s : float
         Seconds in which layers and messages are measured.
     confirm_s : float
-        Seconds in which plans are tried.
+        Seconds in which plans are tried; 0 for no trial.
     """
 
     model: str
@@ -393,6 +401,8 @@ class AdviseSettings:
 @job(AdviseSettings, "layers", "samples", "collectives", "slowdown", "trials")
 def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
     """Measure what is not there yet, then try the default and the best plans in turn.
+
+    Nothing is tried without time for it, or if no plan but the default is left.
 
     Parameters
     ----------
@@ -432,7 +442,15 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
             yield from _measure(schema, me, training, settings, notes)
         for note in notes:
             me.say(note)
-        yield from trial(me, training, _plans(me, training), settings.confirm_s)
+        if settings.confirm_s > 0:
+            yield from trial(me, training, _plans(me, training), settings.confirm_s)
+
+
+def _remove_trials(me: Rank) -> None:
+    """Remove the table of an earlier trial and its stamp. Only rank 0 has tables."""
+    if me.rank == 0:
+        (me.out / "trials.csv").unlink(missing_ok=True)
+        (me.out / "trials.json").unlink(missing_ok=True)
 
 
 def _measure(
@@ -444,9 +462,10 @@ def _measure(
 ) -> Iterator[Tables]:
     """Measure a table of `MEASURED` within its share of the time, and yield the rows.
 
-    With table ``layers`` comes table ``samples``.
+    With table ``layers`` comes table ``samples``. What a user should know of the layers
+    is added to ``notes``.
     """
-    whole = training.gradient_bytes
+    all_bytes = training.gradient_bytes
     if schema == "layers":
         budget = Budget(
             warmup=1,
@@ -460,8 +479,8 @@ def _measure(
         notes += other_than_predicted(training, profile)
         yield tables
     elif schema == "collectives":
-        sizes = [size for size in SIZES if size < whole]
-        sizes.append(whole_size(whole, me.world_size))
+        sizes = [size for size in SIZES if size < all_bytes]
+        sizes.append(whole_size(all_bytes, me.world_size))
         budget_of_size = Budget(
             warmup=1,
             min_repeats=4,
@@ -479,12 +498,13 @@ def _measure(
         # Three sizes of messages: one that is nearly all start-up latency, an eighth of
         # all gradients (in whole elements of 4 bytes) as a bucket of a plan may have,
         # and all gradients at once. A tiny model has fewer sizes.
-        start_up = min(SIZES[1], whole)
-        eighth = whole // 8 // 4 * 4 or whole
+        start_up = min(SIZES[1], all_bytes)
+        elements = all_bytes // 4
+        eighth = 4 * (elements // 8) or all_bytes
         yield from slowdown_rounds(
             me,
             training,
-            sizes=sorted({start_up, eighth, whole}),
+            sizes=sorted({start_up, eighth, all_bytes}),
             max_s=FOR_SLOWDOWN * settings.measure_s,
             min_repeats=3,
         )
@@ -513,28 +533,36 @@ def _measured_before(me: Rank, training: Training) -> list[float]:
 
 
 def _refuse(training: Training, settings: AdviseSettings) -> None:
-    """Raise UserError if DDP would make other buckets or if there is too little time."""
+    """Raise UserError if a model cannot be advised on."""
+    _refuse_unchosen_buckets(training, settings.model)
+    _refuse_too_little_time(training, settings)
+
+
+def _refuse_unchosen_buckets(training: Training, model: str) -> None:
+    """Raise UserError if DDP would not send exactly the buckets that it is given."""
     times = training.backwards
     if times > 1:
-        advice = "let it run one batch, and give --accumulate"
-        raise UserError(
-            f"{settings.model}: loss() runs backward {times} times: {advice}"
-        )
-    ready: set[str] = set()
-    with training.watched(on_layer=lambda _: None, on_gradient=ready.add):
+        remedy = "let it run one batch, and give --accumulate"
+        raise UserError(f"{model}: loss() runs backward {times} times: {remedy}")
+    with_gradient: set[str] = set()
+    with training.watched(on_layer=lambda _: None, on_gradient=with_gradient.add):
         training.iterate()
-    missing = training.trained().keys() - ready
-    if missing:
-        example = f"{len(missing)} tensors get no gradient, as {min(missing)}"
-        advice = "freeze them: with find_unused_parameters DDP makes buckets of its own"
-        raise UserError(f"{settings.model}: {example}: {advice}")
+    without_gradient = training.trained().keys() - with_gradient
+    if without_gradient:
+        first = min(without_gradient)
+        problem = f"{len(without_gradient)} tensors get no gradient, as {first}"
+        remedy = "freeze them: with find_unused_parameters DDP makes buckets of its own"
+        raise UserError(f"{model}: {problem}: {remedy}")
 
-    whole = torch.zeros(training.gradient_bytes // 4, device=training.device)
+
+def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> None:
+    """Raise UserError if the time for measuring is shorter than tables need."""
+    all_gradients = torch.zeros(training.gradient_bytes // 4, device=training.device)
     iteration_s = _median_s(training, training.iterate)
-    message_s = _median_s(training, lambda: dist.all_reduce(whole))
+    message_s = _median_s(training, lambda: dist.all_reduce(all_gradients))
     needed_s = max(
-        LEAST * iteration_s / FOR_SLOWDOWN,
-        WHOLES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN),
+        MIN_ITERATIONS * iteration_s / FOR_SLOWDOWN,
+        MIN_WHOLE_MESSAGES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN),
     )
     if needed_s > settings.measure_s:
         iteration = f"an iteration takes {format_seconds(iteration_s)}"
@@ -550,7 +578,7 @@ def _refuse(training: Training, settings: AdviseSettings) -> None:
 def _median_s(training: Training, action: Callable[[], object]) -> float:
     """Return the median of three times of an action, of the slowest rank."""
     synchronize = clock.synchronizer(training.device)
-    seconds = clock.measure(action, EACH, synchronize=synchronize)
+    seconds = clock.measure(action, THREE_TIMES, synchronize=synchronize)
     return float(np.median(slowest(seconds)))
 
 
@@ -595,13 +623,13 @@ def _plans(me: Rank, training: Training) -> dict[str, list[int]]:
     Only rank 0 has the tables from which plans follow. On all other ranks the plans
     have numbers for names.
     """
-    names = [str(number) for number in range(TRIED)]
+    names = [str(number) for number in range(PLANS_TRIED)]
     # A row for each plan, because ranks exchange arrays of one shape. No plan has more
     # buckets than tensors, and 0 stands for no bucket.
-    sizes = np.zeros((TRIED, len(training.trained())))
+    sizes = np.zeros((PLANS_TRIED, len(training.trained())))
     if me.rank == 0 and LISTS:
         ranked = read_advice(me.out).ranked
-        best = [option for option in ranked if option.name != DEFAULT][:TRIED]
+        best = [option for option in ranked if option.name != DEFAULT][:PLANS_TRIED]
         for number, option in enumerate(best):
             group_bytes = option.iteration.group_bytes
             names[number] = option.name
@@ -620,8 +648,11 @@ def trial(
 ) -> Iterator[Tables]:
     """Train under each plan in turn, round by round.
 
-    There are at most `ROUNDS` rounds. After ``max_s`` only the first `FEWEST` start. A
-    disturbed round is repeated. A plan is left out if DDP makes other buckets for it.
+    The trial ends at the first of `LOOKS` at which the gain of the plan that comes first
+    after the default is decided (`ddlkit.model.advice.is_decided`). It also ends when
+    ``max_s`` is over, but not before the first look. A disturbed round is repeated. A
+    plan is left out if DDP makes other buckets for it, and there is no trial if only the
+    default is left.
 
     Parameters
     ----------
@@ -630,7 +661,8 @@ def trial(
     training : Training
         The model in training.
     plans : mapping of str to sequence of int
-        The bytes of each bucket by plan; none for DDP's default.
+        The bytes of each bucket by plan, the default first, then the plan that may be
+        advised. The default has no bytes.
     max_s : float
         Seconds in which to train.
 
@@ -640,20 +672,27 @@ def trial(
         Table ``trials``: seconds of each iteration, of the slowest rank.
     """
     begun_s = time.monotonic()
+    # If nothing can be tried now, the trial of an earlier call must not stand for it.
+    _remove_trials(me)
     wrapped = _wrapped(me, training, plans)
+    candidates = [name for name in wrapped if name != DEFAULT]
+    if not candidates:
+        me.say("only PyTorch's default is left, so nothing is tried")
+        return
     synchronize = clock.synchronizer(me.device)
     iteration_s = _median_s(training, training.iterate)
     # In each round every plan has one more iteration, which warms up.
-    fitting = max_s / (ROUNDS * len(wrapped) * iteration_s) - 1
-    count = int(np.clip(fitting, EACH.min_repeats, MOST))
-    budget = replace(EACH, warmup=1, min_repeats=count, max_repeats=count)
+    fitting = max_s / (PLANNED_ROUNDS * len(wrapped) * iteration_s) - 1
+    count = int(np.clip(fitting, THREE_TIMES.min_repeats, MAX_ITERATIONS_PER_ROUND))
+    budget = replace(THREE_TIMES, warmup=1, min_repeats=count, max_repeats=count)
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
     retries = Retries()
+    medians_s: dict[str, list[float]] = {name: [] for name in wrapped}
     repeat = 0
-    while repeat < ROUNDS:
+    while repeat < LOOKS[-1]:
         in_time = time.monotonic() - begun_s < max_s
-        if repeat >= FEWEST and not peers.agree_all(in_time):
-            me.say(f"only {repeat} of {ROUNDS} rounds fitted, so the interval is wider")
+        if repeat >= LOOKS[0] and not peers.agree_all(in_time):
+            me.say(f"the minutes for the trial are over after {repeat} rounds")
             return
         watch = Watch(me.rank)
         # Every other round is in reverse order, so that drift within rounds cancels.
@@ -669,10 +708,16 @@ def trial(
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
         iterations = f"{count} iterations of each of {len(wrapped)} plans"
-        me.say(f"round {repeat + 1} of {ROUNDS}: {iterations}")
+        me.say(f"round {repeat + 1}: {iterations}")
         rows = clock.rows_by("policy", seconds, {**labels, "repeat": repeat})
         yield {"trials": rows}
         repeat += 1
+        for name, iterations_s in seconds.items():
+            medians_s[name].append(float(np.median(iterations_s)))
+        # All ranks have the same times, those of the slowest rank, and decide alike.
+        if repeat in LOOKS and is_decided(measured_gain(medians_s, candidates[0])):
+            me.say(f"decided after {repeat} rounds")
+            return
 
 
 def _wrapped(

@@ -35,17 +35,20 @@ from ddlkit.jobs.vitals import Retries, Usage, Watch
 SIZES = tuple(KIB << power for power in range(17))
 """Bytes of the messages that are measured by default: 1 KiB to 64 MiB."""
 BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
+"""How long each size is measured by default."""
 SAMPLE_BYTES = 32 * MIB
 """The most bytes of all messages that are posted at once, unless one alone has more."""
 HOLD_CYCLES = 2_000_000
 """Cycles of a GPU, about 1 ms, in which the host posts all messages of a sample."""
 
 _ELEMENT_BYTES = 4
-# Sums of up to 4096 integers of up to this size are exact in float32.
-_LARGEST = 4096
-# The contributions of ranks are one random vector, shifted by this prime from rank to
-# rank.
-_SHIFT = 7919
+# float32 holds every integer up to 2**24 exactly. The sum over up to 4096 ranks of
+# integers of up to 4096 stays within that, in whatever order a library adds.
+_LARGEST_INTEGER = 4096
+# The inputs of ranks are one random vector, rotated by this many elements from rank to
+# rank. The number is a prime, so that ranks seldom have equal inputs, and a message that
+# is put at a wrong place or comes from a wrong rank gives a wrong result.
+_ROTATION = 7919
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     on_nccl = me.backend == "nccl"
     # NCCL chooses an algorithm by size, unless NCCL_ALGO says which. gloo's are rings.
     algorithm = os.environ.get("NCCL_ALGO", "auto") if on_nccl else "ring"
-    place = {
+    columns_of_all_rows = {
         "backend": me.backend,
         "algorithm": algorithm,
         "link": me.link,
@@ -187,21 +190,25 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
         frames = []
         for seed, size in enumerate(sizes):
             count = messages_at(size, settings.messages_per_sample)
-            make = partial(CheckedCollective, me, collective, size, seed, count)
-            seconds, used = _undisturbed(me, make, settings, retries)
+            make_collective = partial(
+                CheckedCollective, me, collective, size, seed, count
+            )
+            seconds, usage = _measure_undisturbed(
+                me, make_collective, settings, retries
+            )
             labels = {
                 "collective": collective,
                 "messages_per_sample": count,
                 "bytes": size,
-                **place,
-                "stolen": used.stolen,
-                "late": used.late,
-                "others": used.others,
+                **columns_of_all_rows,
+                "stolen": usage.stolen,
+                "late": usage.late,
+                "others": usage.others,
             }
             frames.append(sample_rows(labels, seconds))
             median = format_seconds(float(np.median(seconds)))
-            what = f"{collective} of {format_bytes(size)} on {me.world_size} ranks"
-            me.say(f"{what}: {median}")
+            message = f"{collective} of {format_bytes(size)} on {me.world_size} ranks"
+            me.say(f"{message}: {median}")
         yield {"collectives": pd.concat(frames, ignore_index=True)}
 
 
@@ -226,6 +233,7 @@ def whole_size(size: int, world_size: int) -> int:
     (1000, 1008)
     """
     unit = _ELEMENT_BYTES * world_size
+    # The negation before and after turns the rounding down of `//` into rounding up.
     return -(-size // unit) * unit
 
 
@@ -252,36 +260,47 @@ def messages_at(size: int, messages_per_sample: int) -> int:
     return max(1, min(messages_per_sample, SAMPLE_BYTES // size))
 
 
-def _undisturbed(
+def _measure_undisturbed(
     me: Rank,
-    make: Callable[[], CheckedCollective],
+    make_collective: Callable[[], CheckedCollective],
     settings: CollectivesSettings,
     retries: Retries,
 ) -> tuple[Floats, Usage]:
-    """Return seconds by sample and the usage of the first undisturbed or last try."""
+    """Time a collective until other programs do not disturb it or no try is left.
+
+    Returns
+    -------
+    seconds : ndarray, shape (n_samples,)
+        Seconds of a message in each sample of the last try.
+    usage : Usage
+        What the processor did during that try.
+    """
     tries_left = settings.tries
     while True:
         watch = Watch(me.rank)
-        seconds = _seconds(me, make(), settings)
-        used = peers.usage_of_all(watch.usage())
+        seconds = _measure(me, make_collective(), settings)
+        # All ranks know the largest usage of any, so that all decide alike whether to
+        # try again. A single rank that went on would wait for the others for ever.
+        usage = peers.usage_of_all(watch.usage())
         tries_left -= 1
-        if not tries_left or not retries.again(used):
-            return seconds, used
+        if not tries_left or not retries.again(usage):
+            return seconds, usage
 
 
-def _seconds(
+def _measure(
     me: Rank, checked: CheckedCollective, settings: CollectivesSettings
 ) -> Floats:
     """Return seconds of a message by sample, of the slowest rank.
 
-    The values of the last sample are checked.
+    The results that the last sample left in the buffers are checked.
     """
     synchronize = synchronizer(me.device)
 
     def start_together() -> None:
         checked.reset()
         synchronize()
-        # NCCL's barrier is a kernel. `measure` waits for its end, too, before a sample.
+        # NCCL's barrier is a kernel. After this function `measure` waits for the device,
+        # and thus for the end of that kernel, before it times a sample.
         dist.barrier()
         sleep_until(perf_counter() + me.rank * settings.apart_s)
 
@@ -299,10 +318,10 @@ def _seconds(
         agree=peers.agree_all,
     )
     checked.check()
-    # The last rank starts last. What an earlier rank waited for that start does not
-    # count.
-    ahead_s = (me.world_size - 1 - me.rank) * settings.apart_s
-    return slowest(seconds - ahead_s) / len(checked.buffers)
+    # The rank with the largest number starts last, and no collective can end before all
+    # ranks have started. What an earlier rank waited for the last start does not count.
+    started_before_last_s = (me.world_size - 1 - me.rank) * settings.apart_s
+    return slowest(seconds - started_before_last_s) / len(checked.buffers)
 
 
 class CheckedCollective:
@@ -336,18 +355,20 @@ class CheckedCollective:
     ) -> None:
         self.collective = collective
         self._posting = POSTINGS[collective]
-        # The size counts the contributions of all ranks where each rank holds only a
-        # part of the result before, as in an all-gather.
-        inputs_in_size = COLLECTIVES[collective].input_parts(me.world_size)
-        elements = size // _ELEMENT_BYTES // inputs_in_size
+        # The size of an all-gather is that of its result, of which each rank's input is
+        # only one part. The input of an all-reduce is as large as its size.
+        parts = COLLECTIVES[collective].input_parts(me.world_size)
+        elements = size // _ELEMENT_BYTES // parts
         # All ranks draw the same vector, so each knows the inputs of all others and can
         # compute the right result without any message.
         generator = torch.Generator().manual_seed(seed)
-        shape = (elements,)
-        integers = torch.randint(-_LARGEST, _LARGEST, shape, generator=generator)
+        integers = torch.randint(
+            -_LARGEST_INTEGER, _LARGEST_INTEGER, (elements,), generator=generator
+        )
         vector = integers.float()
-        inputs = (vector.roll(rank * _SHIFT) for rank in range(me.world_size))
-        mine = vector.roll(me.rank * _SHIFT)
+        # A generator, because the inputs of many ranks would not fit into memory at once.
+        inputs = (vector.roll(rank * _ROTATION) for rank in range(me.world_size))
+        mine = vector.roll(me.rank * _ROTATION)
         expected = self._posting.result(inputs, me)
         # What each buffer holds before the collective: the input if the collective
         # replaces it, and otherwise NaN, because a buffer that nothing is written to
@@ -390,10 +411,10 @@ class CheckedCollective:
             )
 
 
-def lacking(
+def missing_sizes(
     rows: pd.DataFrame, collective: str, sizes: Sequence[int], workers: int
 ) -> tuple[int, ...]:
-    """Return the sizes that a table lacks of a collective.
+    """Return the sizes of a collective that are not measured in a table yet.
 
     Parameters
     ----------
@@ -411,7 +432,10 @@ def lacking(
     tuple of int
         The sizes of which the table has no row.
     """
-    present: set[int] = set()
+    measured_sizes: set[int] = set()
+    # An empty frame may have no columns.
     if len(rows):
-        present = set(rows["bytes"][rows["collective"] == collective])
-    return tuple(size for size in sizes if whole_size(size, workers) not in present)
+        measured_sizes = set(rows["bytes"][rows["collective"] == collective])
+    return tuple(
+        size for size in sizes if whole_size(size, workers) not in measured_sizes
+    )

@@ -481,7 +481,7 @@ def _collectives_to_measure(
         rows = store.load_table(path)
     to_measure: CollectivesBySizes = {}
     for collective in collectives:
-        missing_sizes = messages_alone.lacking(rows, collective, sizes, ranks)
+        missing_sizes = messages_alone.missing_sizes(rows, collective, sizes, ranks)
         if missing_sizes:
             to_measure.setdefault(missing_sizes, []).append(collective)
     return to_measure

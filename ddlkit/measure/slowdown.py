@@ -35,21 +35,25 @@ from ddlkit.measure.training import copy_s_per_byte
 from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING
 
 PRECISION = "fp32"
-AS_LONG = 1.5
-"""How long messages last that are sent while a network computes, over an iteration alone."""
-FIRST = 8
-FIRST_BYTES = 2**23
-"""A first batch of messages says how many are needed. It has `FIRST` messages, or fewer
-if these have more than `FIRST_BYTES` together, but at least two."""
+LASTING = 1.5
+"""The duration of all messages that are sent while a network is trained, as a multiple of
+the duration of an iteration without messages."""
+PILOT_MESSAGES = 8
+PILOT_BYTES = 2**23
+"""A pilot run of few messages shows how many are needed to last so long. It has
+`PILOT_MESSAGES` messages, or fewer if these have more than `PILOT_BYTES` together, but at
+least two."""
 WARMUP = 3
 """Iterations that warm up, because DDP rebuilds its buckets in the second."""
 PHASES = ("forward", "backward", "update")
-ONE_BUCKET = float(2**20)
-A_BUCKET_EACH = 1e-6
-"""Bucket caps in MiB: all gradients in one bucket, and a bucket for each gradient."""
+CAP_OF_ONE_BUCKET_MIB = float(2**20)
+"""A bucket cap of 1 TiB, above the gradients of any model: they share one bucket."""
+CAP_OF_SINGLE_GRADIENTS_MIB = 1e-6
+"""A bucket cap of about one byte: every gradient has a bucket of its own."""
 
 Row = tuple[str, str, int, int, float]
-"""Quantity, what went on at the time, bytes, number of messages or buckets, seconds."""
+"""The quantity that is timed, what went on at the same time, the bytes of a message or of
+all buckets, the number of messages or buckets, and seconds."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ def slowdown_rounds(
         "link_bits_per_s": me.link_bits_per_s,
         "ranks": me.world_size,
     }
-    pair = _Pair(me, training, sizes)
+    compared = _TrainingAndMessages(me, training, sizes)
     retries = Retries()
     begun_s = time.perf_counter()
     repeat = 0
@@ -164,28 +168,36 @@ def slowdown_rounds(
     # round needs all of them.
     while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
         watch = Watch(me.rank)
-        rows = list(pair.round())
+        rows = list(compared.measure_round())
         if retries.again(usage_of_all(watch.usage())):
             continue
         frame = pd.DataFrame(rows, columns=columns).assign(**labels, repeat=repeat)
         yield {"slowdown": frame}
         repeat += 1
+    # The last round is enough for a line of progress.
     medians = frame.groupby(["quantity", "beside"])["seconds"].median()
     alone = format_seconds(medians["backward", NOTHING])
-    beside = format_seconds(medians["backward", MESSAGES])
+    with_messages = format_seconds(medians["backward", MESSAGES])
     me.say(
-        f"{training.network}: backward {alone} alone, {beside} while messages are sent"
+        f"{training.network}: backward {alone} alone, {with_messages} while messages "
+        "are sent"
     )
 
 
-class _Pair:
-    """A training and messages on this rank. All ranks must call the same methods.
+class _TrainingAndMessages:
+    """A training and messages, which are timed alone and at the same time.
+
+    Every rank has such an object. All ranks must call the same methods in the same
+    order, because the methods send messages and meet at barriers.
 
     Attributes
     ----------
+    gradient_bytes : int
+        Bytes of all gradients.
     ddp : dict of int to DistributedDataParallel
-        The training in DDP, by the number of its buckets: one, and one for each
-        gradient.
+        The training in DDP by the number of its buckets: with one bucket for all
+        gradients, and with one bucket for each. The two tell the cost of a bucket from
+        the cost of a byte.
     messages : dict of int to (Tensor, int)
         What is sent, and how many times, by size in bytes.
     """
@@ -193,86 +205,103 @@ class _Pair:
     def __init__(self, me: Rank, training: Training, sizes: Sequence[int]) -> None:
         self.me = me
         self.training = training
-        self.bytes = training.gradient_bytes
-        self.ddp = {
-            1: training.wrap(bucket_cap_mb=ONE_BUCKET),
-            len(training.trained()): training.wrap(bucket_cap_mb=A_BUCKET_EACH),
-        }
+        self.gradient_bytes = training.gradient_bytes
+        one_bucket = training.wrap(bucket_cap_mb=CAP_OF_ONE_BUCKET_MIB)
+        single_gradients = training.wrap(bucket_cap_mb=CAP_OF_SINGLE_GRADIENTS_MIB)
+        self.ddp = {1: one_bucket, len(training.trained()): single_gradients}
         for ddp in self.ddp.values():
+            # Nobody sends the buckets, so only what DDP does besides is timed.
             ddp.register_comm_hook(
                 None, lambda _, bucket: completed_future(bucket.buffer())
             )
             training.use(ddp)
             for _ in range(WARMUP):
                 training.iterate()
-            inside: Any = ddp.module
-            if not inside.called:
+            # `Training.wrap` puts the model into a module that notes whether the loss
+            # calls the model.
+            module_in_ddp: Any = ddp.module
+            if not module_in_ddp.called:
                 reason = "loss() does not call the model itself, as DDP needs"
                 raise UserError(f"{training.network}: {reason}")
         alone_s = float(slowest([sum(self._phases())])[0])
         self.messages: dict[int, tuple[torch.Tensor, int]] = {}
         for size in sizes:
             buffer = torch.zeros(size // 4, device=me.device)
-            count = self._needed(buffer, size, alone_s)
+            count = self._needed_messages(buffer, size, alone_s)
             self.messages[size] = (buffer, count)
 
-    def _needed(self, buffer: torch.Tensor, size: int, alone_s: float) -> int:
-        """Return how many messages last for `AS_LONG` times an iteration."""
-        first_count = max(2, min(FIRST, FIRST_BYTES // size))
-        # The first try also warms up, so the longer of two is taken.
+    def _needed_messages(self, buffer: torch.Tensor, size: int, alone_s: float) -> int:
+        """Return how many messages last for `LASTING` times an iteration of ``alone_s``.
+
+        ``size`` is the size of the buffer in bytes.
+        """
+        pilot_count = max(2, min(PILOT_MESSAGES, PILOT_BYTES // size))
+        # The first run also warms up. The longer of two is taken, from which fewer
+        # messages follow, so that a round does not take too long.
         longest_s = 0.0
         for _ in range(2):
-            _, messages_s = self._together(buffer, first_count)
+            _, messages_s = self._time_both(buffer, pilot_count)
             longest_s = max(longest_s, float(slowest([messages_s])[0]))
-        return max(1, math.ceil(AS_LONG * alone_s * first_count / longest_s))
+        message_s = longest_s / pilot_count
+        return max(1, math.ceil(LASTING * alone_s / message_s))
 
-    def round(self) -> Iterator[Row]:
-        """Yield a row for each quantity that is timed in a round."""
-        alone: list[Floats] = []
-        copy_s = self.bytes * copy_s_per_byte(self.me, self.training.model)
-        yield "copy", NOTHING, self.bytes, 1, copy_s
+    def measure_round(self) -> Iterator[Row]:
+        """Yield a row for each quantity that is timed in a round.
+
+        What is compared is timed right after one another, so that drift of the machine
+        is in both.
+        """
+        # DDP copies each gradient into its bucket before the bucket is sent.
+        copy_s = self.gradient_bytes * copy_s_per_byte(self.me, self.training.model)
+        yield "copy", NOTHING, self.gradient_bytes, 1, copy_s
+        phases_alone_s: list[Floats] = []
         for size, (buffer, count) in self.messages.items():
-            alone.append(self._phases())
-            sent_s = slowest([self._sent_s(buffer, count)])[0]
-            yield "message", NOTHING, size, count, sent_s / count
-            phases, messages_s = self._together(buffer, count)
-            yield from self._phase_rows(MESSAGES, size, count, phases)
-            beside_s = slowest([messages_s])[0]
-            yield "message", COMPUTE, size, count, beside_s / count
-        yield from self._phase_rows(NOTHING, 0, 0, np.mean(alone, axis=0))
+            phases_alone_s.append(self._phases())
+            alone_s = slowest([self._time_messages(buffer, count)])[0]
+            yield "message", NOTHING, size, count, alone_s / count
+            phases_s, messages_s = self._time_both(buffer, count)
+            yield from self._phase_rows(MESSAGES, size, count, phases_s)
+            with_compute_s = slowest([messages_s])[0]
+            yield "message", COMPUTE, size, count, with_compute_s / count
+        yield from self._phase_rows(NOTHING, 0, 0, np.mean(phases_alone_s, axis=0))
         for buckets in self.ddp:
-            phases = self._phases(buckets, send=True)
-            yield from self._phase_rows(BUCKETS, self.bytes, buckets, phases)
+            phases_s = self._phases(buckets, fill_buckets=True)
+            yield from self._phase_rows(BUCKETS, self.gradient_bytes, buckets, phases_s)
 
     def _phase_rows(
-        self, beside: str, size: int, count: int, seconds: Floats
+        self, at_the_same_time: str, size: int, count: int, seconds: Floats
     ) -> Iterator[Row]:
-        for phase, phase_s in zip(PHASES, slowest(seconds), strict=True):
-            yield phase, beside, size, count, phase_s
+        """Yield a row for each phase, with the seconds of the slowest rank.
 
-    def _phases(self, buckets: int = 1, send: bool = False) -> Floats:
+        ``seconds`` are those of this rank, shape (3,).
+        """
+        for phase, phase_s in zip(PHASES, slowest(seconds), strict=True):
+            yield phase, at_the_same_time, size, count, phase_s
+
+    def _phases(self, buckets: int = 1, fill_buckets: bool = False) -> Floats:
         """Return seconds of forward, backward and update in an iteration, shape (3,).
 
-        With ``send`` DDP fills its buckets and calls the hook. Without ``send`` DDP does
+        With ``fill_buckets`` DDP fills its buckets and calls the hook. Without, DDP does
         nothing.
         """
         marks = Marks(self.me.device)
         dist.barrier()
-        self._iterate(buckets, marks, send)
+        self._iterate(buckets, marks, fill_buckets)
         return np.diff(marks.seconds())
 
-    def _iterate(self, buckets: int, marks: Marks, send: bool = False) -> None:
+    def _iterate(self, buckets: int, marks: Marks, fill_buckets: bool = False) -> None:
         ddp = self.training.use(self.ddp[buckets])
-        exchange = nullcontext() if send else ddp.no_sync()
+        # Within `no_sync` DDP leaves the gradients where they are.
+        exchange = nullcontext() if fill_buckets else ddp.no_sync()
         with exchange:
             self.training.iterate(marks.mark)
 
-    def _sent_s(self, buffer: torch.Tensor, count: int) -> float:
+    def _time_messages(self, buffer: torch.Tensor, count: int) -> float:
         """Return seconds of messages that are posted at once, without any compute."""
         dist.barrier()
         return _Sending(self.me, buffer, count).seconds()
 
-    def _together(self, buffer: torch.Tensor, count: int) -> tuple[Floats, float]:
+    def _time_both(self, buffer: torch.Tensor, count: int) -> tuple[Floats, float]:
         """Train while messages are under way, and time both.
 
         Returns
@@ -291,12 +320,12 @@ class _Pair:
             iterations.append(marks)
             self._iterate(buckets=1, marks=marks)
             synchronize()
-        # The last iteration ran partly after the messages. It counts only if there is
-        # no other.
+        # During the last iteration the last message arrived, so that a part of the
+        # iteration ran without messages. It counts only if there is no other.
         if len(iterations) > 1:
             iterations.pop()
-        phases = [np.diff(marks.seconds()) for marks in iterations]
-        return np.mean(phases, axis=0), sending.seconds()
+        phases_s = [np.diff(marks.seconds()) for marks in iterations]
+        return np.mean(phases_s, axis=0), sending.seconds()
 
 
 class _Sending:
@@ -310,6 +339,7 @@ class _Sending:
         self._marks = Marks(me.device)
         self._ended_on_gpu: torch.cuda.Event | None = None
         on_gpu = me.device.type == "cuda"
+        # On the stream of compute, each message would wait for the kernels before it.
         stream: Any = nullcontext()
         if on_gpu:
             stream = torch.cuda.stream(torch.cuda.Stream(me.device))

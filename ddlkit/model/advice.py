@@ -41,7 +41,7 @@ WORTH = 0.02
 WIDE = 0.03
 """The half-width of a gain's interval from which on another measurement would help."""
 
-MISSED = 0.03
+MODEL_ERROR = 0.03
 """The standard deviation of the errors of predicted gains beyond noise.
 
 It was estimated from the recorded campaign of real training.
@@ -50,8 +50,8 @@ It was estimated from the recorded campaign of real training.
 HUGE = 0.5
 """From this share of all bytes on, one tensor limits, because no plan can split it."""
 
-MIDDLE = (0.16, 0.84)
-"""The quantiles at one standard deviation from the mean, if noise is normal."""
+ONE_DEVIATION = (0.16, 0.84)
+"""The quantiles at one standard deviation below and above the mean of normal noise."""
 
 
 class Option(NamedTuple):
@@ -66,20 +66,21 @@ class Option(NamedTuple):
         The name of the plan.
     iteration : Iteration
         The predicted iteration under this plan.
-    settled_s : ndarray, shape (B,)
-        Iterations in the long run, in seconds: messages drift, but do not scatter.
+    long_run_s : ndarray, shape (B,)
+        The mean of many iterations, in seconds. Messages may take longer or shorter than
+        predicted, but the scatter from message to message averages out.
     single_s : ndarray, shape (B,)
         Single iterations in seconds: messages and compute also scatter.
-    beside_s : ndarray, shape (B,)
-        Single iterations in seconds, but without the slow changes of compute that an
-        iteration shares with the next one.
+    paired_s : ndarray, shape (B,)
+        Single iterations in seconds for a comparison with an iteration that follows at
+        once: without the slow changes of compute that both share.
     """
 
     name: str
     iteration: Iteration
-    settled_s: Floats
+    long_run_s: Floats
     single_s: Floats
-    beside_s: Floats
+    paired_s: Floats
 
     @property
     def seconds(self) -> float:
@@ -113,13 +114,14 @@ class Gain(NamedTuple):
         The gain as a share of the default's iteration; negative for a longer iteration.
     interval : sequence of float, length 2
         The lower and the upper end of the gain.
-    slower : float
-        The probability that the iteration is longer than the default's.
+    slower_share : float
+        The share of draws, or of measured rounds, in which the iteration is longer than
+        the default's.
     """
 
     share: float
     interval: Sequence[float]
-    slower: float
+    slower_share: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,21 +193,27 @@ class Advice:
         # applies a list of caps to each type anew.
         can_impose_any = lists and not work.has_several_types
         names = (DEFAULT, *CAPS, *LISTS) if can_impose_any else (DEFAULT, *CAPS)
-        options: dict[tuple[tuple[int, ...], ...], Option] = {}
+        # Several names may stand for the same buckets, such as all caps above the bytes of
+        # a small model. The gradients of each bucket tell plans apart.
+        option_by_buckets: dict[tuple[tuple[int, ...], ...], Option] = {}
         for name in names:
             plan = plan_beside(name, work, messages)
-            groups = (plan.ends, plan.order)
-            if groups not in options:
+            buckets = (plan.ends, plan.order)
+            if buckets not in option_by_buckets:
                 iteration = forecast(work, plan, messages).iteration
-                options[groups] = _option(name, iteration, messages, scatter)
-        return cls(work, messages, {option.name: option for option in options.values()})
+                option_by_buckets[buckets] = _option(name, iteration, messages, scatter)
+        options = {option.name: option for option in option_by_buckets.values()}
+        return cls(work, messages, options)
 
     @cached_property
     def ranked(self) -> list[Option]:
         """Return all options, the shortest iteration first, the default before equals."""
+        # The default is the first of the options, and `sorted` keeps the order of equals.
         return sorted(self.options.values(), key=lambda option: option.seconds)
 
-    def gain(self, option: Option, rounds: int = 0, each: int = 1) -> Gain:
+    def gain(
+        self, option: Option, rounds: int = 0, iterations_per_round: int = 1
+    ) -> Gain:
         """Return what an option gains over the default.
 
         Parameters
@@ -215,7 +223,7 @@ class Advice:
         rounds : int, optional
             The number of rounds of a measurement that compares the two plans. Without
             it, the interval is of the gain in the long run.
-        each : int, optional
+        iterations_per_round : int, optional
             The number of iterations of each plan in a round.
 
         Returns
@@ -225,29 +233,50 @@ class Advice:
             finds: it also has the noise of the measurement and the error of the model.
         """
         default = self.options[DEFAULT]
-        draws = 1 - option.settled_s / default.settled_s
+        gain_draws = 1 - option.long_run_s / default.long_run_s
         share = 1 - option.seconds / default.seconds
         if rounds and option is not default:
-            error = self._measurement_error(option, draws, rounds, each)
-            draws = draws + error
-        return Gain(float(share), interval(draws).tolist(), float((draws < 0).mean()))
+            gain_draws = gain_draws + self._measurement_error(
+                option, gain_draws, rounds, iterations_per_round
+            )
+        return Gain(
+            share=float(share),
+            interval=interval(gain_draws).tolist(),
+            slower_share=float((gain_draws < 0).mean()),
+        )
 
     def _measurement_error(
-        self, option: Option, draws: Floats, rounds: int, each: int
+        self,
+        option: Option,
+        gain_draws: Floats,
+        rounds: int,
+        iterations_per_round: int,
     ) -> Floats:
-        """Return draws of the difference between a measured gain and (B,) ``draws``."""
-        scatters = []
+        """Return how far a measured gain may lie from each of the drawn gains.
+
+        The errors are normal, shape (B,). Their standard deviation is
+
+            hypot((1 - gain) * noise of the ratio of two times, MODEL_ERROR)
+
+        because a gain is 1 less the ratio of two times, option over default, and noise is
+        relative to that ratio.
+        """
+        relative_deviations = []
         for compared in (option, self.options[DEFAULT]):
-            relative = compared.beside_s / compared.settled_s
-            scatters.append(np.ptp(np.quantile(relative, MIDDLE)) / 2)
-        # MIDDLE spans two standard deviations, hence the half. A round's time is the
-        # median of its iterations, and the gain is the median over rounds. Medians of
-        # normal noise scatter more than means: by 1.18 for a few values and by 1.25 for
-        # many.
-        noise = 1.18 * math.hypot(*scatters) / math.sqrt(rounds)
-        noise_of_gain = (1 - draws) * noise * min(1.0, 1.25 / math.sqrt(each))
-        deviation = np.hypot(noise_of_gain, MISSED)
-        return deviation * np.random.default_rng(3).standard_normal(len(draws))
+            relative_s = compared.paired_s / compared.long_run_s
+            # The two quantiles are two standard deviations apart, hence the half.
+            two_deviations = np.ptp(np.quantile(relative_s, ONE_DEVIATION))
+            relative_deviations.append(two_deviations / 2)
+        # A round's time is the median of its iterations, and the gain is the median over
+        # rounds. Medians of normal noise scatter more than means: by 1.18 for a few
+        # values, as there are rounds, and by 1.25 for many, as there may be iterations.
+        ratio_noise = 1.18 * math.hypot(*relative_deviations) / math.sqrt(rounds)
+        # With one iteration a round's median is that iteration.
+        ratio_noise *= min(1.0, 1.25 / math.sqrt(iterations_per_round))
+        deviation = np.hypot((1 - gain_draws) * ratio_noise, MODEL_ERROR)
+        # A fixed seed, so that equal tables give equal intervals.
+        normal = np.random.default_rng(3).standard_normal(len(gain_draws))
+        return deviation * normal
 
     def limits(self) -> tuple[str, dict[str, float]]:
         """Return what limits the default: compute, or the largest cause of communication.
@@ -280,7 +309,7 @@ class Advice:
         }
         if predicted.exposed_communication_s < WORTH * predicted.iteration_s:
             return "compute", seconds
-        limit = max(seconds, key=seconds.__getitem__)
+        limit = max(seconds, key=lambda cause: seconds[cause])
         sizes = self.workload.bytes
         if limit == "bandwidth" and sizes.max() > HUGE * sizes.sum():
             limit = f"one huge tensor, {self.workload.tensor[int(sizes.argmax())]}"
@@ -304,8 +333,14 @@ class Advice:
         # A changed workload, and the number of batches that one of its iterations has.
         changes: dict[str, tuple[Workload, int]] = {
             "gradients in half the bytes, or a link twice as fast": (half_the_bytes, 1),
-            "gradients of two batches sent at once": (work.accumulated(2), 2),
-            "twice the batch, if that computes twice as long": (twice_the_batch, 2),
+            "gradients of two batches sent at once, which also saves every other update": (
+                work.accumulated(2),
+                2,
+            ),
+            "twice the batch, if that computes twice as long, with half as many updates": (
+                twice_the_batch,
+                2,
+            ),
         }
         gains = {"another plan": 1 - self.ranked[0].seconds / now_s}
         for remedy, (changed, batches) in changes.items():
@@ -330,12 +365,13 @@ class Advice:
         sent_bytes = np.concatenate(
             [self.options[DEFAULT].iteration.group_bytes, best.iteration.group_bytes]
         )
+        # A size counts as often as the two plans send messages of it.
         sizes, counts = np.unique(sent_bytes, return_counts=True)
         draws_s = [cost(sizes) for cost in self.communication.draws]
         uncertainty_s = np.std(draws_s, axis=0) * counts
         return int(sizes[np.argmax(uncertainty_s)])
 
-    def to_dict(self, rounds: int = 0, each: int = 1) -> dict[str, Any]:
+    def to_dict(self, rounds: int = 0, iterations_per_round: int = 1) -> dict[str, Any]:
         """Return the whole advice, ready for JSON.
 
         Parameters
@@ -343,7 +379,7 @@ class Advice:
         rounds : int, optional
             The number of rounds of a measurement that compares the best option with the
             default. With it, "gain_interval" is of the gain that the measurement finds.
-        each : int, optional
+        iterations_per_round : int, optional
             The number of iterations of each plan in a round.
 
         Returns
@@ -357,7 +393,7 @@ class Advice:
         # the gain that a measurement would find is wider, because of its noise.
         long_run_gains = {option.name: self.gain(option) for option in self.ranked}
         best_long_run_gain = long_run_gains[best.name]
-        best_gain_if_measured = self.gain(best, rounds, each)
+        best_gain_if_measured = self.gain(best, rounds, iterations_per_round)
         least_gain, _ = best_long_run_gain.interval
         worth_a_change = least_gain >= WORTH
         limit, seconds_by_cause = self.limits()
@@ -366,7 +402,7 @@ class Advice:
             "best": best.name,
             "gain": best_gain_if_measured.share,
             "gain_interval": list(best_gain_if_measured.interval),
-            "probability_slower": best_long_run_gain.slower,
+            "probability_slower": best_long_run_gain.slower_share,
             "default_plan": self.options[DEFAULT].summary(),
             "best_plan": best.summary(),
             "limited_by": limit,
@@ -383,18 +419,86 @@ class Advice:
 def _option(
     name: str, iteration: Iteration, messages: Communication, scatter: Floats
 ) -> Option:
-    """Return an option with draws in the long run, of one iteration, and of a pair."""
+    """Return an option with its draws, as `Option` explains them.
+
+    ``scatter`` has the times of successive iterations of one worker over their median.
+    """
     # Compute changes slowly, so plans that are measured in turn share most of the
     # change. Only the differences between successive iterations remain. A difference of
-    # two independent times scatters by the root of two more than one time.
+    # two independent times scatters by the root of two more than one time. The scatter of
+    # steady compute is a single 1, of which there are no differences.
     if len(scatter) > 2:
         paired_scatter = 1 + np.diff(scatter) / math.sqrt(2)
     else:
         paired_scatter = scatter
-    settled_s, _ = draw_iterations(iteration, messages, scatter=False)
+    long_run_s, _ = draw_iterations(iteration, messages, scatter=False)
     single_s, _ = draw_iterations(iteration, messages, scatter)
-    beside_s, _ = draw_iterations(iteration, messages, paired_scatter)
-    return Option(name, iteration, settled_s, single_s, beside_s)
+    paired_s, _ = draw_iterations(iteration, messages, paired_scatter)
+    return Option(name, iteration, long_run_s, single_s, paired_s)
+
+
+def is_supported(measured: Gain) -> bool:
+    """Return whether a trial supports a change.
+
+    Parameters
+    ----------
+    measured : Gain
+        The gain of the plan over the default in its own trial.
+
+    Returns
+    -------
+    bool
+        True if the interval of the gain lies above zero and does not end below `WORTH`.
+
+    Examples
+    --------
+    >>> is_supported(Gain(0.04, (0.01, 0.06), 0.0))
+    True
+    >>> is_supported(Gain(0.04, (-0.01, 0.06), 0.1))
+    False
+    """
+    lower, upper = measured.interval
+    return lower > 0 and upper >= WORTH
+
+
+def is_decided(measured: Gain) -> bool:
+    """Return whether further rounds of a trial could hardly change the decision.
+
+    Parameters
+    ----------
+    measured : Gain
+        The gain of the plan over the default in the rounds so far.
+
+    Returns
+    -------
+    bool
+        True if the interval of the gain lies above zero or ends below `WORTH`.
+    """
+    lower, upper = measured.interval
+    return lower > 0 or upper < WORTH
+
+
+def trial_result(measured: Gain) -> str:
+    """Return in words what a trial showed of a plan.
+
+    Parameters
+    ----------
+    measured : Gain
+        The gain of the plan over the default in its own trial.
+
+    Returns
+    -------
+    str
+        The end of a sentence that begins with "the trial: ".
+    """
+    lower, upper = measured.interval
+    if is_supported(measured):
+        return "the gain was measured"
+    if upper < 0:
+        return "the plan was measured to be slower"
+    if lower > 0:
+        return f"the measured gain is below {WORTH:.0%}"
+    return "no difference could be measured"
 
 
 def measured_gain(seconds: Mapping[str, Sequence[float] | Floats], plan: str) -> Gain:
@@ -413,18 +517,18 @@ def measured_gain(seconds: Mapping[str, Sequence[float] | Floats], plan: str) ->
     -------
     Gain
         The median of the gains of all rounds, with the interval of its order
-        statistics. ``slower`` is the share of rounds in which the plan was slower.
+        statistics. ``slower_share`` is the share of rounds in which the plan was slower.
 
     Examples
     --------
     >>> seconds = {"ddp": [1.0, 1.1, 1.0, 1.2, 1.0, 1.0], "exact": [0.9] * 6}
     >>> gain = measured_gain(seconds, "exact")
-    >>> round(gain.share, 2), np.round(gain.interval, 2).tolist(), gain.slower
+    >>> round(gain.share, 2), np.round(gain.interval, 2).tolist(), gain.slower_share
     (0.1, [0.1, 0.25], 0.0)
     """
     shares = 1 - np.asarray(seconds[plan]) / np.asarray(seconds[DEFAULT])
     return Gain(
         share=float(np.median(shares)),
         interval=median_interval(shares),
-        slower=float((shares < 0).mean()),
+        slower_share=float((shares < 0).mean()),
     )

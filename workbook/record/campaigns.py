@@ -33,7 +33,7 @@ from ddlkit.jobs.clock import Budget
 from ddlkit.lab import ENGINES, Conditions
 from ddlkit.lab.network import Lab, LabShape
 from ddlkit.measure import networks as known_networks
-from ddlkit.measure.collectives import CollectivesSettings, lacking, messages_at
+from ddlkit.measure.collectives import CollectivesSettings, messages_at, missing_sizes
 from ddlkit.measure.layers import layer_tables
 from ddlkit.measure.session import (
     Origin,
@@ -351,7 +351,7 @@ class LabPoints:
         (collective,) = settings.collectives
         rows = self.rows("collectives", f"{self.shape.name}-{collective}")
         rows = rows[rows["session"] == session]
-        return lacking(rows, collective, settings.sizes, self.shape.workers)
+        return missing_sizes(rows, collective, settings.sizes, self.shape.workers)
 
     def _calibrate(
         self, session: int, settings: CollectivesSettings, estimate_s: float

@@ -30,6 +30,7 @@ Tables = Mapping[str, pd.DataFrame]
 MEASURED = "measured"
 PARTIAL = "measured in part"
 STARTED = "started"
+"""The point was begun, and whatever ended the session left no other outcome."""
 PENDING = "not reached"
 OUT_OF_MEMORY = "out of memory"
 UNAVAILABLE = "unavailable"
@@ -288,8 +289,9 @@ class Point:
     note : str
         What a listing of the session says of the point.
     left : callable, optional
-        Returns what is left to measure. Without it, a point is done when its tables
-        exist.
+        Returns what is left to measure of a table that grows, such as the sizes that
+        have no rows yet. New rows are then added to the table. Without it, a point is
+        done when its tables exist.
     predicted : optional
         What a model is to predict before the point is measured, where that is asked
         for.
@@ -354,16 +356,19 @@ class Point:
         UserError
             If a table is damaged.
         """
-        if self.left:
-            return not self.left()
+        if self.left is not None:
+            nothing_left = not self.left()
+            return nothing_left
         paths = [self.path(out, schema) for schema in self.schemas]
         if not all(store.has_table(path) for path in paths):
             return False
+        # Numbers of two versions of the benchmark cannot be compared, so a point that an
+        # earlier version measured is measured again.
         versions = {store.load_stamp(path)["benchmark_version"] for path in paths}
         return versions == {store.BENCHMARK_VERSION}
 
-    def looked(self, out: Path) -> Row:
-        """Look for the point's tables, and return the row of outcomes that follows.
+    def row_from_tables(self, out: Path) -> Row:
+        """Return the point's row of outcomes as it follows from the tables that exist.
 
         Parameters
         ----------
@@ -399,16 +404,16 @@ class Point:
         Row
             What became of the point.
         """
-        row = self.looked(out)
+        row = self.row_from_tables(out)
         if row.outcome != PENDING:
             return row
         start_s = time.monotonic()
-        outcome, reason, tables = self._measured()
+        outcome, reason, tables = self._try_to_measure()
         # A failed point may have left its model in a cycle of references, and the next
         # point needs the memory.
         gc.collect()
         # A point that measures what is left adds to a table that has other rows
-        # already.
+        # already. What was measured of a partial point is saved, too.
         append = self.left is not None
         try:
             for schema, frame in tables.items():
@@ -420,8 +425,8 @@ class Point:
             row, outcome=outcome, reason=reason, seconds=time.monotonic() - start_s
         )
 
-    def _measured(self) -> tuple[str, str, Tables]:
-        """Return the outcome, the reason if there is one, and the tables."""
+    def _try_to_measure(self) -> tuple[str, str, Tables]:
+        """Measure, and return the outcome, the reason or "", and the tables by schema."""
         try:
             result = self.measure()
         except Exception as error:
@@ -431,15 +436,20 @@ class Point:
         else:
             tables = result
         missing = sorted(set(self.schemas) - set(tables))
-        if missing and not self.left:
-            # The next session would take the point for one that was never measured.
+        if missing and self.left is None:
+            # Without all its tables the point would count as pending in the next session,
+            # which would measure it again and again.
             names = ", ".join(repr(schema) for schema in missing)
             return FAILED, f"the measurement left no table {names}", tables
         return MEASURED, "", tables
 
 
 def _outcome_of(error: Exception) -> tuple[str, str, Tables]:
-    """Return the outcome, the reason and the tables of a point that raised an error."""
+    """Return the outcome, the reason and the tables of a point that raised an error.
+
+    A mistake in the program is printed with its traceback. All other errors say enough
+    in one line.
+    """
     reason = one_line(str(error))
     if isinstance(error, Partial):
         return PARTIAL, reason, error.tables

@@ -121,9 +121,9 @@ def run_session(
             remark="; ".join(text for text in (remark, in_use) if text),
         )
         with packing(out, pack) as pack_if_due:
-            others = machines_in(out) - {name}
-            if others:
-                names = " and ".join(sorted(others))
+            other_machines = machines_in(out) - {name}
+            if other_machines:
+                names = " and ".join(sorted(other_machines))
                 raise UserError(
                     f"{out} holds a recording of {names}, this is {name}: "
                     "choose another directory"
@@ -192,12 +192,14 @@ class _Sections(NamedTuple):
 class _Session:
     """One call of `run_session`.
 
-    ``rows`` has the row of each point by the point's key, and ``running`` is the row of
-    the point that is being measured. ``pack_if_due`` packs the recording if the last
-    time was `EVERY_S` ago. ``sampler`` samples vitals while the session is isolated.
+    ``worker_here`` has the points in this process. It measures them itself, unless the
+    session is isolated: then a child process gets a copy of this worker. ``rows`` has the
+    row of each point by the point's key, and ``running`` is the row of the point that is
+    being measured. ``pack_if_due`` packs the recording if the last time was `EVERY_S`
+    ago. ``sampler`` samples vitals while the session is isolated.
     """
 
-    local: _Worker
+    worker_here: _Worker
     deadline_s: float
     isolate: bool
     gpu: bool
@@ -209,7 +211,7 @@ class _Session:
     def run(self) -> None:
         """Measure until nothing is left to do or time is up."""
         if not self.isolate:
-            self.take_all(self.local)
+            self.take_all(self.worker_here)
             return
         child = _IsolatedWorker(self)
         # `closing` ends the child process, also after an interrupt.
@@ -234,24 +236,27 @@ class _Session:
             If a point fails that is not isolated, and if nothing at all was measured.
         """
         sections = self._to_measure(worker.make_rows())
+        # Time for the closing points is kept free until all others are done.
         reserved_s = RESERVE * sum(row.estimate_s for row in sections.closing)
-        begun = False
+        any_begun = False
         for row in (*sections.opening, *sections.body):
             left_s = self.deadline_s - reserved_s - time.monotonic()
-            begun |= self._take(worker, row, left_s)
+            if self._take(worker, row, left_s):
+                any_begun = True
         for row in sections.closing:
             # Drift of the machine shows only if the closing points follow the others,
             # so they are worth the overtime once a point was measured.
-            overtime_s = OVERTIME_S if begun else 0.0
+            overtime_s = OVERTIME_S if any_begun else 0.0
             left_s = self.deadline_s + overtime_s - time.monotonic()
-            begun |= self._take(worker, row, left_s)
+            if self._take(worker, row, left_s):
+                any_begun = True
         self._report()
 
     def _take(self, worker: _Worker | _IsolatedWorker, row: Row, left_s: float) -> bool:
         """Have a worker measure a point, and return whether it was begun."""
         if row.outcome == sessions.FAILED:
             # The point has a damaged table, which is for the user to remove.
-            self._close(row)
+            self._record_outcome(row)
             return False
         if row.estimate_s > left_s:
             needed = f"would take about {row.estimate_s:.0f} s"
@@ -263,11 +268,14 @@ class _Session:
         # Whatever ends this process, the table of outcomes then says that the point
         # began.
         self._save()
-        self._close(worker.take(row))
+        self._record_outcome(worker.take(row))
         return True
 
     def _to_measure(self, sections: _Sections) -> _Sections:
-        """Return what is to be tried, and take in what an earlier session left."""
+        """Return the rows that are to be tried, in their order.
+
+        All rows are kept in ``rows``, with what an earlier session recorded of them.
+        """
         body, opening, closing = sections
         # A point that can only be refused is expected to take no time, such as one for
         # two GPUs where there is one. If there are no others, nothing opens or closes.
@@ -277,10 +285,11 @@ class _Session:
             closing = []
         earlier = self._earlier_rows()
         for row in (*opening, *body, *closing):
-            before = earlier.get(row.key, row)
-            if row.outcome in THERE and before.outcome in THERE:
-                # The earlier row knows how long it took, and what it has only in part.
-                row = replace(before, estimate_s=row.estimate_s)
+            earlier_row = earlier.get(row.key, row)
+            if row.outcome in THERE and earlier_row.outcome in THERE:
+                # `row` only knows that the tables exist. The earlier row also knows how
+                # long they took, and whether they have the point only in part.
+                row = replace(earlier_row, estimate_s=row.estimate_s)
             self.rows[row.key] = row
         self._save()
         missing = [row for row in body if row.outcome not in THERE]
@@ -298,15 +307,15 @@ class _Session:
 
     def _earlier_rows(self) -> dict[str, Row]:
         """Return the rows that an earlier session left, by the keys of their points."""
-        path = self.local.out / "outcomes.csv"
+        path = self.worker_here.out / "outcomes.csv"
         if not store.has_table(path):
             return {}
         records = store.load_table(path, "outcomes").to_dict("records")
         rows = [Row(**cells) for cells in records]
         return {row.key: row for row in rows}
 
-    def _close(self, row: Row) -> None:
-        """Take in what became of a point.
+    def _record_outcome(self, row: Row) -> None:
+        """Keep what became of a point, save it, and print a line of progress.
 
         Raises
         ------
@@ -332,17 +341,23 @@ class _Session:
         say(line)
 
     def _save(self) -> None:
-        """Save the table of outcomes and the vitals, of a session that is isolated."""
+        """Save the table of outcomes and the vitals, of a session that is isolated.
+
+        A session that is not isolated ends at the first failure and needs neither.
+        """
         if not self.rows or not self.isolate:
             return
-        out = self.local.out
-        save = self.local.origin.save
+        out = self.worker_here.out
+        save = self.worker_here.origin.save
         outcomes = pd.DataFrame([asdict(row) for row in self.rows.values()])
         save(out / "outcomes.csv", outcomes, "outcomes")
         sampled = self.sampler.frame() if self.sampler else pd.DataFrame()
-        measured = any(row.seconds for row in self.rows.values())
-        if len(sampled) and measured:
-            save(out / f"vitals-s{self.local.number}.csv.gz", sampled, "vitals")
+        # Vitals explain times. A session that found everything measured, or could measure
+        # nothing, has no times of its own, and must leave no file.
+        has_times = any(row.seconds for row in self.rows.values())
+        if len(sampled) and has_times:
+            number = self.worker_here.session_number
+            save(out / f"vitals-s{number}.csv.gz", sampled, "vitals")
 
     def _report(self) -> None:
         """Print what is missing, and why.
@@ -355,6 +370,7 @@ class _Session:
         by_outcome: dict[str, list[str]] = {}
         for row in self.rows.values():
             by_outcome.setdefault(row.outcome, []).append(row.key)
+        # What is there is counted and removed, so that what is missing remains.
         there = sum(len(by_outcome.pop(outcome, ())) for outcome in THERE)
         say(f"{there} of {len(self.rows)} points are there")
         for outcome, keys in by_outcome.items():
@@ -381,23 +397,23 @@ class _Worker:
 
     def __post_init__(self) -> None:
         names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
-        # Each session has tables of its own, such as those of drift, which carry its
-        # number.
+        # Each session has tables of its own, such as those of drift and of vitals. Their
+        # names carry the number of the session, as in vitals-s2.csv.gz.
         numbers = [int(number) for number in re.findall(r"-s(\d+)[-.]", names)]
-        self.number = 1 + max(numbers, default=0)
+        self.session_number = 1 + max(numbers, default=0)
 
     def make_rows(self) -> _Sections:
         """Make the points, and return their rows.
 
         The tables that exist already decide the outcome in each row.
         """
-        sections = self.make(out=self.out, session=self.number)
-        points = [*sections.body, *sections.opening, *sections.closing]
+        made = self.make(out=self.out, session=self.session_number)
+        points = [*made.body, *made.opening, *made.closing]
         self.points = {point.key: point for point in points}
         return _Sections(
-            [point.looked(self.out) for point in sections.body],
-            [point.looked(self.out) for point in sections.opening],
-            [point.looked(self.out) for point in sections.closing],
+            [point.row_from_tables(self.out) for point in made.body],
+            [point.row_from_tables(self.out) for point in made.opening],
+            [point.row_from_tables(self.out) for point in made.closing],
         )
 
     def take(self, row: Row) -> Row:
@@ -430,7 +446,9 @@ class _IsolatedWorker:
         # The child gets the worker of this process as its own, and answers with the rows
         # or, after a mistake of the user, with the text of the error.
         try:
-            answer = self._ask(self._session.local, allowed_s=START_S, expected="go on")
+            answer = self._ask(
+                self._session.worker_here, allowed_s=START_S, expected="go on"
+            )
         except _WorkerLost as error:
             answer = f"nothing is measured: {error} before its first point"
         if isinstance(answer, str):
@@ -478,7 +496,8 @@ class _IsolatedWorker:
                 row, allowed_s=allowed_s, expected="end"
             )
         except _WorkerLost as error:
-            files.remove_unfinished(self._session.local.out)
+            # A child that dies while it writes leaves an unfinished file.
+            files.remove_unfinished(self._session.worker_here.out)
             self.close()
             return replace(row, outcome=error.outcome, reason=str(error))
         if not gpu_is_usable:
@@ -499,7 +518,7 @@ class _IsolatedWorker:
             If the child dies, or if it does not answer within the allowed time or the
             overtime of the session.
         """
-        assert self._process
+        assert self._process, "a child was started before"
         give_up_s = time.monotonic() + allowed_s
         overtime_ends_s = self._session.deadline_s + OVERTIME_S
         # A pipe that breaks shows that the child is dying, as the status below says.
@@ -533,7 +552,8 @@ class _WorkerLost(Exception):
 def serve(pipe: int) -> None:
     """Be the child process of a session, which measures what the parent names.
 
-    This function does not return.
+    The first thing in the pipe is the worker, which makes the points. Then follow rows,
+    and the child measures the point of each. This function does not return.
 
     Parameters
     ----------
@@ -541,9 +561,11 @@ def serve(pipe: int) -> None:
         The file descriptor of the child's end of the pipe.
     """
     die_with_parent()
+    # SIGTERM becomes an exception, so that a measurement can clean up.
     trap(signal.SIGTERM)
     parent = Connection(pipe)
     worker: _Worker = parent.recv()
+    # The pipe ends when the parent needs this child no more.
     with contextlib.suppress(EOFError, OSError):
         try:
             parent.send(worker.make_rows())
@@ -643,6 +665,8 @@ def pack_into(out: Path, file: Path) -> None:
         If the archive cannot be written.
     """
 
+    # Whoever unpacks the archive as root should own the files, and the archive should
+    # not tell who recorded it.
     def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = 0
         member.gid = 0
@@ -685,9 +709,10 @@ def restore(out: Path, file: Path) -> None:
     try:
         with tarfile.open(file, "r:gz") as archive:
             members = [Path(name) for name in archive.getnames()]
-            others = {path.parts[0] for path in members} - {out.name}
-            if others:
-                names = ", ".join(sorted(others))
+            # The paths in an archive begin with the name of the recording's directory.
+            other_recordings = {path.parts[0] for path in members} - {out.name}
+            if other_recordings:
+                names = ", ".join(sorted(other_recordings))
                 raise UserError(
                     f"{file} holds a recording of {names}, not of {out.name}: "
                     "name another file"
