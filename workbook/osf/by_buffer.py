@@ -96,7 +96,7 @@ def draw(frame: pd.DataFrame, shown: list[str], said: str) -> Figure:
                 low, high = wide["paper_low"]["CSF"], wide["paper_high"]["CSF"]
                 shape = {"color": look("paper").color, "alpha": 0.3, "linewidth": 0}
                 most = frame.loc[frame["quantity"] == "CSF", "paper_error"].max()
-                label = f"true factor, if CSF errs by at most {most:.1%} (paper)"
+                label = f"if CSF errs by ≤ {most:.1%} (paper)"
                 ax.fill_between(wide.index, low, high, label=label, **shape)
             ticks = {
                 NO_FUSION_MB: "none",
