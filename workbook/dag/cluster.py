@@ -31,11 +31,11 @@ PER_MACHINE = 4
 MACHINES = 4
 """The machines of a cluster."""
 NETWORKS = {"AlexNet": "alexnet", "GoogleNet": "googlenet_aux", "ResNet-50": "resnet50"}
-"""The networks in the paper's spelling, and their names in `workbook.common.networks`."""
+"""The names of the networks in `workbook.common.networks`, by the paper's spelling."""
 BATCH = {"AlexNet": 1024, "GoogleNet": 64, "ResNet-50": 32}
 """The images of a GPU in one iteration (Table IV)."""
 SPELLED = {"GoogleNet": "GoogLeNet"}
-"""Networks that the paper spells differently from their authors, and the authors' spelling."""
+"""The authors' spelling of a network, by the paper's spelling."""
 ALEXNET_BACKWARD_S = 3.36214396
 """The backward time of AlexNet on a K80, in seconds.
 
@@ -47,8 +47,8 @@ MEMORY_BYTES_PER_S = 3.5e9
 OPERATIONS = {"K80": 2 * 2496, "V100": 2 * 640 * 64}
 """The operations of a GPU in one cycle, by the data sheets.
 
-A GK210, one of the two chips of a K80, has 2496 lanes. A V100 has 640 Tensor Cores, each
-of 64 multiply-adds."""
+A GK210, one of the two chips of a K80, has 2496 lanes. A V100 has 640 Tensor Cores,
+each of 64 multiply-adds."""
 CLOCK_HZ = {"K80": 562e6, "V100": 1370e6}
 """The clock of each GPU in Section V-A, where boost is off."""
 
@@ -104,16 +104,16 @@ LIKE_PEAKS = 125 / 4.37
 class Setting:
     """The numbers that the paper leaves out.
 
-    Each field is a number, or an array that broadcasts with the arrays of the others. The
-    methods return numbers or arrays of the broadcast shape.
+    Each field is a number, or an array that broadcasts with the arrays of the others.
+    The methods return numbers or arrays of the broadcast shape.
 
     Attributes
     ----------
     stored_bytes
         The size of an image as Caffe-MPI and MXNet read it.
     nfs_bytes_per_s
-        The rate of the file server for all K80 machines together. One machine alone reads
-        1.1 GB/s by Table II.
+        The rate of the file server for all K80 machines together. One machine alone
+        reads 1.1 GB/s by Table II.
     disk_bytes_per_s
         The rate of a V100 machine. It is that of its SSD, or higher if memory helps.
     decoded_per_s
@@ -197,7 +197,7 @@ class Setting:
         return self._message_between_machines(cluster, gpus.n, slower)
 
     def _message_in_machine(self, cluster: str, n: int) -> tuple[Any, Any]:
-        """Return start-up and seconds per byte of a message between n GPUs of a machine."""
+        """Return start-up and seconds per byte between n GPUs of a machine."""
         rate = CLUSTERS[cluster].connection_bytes_per_s
         wire_s_per_byte = float(update_s(1.0, n, rate))
         # The start-up grows with the n - 1 steps of the ring.
@@ -250,9 +250,10 @@ class Setting:
         # The bytes of each message and of all that follow it.
         bytes_left = np.cumsum(n_bytes[::-1])[::-1]
         messages = len(n_bytes)
-        # Communication ends once the last message is sent. Some message k leaves as soon
-        # as its gradient is ready, and all that follow it leave one after the other. The
-        # end is the latest of these, counted from the end of the backward pass.
+        # Communication ends once the last message is sent. Some message k leaves as
+        # soon as its gradient is ready, and all that follow it leave one after the
+        # other. The end is the latest of these, counted from the end of the backward
+        # pass.
         exposed_s: Any = -np.inf
         for k, ready in enumerate(ready_share):
             begin_s = (ready - 1) * backward_s
@@ -279,7 +280,7 @@ class Setting:
         return gpus.n * BATCH[network] * image_bytes / rate
 
     def decode_s(self, cluster: str, network: str) -> Any:
-        """Return the seconds that decoding one GPU's batch takes, if a framework decodes."""
+        """Return the seconds to decode one GPU's batch, if a framework decodes."""
         faster = self.gold_faster if cluster == "V100" else 1.0
         return BATCH[network] / (self.decoded_per_s * faster)
 
@@ -325,8 +326,9 @@ def like_resnet_s(cluster: str, network: str) -> float:
 
 @cache
 def layer_bytes(network: str) -> Ints:
-    """Return the bytes of each layer's float32 gradients, in forward order, shape (L,)."""
+    """Return the bytes of each layer's gradients, in forward order, shape (L,)."""
     layers = networks.layers(NETWORKS[network])
+    # The gradients are float32.
     return np.array([4 * sum(layer.tensors) for layer in layers])
 
 

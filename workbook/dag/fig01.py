@@ -34,8 +34,8 @@ def numbers(schedule: Schedule) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each task: its name, kind, layer, rank and resource, when it starts and
-        ends, by how many seconds it could end later in this order without a longer
+        A row for each task: its name, kind, layer, rank and resource, when it starts
+        and ends, by how many seconds it could end later in this order without a longer
         iteration (``slack_s``), and whether it is on the critical path.
     """
     graph = schedule.graph
@@ -135,7 +135,7 @@ def _draw_edges(ax: Axes, schedule: Schedule, positions: Positions) -> None:
 
 
 def _draw_nodes(ax: Axes, graph: TaskGraph, positions: Positions) -> None:
-    """Draw a circle for each task that computes, a square for others, and their numbers."""
+    """Draw a circle for each task that computes, a square for others, and names."""
     import networkx as nx
 
     nodes = as_networkx(graph)

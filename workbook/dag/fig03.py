@@ -66,8 +66,8 @@ def _least_backward(gpu: str) -> Result:
     layers = networks.layers("resnet50_published")
     first_flops = 2 * layers[0].multiply_adds
     other_flops = sum(2 * layer.multiply_adds for layer in layers[1:])
-    # A layer computes the gradient of its weights, and that of its input. The first layer
-    # does without the latter, because its input are the images.
+    # A layer computes the gradient of its weights, and that of its input. The first
+    # layer does without the latter, because its input are the images.
     backward_flops = BATCH["ResNet-50"] * (first_flops + 2 * other_flops)
     least_s = backward_flops / (OPERATIONS[gpu] * CLOCK_HZ[gpu])
 
@@ -126,7 +126,10 @@ def _efficiency() -> Result:
 
 @check("dag-v100-communication")
 def _v100_communication() -> Result:
-    """Return the time that follows from the printed efficiency of 9.6%, within rounding."""
+    """Return the seconds that follow from the printed efficiency, within rounding.
+
+    Printed are 24 million parameters and 9.6%.
+    """
     low_s = V100.sent_s * _link_use_percent(23.5) / 9.65
     high_s = V100.sent_s * _link_use_percent(24.5) / 9.55
     percent = _link_use_percent(parameter_millions("ResNet50"))

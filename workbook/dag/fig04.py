@@ -53,10 +53,10 @@ def modelled() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each cluster, network and number of ``gpus``, from 1 to 16: the speedup
-        over one GPU in all compatible settings (columns `speedups.MODEL`). In the most
-        central setting, there are also the speedup ``eq6`` by dag Eq 6 as printed, and
-        the share of communication that is not hidden, ``exposed_share``.
+        A row for each cluster, network and number of ``gpus``, from 1 to 16: the
+        speedup over one GPU in all compatible settings (columns `speedups.MODEL`). In
+        the most central setting, there are also the speedup ``eq6`` by dag Eq 6 as
+        printed, and the share of communication that is not hidden, ``exposed_share``.
     """
     setting = central()
     rows = []
@@ -123,9 +123,9 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
 
     The task graph predicts its speedup ``model`` from the times of layers and messages
     that were measured on their own. The key ``limited`` says whether the processor may
-    have slowed a run. ``start_s`` is the start-up of a message, and ``delays_s`` what the
-    round trips of a ring with the link's delay take of it. ``sent`` is the median of the
-    time of rank 0's messages over their predicted time.
+    have slowed a run. ``start_s`` is the start-up of a message, and ``delays_s`` what
+    the round trips of a ring with the link's delay take of it. ``sent`` is the median
+    of the time of rank 0's messages over their predicted time.
     """
     communication = lab.calibration.of_case(case)
     cost = communication.cost
@@ -175,7 +175,7 @@ def measured_errors(lab: pd.DataFrame) -> pd.Series:
 
 
 def printed_errors() -> pd.Series:
-    """Return the mean error of the paper's predictions in %, by network (Section V-D)."""
+    """Return the printed mean error of predictions in %, by network (Section V-D)."""
     ids = {name: f"dag-fig04-{name.lower().replace('-', '')}" for name in NETWORKS}
     return pd.Series(ids).map(claimed)
 
@@ -300,8 +300,8 @@ def _lab_error(
     Returns
     -------
     Result
-        Two confidence intervals. Only cases count in which messages are exposed, because
-        without them every prediction is right.
+        Two confidence intervals. Only cases count in which messages are exposed,
+        because without them every prediction is right.
     """
     lab = measured().query("network == @network")
     has_exposed = lab["measured"] < 0.99 * lab["workers"]

@@ -17,8 +17,10 @@ from workbook.dag.cluster import CLUSTERS, NETWORKS, SPELLED
 from workbook.dag.settings import compatible
 
 MODEL = ["model", "model_low", "model_high"]
-"""The columns of a speedup: at the most central of the compatible settings, and the least
-and the largest speedup over all of these settings."""
+"""The columns of a speedup.
+
+They are the speedup at the most central of the compatible settings, and the least and the
+largest speedup over all of these settings."""
 
 
 def speedup(

@@ -43,7 +43,9 @@ Each is a number or an array over settings."""
 
 OF_FIG02 = {
     "K80 machine: all scale well, but CNTK and TensorFlow on AlexNet": "dag-fig02-good",
-    "K80 machine: CNTK and TensorFlow scale worse on AlexNet than the others": "dag-fig02-decoding",
+    "K80 machine: CNTK and TensorFlow scale worse on AlexNet than the others": (
+        "dag-fig02-decoding"
+    ),
     "one machine: K80 scales better than V100": "dag-fig02-k80-over-v100",
     "one machine: K80 scales far better than V100 on AlexNet": "dag-fig02-storage",
     "V100 machine: reading takes no extra time": "dag-fig02-reading",
@@ -61,8 +63,8 @@ OF_FIG03 = {
 STATEMENTS = {**OF_FIG02, **OF_FIG03}
 """The claims about Figs 2 and 3 by the name of their quantity.
 
-The efficiency of 95% is not among them, because `Setting.varies` was put on the grid for
-its sake."""
+The efficiency of 95% is not among them, because `Setting.varies` was put on the grid
+for its sake."""
 
 SMALL = "GoogLeNet and ResNet-50, each"
 ALL = "mean of three"
@@ -139,7 +141,7 @@ IN_WORDS = {
 
 
 def in_words(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table whose column ``statement`` is replaced by GPUs, networks and effect."""
+    """Return a table with GPUs, networks and effect instead of its ``statement``."""
     words = [IN_WORDS[statement] for statement in table["statement"]]
     columns = pd.DataFrame(words, columns=["GPUs", "networks", "effect"])
     columns.index = table.index
@@ -161,7 +163,7 @@ def efficiencies(setting: Setting) -> Efficiencies:
         for case in product(CLUSTERS, NETWORKS, STRATEGIES):
             few_s = setting.iteration_s(*case, few)
             many_s = setting.iteration_s(*case, many)
-            # With weak scaling all GPUs are efficient if their iteration takes no longer.
+            # With weak scaling, an iteration ideally takes as long on more GPUs.
             by_bar[(figure, *case)] = few_s / many_s
     return by_bar
 
@@ -267,7 +269,7 @@ def _one_machine(efficiency: Efficiencies) -> dict[str, Any]:
 
 
 def slower(setting: Setting, part: str) -> dict[tuple[str, str], Any]:
-    """Return by which factor a part makes an iteration longer on the four V100 of a machine.
+    """Return by which factor a part makes an iteration longer on four V100.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The tables of the dag paper next to what is counted here, and the checks of their claims."""
+"""The tables of the dag paper next to what is counted here, and their checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from workbook.common import claims, networks
 from workbook.common.claims import Result, check, counted, own
 from workbook.dag.cluster import BATCH, CLUSTERS, parameter_millions
 
-K80, V100 = CLUSTERS["K80"], CLUSTERS["V100"]
+K80 = CLUSTERS["K80"]
+V100 = CLUSTERS["V100"]
 
 
 @check(

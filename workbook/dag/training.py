@@ -1,13 +1,14 @@
 """The task graph of the dag paper against real training on pictures.
 
-The parts of an iteration are measured on their own, and the graph predicts the iteration
-from them. The comparison was fixed before any training on pictures was recorded:
+The parts of an iteration are measured on their own, and the graph predicts the
+iteration from them. The comparison was fixed before any training on pictures was
+recorded:
 
 - each part is a median,
 - the prediction is the mean time between updates in the middle of a schedule,
 - the error of a case is the prediction over the median measured iteration, less 1,
-- the mean absolute error, as in Section V-D, should not exceed the largest mean that the
-  paper prints, MOST.
+- the mean absolute error, as in Section V-D, should not exceed the largest mean that
+  the paper prints, MOST.
 """
 
 from __future__ import annotations
@@ -158,8 +159,8 @@ class Parts:
             sends_during_backward=sends == "during",
             batches_ahead=ahead,
         )
-        # With two cores for each rank a loader has a core of its own. Otherwise decoding
-        # takes the core that trains.
+        # With two cores for each rank a loader has a core of its own. Otherwise
+        # decoding takes the core that trains.
         has_own_core = self.cores >= 2 * self.ranks
         decoding = "own" if has_own_core else "trains"
         # All ranks read the same disk.
