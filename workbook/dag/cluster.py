@@ -191,8 +191,10 @@ class Setting:
             return self._message_in_machine(cluster, gpus.n)
         slower: Any = 1.0
         if framework == "TensorFlow":
+            # TensorFlow sends messages between machines by gRPC instead of NCCL.
             slower = self.grpc_slower
         elif framework == "MXNet" and cluster == "V100":
+            # The V100 machines are connected by InfiniBand.
             slower = self.mxnet_slower
         return self._message_between_machines(cluster, gpus.n, slower)
 
@@ -256,6 +258,7 @@ class Setting:
         # pass.
         exposed_s: Any = -np.inf
         for k, ready in enumerate(ready_share):
+            # Negative, because gradients are ready before the backward pass ends.
             begin_s = (ready - 1) * backward_s
             all_started_s = begin_s + (messages - k) * start_s
             end_s = all_started_s + bytes_left[k] * s_per_byte

@@ -97,21 +97,22 @@ def _draw_tasks(ax: Axes, schedule: Schedule) -> None:
 
 
 Positions = Mapping[int, tuple[float, float]]
-"""Where each task is drawn: its column, and its row as a negative number."""
+"""The coordinates x and y of each task, by its number."""
 
 
 def _positions(graph: TaskGraph) -> Positions:
     """Return where the tasks are drawn, so that each edge leads to the right."""
     columns = graph.levels()
     gpus = int(graph.rank.max()) + 1
-    # Tasks of all ranks together are in the middle of the rows.
+    # Tasks of all ranks together have the rank -1. They are in the middle of the rows.
     of_all_ranks = graph.rank < 0
     rows = np.where(of_all_ranks, (gpus - 1) / 2, graph.rank)
     # Their messages are in further rows below those of the ranks, one below the other
     # where a column has several.
     message_columns = pd.Series(columns)[of_all_ranks & ~graph.computes]
-    above = message_columns.groupby(message_columns).cumcount()
-    rows[message_columns.index] = gpus + above
+    messages_above = message_columns.groupby(message_columns).cumcount()
+    rows[message_columns.index] = gpus + messages_above
+    # Rows are numbered from the top, and the vertical axis points upwards.
     return {task: (float(columns[task]), -float(rows[task])) for task in range(graph.n)}
 
 
@@ -157,21 +158,20 @@ def _draw_nodes(ax: Axes, graph: TaskGraph, positions: Positions) -> None:
 
 def _name_columns(ax: Axes, graph: TaskGraph, positions: Positions) -> None:
     """Write what the tasks of each column do, and in which layer."""
-    # Every column has tasks of the first rank or of all ranks together.
+    # The tasks of the other ranks are the same as those of the first rank, 0.
     for task in np.flatnonzero(graph.rank <= 0).tolist():
-        column, row = positions[task]
+        x, y = positions[task]
         kind = KINDS[graph.kind[task]]
         text = WORDS.get(kind, kind)
         layer = int(graph.layer[task])
         if layer >= 0:
             text += f"\nlayer {layer}"
-        # The names of messages are below them, and all others above the first row.
-        height = 0.55
+        # The name is above the first row, which is at y = 0. Only messages have their
+        # names below them.
+        text_y = 0.55
         if kind == "all_reduce":
-            height = row - 0.75
-        ax.text(
-            column, height, text, ha="center", va="bottom", fontsize=6.5, color=SOFT
-        )
+            text_y = y - 0.75
+        ax.text(x, text_y, text, ha="center", va="bottom", fontsize=6.5, color=SOFT)
 
 
 @check("dag-fig01-tasks")

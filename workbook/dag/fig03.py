@@ -172,7 +172,7 @@ def _judge_statement(statement: str, claim: str) -> Result:
     # One claim is made "in general", so that only the mean counts.
     in_general = claim == "dag-fig03-k80-over-v100"
     return settings.by_model(
-        statement, claim, _cases(claim), judged_one_by_one=not in_general
+        statement, claim, _cases(claim), cases_decide=not in_general
     )
 
 

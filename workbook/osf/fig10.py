@@ -75,13 +75,14 @@ def numbers(
     UserError
         If no link has samples in both tables.
     """
-    samples = dict(iter(_all_reduces(collectives)))
+    samples_by_link = dict(iter(_all_reduces(collectives)))
+    of_network = tensors[tensors["network"] == network]
     tables = []
-    for link, to_predict in _all_reduces(tensors[tensors["network"] == network]):
-        if link in samples:
-            link_name, ranks = link
-            errors = _errors(samples[link], to_predict, models)
-            tables.append(errors.assign(link=link_name, ranks=ranks))
+    for (link, ranks), to_predict in _all_reduces(of_network):
+        samples = samples_by_link.get((link, ranks))
+        if samples is not None:
+            errors = _errors(samples, to_predict, models)
+            tables.append(errors.assign(link=link, ranks=ranks))
     if not tables:
         raise UserError(
             f"no link with all-reduces of {network}: those of v0.2-studies have them"
@@ -185,13 +186,13 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
         differ by more than the medians of the two runs do, ``runs_differ``.
     """
     is_small = frame["bytes"] < frame["bandwidth_delay_bytes"]
-    sizes = frame.assign(
+    by_size = frame.assign(
         side=is_small.map({True: "small", False: "large"}),
         error=frame["error"].abs(),
         apart=frame["repeated"].abs(),
     )
     rows = []
-    for (link, ranks, side), of_side in sizes.groupby([*LINK, "side"], sort=False):
+    for (link, ranks, side), of_side in by_size.groupby([*LINK, "side"], sort=False):
         # Each size counts as often as the network has tensors of it.
         of_tensors = of_side.loc[of_side.index.repeat(of_side["tensors"])]
         errors = of_tensors.groupby("model")["error"].median()
@@ -354,9 +355,9 @@ def _cost_errors() -> pd.DataFrame:
     for recording in source.recordings("tensors").values():
         collectives = recording.table("collectives")
         tensors = recording.table("tensors")
-        sizes = numbers(collectives, tensors, "ResNet101", [*LINES, BENT])
+        by_size = numbers(collectives, tensors, "ResNet101", [*LINES, BENT])
         # A row for each tensor instead of each size.
-        of_tensors = sizes.loc[sizes.index.repeat(sizes["tensors"])]
+        of_tensors = by_size.loc[by_size.index.repeat(by_size["tensors"])]
         of_tensors = of_tensors.assign(error=of_tensors["error"].abs())
         for link, of_link in of_tensors.groupby("link"):
             by_link[link] = of_link

@@ -354,10 +354,11 @@ def possible_gains(setting: PaperSetting, network: str) -> dict[str, float]:
     ]
     least_s = _least_iteration_s(setting, network)
     gains = {"over_constant": constant_s / least_s - 1}
-    # Planners do not wait for a timeout, so that they are cached without it.
-    endless = replace(setting, timeout_s=math.inf)
+    # The timeout does not matter to planners. Without it, settings that differ only in
+    # the timeout share a cached result.
+    without_timeout = replace(setting, timeout_s=math.inf)
     for planner in (*READINGS, ADAFUSION):
-        planned_s = _planned_s(network, endless, planner)
+        planned_s = _planned_s(network, without_timeout, planner)
         gains[f"over_{planner}"] = planned_s / least_s - 1
     gains["constant_over_others"] = min(in_fig4_s) / constant_s - 1
     gains["constant_over_more"] = min(by_buffer_s.values()) / constant_s - 1
@@ -391,20 +392,23 @@ def _least_iteration_s(setting: PaperSetting, network: str) -> float:
 
 @cache
 def _planned_s(network: str, setting: PaperSetting, planner: str) -> float:
-    """Return the iteration of a network by a planner of READINGS, in seconds."""
+    """Return the iteration of a network by a planner, in seconds.
+
+    The planner is one of READINGS or of `ddlkit.model.make_plan`.
+    """
     work = setting.workload(network)
     cost = setting.cost()
     if planner != "own":
         plan = make_plan(planner, work, cost)
         return predict(work, plan, cost).iteration_s
-    # A tensor is merged if its backward takes less time than to send the one before it
-    # and the start-up of a message.
+    # By this reading, a tensor joins the message of the tensor before it if its backward
+    # takes less time than sending that tensor alone and one more start-up.
     limits_s = cost(work.bytes) + cost.alpha_s
 
-    def pays(tensor: int, *_: Any) -> bool:
+    def joins(tensor: int, _group_bytes: float, _start_s: float) -> bool:
         return bool(work.backward_s[tensor] < limits_s[tensor - 1])
 
-    plan = merged("own", work, cost, pays)
+    plan = merged("own", work, cost, joins)
     return predict(work, plan, cost).iteration_s
 
 

@@ -1,8 +1,8 @@
 """The rate-limited lab: what a campaign recorded there, as several figures need it.
 
-Two campaigns have links on which messages start cheaply, and expensively. The link of
-the second, called the *regime*, was set so that start-ups and bytes weigh against
-compute as in the setting that an earlier search found best.
+One campaign has a link on which messages start cheaply, and another one a link on which
+they start expensively. The latter link, called the *regime*, was set so that start-ups
+and bytes weigh against compute as in the setting that an earlier search found best.
 """
 
 from __future__ import annotations
