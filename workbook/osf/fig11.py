@@ -431,8 +431,9 @@ def possible_gains_over(grid: Grid, wanted: NDArray[np.bool_]) -> pd.DataFrame:
     tables = []
     for network in FIVE:
         gains = _gains_at(grid, indices, network)
-        numbers_of_settings = np.arange(len(indices))
-        tables.append(gains.assign(network=network, setting=numbers_of_settings))
+        # The settings are numbered in the order of the grid.
+        settings_of_rows = np.arange(len(indices))
+        tables.append(gains.assign(network=network, setting=settings_of_rows))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -458,7 +459,8 @@ def _gains_at(grid: Grid, indices: Ints, network: str) -> pd.DataFrame:
     # the other one have the same gains, which are computed once.
     is_vgg = reference_network(network) == "VGG16"
     own_axis = 4 if is_vgg else 3
-    distinct, of_setting = np.unique(
+    # The row of ``distinct`` that each setting has is in ``row_of_setting``.
+    distinct, row_of_setting = np.unique(
         indices[:, [0, 1, 2, own_axis]], axis=0, return_inverse=True
     )
     rows = []
@@ -466,7 +468,7 @@ def _gains_at(grid: Grid, indices: Ints, network: str) -> pd.DataFrame:
         times = (0, compute) if is_vgg else (compute, 0)
         setting = grid.setting((unit, timeout, overhead, *times))
         rows.append(possible_gains(setting, network))
-    return pd.DataFrame(rows).iloc[of_setting.ravel()].reset_index(drop=True)
+    return pd.DataFrame(rows).iloc[row_of_setting.ravel()].reset_index(drop=True)
 
 
 # -- claims --------------------------------------------------------------------------
