@@ -270,7 +270,7 @@ def test_notebooks_are_stored_as_they_should_be(notebook: Path) -> None:
     lines = [line for line in first.splitlines() if line.strip()]
     heads = ("# ", "* **Objective:** ", "* **Prerequisites:** ", "* **Time:** ")
     assert all(line.startswith(head) for line, head in zip(lines, heads, strict=True))
-    assert "Reads:" in last and "Grade of truth:" in last
+    assert "Reads:" in last and "Grade of truth" in last
     page = Page(notebook)
     assert 5 <= page.minutes < page.working <= 60 and page.core == (page.number <= "05")
 

@@ -17,12 +17,19 @@ from workbook.dag import training
 
 @check("dag-finding2")
 def _hiding_pays() -> Result:
-    """Compare sending messages after the backward pass with sending them during it."""
+    """Return the iterations that send after the backward pass over those that send in it.
+
+    The cases are those of real training that differ in nothing else.
+    """
     runs = training.predictions(training.parts()).query("ranks > 1")
-    case = [name for name in training.CASE if name != "sends"]
-    seconds = runs.set_index([*case, "sends"])["measured_s"].unstack()
+    other_columns = [name for name in training.CASE if name != "sends"]
+    iterations_s = runs.set_index([*other_columns, "sends"])["measured_s"]
+    # A row for each case, with the columns "after" and "during".
+    by_sending_s = iterations_s.unstack("sends")
     networks = runs["network"].nunique()
     ranks = runs["ranks"].max()
-    where = f"real training, {networks} networks, {ranks} ranks at 1 Gbit/s"
-    note = f"{where}, the same messages sent after or during backward"
-    return measured(seconds["after"] / seconds["during"], note, "measured")
+    note = (
+        f"real training, {networks} networks, {ranks} ranks at 1 Gbit/s, the same "
+        "messages sent after or during backward"
+    )
+    return measured(by_sending_s["after"] / by_sending_s["during"], note, "measured")

@@ -1,13 +1,19 @@
-"""dag's two clusters (Tables II to IV) by its DAG: what is stated, and what a setting puts for what is not.
+"""The two clusters of the dag paper (Tables II to IV), as its task graph has them.
 
-Taken: forward is half of backward (five of Table VI's forwards cannot be, errata 9), a layer's share is that
-of its FLOP, GoogleNet has its two heads (errata 14), CNTK and TensorFlow read ImageNet's own JPEG files.
+Table II gives the rates of the hardware. What the paper leaves out is a `Setting`. In
+every setting,
+
+- the forward pass takes half as long as the backward pass, because five of the forward
+  times in Table VI cannot be right (errata 9),
+- a layer has the share of the time that it has of the FLOP,
+- GoogleNet has its two auxiliary heads (errata 14),
+- CNTK and TensorFlow read the JPEG files of ImageNet.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache
 from statistics import NormalDist
 from typing import Any
 
@@ -20,25 +26,50 @@ from workbook.common import networks
 from workbook.dag.equations import steady_s
 from workbook.osf.equations import update_s
 
-PER_MACHINE, MACHINES = 4, 4
+PER_MACHINE = 4
+"""The GPUs of a machine."""
+MACHINES = 4
+"""The machines of a cluster."""
 NETWORKS = {"AlexNet": "alexnet", "GoogleNet": "googlenet_aux", "ResNet-50": "resnet50"}
+"""The names of the networks in `workbook.common.networks`, by the paper's spelling."""
 BATCH = {"AlexNet": 1024, "GoogleNet": 64, "ResNet-50": 32}
+"""The images of a GPU in one iteration (Table IV)."""
 SPELLED = {"GoogleNet": "GoogLeNet"}
-"""The paper's spelling of a network -> that of its authors."""
+"""The authors' spelling of a network, by the paper's spelling."""
 ALEXNET_BACKWARD_S = 3.36214396
-"""On a K80: the sum of dag Tab VI's column, with waiting (errata 10)."""
+"""The backward time of AlexNet on a K80, in seconds.
+
+It is the sum of a column of Table VI, in which waiting counts (errata 10)."""
 JPEG_BYTES = 110e3
-"""Of an image of ImageNet's training set: 138 GB of 1.28 million."""
+"""The mean size of an image of ImageNet's training set: 138 GB over 1.28 million."""
 MEMORY_BYTES_PER_S = 3.5e9
+"""The rate at which a machine reads images that its memory holds."""
 OPERATIONS = {"K80": 2 * 2496, "V100": 2 * 640 * 64}
-"""A cycle, by data sheets: of a GK210's 2496 lanes; of a V100's 640 Tensor Cores, 64 multiply-adds each."""
+"""The operations of a GPU in one cycle, by the data sheets.
+
+A GK210, one of the two chips of a K80, has 2496 lanes. A V100 has 640 Tensor Cores,
+each of 64 multiply-adds."""
 CLOCK_HZ = {"K80": 562e6, "V100": 1370e6}
-"""Of dag V-A, where boost is off."""
+"""The clock of each GPU in Section V-A, where boost is off."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A column of dag Tab II, and ResNet-50's backward and communication among 16 GPUs there (dag V-C)."""
+    """What the paper states of a cluster.
+
+    Attributes
+    ----------
+    connection_bytes_per_s : float
+        The rate between the GPUs of a machine (Table II).
+    network_bytes_per_s : float
+        The rate between machines (Table II).
+    storage_bytes_per_s : float
+        The rate at which a machine reads its storage (Table II).
+    backward_s : float
+        The backward pass of ResNet-50, in seconds (Section V-C).
+    sent_s : float
+        The communication of ResNet-50 between 16 GPUs, in seconds (Section V-C).
+    """
 
     connection_bytes_per_s: float
     network_bytes_per_s: float
@@ -48,29 +79,69 @@ class Cluster:
 
 
 CLUSTERS = {
-    "K80": Cluster(15e9, 1.25e9, 1.1e9, 0.243, 0.23),
-    "V100": Cluster(95e9, 12.5e9, 367.3e6, 0.0625, 0.0797),
+    "K80": Cluster(
+        connection_bytes_per_s=15e9,
+        network_bytes_per_s=1.25e9,
+        storage_bytes_per_s=1.1e9,
+        backward_s=0.243,
+        sent_s=0.23,
+    ),
+    "V100": Cluster(
+        connection_bytes_per_s=95e9,
+        network_bytes_per_s=12.5e9,
+        storage_bytes_per_s=367.3e6,
+        backward_s=0.0625,
+        sent_s=0.0797,
+    ),
 }
 LIKE_RESNET = CLUSTERS["K80"].backward_s / CLUSTERS["V100"].backward_s
-"""How much faster a V100 is than a K80, by ResNet-50's backward."""
+"""How many times as fast as a K80 a V100 is, by the backward pass of ResNet-50."""
 LIKE_PEAKS = 125 / 4.37
-"""How much faster a V100 is than a K80, by the peaks of dag V-C."""
+"""How many times as fast as a K80 a V100 is, by the peaks of Section V-C."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the paper leaves out. Each field is a number, or an array that broadcasts with the others.
+    """The numbers that the paper leaves out.
 
-    stored_bytes : an image as Caffe-MPI and MXNet read it
-    nfs_bytes_per_s : of all K80 machines together; one alone, 1.1 GB/s by Table II
-    disk_bytes_per_s : of a machine of the V100 cluster, its SSD's or more from memory
-    decoded_per_s : JPEG images by a machine with K80; gold_faster : of one with V100 over that
-    copy_s : one image to a GPU; alexnet_backward_s : of a K80; alexnet_speedup : of a V100 over that
-    googlenet_rate : FLOP/s of GoogleNet over those of ResNet-50
-    ethernet_start, infiniband_start : of ResNet-50's time beyond the wire's, the share paid by message
-    inside_share, inside_start_s : rate over the connection's, start-up, among the GPUs of a machine
-    mxnet_slower, grpc_slower : MXNet's messages over InfiniBand, TensorFlow's between machines, over NCCL's
-    varies : standard deviation of computing from GPU to GPU; all wait for the slowest
+    Each field is a number, or an array that broadcasts with the arrays of the others.
+    The methods return numbers or arrays of the broadcast shape.
+
+    Attributes
+    ----------
+    stored_bytes
+        The size of an image as Caffe-MPI and MXNet read it.
+    nfs_bytes_per_s
+        The rate of the file server for all K80 machines together. One machine alone
+        reads 1.1 GB/s by Table II.
+    disk_bytes_per_s
+        The rate of a V100 machine. It is that of its SSD, or higher if memory helps.
+    decoded_per_s
+        The JPEG images that a K80 machine decodes per second.
+    gold_faster
+        How many times as many images a V100 machine decodes.
+    copy_s
+        The copy of one image to a GPU, in seconds.
+    alexnet_backward_s
+        The backward pass of AlexNet on a K80, in seconds.
+    alexnet_speedup
+        How many times as fast as a K80 a V100 computes AlexNet.
+    googlenet_rate
+        The FLOP/s of GoogleNet over those of ResNet-50.
+    ethernet_start, infiniband_start
+        ResNet-50's messages take longer than the wire needs. This is the share of the
+        excess that is paid per message. The rest is paid per byte.
+    inside_share
+        The rate between the GPUs of a machine over that of their connection.
+    inside_start_s
+        The start-up of a message between the four GPUs of a machine, in seconds.
+    mxnet_slower
+        How many times as long as NCCL MXNet's messages take over InfiniBand.
+    grpc_slower
+        How many times as long as NCCL TensorFlow's messages between machines take.
+    varies
+        The relative standard deviation of the compute time from GPU to GPU. All GPUs
+        wait for the slowest one.
     """
 
     stored_bytes: Any
@@ -91,8 +162,13 @@ class Setting:
     varies: Any
 
     def backward_s(self, cluster: str, network: str, n: int = 1) -> Any:
-        """Return seconds of one GPU's batch; of the slowest of ``n``, expected (Blom's approximation)."""
-        slowest = 1.0 + self.varies * NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
+        """Return the backward pass of one batch on the slowest of n GPUs, in seconds.
+
+        The slowest of n normally distributed times is expected near the quantile
+        (n - 3/8) / (n + 1/4), which is Blom's approximation.
+        """
+        quantile = (n - 0.375) / (n + 0.25)
+        slowest = 1.0 + self.varies * NormalDist().inv_cdf(quantile)
         if network == "AlexNet":
             faster = self.alexnet_speedup if cluster == "V100" else 1.0
             return self.alexnet_backward_s * slowest / faster
@@ -100,100 +176,173 @@ class Setting:
         return like_resnet_s(cluster, network) / rate * slowest
 
     def message(self, cluster: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
-        """Return start-up in seconds, and seconds a byte, of a message that all GPUs add up in a ring."""
-        stated, n = CLUSTERS[cluster], gpus.n
-        if n == 1:
+        """Return the cost of a message, a ring all-reduce between all GPUs.
+
+        Returns
+        -------
+        start_s : float or ndarray
+            The start-up of a message in seconds.
+        s_per_byte : float or ndarray
+            The seconds that each byte takes.
+        """
+        if gpus.n == 1:
             return 0.0, 0.0
         if gpus.machines == 1:
-            wire = float(update_s(1.0, n, stated.connection_bytes_per_s))
-            start_s = self.inside_start_s * (n - 1) / (PER_MACHINE - 1)
-            return start_s, wire / self.inside_share
-        most, resnet = MACHINES * PER_MACHINE, layer_bytes("ResNet-50")
-        share = self.ethernet_start if cluster == "K80" else self.infiniband_start
-        wire_s = float(update_s(resnet.sum(), most, stated.network_bytes_per_s))
-        over_s = stated.sent_s - wire_s
-        start_s = share * over_s / len(resnet) * (n - 1) / (most - 1)
-        by_rate = 1 + (1 - share) * over_s / wire_s
-        slower = {("MXNet", "V100"): self.mxnet_slower}.get((framework, cluster), 1.0)
-        slower = self.grpc_slower if framework == "TensorFlow" else slower
-        wire = float(update_s(1.0, n, stated.network_bytes_per_s))
-        return slower * start_s, slower * by_rate * wire
+            return self._message_in_machine(cluster, gpus.n)
+        slower: Any = 1.0
+        if framework == "TensorFlow":
+            # TensorFlow sends messages between machines by gRPC instead of NCCL.
+            slower = self.grpc_slower
+        elif framework == "MXNet" and cluster == "V100":
+            # The V100 machines are connected by InfiniBand.
+            slower = self.mxnet_slower
+        return self._message_between_machines(cluster, gpus.n, slower)
+
+    def _message_in_machine(self, cluster: str, n: int) -> tuple[Any, Any]:
+        """Return start-up and seconds per byte between n GPUs of a machine."""
+        rate = CLUSTERS[cluster].connection_bytes_per_s
+        wire_s_per_byte = float(update_s(1.0, n, rate))
+        # The start-up grows with the n - 1 steps of the ring.
+        start_s = self.inside_start_s * (n - 1) / (PER_MACHINE - 1)
+        return start_s, wire_s_per_byte / self.inside_share
+
+    def _message_between_machines(
+        self, cluster: str, n: int, slower: Any
+    ) -> tuple[Any, Any]:
+        """Return start-up and seconds per byte of a message between n GPUs.
+
+        Messages take ``slower`` times as long as NCCL's. For NCCL the paper states the
+        time of all messages of ResNet-50 between 16 GPUs. What exceeds the time of the
+        wire is shared between start-ups and bytes.
+        """
+        stated = CLUSTERS[cluster]
+        rate = stated.network_bytes_per_s
+        all_gpus = MACHINES * PER_MACHINE
+        resnet_bytes = layer_bytes("ResNet-50")
+        start_share = self.infiniband_start
+        if cluster == "K80":
+            start_share = self.ethernet_start
+        wire_s = float(update_s(resnet_bytes.sum(), all_gpus, rate))
+        excess_s = stated.sent_s - wire_s
+        # The start-up grows with the n - 1 steps of the ring.
+        messages = len(resnet_bytes)
+        start_s = start_share * excess_s / messages * (n - 1) / (all_gpus - 1)
+        slower_than_wire = 1 + (1 - start_share) * excess_s / wire_s
+        wire_s_per_byte = float(update_s(1.0, n, rate))
+        return slower * start_s, slower * slower_than_wire * wire_s_per_byte
 
     def sent_s(
         self, cluster: str, network: str, framework: str, gpus: Gpus
     ) -> tuple[Any, Any]:
-        """Return what all messages take, and how much of it backward does not hide (t_c^no of dag Eq 5)."""
-        start_s, per_byte = self.message(cluster, framework, gpus)
-        n_bytes, shares = layer_bytes(network)[::-1], layer_shares(network)[::-1]
-        left = np.cumsum(n_bytes[::-1])[::-1]
+        """Return the communication of an iteration, with one message for each layer.
+
+        Returns
+        -------
+        sent_s : float or ndarray
+            The time of all messages in seconds.
+        exposed_s : float or ndarray
+            How much of it the backward pass does not hide, in seconds (t_c^no of dag
+            Eq 5).
+        """
+        start_s, s_per_byte = self.message(cluster, framework, gpus)
         backward_s = self.backward_s(cluster, network, gpus.n)
-        ways = (
-            (ready - 1) * backward_s + (len(left) - k) * start_s + left[k] * per_byte
-            for k, ready in enumerate(np.cumsum(shares))
-        )
-        return len(left) * start_s + left[0] * per_byte, reduce(np.maximum, ways)
+        # Gradients are ready in the order of the backward pass, the last layer first.
+        n_bytes = layer_bytes(network)[::-1]
+        ready_share = np.cumsum(layer_shares(network)[::-1])
+        # The bytes of each message and of all that follow it.
+        bytes_left = np.cumsum(n_bytes[::-1])[::-1]
+        messages = len(n_bytes)
+        # Communication ends once the last message is sent. Some message k leaves as
+        # soon as its gradient is ready, and all that follow it leave one after the
+        # other. The end is the latest of these, counted from the end of the backward
+        # pass.
+        exposed_s: Any = -np.inf
+        for k, ready in enumerate(ready_share):
+            # Negative, because gradients are ready before the backward pass ends.
+            begin_s = (ready - 1) * backward_s
+            all_started_s = begin_s + (messages - k) * start_s
+            end_s = all_started_s + bytes_left[k] * s_per_byte
+            exposed_s = np.maximum(exposed_s, end_s)
+        return messages * start_s + bytes_left[0] * s_per_byte, exposed_s
 
     def reads_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> Any:
-        """Return seconds until all machines have read an iteration's batches, which they do side by side."""
-        stored = (
-            JPEG_BYTES if STRATEGIES[framework].decodes_on_cpu else self.stored_bytes
-        )
-        together = gpus.machines * self.disk_bytes_per_s
+        """Return when all machines have read the batches of an iteration, in seconds.
+
+        The machines read side by side.
+        """
+        image_bytes = self.stored_bytes
+        if STRATEGIES[framework].decodes_on_cpu:
+            image_bytes = JPEG_BYTES
         if cluster == "K80":
-            alone = np.maximum(
-                CLUSTERS["K80"].storage_bytes_per_s, self.nfs_bytes_per_s / MACHINES
-            )
-            together = np.minimum(self.nfs_bytes_per_s, gpus.machines * alone)
-        return gpus.n * BATCH[network] * stored / together
+            # All machines share a file server, which limits them together.
+            stated_rate = CLUSTERS["K80"].storage_bytes_per_s
+            rate_alone = np.maximum(stated_rate, self.nfs_bytes_per_s / MACHINES)
+            rate = np.minimum(self.nfs_bytes_per_s, gpus.machines * rate_alone)
+        else:
+            rate = gpus.machines * self.disk_bytes_per_s
+        return gpus.n * BATCH[network] * image_bytes / rate
 
     def decode_s(self, cluster: str, network: str) -> Any:
-        """Return seconds of one GPU's batch, where a framework decodes."""
+        """Return the seconds to decode one GPU's batch, if a framework decodes."""
         faster = self.gold_faster if cluster == "V100" else 1.0
         return BATCH[network] / (self.decoded_per_s * faster)
 
     def iteration_s(
         self, cluster: str, network: str, framework: str, gpus: Gpus, without: str = ""
     ) -> Any:
-        """Time between updates (dag Eq 5 repaired); ``without`` "reading" or "sending" that is for free."""
-        strategy, batch = STRATEGIES[framework], BATCH[network]
-        whole_s, exposed_s = self.sent_s(cluster, network, framework, gpus)
-        sent_s = exposed_s if strategy.sends_during_backward else whole_s
+        """Return the time from one update to the next, in seconds (dag Eq 5 repaired).
+
+        Parameters
+        ----------
+        cluster, network, framework : str
+            Keys of CLUSTERS, of NETWORKS and of `ddlkit.core.strategies.STRATEGIES`.
+        gpus : Gpus
+            The machines and their GPUs.
+        without : {"", "reading", "sending"}, optional
+            Which part takes no time.
+        """
+        strategy = STRATEGIES[framework]
+        sent_s, exposed_s = self.sent_s(cluster, network, framework, gpus)
+        if strategy.sends_during_backward:
+            sent_s = exposed_s
+        if without == "sending":
+            sent_s = 0.0
         reads_s = self.reads_s(cluster, network, framework, gpus)
+        if without == "reading":
+            # The product keeps the shape of the array.
+            reads_s = 0.0 * reads_s
+        # The forward pass takes half as long as the backward pass.
         compute_s = 1.5 * self.backward_s(cluster, network, gpus.n)
-        return steady_s(
-            0.0 * reads_s if without == "reading" else reads_s,
-            gpus.per_machine * self.decode_s(cluster, network),
-            batch * self.copy_s,
-            compute_s + (0.0 if without == "sending" else sent_s),
-            strategy,
-        )
+        decoding_s = gpus.per_machine * self.decode_s(cluster, network)
+        h2d_s = BATCH[network] * self.copy_s
+        return steady_s(reads_s, decoding_s, h2d_s, compute_s + sent_s, strategy)
 
 
 def like_resnet_s(cluster: str, network: str) -> float:
-    """Return what backward of a batch takes at the FLOP/s of ResNet-50."""
-    work = {
-        name: BATCH[name] * networks.multiply_adds(NETWORKS[name]) for name in BATCH
-    }
-    return CLUSTERS[cluster].backward_s * work[network] / work["ResNet-50"]
+    """Return the backward pass of a batch in seconds, at the FLOP/s of ResNet-50."""
+    multiply_adds = {}
+    for name, batch in BATCH.items():
+        multiply_adds[name] = batch * networks.multiply_adds(NETWORKS[name])
+    resnet_s = CLUSTERS[cluster].backward_s
+    return resnet_s * multiply_adds[network] / multiply_adds["ResNet-50"]
 
 
 @cache
 def layer_bytes(network: str) -> Ints:
-    """Return (L,) bytes of gradients in single precision, forward order."""
-    return np.array(
-        [4 * sum(layer.tensors) for layer in networks.layers(NETWORKS[network])]
-    )
+    """Return the bytes of each layer's gradients, in forward order, shape (L,)."""
+    layers = networks.layers(NETWORKS[network])
+    # The gradients are float32.
+    return np.array([4 * sum(layer.tensors) for layer in layers])
 
 
 @cache
 def layer_shares(network: str) -> Floats:
-    """Return (L,) shares of the network's FLOP, forward order."""
-    flops = np.array(
-        [layer.multiply_adds for layer in networks.layers(NETWORKS[network])], float
-    )
-    return flops / flops.sum()
+    """Return each layer's share of the network's FLOP, in forward order, shape (L,)."""
+    layers = networks.layers(NETWORKS[network])
+    multiply_adds = np.array([layer.multiply_adds for layer in layers], dtype=float)
+    return multiply_adds / multiply_adds.sum()
 
 
 def parameter_millions(network: str) -> float:
-    """Return how many million parameters a network of `networks` has."""
+    """Return how many million parameters a network of `workbook.common.networks` has."""
     return sum(networks.parameters(network)) / 1e6

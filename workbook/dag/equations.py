@@ -300,7 +300,8 @@ def speedup(
     gpus_per_machine : int
         n_g, the number of GPUs of each machine.
     literal : bool, optional
-        Whether y is N_g, the number of all GPUs, as printed. By its definition y is n_g.
+        Whether y is N_g, the number of all GPUs, as printed. By its definition y is
+        n_g.
 
     Returns
     -------
@@ -332,7 +333,7 @@ def speedup(
 
 
 def algorithm1_share(samples: float, workers: int) -> float:
-    """Return the samples of an iteration that each worker gets (dag Algorithm 1, line 3).
+    """Return the samples of an iteration for each worker (dag Algorithm 1, line 3).
 
     Parameters
     ----------

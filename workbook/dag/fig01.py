@@ -1,7 +1,8 @@
-"""dag Fig 1: the tasks of one iteration of synchronous SGD, and what must come before what."""
+"""Fig 1 of the dag paper: the tasks of an iteration, and which must precede which."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,86 +18,160 @@ from workbook.dag import equations as dag
 from workbook.plots.style import INK, SOFT
 
 WORDS = {"io": "read", "h2d": "copy", "all_reduce": "aggregate"}
-"""What a drawing calls kinds of tasks."""
+"""What the figure calls some kinds of tasks. Other kinds have their own name."""
+NODE_SIZE = 250
+"""The size of a task, in points squared."""
 
 
-def numbers(drawn: Schedule) -> pd.DataFrame:
-    """Return a row a task; slack_s : by how much it may be late with everything in this order."""
-    graph = drawn.graph
+def numbers(schedule: Schedule) -> pd.DataFrame:
+    """Return the tasks of a schedule.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        When each task of the graph runs.
+
+    Returns
+    -------
+    DataFrame
+        A row for each task: its name, kind, layer, rank and resource, when it starts
+        and ends, by how many seconds it could end later in this order without a longer
+        iteration (``slack_s``), and whether it is on the critical path.
+    """
+    graph = schedule.graph
     columns = {
         "task": [f"T{task}" for task in range(graph.n)],
         "kind": np.array(KINDS)[graph.kind],
         "layer": graph.layer,
         "rank": graph.rank,
         "resource": np.array(graph.resources)[graph.resource],
-        "start_s": drawn.start_s,
-        "end_s": drawn.end_s,
-        "slack_s": drawn.bound.slack_s,
-        "critical": np.isin(np.arange(graph.n), drawn.critical_path),
+        "start_s": schedule.start_s,
+        "end_s": schedule.end_s,
+        "slack_s": schedule.bound.slack_s,
+        "critical": np.isin(np.arange(graph.n), schedule.critical_path),
     }
     return pd.DataFrame(columns)
 
 
 def as_networkx(graph: TaskGraph) -> Any:
-    """Return a graph of tasks as a networkx.DiGraph: an edge weighs what its first task takes."""
+    """Return a task graph as a networkx.DiGraph.
+
+    The nodes are the numbers of the tasks. The weight of an edge is the duration of its
+    first task in seconds.
+    """
     import networkx as nx
 
-    drawn = nx.DiGraph()
-    drawn.add_nodes_from(range(graph.n))
-    taken_s = graph.duration_s[graph.edges[:, 0]].tolist()
-    for (first, second), seconds in zip(graph.edges.tolist(), taken_s, strict=True):
-        drawn.add_edge(first, second, weight=seconds)
-    return drawn
+    converted = nx.DiGraph()
+    converted.add_nodes_from(range(graph.n))
+    durations_s = graph.duration_s.tolist()
+    for first, second in graph.edges.tolist():
+        converted.add_edge(first, second, weight=durations_s[first])
+    return converted
 
 
-def draw(drawn: Schedule) -> Figure:
-    """Draw a schedule's graph: a column a step, a row a GPU; circles compute, the critical path is thick."""
+def draw(schedule: Schedule) -> Figure:
+    """Draw the task graph of a schedule.
+
+    Each column is a step, and each row a GPU. Circles compute, squares read, copy or
+    communicate, and the critical path is thick.
+    """
     figure, ax = plots.canvas(height=3.6)
-    _draw_tasks(ax, drawn)
-    said = (
-        f"Of {drawn.graph.n} tasks only those on the critical path (thick) determine the "
-        f"iteration's {drawn.duration_s:g} s"
+    _draw_tasks(ax, schedule)
+    title = (
+        f"Of {schedule.graph.n} tasks only those on the critical path (thick) determine "
+        f"the iteration's {schedule.duration_s:g} s"
     )
-    plots.title(figure, said)
+    plots.title(figure, title)
     return figure
 
 
 def _draw_tasks(ax: Axes, schedule: Schedule) -> None:
+    """Draw the tasks, the edges between them, and the name of each column."""
+    graph = schedule.graph
+    positions = _positions(graph)
+    _draw_edges(ax, schedule, positions)
+    _draw_nodes(ax, graph, positions)
+    _name_columns(ax, graph, positions)
+    ax.axis("off")
+    ax.margins(0.04, 0.1)
+
+
+Positions = Mapping[int, tuple[float, float]]
+"""The coordinates x and y of each task, by its number."""
+
+
+def _positions(graph: TaskGraph) -> Positions:
+    """Return where the tasks are drawn, so that each edge leads to the right."""
+    columns = graph.levels()
+    gpus = int(graph.rank.max()) + 1
+    # Tasks of all ranks together have the rank -1. They are in the middle of the rows.
+    of_all_ranks = graph.rank < 0
+    rows = np.where(of_all_ranks, (gpus - 1) / 2, graph.rank)
+    # Their messages are in further rows below those of the ranks, one below the other
+    # where a column has several.
+    message_columns = pd.Series(columns)[of_all_ranks & ~graph.computes]
+    messages_above = message_columns.groupby(message_columns).cumcount()
+    rows[message_columns.index] = gpus + messages_above
+    # Rows are numbered from the top, and the vertical axis points upwards.
+    return {task: (float(columns[task]), -float(rows[task])) for task in range(graph.n)}
+
+
+def _draw_edges(ax: Axes, schedule: Schedule, positions: Positions) -> None:
+    """Draw thin edges between the tasks, and thick ones along the critical path."""
     import networkx as nx
 
-    graph, path = schedule.graph, schedule.critical_path
-    column, gpus = graph.levels(), int(graph.rank.max()) + 1
-    # What is of all ranks stands in the middle, messages below the ranks' rows.
-    rows = np.where(graph.rank < 0, (gpus - 1) / 2, graph.rank)
-    below = pd.Series(column)[(graph.rank < 0) & ~graph.computes]
-    rows[below.index] = gpus + below.groupby(below).cumcount()
-    place = {task: (float(column[task]), -float(rows[task])) for task in range(graph.n)}
-    edges, thin = as_networkx(graph), {"ax": ax, "node_size": 250, "arrowsize": 6}
-    nx.draw_networkx_edges(edges, place, edge_color=SOFT, width=0.5, **thin)
-    chain = nx.DiGraph(list(zip(path, path[1:], strict=False)))
-    nx.draw_networkx_edges(chain, place, edge_color=INK, width=1.8, **thin)
+    all_edges = as_networkx(schedule.graph)
+    path = schedule.critical_path
+    critical = nx.DiGraph(list(zip(path, path[1:], strict=False)))
+    for edges, color, width in ((all_edges, SOFT, 0.5), (critical, INK, 1.8)):
+        nx.draw_networkx_edges(
+            edges,
+            positions,
+            ax=ax,
+            edge_color=color,
+            width=width,
+            node_size=NODE_SIZE,
+            arrowsize=6,
+        )
+
+
+def _draw_nodes(ax: Axes, graph: TaskGraph, positions: Positions) -> None:
+    """Draw a circle for each task that computes, a square for others, and names."""
+    import networkx as nx
+
+    nodes = as_networkx(graph)
     for computes, marker, color in ((True, "o", "#f7d154"), (False, "s", "#e8833a")):
         tasks = np.flatnonzero(graph.computes == computes).tolist()
         nx.draw_networkx_nodes(
-            edges,
-            place,
+            nodes,
+            positions,
             tasks,
             ax=ax,
             node_shape=marker,
             node_color=color,
             edgecolors=INK,
-            node_size=250,
+            node_size=NODE_SIZE,
         )
-    labels = {task: f"T{task}" for task in place}
-    nx.draw_networkx_labels(edges, place, labels, font_size=6, ax=ax)
-    for task in np.flatnonzero(graph.rank <= 0).tolist():  # what all do in this column
-        (x, y), layer = place[task], int(graph.layer[task])
+    labels = {task: f"T{task}" for task in positions}
+    nx.draw_networkx_labels(nodes, positions, labels, font_size=6, ax=ax)
+
+
+def _name_columns(ax: Axes, graph: TaskGraph, positions: Positions) -> None:
+    """Write what the tasks of each column do, and in which layer."""
+    # The tasks of the other ranks are the same as those of the first rank, 0.
+    for task in np.flatnonzero(graph.rank <= 0).tolist():
+        x, y = positions[task]
         kind = KINDS[graph.kind[task]]
-        text = WORDS.get(kind, kind) + (f"\nlayer {layer}" if layer >= 0 else "")
-        high = y - 0.75 if kind == "all_reduce" else 0.55
-        ax.text(x, high, text, ha="center", va="bottom", fontsize=6.5, color=SOFT)
-    ax.axis("off")
-    ax.margins(0.04, 0.1)
+        text = WORDS.get(kind, kind)
+        layer = int(graph.layer[task])
+        if layer >= 0:
+            text += f"\nlayer {layer}"
+        # The name is above the first row, which is at y = 0. Only messages have their
+        # names below them.
+        text_y = 0.55
+        if kind == "all_reduce":
+            text_y = y - 0.75
+        ax.text(x, text_y, text, ha="center", va="bottom", fontsize=6.5, color=SOFT)
 
 
 @check("dag-fig01-tasks")

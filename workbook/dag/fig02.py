@@ -1,4 +1,7 @@
-"""dag Fig 2: speedups of one server's GPUs over one of them, and what Section V-C says of that."""
+"""Fig 2 of the dag paper: the speedup of one machine's GPUs over one GPU.
+
+The claims are those of Section V-C.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,33 @@ from workbook.dag.cluster import CLOCK_HZ, LIKE_RESNET, OPERATIONS, PER_MACHINE
 from workbook.dag.statements import DECODERS, OF_FIG02, slower, unit
 
 SIZES = [Gpus(1, 1), Gpus(1, 2), Gpus(1, PER_MACHINE)]
+"""The GPUs of each bar. Speedups are over the first."""
 
 
 def modelled() -> pd.DataFrame:
-    """Return a row a bar: the speedup over one GPU at the central setting, and over all compatible ones."""
+    """Return the speedup of each bar by the model, as `speedups.modelled`."""
     return speedups.modelled(2, SIZES)
 
 
 def numbers() -> pd.DataFrame:
-    """Return the `modelled` bars; paper : what its text has in numbers, else NaN.
+    """Return the speedup of each bar by the model and, where stated, by the paper.
 
-    That is the most of a K80 server's, but where it has JPEG decoded.
+    The text has one number in its column ``paper``, the best efficiency on a K80
+    machine. It bounds the speedup of all four GPUs, but not where a framework decodes
+    JPEG images on AlexNet.
     """
     frame = modelled()
-    decoded = (frame["network"] == "AlexNet") & frame["framework"].isin(DECODERS)
-    whole = frame["gpus"] == PER_MACHINE
-    told = (frame["cluster"] == "K80") & whole & ~decoded
-    most = PER_MACHINE * unit("dag-fig02-efficiency") * claimed("dag-fig02-efficiency")
-    return frame.assign(paper=np.where(told, most, np.nan))
+    decodes = frame["framework"].isin(DECODERS)
+    limited_by_decoding = (frame["network"] == "AlexNet") & decodes
+    is_k80_machine = (frame["cluster"] == "K80") & (frame["gpus"] == PER_MACHINE)
+    is_stated = is_k80_machine & ~limited_by_decoding
+    claim = "dag-fig02-efficiency"
+    printed_speedup = PER_MACHINE * unit(claim) * claimed(claim)
+    return frame.assign(paper=np.where(is_stated, printed_speedup, np.nan))
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw `numbers`."""
+    """Draw what `numbers` returned."""
     return speedups.draw_bars(frame, "one GPU")
 
 
@@ -49,25 +57,31 @@ def _v100_speed(note: str) -> Result:
 @check("dag-k80-peak", "K80", 875e6)
 @check("dag-v100-peak", "V100", 1530e6)
 def _peak(gpu: str, boost_hz: float) -> Result:
-    stated = OPERATIONS[gpu] * CLOCK_HZ[gpu] / 1e12
-    note = f"at the data sheet's boost, which is off; {stated:.3g} TFLOP/s at Section V-A's clock"
+    tflops_at_stated_clock = OPERATIONS[gpu] * CLOCK_HZ[gpu] / 1e12
+    note = (
+        f"at the data sheet's boost, which is off; {tflops_at_stated_clock:.3g} TFLOP/s "
+        "at Section V-A's clock"
+    )
     return counted(OPERATIONS[gpu] * boost_hz / 1e12, note)
 
 
 def _cases(claim: str) -> pd.DataFrame | None:
-    """Return the cases behind a claim's mean in the compatible settings, if it is one."""
+    """Return the cases of which a claim has the mean, or None if it has no mean.
+
+    There is a row for each compatible setting.
+    """
     if claim == "dag-fig02-k80-over-v100":
         efficiency = settings.compatible_efficiencies()[2]
         return settings.of_each(efficiency["K80"] / efficiency["V100"], "min")
     if claim == "dag-fig02-messages":
-        waits = pd.DataFrame(slower(settings.compatible(), "sending"))
-        return settings.of_each(waits, "min", level=1)
+        factors = pd.DataFrame(slower(settings.compatible(), "sending"))
+        return settings.of_each(factors, "min", level=1)
     return None
 
 
-def _stated(statement: str, claim: str) -> Result:
+def _judge_statement(statement: str, claim: str) -> Result:
     return settings.by_model(statement, claim, _cases(claim))
 
 
 for _statement, _claim in OF_FIG02.items():
-    check(_claim, _statement, _claim)(_stated)
+    check(_claim, _statement, _claim)(_judge_statement)

@@ -1,4 +1,7 @@
-"""dag Fig 3: speedups of four machines over one of them, and what Sections I and V-C say of that."""
+"""Fig 3 of the dag paper: the speedup of four machines over one machine.
+
+The claims are those of Sections I and V-C.
+"""
 
 from __future__ import annotations
 
@@ -25,80 +28,114 @@ from workbook.dag.statements import LAYER_WISE, OF_FIG03, SMALL_BATCHES, rank
 from workbook.osf import equations as osf
 
 SIZES = [Gpus(machines, PER_MACHINE) for machines in (1, 2, MACHINES)]
+"""The GPUs of each bar. Speedups are over the first."""
 LINEAR = ["Caffe-MPI", "MXNet"]
 """Frameworks that scale nearly linearly on the K80 cluster."""
-K80, V100 = CLUSTERS["K80"], CLUSTERS["V100"]
+K80 = CLUSTERS["K80"]
+V100 = CLUSTERS["V100"]
 
 
 def modelled() -> pd.DataFrame:
-    """Return a row a bar: the speedup over one machine at the central setting, and over all compatible."""
+    """Return the speedup of each bar by the model, as `speedups.modelled`."""
     return speedups.modelled(3, SIZES)
 
 
 def numbers() -> pd.DataFrame:
-    """Return the `modelled` bars; paper : what its text has in numbers, else NaN.
+    """Return the speedup of each bar by the model and, where stated, by the paper.
 
-    That is "nearly linear" on the K80 cluster.
+    The text has no number for its column ``paper``, but calls two frameworks "nearly
+    linear" on the K80 cluster. The claim says which speedup that is at least.
     """
     frame = modelled()
-    linear = frame["network"].isin(SMALL_BATCHES) & frame["framework"].isin(LINEAR)
-    whole = frame["gpus"] == MACHINES * PER_MACHINE
-    told = (frame["cluster"] == "K80") & whole & linear
-    return frame.assign(paper=np.where(told, claimed("dag-fig03-linear"), np.nan))
+    is_linear = frame["network"].isin(SMALL_BATCHES) & frame["framework"].isin(LINEAR)
+    is_all_gpus = frame["gpus"] == MACHINES * PER_MACHINE
+    is_stated = (frame["cluster"] == "K80") & is_all_gpus & is_linear
+    printed_speedup = claimed("dag-fig03-linear")
+    return frame.assign(paper=np.where(is_stated, printed_speedup, np.nan))
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw `numbers`."""
+    """Draw what `numbers` returned."""
     return speedups.draw_bars(frame, f"one machine of {PER_MACHINE} GPUs")
 
 
 @check("dag-k80-backward", "K80")
 @check("dag-v100-backward", "V100")
 def _least_backward(gpu: str) -> Result:
-    first, *others = (
-        2 * each.multiply_adds for each in networks.layers("resnet50_published")
+    """Return the backward pass of ResNet-50 in seconds, at the peak rate of a GPU."""
+    layers = networks.layers("resnet50_published")
+    first_flops = 2 * layers[0].multiply_adds
+    other_flops = sum(2 * layer.multiply_adds for layer in layers[1:])
+    # A layer computes the gradient of its weights, and that of its input. The first
+    # layer does without the latter, because its input are the images.
+    backward_flops = BATCH["ResNet-50"] * (first_flops + 2 * other_flops)
+    least_s = backward_flops / (OPERATIONS[gpu] * CLOCK_HZ[gpu])
+
+    forward_gflop = (first_flops + other_flops) / 1e9
+    units = " of Tensor Cores" if gpu == "V100" else ""
+    printed_over_least = CLUSTERS[gpu].backward_s / least_s
+    note = (
+        f"forward's {forward_gflop:.2f} GFLOP (stride in the 1x1) twice, none for images"
+        f", at the stated clock's peak{units}; algorithms of fewer could beat it"
+        f"; printed are {printed_over_least:.2g} times that"
     )
-    # The first layer has no gradient of the images to compute.
-    flops = BATCH["ResNet-50"] * (first + 2 * sum(others))
-    least_s = flops / (OPERATIONS[gpu] * CLOCK_HZ[gpu])
-    printed = f"printed are {CLUSTERS[gpu].backward_s / least_s:.2g} times that"
-    note = f"forward's {(first + sum(others)) / 1e9:.2f} GFLOP (stride in the 1x1) twice, none for images"
-    peak = "the stated clock's peak" + " of Tensor Cores" * (gpu == "V100")
-    note += f", at {peak}; algorithms of fewer could beat it"
-    return at_least(least_s, f"{note}; {printed}")
+    return at_least(least_s, note)
 
 
 @check("dag-k80-communication")
 def _wire_time() -> Result:
-    sent = 4e6 * parameter_millions("ResNet50"), MACHINES, K80.network_bytes_per_s
-    least_s = float(osf.update_s(*sent))
-    return at_least(
-        least_s, "four machines at wire speed; float32, precision is not stated"
-    )
+    n_bytes = 4e6 * parameter_millions("ResNet50")
+    least_s = float(osf.update_s(n_bytes, MACHINES, K80.network_bytes_per_s))
+    note = "four machines at wire speed; float32, precision is not stated"
+    return at_least(least_s, note)
 
 
-def _link_use(millions: float) -> float:
-    return 100 * dag.communication_efficiency(
+def _link_use_percent(millions: float) -> float:
+    """Return the efficiency of the V100 cluster's network in % (dag Section V-C).
+
+    Parameters
+    ----------
+    millions : float
+        How many million float32 parameters are exchanged in the printed time.
+    """
+    efficiency = dag.communication_efficiency(
         4e6 * millions, V100.sent_s, V100.network_bytes_per_s
     )
+    return 100 * efficiency
 
 
 @check("dag-efficiency")
 def _efficiency() -> Result:
-    return own(
-        [[_link_use(23.5) * 0.0797 / 0.07975, _link_use(24.5) * 0.0797 / 0.07965]],
-        f"the network's own parameters give {_link_use(parameter_millions('ResNet50')):.1f}%, gradients of "
-        f"2 bytes {_link_use(12):.1f}%, all that a ring of 16 sends {_link_use(24 * 2 * 15 / 16):.1f}%",
+    """Return the efficiency by the paper's own numbers, within their rounding.
+
+    Printed are 24 million parameters and 0.0797 s.
+    """
+    low = _link_use_percent(23.5) * 0.0797 / 0.07975
+    high = _link_use_percent(24.5) * 0.0797 / 0.07965
+    by_parameters = _link_use_percent(parameter_millions("ResNet50"))
+    # 12 million float32 numbers have as many bytes as 24 million of 2 bytes each.
+    two_byte = _link_use_percent(12)
+    # Each of 16 GPUs in a ring sends 2 (N - 1) / N times the bytes.
+    ring = _link_use_percent(24 * 2 * 15 / 16)
+    note = (
+        f"the network's own parameters give {by_parameters:.1f}%, gradients of "
+        f"2 bytes {two_byte:.1f}%, all that a ring of 16 sends {ring:.1f}%"
     )
+    return own([[low, high]], note)
 
 
 @check("dag-v100-communication")
 def _v100_communication() -> Result:
-    alone_s = V100.sent_s * _link_use(parameter_millions("ResNet50")) / 9.6
-    return own(
-        [[V100.sent_s * _link_use(23.5) / 9.65, V100.sent_s * _link_use(24.5) / 9.55]],
-        f"the network's own parameters give {alone_s:.4f} s",
-    )
+    """Return the seconds that follow from the printed efficiency, within rounding.
+
+    Printed are 24 million parameters and 9.6%.
+    """
+    low_s = V100.sent_s * _link_use_percent(23.5) / 9.65
+    high_s = V100.sent_s * _link_use_percent(24.5) / 9.55
+    percent = _link_use_percent(parameter_millions("ResNet50"))
+    by_parameters_s = V100.sent_s * percent / 9.6
+    note = f"the network's own parameters give {by_parameters_s:.4f} s"
+    return own([[low_s, high_s]], note)
 
 
 @check("dag-k80-hidden", K80.sent_s / K80.backward_s, "0.23 s over 0.243 s")
@@ -108,17 +145,21 @@ def _sent_over_backward(ratio: float, note: str) -> Result:
 
 
 def _cases(claim: str) -> pd.DataFrame | None:
-    """Return the cases behind a claim's mean in the compatible settings, if it is one."""
+    """Return the cases of which a claim has the mean, or None if it has no mean.
+
+    There is a row for each compatible setting.
+    """
     efficiency = settings.compatible_efficiencies()[3]
-    k80, v100 = efficiency["K80"], efficiency["V100"]
+    k80 = efficiency["K80"]
+    v100 = efficiency["V100"]
     if claim == "dag-fig03-k80-over-v100":
         return settings.of_each(k80 / v100, "min")
     if claim == "dag-caffe-best":
-        ranks = {
-            (network, cluster): rank(efficiency[cluster][network], "Caffe-MPI")
-            for network in NETWORKS
-            for cluster in CLUSTERS
-        }
+        ranks = {}
+        for network in NETWORKS:
+            for cluster in CLUSTERS:
+                by_framework = efficiency[cluster][network]
+                ranks[network, cluster] = rank(by_framework, "Caffe-MPI")
         return pd.DataFrame(ranks)
     if claim == "dag-finding3":
         return settings.of_each(v100, "max")
@@ -127,13 +168,13 @@ def _cases(claim: str) -> pd.DataFrame | None:
     return None
 
 
-def _stated(statement: str, claim: str) -> Result:
-    """Judge by the mean alone where the paper speaks "in general"."""
+def _judge_statement(statement: str, claim: str) -> Result:
+    # One claim is made "in general", so that only the mean counts.
     in_general = claim == "dag-fig03-k80-over-v100"
     return settings.by_model(
-        statement, claim, _cases(claim), judged_one_by_one=not in_general
+        statement, claim, _cases(claim), cases_decide=not in_general
     )
 
 
 for _statement, _claim in {**OF_FIG03, LAYER_WISE: "dag-finding4"}.items():
-    check(_claim, _statement, _claim)(_stated)
+    check(_claim, _statement, _claim)(_judge_statement)

@@ -1,11 +1,13 @@
-"""dag Fig 4: Caffe-MPI's speedups by model and replayed in the lab, and how far predictions are off."""
+"""Fig 4 of the dag paper: the speedups of Caffe-MPI, predicted and measured.
+
+The paper's clusters are modelled. The measurements are replays in the lab.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from functools import partial
 from itertools import product
-from operator import mul
 
 import numpy as np
 import pandas as pd
@@ -28,75 +30,121 @@ from workbook.dag.cluster import (
     NETWORKS,
     PER_MACHINE,
     SPELLED,
+    Setting,
 )
 from workbook.dag.settings import central
 from workbook.dag.speedups import MODEL
 from workbook.osf.lab import Lab, graded
 
 SIZES = [Gpus(1, 1), Gpus(1, 2), Gpus(1, 4), Gpus(2, 4), Gpus(MACHINES, PER_MACHINE)]
+"""The GPUs whose speedups are modelled."""
 LAB_NETWORKS = {"alexnet": "AlexNet", "googlenet": "GoogleNet", "resnet50": "ResNet-50"}
+"""The networks of the figure by their name in recordings."""
 LAB = "campaign-dag"
 """The campaign on two emulated clusters."""
 EMULATED = {0.5e-3: "slow", 0.1e-3: "fast"}
-"""Its clusters, by the delay of their links."""
+"""The emulated clusters by the delay of their links in seconds."""
 LABEL = "speedup / linear speedup [%]"
 
 
 def modelled() -> pd.DataFrame:
-    """Return the figure by model: Caffe-MPI's speedup over one GPU, 1 to 16 GPUs, both clusters.
+    """Return the speedups of Caffe-MPI by the model.
 
-    eq6 : dag Eq 6 as printed, central setting; exposed_share : of that setting's communication
+    Returns
+    -------
+    DataFrame
+        A row for each cluster, network and number of ``gpus``, from 1 to 16: the
+        speedup over one GPU in all compatible settings (columns `speedups.MODEL`). In
+        the most central setting, there are also the speedup ``eq6`` by dag Eq 6 as
+        printed, and the share of communication that is not hidden, ``exposed_share``.
     """
-    setting, rows = central(), []
+    setting = central()
+    rows = []
     for cluster, network, gpus in product(CLUSTERS, NETWORKS, SIZES):
-        case = cluster, network, "Caffe-MPI"
-        whole_s, exposed_s = setting.sent_s(*case, gpus)
-        share = exposed_s / whole_s if gpus.n > 1 else np.nan
-        alone_s = 1.5 * setting.backward_s(cluster, network)
-        eq6 = dag.speedup(
-            partial(mul, setting.reads_s(*case, Gpus())),
-            BATCH[network] * setting.copy_s,
-            alone_s,
-            alone_s + exposed_s,
-            machines=gpus.machines,
-            gpus_per_machine=gpus.per_machine,
+        case = (cluster, network, "Caffe-MPI")
+        sent_s, exposed_s = setting.sent_s(*case, gpus)
+        exposed_share = math.nan
+        if gpus.n > 1:
+            exposed_share = exposed_s / sent_s
+        rows.append(
+            (
+                cluster,
+                network,
+                gpus.n,
+                _speedup_by_eq6(setting, cluster, network, gpus),
+                *speedups.speedup(case, gpus, Gpus()),
+                exposed_share,
+            )
         )
-        by_model = speedups.speedup(case, gpus, Gpus())
-        rows.append((cluster, network, gpus.n, eq6, *by_model, share))
     columns = ["cluster", "network", "gpus", "eq6", *MODEL, "exposed_share"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def measured() -> pd.DataFrame:
-    """Return the figure in the lab: speedup measured, and by the DAG from layers and messages on their own.
+def _speedup_by_eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) -> float:
+    """Return the speedup of Caffe-MPI over one GPU, by dag Eq 6 as printed."""
+    case = (cluster, network, "Caffe-MPI")
+    one_read_s = setting.reads_s(*case, Gpus())
+    _, exposed_s = setting.sent_s(*case, gpus)
+    # The forward pass takes half as long as the backward pass.
+    alone_s = 1.5 * setting.backward_s(cluster, network)
+    return dag.speedup(
+        read_s=lambda readers: one_read_s * readers,
+        h2d_s=BATCH[network] * setting.copy_s,
+        alone_s=alone_s,
+        together_s=alone_s + exposed_s,
+        machines=gpus.machines,
+        gpus_per_machine=gpus.per_machine,
+    )
 
-    limited : whether the processor may have slowed a run; delays_s : of start_s, in a ring's round trips
-    sent : what rank 0's messages took over what they cost (median)
+
+def measured() -> pd.DataFrame:
+    """Return the speedups in the lab, measured and predicted.
+
+    Returns
+    -------
+    DataFrame
+        A row for each case, as `_lab_row` describes it.
     """
     lab = Lab.load(LAB)
-    cases = [case for case in lab.cases(plain=True) if case.plan == "none"]
-    frame = pd.DataFrame(
-        _lab_row(lab, case) for case in cases if case.network in LAB_NETWORKS
-    )
-    keys = ["cluster", "network", "workers", "per_node", "link"]
-    return frame.sort_values(
-        keys, ascending=[False, True, True, True, True], ignore_index=True
+    rows = []
+    for case in lab.cases(plain=True):
+        if case.plan == "none" and case.network in LAB_NETWORKS:
+            rows.append(_lab_row(lab, case))
+    return pd.DataFrame(rows).sort_values(
+        ["cluster", "network", "workers", "per_node", "link"],
+        # The slow cluster comes first.
+        ascending=[False, True, True, True, True],
+        ignore_index=True,
     )
 
 
 def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
-    """Return one case's row of `measured`."""
-    runs = lab.runs[lab.runs["case"] == case.key]
-    speedup = case.workers * runs["compute_s"] / runs["iteration_s"]
-    workload, cost = lab.workload(case), lab.calibration.of_case(case).cost
-    per_node, delay_s = ranks_per_node(case.link), read_link(case.link).delay_s
+    """Return one case's row of `measured`.
+
+    The task graph predicts its speedup ``model`` from the times of layers and messages
+    that were measured on their own. The key ``limited`` says whether the processor may
+    have slowed a run. ``start_s`` is the start-up of a message, and ``delays_s`` what
+    the round trips of a ring with the link's delay take of it. ``sent`` is the median
+    of the time of rank 0's messages over their predicted time.
+    """
+    communication = lab.calibration.of_case(case)
+    cost = communication.cost
+    workload = lab.workload(case)
+    per_node = ranks_per_node(case.link)
+    delay_s = read_link(case.link).delay_s
     gpus = Gpus.of(case.workers, per_node)
+
     times = IterationTimes.of_workload(workload, cost)
     iteration_s = dag.period_s(times, STRATEGIES["Caffe-MPI"], gpus)
     model = case.workers * workload.compute_s / iteration_s
+
+    runs = lab.runs[lab.runs["case"] == case.key]
+    speedup = case.workers * runs["compute_s"] / runs["iteration_s"]
+
     spans = lab.spans[lab.spans["case"] == case.key]
-    sent = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
-    sent_s = sent["end_s"] - sent["start_s"]
+    messages = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
+    sent_s = messages["end_s"] - messages["start_s"]
+
     network = LAB_NETWORKS[case.network]
     return {
         "cluster": EMULATED.get(delay_s, ""),
@@ -113,82 +161,111 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
         "error": model / speedup.mean() - 1,
         "start_s": float(cost(np.ones(1))[0]),
         "delays_s": 2 * (case.workers - 1) * 4 * delay_s,
-        "sent": float((sent_s / cost(sent["bytes"])).median()),
+        "sent": float((sent_s / cost(messages["bytes"])).median()),
     }
 
 
 def measured_errors(lab: pd.DataFrame) -> pd.Series:
-    """Return mean error of the prediction in %, by network, of `measured` cases that nothing limited."""
-    judged = lab[~lab["limited"]]
-    return 100 * judged["error"].abs().groupby(judged["network"]).mean()
+    """Return the mean absolute error of the predictions in %, by network.
+
+    Cases of `measured` that the processor may have slowed do not count.
+    """
+    counted = lab[~lab["limited"]]
+    return 100 * counted["error"].abs().groupby(counted["network"]).mean()
 
 
 def printed_errors() -> pd.Series:
-    """Return mean error of the prediction in %, by network, as dag V-D states it."""
+    """Return the printed mean error of predictions in %, by network (Section V-D)."""
     ids = {name: f"dag-fig04-{name.lower().replace('-', '')}" for name in NETWORKS}
     return pd.Series(ids).map(claimed)
 
 
 def numbers(model: pd.DataFrame, lab: pd.DataFrame) -> pd.DataFrame:
-    """Return rows `modelled` and `measured`, by grade, with the paper's error beside them."""
-    printed = printed_errors()
-    both = graded(model, lab)
-    return both.assign(paper_error_percent=both["network"].map(printed))
+    """Return the rows of `modelled` and of `measured`, one below the other.
+
+    The column ``grade`` tells them apart. The mean error that the paper prints for the
+    network is ``paper_error_percent``.
+    """
+    frame = graded(model, lab)
+    printed_percent = frame["network"].map(printed_errors())
+    return frame.assign(paper_error_percent=printed_percent)
 
 
 def draw(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
-    """Draw Fig 4 by model and measured; a line is the paper's mean error about the prediction."""
+    """Draw the figure, a column of panels for each network.
+
+    Parameters
+    ----------
+    model : DataFrame
+        What `modelled` returned, for the upper panels.
+    lab : DataFrame
+        What `measured` returned, for the lower panels.
+    """
     printed = printed_errors().rename(SPELLED)
-    off = measured_errors(lab).rename(SPELLED)
-    upper, lower = (table.replace({"network": SPELLED}) for table in (model, lab))
-    lower["case"] = lower["case"].str.partition(", ")[2].str.replace(" ", "")
-    said = (
-        f"The mean error of predicted replays is at most {off.max():.1f}% for a network; "
-        f"for its own predictions the paper prints {printed.min():g}% to {printed.max():g}%"
+    errors = measured_errors(lab).rename(SPELLED)
+    model = model.replace({"network": SPELLED})
+    lab = lab.replace({"network": SPELLED})
+    # The panel has the name of the network, so that "2x4" is left of "AlexNet, 2 x 4".
+    lab["case"] = lab["case"].str.partition(", ")[2].str.replace(" ", "")
+    title = (
+        f"The mean error of predicted replays is at most {errors.max():.1f}% for a "
+        f"network; for its own predictions the paper prints {printed.min():g}% to "
+        f"{printed.max():g}%"
     )
-    with plots.sheet(said, columns=len(printed), rows=2, height=5.8) as (figure, axes):
-        for above, below, network in zip(*axes, printed.index, strict=True):
-            _draw_modelled(above, upper[upper["network"] == network])
-            above.set(title=f"{network}, graph", ylim=(0, 112))
-            _draw_measured(below, lower[lower["network"] == network], printed[network])
-            below.set_title(
-                f"{network}, replays:\nmean error {off[network]:.1f}%\n"
-                f"(paper: {printed[network]:g}%)"
+    sheet = plots.sheet(title, columns=len(printed), rows=2, height=5.8)
+    with sheet as (figure, axes):
+        for column, (network, printed_percent) in enumerate(printed.items()):
+            upper = axes[0, column]
+            _draw_modelled(upper, model[model["network"] == network])
+            upper.set(title=f"{network}, graph", ylim=(0, 112))
+            lower = axes[1, column]
+            _draw_measured(lower, lab[lab["network"] == network], printed_percent)
+            lower.set_title(
+                f"{network}, replays:\nmean error {errors[network]:.1f}%\n"
+                f"(paper: {printed_percent:g}%)"
             )
         axes[1, 0].set_ylabel("replays: nodes x ranks per node")
     return figure
 
 
 def _draw_modelled(ax: Axes, rows: pd.DataFrame) -> None:
-    """Draw one network's speedups by GPUs."""
-    wide = rows.pivot(index="gpus", columns="cluster")
-    wide = wide.rename(columns={"K80": "slow", "V100": "fast"})
-    drawn, low, high = (100 * wide[end].div(wide.index, axis=0) for end in MODEL)
+    """Draw the modelled speedups of one network by the number of GPUs."""
+    speedup = rows.pivot(index="gpus", columns="cluster")
+    # Both kinds of panels have the same two colours, in which K80 is slow.
+    speedup = speedup.rename(columns={"K80": "slow", "V100": "fast"})
+    percent = {}
+    for column in MODEL:
+        percent[column] = 100 * speedup[column].div(speedup.index, axis=0)
     plots.lines(
         ax,
-        drawn,
-        ends=(low, high),
+        percent["model"],
+        ends=(percent["model_low"], percent["model_high"]),
         ylabel=LABEL,
         xlabel="GPUs",
         log="x",
         legend="",
     )
-    ax.set_xticks(wide.index, wide.index)
+    ax.set_xticks(speedup.index, speedup.index)
 
 
 def _draw_measured(ax: Axes, rows: pd.DataFrame, printed_percent: float) -> None:
-    """Draw one network's speedups by case, with the printed error about what is predicted."""
-    wide = rows.pivot(index="case", columns="cluster").loc[rows["case"].unique()]
-    predicted, speedup = (
-        100 * wide[column] / wide["workers"] for column in ("model", "measured")
-    )
-    speedup = speedup.mask(wide["limited"].astype(bool))
-    share = printed_percent / 100
-    ranges = {
-        role: (times * (1 - share), times * (1 + share), speedup[role])
-        for role, times in predicted.items()
-    }
-    plots.intervals(ax, wide.index, ranges, label=LABEL, reference=100)
+    """Draw the speedups of one network in the lab, a row for each case.
+
+    A line is as long as the mean error that the paper prints, to both sides of the
+    prediction. The marker is the measured speedup.
+    """
+    table = rows.pivot(index="case", columns="cluster").loc[rows["case"].unique()]
+    predicted = 100 * table["model"] / table["workers"]
+    measured_percent = 100 * table["measured"] / table["workers"]
+    # Cases that the processor may have slowed have no marker.
+    measured_percent = measured_percent.mask(table["limited"].astype(bool))
+    error = printed_percent / 100
+    ranges = {}
+    for cluster in predicted.columns:
+        low = predicted[cluster] * (1 - error)
+        high = predicted[cluster] * (1 + error)
+        ranges[cluster] = (low, high, measured_percent[cluster])
+    plots.intervals(ax, table.index, ranges, label=LABEL, reference=100)
 
 
 @check(
@@ -200,21 +277,50 @@ def _draw_measured(ax: Axes, rows: pd.DataFrame, printed_percent: float) -> None
 @check(
     "dag-fig04-resnet50-most", "ResNet-50", (2.72, 8.5), 9, "5.1% of 9, 13.6% at worst"
 )
-def _lab_error(network: str, before: tuple[float, float], n: int, what: str) -> Result:
-    """Of what is recorded, and of a first recording (before commit 4243f239), its 95% interval and mean."""
+def _lab_error(
+    network: str,
+    first_interval: tuple[float, float],
+    first_cases: int,
+    first_in_words: str,
+) -> Result:
+    """Return the mean error of the predictions in %, by two recordings in the lab.
+
+    Parameters
+    ----------
+    network : str
+        The network in the paper's spelling.
+    first_interval : (float, float)
+        The 95% confidence interval of the mean error in the first recording. That
+        recording (before commit 4243f239) is not kept.
+    first_cases : int
+        How many cases the first recording has.
+    first_in_words : str
+        The mean and the largest error in the first recording.
+
+    Returns
+    -------
+    Result
+        Two confidence intervals. Only cases count in which messages are exposed,
+        because without them every prediction is right.
+    """
     lab = measured().query("network == @network")
-    exposed = lab[~lab["limited"] & (lab["measured"] < 0.99 * lab["workers"])]
+    has_exposed = lab["measured"] < 0.99 * lab["workers"]
+    exposed = lab[~lab["limited"] & has_exposed]
     errors = 100 * exposed["error"].abs().to_numpy()
-    apart = 100 * (exposed["repeatability"] / exposed["measured"]).max()
-    found = claims.confident(errors, np.mean, "", "replayed")
+    repeats_apart = 100 * (exposed["repeatability"] / exposed["measured"]).max()
+    result = claims.confident(errors, np.mean, "", "replayed")
     note = (
-        f"two recordings, both count; the later: mean {errors.mean():.2g}% of {len(errors)} of {len(lab)} "
-        f"cases, those with exposed messages, {errors.max():.1f}% at worst, interval {found.low:.3g} to "
-        f"{found.high:.3g}, repeats up to {apart:.1f}% apart, none limited by the processor; the first "
-        f"(not kept; its messages alone took up to 1.29 times as long as in its runs, later 1.14): {what}, "
-        f"interval {before[0]} to {before[1]}"
+        f"two recordings, both count; the later: mean {errors.mean():.2g}% of "
+        f"{len(errors)} of {len(lab)} cases, those with exposed messages, "
+        f"{errors.max():.1f}% at worst, interval {result.low:.3g} to {result.high:.3g}, "
+        f"repeats up to {repeats_apart:.1f}% apart, none limited by the processor; the "
+        f"first (not kept; its messages alone took up to 1.29 times as long as in its "
+        f"runs, later 1.14): {first_in_words}, interval {first_interval[0]} to "
+        f"{first_interval[1]}"
     )
-    of_two = f"two 95% confidence intervals, n = {len(errors)} and {n}"
     return replace(
-        found, spans=np.vstack([found.spans, before]), note=note, interval=of_two
+        result,
+        spans=np.vstack([result.spans, first_interval]),
+        note=note,
+        interval=(f"two 95% confidence intervals, n = {len(errors)} and {first_cases}"),
     )

@@ -139,16 +139,13 @@ def compatible() -> Setting:
     """
     search = setting_search()
     settings = search.grid.at(np.argwhere(search.most()))
-    # An efficiency that does not depend on all fields is a number. The zeros of
-    # ``varies * 0`` give each the shape (s,).
-    bars = np.array(
-        [
-            settings.varies * 0 + efficiency
-            for efficiency in efficiencies(settings).values()
-        ]
-    )
-    medians = np.median(bars, axis=1, keepdims=True)
-    distances = np.abs(np.log(bars / medians)).sum(axis=0)
+    # An efficiency that does not depend on all fields may be a number. The zeros give
+    # each of them the shape (s,).
+    zeros = 0 * settings.varies
+    by_bar = np.array([zeros + value for value in efficiencies(settings).values()])
+    medians = np.median(by_bar, axis=1, keepdims=True)
+    # The distance of a setting is the sum over the bars of |log(efficiency / median)|.
+    distances = np.abs(np.log(by_bar / medians)).sum(axis=0)
     order = np.argsort(distances, kind="stable")
     return Setting(**{name: values[order] for name, values in vars(settings).items()})
 
@@ -196,7 +193,7 @@ def by_model(
     claim: str,
     cases: pd.DataFrame | None = None,
     *,
-    judged_one_by_one: bool = True,
+    cases_decide: bool = True,
 ) -> Result:
     """Return a result that is judged by the settings which meet the other statements.
 
@@ -210,8 +207,9 @@ def by_model(
         The numbers of which the quantity is the mean, in the compatible settings: a row
         for each setting. A claim that the mean meets is undecided if all its cases meet
         the claim in less than half of these settings.
-    judged_one_by_one : bool, optional
-        Whether the cases count too. Otherwise only the note has them.
+    cases_decide : bool, optional
+        Whether the cases can make a claim undecided. Otherwise they are only listed in
+        the note.
 
     Returns
     -------
@@ -222,26 +220,28 @@ def by_model(
     scale = 1 / unit(claim)
     if cases is None:
         return claims.by_model(search, statement, scale)
-    of_mean = claims.by_model(search, statement, scale, note=_spans(cases))
+    result = claims.by_model(search, statement, scale, note=_spans(cases))
+    judge_mean = result.judge
+    if judge_mean is None or not cases_decide:
+        return result
 
     def judge(low: float, high: float) -> claims.Verdict:
-        assert of_mean.judge
-        outcome, note = of_mean.judge(low, high)
-        all_accepted = ((low <= cases) & (cases <= high)).all(axis=1)
-        share = float(all_accepted.mean())
-        if outcome is Outcome.COMPATIBLE and share < 0.5:
+        outcome, note = judge_mean(low, high)
+        # In a setting, the claim must hold in each of the cases.
+        is_accepted = (low <= cases) & (cases <= high)
+        share_of_settings = float(is_accepted.all(axis=1).mean())
+        if outcome is Outcome.COMPATIBLE and share_of_settings < 0.5:
             outcome = Outcome.UNDECIDED
-        note += f"; of each in {share:.0%} of the {len(cases)}"
+        note += f"; of each in {share_of_settings:.0%} of the {len(cases)}"
         return claims.Verdict(outcome, note)
 
-    if judged_one_by_one:
-        return replace(of_mean, judge=judge)
-    return of_mean
+    return replace(result, judge=judge)
 
 
 def _spans(cases: pd.DataFrame) -> str:
     """Return the range of all cases for a note, by the first level of their names."""
     spans = []
+    # After the transposition there is a row for each case.
     for name, rows in cases.T.groupby(level=0, sort=False):
         values = rows.to_numpy()
         spans.append(f"{name} {values.min():.4g} to {values.max():.4g}")

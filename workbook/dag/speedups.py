@@ -1,4 +1,4 @@
-"""What dag Figs 2, 3 and 4 share: speedups in all compatible settings, and bars of them."""
+"""What Figs 2, 3 and 4 of the dag paper share: speedups in all compatible settings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.strategies import STRATEGIES
@@ -16,58 +17,120 @@ from workbook.dag.cluster import CLUSTERS, NETWORKS, SPELLED
 from workbook.dag.settings import compatible
 
 MODEL = ["model", "model_low", "model_high"]
-"""A speedup at the most central of the compatible settings, the least and the most over all of them."""
+"""The columns of a speedup.
+
+They are the speedup at the most central of the compatible settings, and the least and the
+largest speedup over all of these settings."""
 
 
-def speedup(case: Sequence[str], gpus: Gpus, over: Gpus) -> tuple[float, float, float]:
-    """Return MODEL: the speedup of a case (cluster, network, framework) over a smaller machine."""
+def speedup(
+    case: tuple[str, str, str], gpus: Gpus, reference: Gpus
+) -> tuple[float, float, float]:
+    """Return the speedup of some GPUs over fewer GPUs, with weak scaling.
+
+    Parameters
+    ----------
+    case : (str, str, str)
+        Cluster, network and framework.
+    gpus : Gpus
+        The GPUs.
+    reference : Gpus
+        The fewer GPUs with which they are compared.
+
+    Returns
+    -------
+    (float, float, float)
+        The values of the columns MODEL.
+    """
     settings = compatible()
-    cluster, network, framework = case
-    alone_s, together_s = (
-        settings.iteration_s(cluster, network, framework, size) for size in (over, gpus)
-    )
-    each = np.ravel(gpus.n / over.n * (alone_s / together_s))
-    return float(each[0]), float(each.min()), float(each.max())
+    reference_s = settings.iteration_s(*case, reference)
+    together_s = settings.iteration_s(*case, gpus)
+    by_setting = np.ravel(gpus.n / reference.n * (reference_s / together_s))
+    # The most central of the compatible settings is the first.
+    return float(by_setting[0]), float(by_setting.min()), float(by_setting.max())
 
 
 def modelled(number: int, sizes: Sequence[Gpus]) -> pd.DataFrame:
-    """Return speedups over the first of ``sizes``, a row a bar, of the figure of that number."""
-    rows = [
-        (number, *case, gpus.n, *speedup(case, gpus, sizes[0]))
-        for case in product(CLUSTERS, NETWORKS, STRATEGIES)
-        for gpus in sizes
-    ]
+    """Return the speedups of a figure.
+
+    Parameters
+    ----------
+    number : int
+        The number of the figure.
+    sizes : sequence of Gpus
+        The GPUs of each bar. Speedups are over the first of them.
+
+    Returns
+    -------
+    DataFrame
+        A row for each bar, with the columns ``figure``, ``cluster``, ``network``,
+        ``framework``, ``gpus`` (a number) and those of MODEL.
+    """
+    rows = []
+    for case in product(CLUSTERS, NETWORKS, STRATEGIES):
+        for gpus in sizes:
+            rows.append((number, *case, gpus.n, *speedup(case, gpus, sizes[0])))
     columns = ["figure", "cluster", "network", "framework", "gpus"]
     return pd.DataFrame(rows, columns=[*columns, *MODEL])
 
 
-def draw_bars(bars: pd.DataFrame, over: str) -> Figure:
-    """Draw `modelled` bars with ``paper``: a line over all settings, a marker at the most central one.
+def draw_bars(bars: pd.DataFrame, reference: str) -> Figure:
+    """Draw the speedups of a figure, a panel for each cluster and network.
 
-    over : of what they are speedups, as the axis says it
+    Parameters
+    ----------
+    bars : DataFrame
+        The rows of `modelled`, with a column ``paper`` of the printed speedups.
+    reference : str
+        What the speedups are over, as the axis has it, such as "one GPU".
+
+    Returns
+    -------
+    Figure
+        A line goes over all compatible settings, and its marker is at the most central
+        one.
     """
     rows = bars[bars["gpus"] > bars["gpus"].min()].replace({"network": SPELLED})
+<<<<<<< HEAD
     names, most = list(rows["framework"].unique()), rows["gpus"].max()
     whole = rows.loc[rows["gpus"] == most, "model"]
     said = (
         f"In the most central setting {most} GPUs are {whole.min():.1f} to "
         f"{whole.max():.1f} times as fast as {over}; "
         f"what the paper states is drawn at {rows['paper'].max():g}"
+=======
+    all_gpus = rows["gpus"].max()
+    of_all_gpus = rows.loc[rows["gpus"] == all_gpus, "model"]
+    title = (
+        f"In the most central setting {all_gpus} GPUs are {of_all_gpus.min():.1f} to "
+        f"{of_all_gpus.max():.1f} times as fast as {reference}; "
+        f"the paper states up to {rows['paper'].max():g}"
+>>>>>>> x-wa
     )
-    with plots.sheet(said, columns=3, rows=2, height=4.3, sharex=True, sharey=True) as (
-        figure,
-        axes,
-    ):
-        panels = rows.groupby(["cluster", "network"], sort=False)
+    panels = rows.groupby(["cluster", "network"], sort=False)
+    sheet = plots.sheet(title, columns=3, rows=2, height=4.3, sharex=True, sharey=True)
+    with sheet as (figure, axes):
         for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
-            ends, sizes = ["model_low", "model_high", "model"], panel.groupby("gpus")
-            ranges = {
-                f"model:of {n} GPUs": tuple(of[end] for end in ends)
-                for n, of in reversed([*sizes])
-            }
-            plots.intervals(ax, names, ranges, label=f"speedup over {over}")
-            paper = panel.loc[panel["gpus"] == most, "paper"]
-            plots.points(ax, paper, np.arange(len(names)) + 0.17, "paper", size=5)
-            ax.set(title=f"{network}, {cluster}", xlim=(0, 4.3), xticks=range(5))
-            ax.label_outer()
+            _draw_panel(ax, panel, f"speedup over {reference}")
+            ax.set_title(f"{network}, {cluster}")
     return figure
+
+
+def _draw_panel(ax: Axes, panel: pd.DataFrame, label: str) -> None:
+    """Draw the speedups of one cluster and network, a row for each framework."""
+    frameworks = list(panel["framework"].unique())
+    ranges = {}
+    # The most GPUs come first.
+    for gpus in sorted(panel["gpus"].unique(), reverse=True):
+        of_gpus = panel[panel["gpus"] == gpus]
+        ranges[f"model:of {gpus} GPUs"] = (
+            of_gpus["model_low"],
+            of_gpus["model_high"],
+            of_gpus["model"],
+        )
+    plots.intervals(ax, frameworks, ranges, label=label)
+    printed = panel.loc[panel["gpus"] == panel["gpus"].max(), "paper"]
+    # Printed values are drawn a little beside the lines, which would hide them.
+    plots.points(ax, printed, np.arange(len(frameworks)) + 0.17, "paper", size=5)
+    ax.set(xlim=(0, 4.3), xticks=range(5))
+    ax.label_outer()

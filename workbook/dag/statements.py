@@ -1,8 +1,13 @@
-"""What dag states of Figs 2 and 3 (V-C, I), as quantities that can be computed of a setting."""
+"""What the dag paper states of Figs 2 and 3, as quantities that a setting determines.
+
+The statements are in Sections I and V-C. What is said of no single network is taken of
+the mean over the networks, for each framework.
+"""
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -22,17 +27,25 @@ from workbook.dag.cluster import (
 )
 
 TIED = 0.01
-"""Efficiencies that differ by less, relatively, have one rank."""
+"""Efficiencies that differ by a smaller share have the same rank."""
 DECODERS = [name for name, strategy in STRATEGIES.items() if strategy.decodes_on_cpu]
+"""The frameworks that decode JPEG images: CNTK and TensorFlow."""
+OTHERS = [name for name in STRATEGIES if name not in DECODERS]
+"""The frameworks that read decoded images."""
 SMALL_BATCHES = ("GoogleNet", "ResNet-50")
+"""The networks with small batches, all but AlexNet."""
 LAYER_WISE = "V100 cluster: messages by layer over one"
-"""In time, ResNet-50's."""
+"""The time of all messages of ResNet-50 over that of one message with as many bytes."""
 Efficiencies = dict[tuple[int, str, str, str], Any]
-"""Of a bar in a figure: (number of the figure, cluster, network, framework) -> a number, or an array."""
+"""Efficiencies by bar: the number of the figure, cluster, network and framework.
+
+Each is a number or an array over settings."""
 
 OF_FIG02 = {
     "K80 machine: all scale well, but CNTK and TensorFlow on AlexNet": "dag-fig02-good",
-    "K80 machine: CNTK and TensorFlow scale worse on AlexNet than the others": "dag-fig02-decoding",
+    "K80 machine: CNTK and TensorFlow scale worse on AlexNet than the others": (
+        "dag-fig02-decoding"
+    ),
     "one machine: K80 scales better than V100": "dag-fig02-k80-over-v100",
     "one machine: K80 scales far better than V100 on AlexNet": "dag-fig02-storage",
     "V100 machine: reading takes no extra time": "dag-fig02-reading",
@@ -48,7 +61,10 @@ OF_FIG03 = {
     "V100 cluster: all but Caffe-MPI scale poorly": "dag-fig03-poorly",
 }
 STATEMENTS = {**OF_FIG02, **OF_FIG03}
-"""What dag says of Figs 2 and 3, by quantity and claim; not the 95%, for which `varies` is on the grid."""
+"""The claims about Figs 2 and 3 by the name of their quantity.
+
+The efficiency of 95% is not among them, because `Setting.varies` was put on the grid
+for its sake."""
 
 SMALL = "GoogLeNet and ResNet-50, each"
 ALL = "mean of three"
@@ -125,7 +141,7 @@ IN_WORDS = {
 
 
 def in_words(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table whose column ``statement`` is replaced by GPUs, networks and effect."""
+    """Return a table with GPUs, networks and effect instead of its ``statement``."""
     words = [IN_WORDS[statement] for statement in table["statement"]]
     columns = pd.DataFrame(words, columns=["GPUs", "networks", "effect"])
     columns.index = table.index
@@ -133,133 +149,202 @@ def in_words(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def efficiencies(setting: Setting) -> Efficiencies:
-    """Return all 48 efficiencies: of four GPUs over one (dag Fig 2), of four machines over one (Fig 3)."""
-    sizes = {2: (Gpus(), Gpus(1, PER_MACHINE)), 3: (Gpus(1, 4), Gpus(MACHINES, 4))}
-    return {
-        (figure, *case): setting.iteration_s(*case, few)
-        / setting.iteration_s(*case, many)
-        for figure, (few, many) in sizes.items()
-        for case in product(CLUSTERS, NETWORKS, STRATEGIES)
-    }
+    """Return all 48 efficiencies, the speedup over the linear speedup.
+
+    Fig 2 compares the four GPUs of a machine with one GPU. Fig 3 compares four machines
+    with one machine.
+    """
+    one_gpu = Gpus(1, 1)
+    one_machine = Gpus(1, PER_MACHINE)
+    all_machines = Gpus(MACHINES, PER_MACHINE)
+    sizes = {2: (one_gpu, one_machine), 3: (one_machine, all_machines)}
+    by_bar = {}
+    for figure, (few, many) in sizes.items():
+        for case in product(CLUSTERS, NETWORKS, STRATEGIES):
+            few_s = setting.iteration_s(*case, few)
+            many_s = setting.iteration_s(*case, many)
+            # With weak scaling, an iteration ideally takes as long on more GPUs.
+            by_bar[(figure, *case)] = few_s / many_s
+    return by_bar
 
 
 def quantities(setting: Setting) -> dict[str, Any]:
-    """Return what the paper states (dag V-C, I), by name: numbers, or the setting's arrays."""
+    """Return the quantities of the paper's statements by name.
+
+    Each is a number, or an array over the settings if the fields of ``setting`` are
+    arrays.
+    """
     efficiency = efficiencies(setting)
+    reading = slower(setting, "reading")
     return {
-        **_one_server(efficiency),
+        **_one_machine(efficiency),
         **_four_machines(efficiency),
-        "V100 machine: reading takes no extra time": _most(
-            slower(setting, "reading").values()
-        ),
+        "V100 machine: reading takes no extra time": _largest(reading.values()),
         "V100 machine: messages take extra time": _slower_by_messages(setting),
         LAYER_WISE: _layer_wise_over_one(setting),
     }
 
 
+def _least(values: Iterable[Any]) -> Any:
+    """Return the least of several numbers or arrays, element by element."""
+    return reduce(np.minimum, values)
+
+
+def _largest(values: Iterable[Any]) -> Any:
+    """Return the largest of several numbers or arrays, element by element."""
+    return reduce(np.maximum, values)
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Return the mean of several numbers or arrays, element by element."""
+    return reduce(np.add, values) / len(values)
+
+
 def _slower_by_messages(setting: Setting) -> Any:
-    """Return the lesser of two networks' mean over the frameworks."""
-    waits = slower(setting, "sending")
-    each = ([waits[network, name] for name in STRATEGIES] for network in SMALL_BATCHES)
-    return _least(reduce(np.add, of) / len(of) for of in each)
+    """Return by which factor messages make an iteration longer on four V100.
+
+    It is the mean over the frameworks, of the network with the smaller mean.
+    """
+    factors = slower(setting, "sending")
+    means = []
+    for network in SMALL_BATCHES:
+        means.append(_mean([factors[network, name] for name in STRATEGIES]))
+    return _least(means)
 
 
 def _layer_wise_over_one(setting: Setting) -> Any:
-    """Return the time of all of ResNet-50's messages over that of one with as many bytes."""
-    gpus, sizes = Gpus(MACHINES, PER_MACHINE), layer_bytes("ResNet-50")
-    start_s, per_byte = setting.message("V100", "Caffe-MPI", gpus)
-    sent_s = sizes.sum() * per_byte
-    return (len(sizes) * start_s + sent_s) / (start_s + sent_s)
+    """Return the time of all messages of ResNet-50 over that of a single message.
+
+    The single message has as many bytes as all others together.
+    """
+    gpus = Gpus(MACHINES, PER_MACHINE)
+    start_s, s_per_byte = setting.message("V100", "Caffe-MPI", gpus)
+    n_bytes = layer_bytes("ResNet-50")
+    wire_s = n_bytes.sum() * s_per_byte
+    messages = len(n_bytes)
+    return (messages * start_s + wire_s) / (start_s + wire_s)
 
 
 def _means(
     efficiency: Efficiencies, figure: int, cluster: str, *networks: str
 ) -> dict[str, Any]:
-    """Return each framework's mean over the networks."""
-    return {
-        name: reduce(
-            np.add,
-            [efficiency[figure, cluster, network, name] for network in networks],
-        )
-        / len(networks)
-        for name in STRATEGIES
-    }
+    """Return the mean efficiency over some networks, by framework."""
+    means = {}
+    for name in STRATEGIES:
+        of_networks = [
+            efficiency[figure, cluster, network, name] for network in networks
+        ]
+        means[name] = _mean(of_networks)
+    return means
 
 
-_least = partial(reduce, np.minimum)
-_most = partial(reduce, np.maximum)
+def _one_machine(efficiency: Efficiencies) -> dict[str, Any]:
+    """Return the quantities of the statements about the GPUs of one machine."""
+    k80 = {}
+    v100 = {}
+    for case in product(NETWORKS, STRATEGIES):
+        k80[case] = efficiency[(2, "K80", *case)]
+        v100[case] = efficiency[(2, "V100", *case)]
+    k80_means = _means(efficiency, 2, "K80", *NETWORKS)
+    v100_means = _means(efficiency, 2, "V100", *NETWORKS)
 
+    # On AlexNet two frameworks are expected to be limited by decoding.
+    decoding = {("AlexNet", name): k80["AlexNet", name] for name in DECODERS}
+    not_decoding = _least(k80["AlexNet", name] for name in OTHERS)
+    all_others = _least(k80[case] for case in k80 if case not in decoding)
 
-def _one_server(efficiency: Efficiencies) -> dict[str, Any]:
-    k80, v100 = (
-        {
-            case: efficiency[(2, cluster, *case)]
-            for case in product(NETWORKS, STRATEGIES)
-        }
-        for cluster in CLUSTERS
+    k80_over_v100 = _least(k80_means[name] / v100_means[name] for name in STRATEGIES)
+    on_alexnet = _least(
+        k80["AlexNet", name] / v100["AlexNet", name] for name in STRATEGIES
     )
-    slow = {("AlexNet", name): k80["AlexNet", name] for name in DECODERS}
-    means, fast = (_means(efficiency, 2, cluster, *NETWORKS) for cluster in CLUSTERS)
     return {
-        "K80 machine: best efficiency is 95%": _most(k80.values()),
-        "K80 machine: all scale well, but CNTK and TensorFlow on AlexNet": _least(
-            k80[case] for case in k80.keys() - slow
+        "K80 machine: best efficiency is 95%": _largest(k80.values()),
+        "K80 machine: all scale well, but CNTK and TensorFlow on AlexNet": all_others,
+        "K80 machine: CNTK and TensorFlow scale worse on AlexNet than the others": (
+            _largest(decoding.values()) / not_decoding
         ),
-        "K80 machine: CNTK and TensorFlow scale worse on AlexNet than the others": _most(
-            slow.values()
-        )
-        / _least(k80["AlexNet", name] for name in STRATEGIES if name not in DECODERS),
-        "one machine: K80 scales better than V100": _least(
-            means[name] / fast[name] for name in STRATEGIES
-        ),
-        "one machine: K80 scales far better than V100 on AlexNet": _least(
-            k80["AlexNet", name] / v100["AlexNet", name] for name in STRATEGIES
-        ),
+        "one machine: K80 scales better than V100": k80_over_v100,
+        "one machine: K80 scales far better than V100 on AlexNet": on_alexnet,
     }
 
 
-def slower(setting: Setting, what: str) -> dict[tuple[str, str], Any]:
-    """Return how much longer SMALL_BATCHES take on four V100 by reading, or by sending, by framework."""
-    keys, gpus = [*product(SMALL_BATCHES, STRATEGIES)], Gpus(1, PER_MACHINE)
-    cases = {case: ("V100", *case, gpus) for case in keys}
-    return {
-        name: setting.iteration_s(*case) / setting.iteration_s(*case, without=what)
-        for name, case in cases.items()
-    }
+def slower(setting: Setting, part: str) -> dict[tuple[str, str], Any]:
+    """Return by which factor a part makes an iteration longer on four V100.
+
+    Parameters
+    ----------
+    setting : Setting
+        One or many settings.
+    part : {"reading", "sending"}
+        The part without which the iteration is compared.
+
+    Returns
+    -------
+    dict of (str, str) to float or ndarray
+        The factor, at least 1, for each network of SMALL_BATCHES and each framework.
+    """
+    gpus = Gpus(1, PER_MACHINE)
+    factors = {}
+    for network, framework in product(SMALL_BATCHES, STRATEGIES):
+        case = ("V100", network, framework, gpus)
+        with_part_s = setting.iteration_s(*case)
+        without_part_s = setting.iteration_s(*case, without=part)
+        factors[network, framework] = with_part_s / without_part_s
+    return factors
 
 
 def _four_machines(efficiency: Efficiencies) -> dict[str, Any]:
-    """Return the rest; here too what is said of no network is taken of a framework's mean."""
-    k80, v100 = (_means(efficiency, 3, cluster, *NETWORKS) for cluster in CLUSTERS)
-    nearly = product(SMALL_BATCHES, ["Caffe-MPI", "MXNet"])
-    poor = (value for name, value in v100.items() if name != "Caffe-MPI")
+    """Return the quantities of the statements about four machines."""
+    k80 = _means(efficiency, 3, "K80", *NETWORKS)
+    v100 = _means(efficiency, 3, "V100", *NETWORKS)
+    k80_over_v100 = _least(k80[name] / v100[name] for name in STRATEGIES)
+
+    nearly_linear = _least(
+        efficiency[3, "K80", network, name]
+        for network, name in product(SMALL_BATCHES, ["Caffe-MPI", "MXNet"])
+    )
+    k80_alexnet = _means(efficiency, 3, "K80", "AlexNet")
+    k80_resnet = _means(efficiency, 3, "K80", "ResNet-50")
+    worse_rank = np.maximum(rank(k80, "Caffe-MPI"), rank(v100, "Caffe-MPI"))
+    all_but_caffe = [value for name, value in v100.items() if name != "Caffe-MPI"]
     return {
-        "both clusters: K80 scales better than V100": _least(
-            k80[name] / v100[name] for name in STRATEGIES
+        "both clusters: K80 scales better than V100": k80_over_v100,
+        # As a speedup of four machines over one.
+        "K80 cluster: Caffe-MPI and MXNet scale nearly linearly": (
+            MACHINES * nearly_linear
         ),
-        "K80 cluster: Caffe-MPI and MXNet scale nearly linearly": MACHINES
-        * _least(efficiency[(3, "K80", *case)] for case in nearly),
-        "K80 cluster: no framework scales well on AlexNet": _most(
-            _means(efficiency, 3, "K80", "AlexNet").values()
+        "K80 cluster: no framework scales well on AlexNet": _largest(
+            k80_alexnet.values()
         ),
         "K80 cluster: TensorFlow scales worst on ResNet-50": rank(
-            _means(efficiency, 3, "K80", "ResNet-50"), "TensorFlow"
+            k80_resnet, "TensorFlow"
         ),
-        "both clusters: Caffe-MPI scales best": _most(
-            rank(means, "Caffe-MPI") for means in (k80, v100)
-        ),
-        "V100 cluster: no framework scales well": _most(v100.values()),
-        "V100 cluster: all but Caffe-MPI scale poorly": _most(poor),
+        "both clusters: Caffe-MPI scales best": worse_rank,
+        "V100 cluster: no framework scales well": _largest(v100.values()),
+        "V100 cluster: all but Caffe-MPI scale poorly": _largest(all_but_caffe),
     }
 
 
-def rank(efficiency: Any, name: str) -> Any:
-    """Return 1 plus how many frameworks scale better."""
-    own = efficiency[name] * (1 + TIED)
-    others = (np.asarray(value) for other, value in efficiency.items() if other != name)
-    return 1.0 + reduce(np.add, [(other > own).astype(np.int8) for other in others])
+def rank(efficiency: Mapping[str, Any] | pd.DataFrame, name: str) -> Any:
+    """Return the rank of a framework: 1 plus how many others scale better.
+
+    Parameters
+    ----------
+    efficiency : mapping of str to float or ndarray, or DataFrame
+        The efficiencies by framework.
+    name : str
+        The framework.
+    """
+    # Another framework must be better by more than TIED.
+    limit = efficiency[name] * (1 + TIED)
+    are_better = []
+    for other, value in efficiency.items():
+        if other != name:
+            are_better.append((np.asarray(value) > limit).astype(np.int8))
+    return 1.0 + reduce(np.add, are_better)
 
 
 def unit(claim: str) -> float:
-    """Return a claim's unit in quantities: 0.01 where it is in per cent."""
-    return {each.id: 0.01 if each.unit == "%" else 1.0 for each in load_claims()}[claim]
+    """Return the unit of a claim in that of its quantity: 0.01 for per cent, else 1."""
+    units = {listed.id: listed.unit for listed in load_claims()}
+    return 0.01 if units[claim] == "%" else 1.0

@@ -1,4 +1,4 @@
-"""dag's tables beside what is counted here, and their checks."""
+"""The tables of the dag paper next to what is counted here, and their checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from workbook.common import claims, networks
 from workbook.common.claims import Result, check, counted, own
 from workbook.dag.cluster import BATCH, CLUSTERS, parameter_millions
 
-K80, V100 = CLUSTERS["K80"], CLUSTERS["V100"]
+K80 = CLUSTERS["K80"]
+V100 = CLUSTERS["V100"]
 
 
 @check(
@@ -26,14 +27,20 @@ def _of_table2(ratio: float, note: str) -> Result:
 
 
 def table4() -> pd.DataFrame:
-    """Return dag Tab IV, counted from architectures, and GFLOP of a forward pass on one image."""
-    frame = claims.paper_table("dag", "tab04")
-    names = frame["network"]
-    millions = map(parameter_millions, names)
-    known = claims.recomputed(frame, parameters_millions=millions)
-    return known.assign(
-        gflop_computed=[2 * networks.multiply_adds(name) / 1e9 for name in names]
-    )
+    """Return Table IV of the dag paper next to counts from the published architectures.
+
+    Returns
+    -------
+    DataFrame
+        The printed columns, as `workbook.common.claims.recomputed` completes them, and
+        ``gflop_computed``, the GFLOP of the forward pass of one image.
+    """
+    printed = claims.paper_table("dag", "tab04")
+    millions = [parameter_millions(name) for name in printed["network"]]
+    # A multiply-add is two operations.
+    gflop = [2 * networks.multiply_adds(name) / 1e9 for name in printed["network"]]
+    table = claims.recomputed(printed, parameters_millions=millions)
+    return table.assign(gflop_computed=gflop)
 
 
 @check(
@@ -58,21 +65,36 @@ def _parameters(network: str, note: str) -> Result:
 
 
 def table6() -> pd.DataFrame:
-    """Return dag Tab VI: one iteration of Caffe's AlexNet in float32, layer by layer.
+    """Return Table VI of the dag paper, one iteration of AlexNet layer by layer.
 
-    Added: forward FLOP of the batch, and bytes, over the printed times of layers with parameters.
+    Returns
+    -------
+    DataFrame
+        The printed columns, and the size of each layer's float32 gradients counted from
+        the architecture. Of the layers that have parameters, there are two rates by the
+        printed times: ``forward_flops_per_s_computed`` of the forward pass of a batch,
+        and ``communication_bytes_per_s_computed`` of the exchange of gradients.
     """
-    frame = claims.paper_table("dag", "tab06")
+    printed = claims.paper_table("dag", "tab06")
+    # Rows without a size, such as pooling, have no layer in the architecture.
     layers = iter(networks.layers("AlexNet"))
-    of_rows = [
-        next(layers) if size else networks.Layer((), 0) for size in frame["size_bytes"]
-    ]
-    flops = pd.Series(
-        [2.0 * BATCH["AlexNet"] * layer.multiply_adds for layer in of_rows]
-    )
-    size = frame["size_bytes"].where(flops > 0)
-    sizes = [4 * sum(layer.tensors) for layer in of_rows]
-    return claims.recomputed(frame, size_bytes=sizes).assign(
-        forward_flops_per_s_computed=1e6 * flops.where(flops > 0) / frame["forward_us"],
-        communication_bytes_per_s_computed=1e6 * size / frame["communication_us"],
+    without_parameters = networks.Layer(tensors=(), multiply_adds=0)
+    size_bytes = []
+    flops = []
+    for printed_bytes in printed["size_bytes"]:
+        layer = next(layers) if printed_bytes else without_parameters
+        size_bytes.append(4 * sum(layer.tensors))
+        flops.append(2.0 * BATCH["AlexNet"] * layer.multiply_adds)
+    table = claims.recomputed(printed, size_bytes=size_bytes)
+
+    batch_flops = pd.Series(flops)
+    has_parameters = batch_flops > 0
+    counted_flops = batch_flops.where(has_parameters)
+    counted_bytes = printed["size_bytes"].where(has_parameters)
+    # Times are printed in microseconds.
+    return table.assign(
+        forward_flops_per_s_computed=1e6 * counted_flops / printed["forward_us"],
+        communication_bytes_per_s_computed=(
+            1e6 * counted_bytes / printed["communication_us"]
+        ),
     )

@@ -1,8 +1,14 @@
-"""dag's graph against real training on pictures: parts measured on their own, and what they predict.
+"""The task graph of the dag paper against real training on pictures.
 
-Fixed before any training on pictures was recorded: parts are medians; a prediction is the time between
-updates in the middle of the schedule; a case's error is that over the median measured iteration, less 1; the
-mean of their absolute values, as dag V-D has it, should be no larger than the largest that dag prints, MOST.
+The parts of an iteration are measured on their own, and the graph predicts the
+iteration from them. The comparison was fixed before any training on pictures was
+recorded:
+
+- each part is a median,
+- the prediction is the mean time between updates in the middle of a schedule,
+- the error of a case is the prediction over the median measured iteration, less 1,
+- the mean absolute error, as in Section V-D, should not exceed the largest mean that
+  the paper prints, MOST.
 """
 
 from __future__ import annotations
@@ -23,43 +29,86 @@ from ddlkit.core.workload import Floats
 from workbook.common import places
 
 MOST = 0.094
-"""AlexNet's mean error in dag V-D."""
-ENDS, ITERATIONS = 5, 20
-"""Of a schedule: iterations at either end that do not count, and all of them."""
+"""AlexNet's mean error in Section V-D of the dag paper."""
+ITERATIONS = 20
+"""The iterations of a schedule."""
+ENDS = 5
+"""How many iterations at either end of a schedule do not count."""
 CASE = ["network", "batch", "ranks", "link", "stored", "ahead", "sends"]
+"""The columns that name a case of training."""
 
 
 class Parts:
-    """What was measured on its own for a network between some ranks, and the runs that it should predict."""
+    """What was measured for one network between some ranks.
+
+    Parameters
+    ----------
+    pipelines : Path
+        The table of the runs that should be predicted, pipelines-<name>.csv. The tables
+        layers-, inputs- and collectives-<name>.csv beside it have the parts.
+
+    Attributes
+    ----------
+    runs : DataFrame
+        A row for each measured iteration of each case.
+    cores : int
+        The processor cores of the machine.
+    ranks : int
+        The ranks that trained together.
+    profile : LayerProfile
+        The computation of each layer.
+    inputs : DataFrame
+        The time of each part of the input, such as reading and decoding a batch.
+    """
 
     def __init__(self, pipelines: Path) -> None:
-        layers, inputs, collectives = (
-            pipelines.with_name(pipelines.name.replace("pipelines", kind, 1))
-            for kind in ("layers", "inputs", "collectives")
-        )
         self.runs = store.load_table(pipelines, "pipelines")
-        self.cores = int(store.load_stamp(pipelines)["machine"]["cpu"]["cores"])
+        machine = store.load_stamp(pipelines)["machine"]
+        self.cores = int(machine["cpu"]["cores"])
         self.ranks = int(self.runs["ranks"].iloc[0])
+
+        layers = _neighbour(pipelines, "layers")
+        inputs = _neighbour(pipelines, "inputs")
+        collectives = _neighbour(pipelines, "collectives")
         self.profile = store.read_profile(layers)
         self.inputs = store.load_table(inputs, "inputs")
-        self._sent = store.load_table(collectives, "collectives")
+        self._collectives = store.load_table(collectives, "collectives")
 
     def input_s(self, quantity: str, stored: str, ranks: int) -> float:
-        """Return median seconds of a batch. Raises UserError where that was not measured."""
+        """Return the median time that a part of the input takes for a batch, in seconds.
+
+        Parameters
+        ----------
+        quantity : str
+            The part, such as "read", "decode" or "compute".
+        stored : str
+            How the pictures are stored, such as "jpeg".
+        ranks : int
+            How many ranks did this at once.
+
+        Raises
+        ------
+        UserError
+            If this was not measured.
+        """
         rows = self.inputs.query(
             "quantity == @quantity and stored == @stored and ranks == @ranks"
         )
         if rows.empty:
-            what = f"no {quantity} of {stored} by {ranks} ranks"
-            raise UserError(f"inputs: {what}: measure input again")
+            missing = f"no {quantity} of {stored} by {ranks} ranks"
+            raise UserError(f"inputs: {missing}: measure input again")
         return float(rows["seconds"].median())
 
     @cached_property
     def sent_s(self) -> Floats:
-        """Return (n,) seconds of each tensor's message, in forward order; nothing of one rank."""
-        rows, tensors = self._sent, self.profile.gradient_bytes
+        """Return the time of each tensor's message in seconds, shape (n,).
+
+        The tensors are in forward order. One rank alone sends nothing.
+        """
+        tensor_bytes = self.profile.gradient_bytes
         if self.ranks == 1:
-            return np.zeros(len(tensors))
+            return np.zeros(len(tensor_bytes))
+        rows = self._collectives
         table = fit(
             "table",
             rows["bytes"],
@@ -68,22 +117,41 @@ class Parts:
             workers=self.ranks,
             algorithm=rows["algorithm"].iloc[0],
         )
-        return np.asarray(table.cost(tensors))
+        return np.asarray(table.cost(tensor_bytes))
 
     def times(self, stored: str) -> IterationTimes:
-        """Return dag Tab I of an iteration; the update is counted with forward, as computing (errata 2)."""
-        profile, sent_s = self.profile, self.sent_s
-        at_layer_1 = np.append(profile.update_s, np.zeros(len(sent_s) - 1))
-        forward_s = profile.forward_s + at_layer_1
-        whole_s = float(forward_s.sum() + profile.backward_s.sum())
-        drift = self.input_s("compute", stored, self.ranks) / whole_s
-        io_s = self.input_s("read", stored, 1)
+        """Return the parts of one iteration, as Table I of the dag paper lists them.
+
+        The update counts as computation of the first layer's forward pass (errata 2).
+        """
+        profile = self.profile
+        sent_s = self.sent_s
+        update_s = np.append(profile.update_s, np.zeros(len(sent_s) - 1))
+        forward_s = profile.forward_s + update_s
+        profiled_s = float(forward_s.sum() + profile.backward_s.sum())
+        # The profile and the input were measured one after the other, and the speed of
+        # the machine may have changed between them.
+        drift = self.input_s("compute", stored, self.ranks) / profiled_s
         return IterationTimes(
-            io_s, 0.0, drift * forward_s, drift * profile.backward_s, sent_s
+            io_s=self.input_s("read", stored, 1),
+            h2d_s=0.0,
+            forward_s=drift * forward_s,
+            backward_s=drift * profile.backward_s,
+            communication_s=sent_s,
         )
 
     def predicted_s(self, stored: str, ahead: int, sends: str) -> float:
-        """Return the mean seconds between updates of a case's schedule, one disk for all ranks."""
+        """Return the mean time between updates in the schedule of a case, in seconds.
+
+        Parameters
+        ----------
+        stored : str
+            How the pictures are stored, such as "jpeg".
+        ahead : int
+            How many batches a loader prepares ahead of time.
+        sends : {"during", "after"}
+            Whether messages are sent during or after the backward pass.
+        """
         strategy = Strategy(
             copies_ahead=ahead > 0,
             reads_ahead=ahead > 0,
@@ -91,56 +159,118 @@ class Parts:
             sends_during_backward=sends == "during",
             batches_ahead=ahead,
         )
-        decoding = "own" if self.cores >= 2 * self.ranks else "trains"
+        # With two cores for each rank a loader has a core of its own. Otherwise
+        # decoding takes the core that trains.
+        has_own_core = self.cores >= 2 * self.ranks
+        decoding = "own" if has_own_core else "trains"
+        # All ranks read the same disk.
         gpus = Gpus(1, self.ranks, decoding=decoding)
-        decode_s, times = self.input_s("decode", stored, self.ranks), self.times(stored)
-        graph = s_sgd(times, strategy, gpus, iterations=ITERATIONS, decode_s=decode_s)
-        # At the ends loaders get ahead, and run out.
+        graph = s_sgd(
+            self.times(stored),
+            strategy,
+            gpus,
+            iterations=ITERATIONS,
+            decode_s=self.input_s("decode", stored, self.ranks),
+        )
+        # Loaders get ahead in the first iterations, and have nothing to do in the last.
         ends_s = schedule(graph).iteration_ends_s[ENDS:-ENDS]
         return float(np.diff(ends_s).mean())
 
 
-def parts(place: Path | None = None) -> dict[str, Parts]:
-    """Return all that was measured of training with pictures in a folder, else the first recorded one."""
-    machines = sorted(
-        places.RECORDED.glob("*"), key=lambda at: (at != places.recorded_dir(), at)
-    )
-    for folder in [place] if place else [machine / "input" for machine in machines]:
-        if tables := store.list_tables(folder, "pipelines-*.csv"):
+def _neighbour(pipelines: Path, kind: str) -> Path:
+    """Return the table of another kind that was recorded with a table of pipelines."""
+    return pipelines.with_name(pipelines.name.replace("pipelines", kind, 1))
+
+
+def parts(folder: Path | None = None) -> dict[str, Parts]:
+    """Return all that was measured of training on pictures.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Where the tables are. By default the first recorded machine that has any. This
+        machine is tried before the others.
+
+    Returns
+    -------
+    dict of str to Parts
+        By the name that follows "pipelines-" in the name of the table.
+
+    Raises
+    ------
+    UserError
+        If there is no such table.
+    """
+    folders = [folder] if folder else _recorded_folders()
+    for candidate in folders:
+        tables = store.list_tables(candidate, "pipelines-*.csv")
+        if tables:
             return {path.stem.partition("-")[2]: Parts(path) for path in tables}
-    where = place or places.RECORDED
+    where = folder or places.RECORDED
     raise UserError(
         f"no training with pictures in {where}: run ddlkit measure input --out mine"
     )
 
 
+def _recorded_folders() -> list[Path]:
+    """Return where each recorded machine may have tables, this machine first."""
+    this_machine = places.recorded_dir()
+    machines = sorted(places.RECORDED.glob("*"))
+    # The sort is stable, and False comes before True.
+    machines.sort(key=lambda machine: machine != this_machine)
+    return [machine / "input" for machine in machines]
+
+
 def predictions(measured: Mapping[str, Parts]) -> pd.DataFrame:
-    """Return a row a case: measured_s (median), predicted_s, and error, the second over the first less 1."""
+    """Return the predicted and the measured iteration of each case.
+
+    Parameters
+    ----------
+    measured : mapping of str to Parts
+        What `parts` returned.
+
+    Returns
+    -------
+    DataFrame
+        A row for each case, with the columns of CASE. ``measured_s`` is the median of
+        its iterations, ``predicted_s`` the prediction, and ``error`` is ``predicted_s``
+        over ``measured_s``, less 1.
+    """
     tables = []
     for part in measured.values():
-        cases = part.runs.groupby(CASE, sort=False)["iteration_s"].median()
-        rows = cases.rename("measured_s").reset_index()
-        settings = rows[["stored", "ahead", "sends"]].itertuples(index=False)
-        tables.append(
-            rows.assign(predicted_s=[part.predicted_s(*case) for case in settings])
-        )
-    return pd.concat(tables, ignore_index=True).eval(
-        "error = predicted_s / measured_s - 1"
-    )
+        medians_s = part.runs.groupby(CASE, sort=False)["iteration_s"].median()
+        table = medians_s.rename("measured_s").reset_index()
+        table["predicted_s"] = [
+            part.predicted_s(row.stored, row.ahead, row.sends)
+            for row in table.itertuples()
+        ]
+        tables.append(table)
+    cases = pd.concat(tables, ignore_index=True)
+    return cases.assign(error=cases["predicted_s"] / cases["measured_s"] - 1)
 
 
 def by_framework(table: pd.DataFrame) -> pd.Series:
-    """Return mean absolute error by framework: of cases of several ranks that read and send as it does."""
-    ahead = table[(table["ranks"] > 1) & (table["ahead"] == table["ahead"].max())]
-    means = (
-        ahead["error"]
-        .abs()
-        .groupby([ahead["stored"] == "jpeg", ahead["sends"] == "during"])
-    )
-    does = {
-        name: (s.decodes_on_cpu, s.sends_during_backward)
-        for name, s in STRATEGIES.items()
-    }
-    return pd.Series(
-        {name: means.mean().get(edges, np.nan) for name, edges in does.items()}
-    )
+    """Return the mean absolute error of the cases that work as each framework does.
+
+    Parameters
+    ----------
+    table : DataFrame
+        What `predictions` returned.
+
+    Returns
+    -------
+    Series
+        By the name of the framework, over cases of several ranks whose loader is the
+        furthest ahead. It is NaN if no case decodes and sends as the framework does.
+    """
+    several_ranks = table["ranks"] > 1
+    furthest_ahead = table["ahead"] == table["ahead"].max()
+    cases = table[several_ranks & furthest_ahead]
+    decodes = cases["stored"] == "jpeg"
+    sends_during = cases["sends"] == "during"
+    means = cases["error"].abs().groupby([decodes, sends_during]).mean()
+    by_name = {}
+    for name, strategy in STRATEGIES.items():
+        key = (strategy.decodes_on_cpu, strategy.sends_during_backward)
+        by_name[name] = means.get(key, np.nan)
+    return pd.Series(by_name)

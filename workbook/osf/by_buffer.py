@@ -1,9 +1,12 @@
-"""Scaling factors against the size of the fusion buffer, as Figures 4 and 6 show them."""
+"""Scaling factors by the size of the fusion buffer, as Figures 4 and 6 show them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.units import GB, KB, MB, parse_bytes
@@ -14,85 +17,137 @@ from workbook.osf.frames import rows_of
 from workbook.osf.lab import LAB, LABS, Lab, buffer_of
 from workbook.plots.style import look
 
-BUFFERS = tuple(m * u for u in (KB, MB) for m in (1, 3, 10, 30, 100, 300)) + (GB,)
+_STEPS = (1, 3, 10, 30, 100, 300)
+BUFFERS = (*(step * KB for step in _STEPS), *(step * MB for step in _STEPS), GB)
 """The buffers that are drawn, in bytes."""
 KEYS = ["network", "buffer_bytes"]
+"""The columns that name a case. A buffer of 0 bytes is no fusion."""
 NO_FUSION_MB = 3e-4
-"""Where no buffer stands on a logarithmic axis of buffers: left of the smallest."""
+"""The place of "no fusion" on the logarithmic axis, left of the smallest buffer."""
+TICKS = {NO_FUSION_MB: "none", 0.01: "0.01", 1: "1", 100: "100", 1000: "1000"}
+"""The labels of that axis by their place in MB."""
 
 
 def modelled(
     setting: PaperSetting, network: str, buffer_bytes: int
 ) -> dict[str, float]:
-    """Return the number of messages, and the scaling factor, with a fusion buffer (0: without)."""
+    """Return the effect of a fusion buffer on the paper's cluster.
+
+    Parameters
+    ----------
+    setting : PaperSetting
+        The setting of the cluster.
+    network : str
+        The network.
+    buffer_bytes : int
+        The size of the buffer, or 0 for no fusion.
+
+    Returns
+    -------
+    dict of str to float
+        The number of messages, ``all-reduces``, and the scaling factor, ``SF``.
+    """
     workload, plan, waited_s = setting.with_buffer(network, buffer_bytes)
     cost = setting.cost()
-    overhead_s = np.array([cost.alpha_s])
-    taken_s = fused_iteration_s(
-        workload, plan, waited_s, overhead_s, cost.beta_s_per_byte
-    )[0]
+    overheads_s = np.array([cost.alpha_s])
+    iterations_s = fused_iteration_s(
+        workload, plan, waited_s, overheads_s, cost.beta_s_per_byte
+    )
     return {
         "all-reduces": float(len(plan.ends)),
-        "SF": setting.compute_s(network) / taken_s,
+        "SF": setting.compute_s(network) / iterations_s[0],
     }
 
 
 def in_lab(lab: Lab) -> pd.DataFrame:
-    """Return factors measured against the buffer by four workers.
+    """Return the scaling factors of four workers that a campaign measured.
 
-    Of cases that were run both ways the negotiated one counts.
+    Parameters
+    ----------
+    lab : Lab
+        The campaign.
+
+    Returns
+    -------
+    DataFrame
+        A row for each network and buffer (KEYS). ``measured`` is the mean scaling
+        factor of the rounds, and ``repeatability`` the difference between the largest
+        and the smallest.
     """
     rows = {}
-    for case in (*lab.cases(plain=True), *lab.cases(negotiated=True, plain=True)):
-        if case.workers == 4 and (place := buffer_of(case)):
+    # Of a case that was run both ways the negotiated one counts, because it is the
+    # last.
+    cases = lab.cases(plain=True) + lab.cases(negotiated=True, plain=True)
+    for case in cases:
+        network_and_buffer = buffer_of(case)
+        if case.workers == 4 and network_and_buffer is not None:
             factors = lab.rounds(case)["factor"]
-            rows[place] = {"measured": factors.mean(), "repeatability": np.ptp(factors)}
-    return pd.DataFrame(rows).T.rename_axis(KEYS).sort_index().reset_index()
+            rows[network_and_buffer] = {
+                "measured": factors.mean(),
+                "repeatability": np.ptp(factors),
+            }
+    table = pd.DataFrame(rows).T.rename_axis(KEYS)
+    return table.sort_index().reset_index()
 
 
 def replayed_gain(network: str, buffer: str, fitted: str) -> str:
-    """Return, for a note, what a buffer gains over no fusion in two replays.
+    """Return a note on what a buffer gains over no fusion in two replays.
 
-    fitted : the campaign whose link was set from a fit
+    Parameters
+    ----------
+    network : str
+        The network in the paper's spelling.
+    buffer : str
+        The size of the buffer, such as "100 MB".
+    fitted : str
+        The campaign whose link was set from a fit. The other replay is that of LAB.
     """
-    campaigns = {
-        LAB: "negotiated",
-        fitted: "where the link is set from a fit, not negotiated",
-    }
-    gains = list[str]()
-    for campaign, where in campaigns.items():
-        factor = in_lab(Lab.load(campaign)).set_index(KEYS)["measured"]
-        gain = factor[network, parse_bytes(buffer)] / factor[network, 0] - 1
-        gains.append(f"{100 * gain:+.2g}% {where}")
-    each = f"replayed by 4 workers at 1 Gbit/s {', '.join(gains)}"
-    return f"it hangs on start-ups: {each}"
+    gain = _gain_in_lab(LAB, network, buffer)
+    fitted_gain = _gain_in_lab(fitted, network, buffer)
+    return (
+        "it hangs on start-ups: replayed by 4 workers at 1 Gbit/s "
+        f"{100 * gain:+.2g}% negotiated, "
+        f"{100 * fitted_gain:+.2g}% where the link is set from a fit, not negotiated"
+    )
 
 
-def draw(frame: pd.DataFrame, shown: list[str], said: str) -> Figure:
-    """Draw factors by the buffer: modelled, the first with its range, measured, and printed."""
-    mb = (frame["buffer_bytes"] / MB).where(frame["buffer_bytes"] > 0, NO_FUSION_MB)
-    with plots.sheet(said, columns=len(TWO), height=3.4) as (figure, axes):
+def _gain_in_lab(campaign: str, network: str, buffer: str) -> float:
+    """Return the measured gain of a buffer over no fusion."""
+    factors = in_lab(Lab.load(campaign)).set_index(KEYS)["measured"]
+    return float(factors[network, parse_bytes(buffer)] / factors[network, 0] - 1)
+
+
+def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
+    """Draw the scaling factors by the size of the buffer, a panel for each network.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The rows of the model and of the lab, as `workbook.osf.lab.graded` returns them.
+        The printed factors are its column ``paper``, or it has what the printed error
+        of CSF leaves in ``paper_low`` and ``paper_high``.
+    quantities : sequence of str
+        The modelled quantities that are drawn. The first is drawn with its range over
+        all settings.
+    title : str
+        The sentence above the figure.
+    """
+    buffer_mb = frame["buffer_bytes"] / MB
+    frame = frame.assign(mb=buffer_mb.where(buffer_mb > 0, NO_FUSION_MB))
+    sheet = plots.sheet(title, columns=len(TWO), height=3.4)
+    with sheet as (figure, axes):
         for ax, network in zip(axes, TWO, strict=True):
-            rows = rows_of(frame.assign(mb=mb), network=network)
-            wide = rows[rows["grade"] == "model"].pivot(index="mb", columns="quantity")
-            ends = wide["model_low"][shown[:1]], wide["model_high"][shown[:1]]
-            plots.lines(
-                ax,
-                wide["model"][shown],
-                xlabel="buffer [MB]",
-                ylabel="scaling factor",
-                log="x",
-                legend="",
-                ends=ends,
+            rows = rows_of(frame, network=network)
+            by_quantity = rows[rows["grade"] == "model"].pivot(
+                index="mb", columns="quantity"
             )
-            for mark, links in LABS.items():
-                at = rows[rows["look"] == mark]
-                plots.points(
-                    ax, at["mb"], at["measured"], mark, label=f"measured, {links}"
-                )
-            if "paper" in wide:
-                plots.points(ax, wide.index, wide["paper"][shown[0]], "paper")
+            _draw_modelled(ax, by_quantity, quantities)
+            _draw_measured(ax, rows)
+            if "paper" in by_quantity:
+                printed = by_quantity["paper"][quantities[0]]
+                plots.points(ax, printed.index, printed, "paper")
             else:
+<<<<<<< HEAD
                 low, high = wide["paper_low"]["CSF"], wide["paper_high"]["CSF"]
                 shape = {"color": look("paper").color, "alpha": 0.3, "linewidth": 0}
                 most = frame.loc[frame["quantity"] == "CSF", "paper_error"].max()
@@ -106,5 +161,52 @@ def draw(frame: pd.DataFrame, shown: list[str], said: str) -> Figure:
                 1000: "1000",
             }
             ax.set_xticks([*ticks], ticks.values())
+=======
+                of_csf = frame["quantity"] == "CSF"
+                largest_error = frame.loc[of_csf, "paper_error"].max()
+                _draw_printed_error(ax, by_quantity, largest_error)
+            ax.set_xticks([*TICKS], TICKS.values())
+>>>>>>> x-wa
             ax.set_title(network_title(network))
     return figure
+
+
+def _draw_modelled(
+    ax: Axes, by_quantity: pd.DataFrame, quantities: Sequence[str]
+) -> None:
+    """Draw the modelled quantities, the first in its range over all settings."""
+    shown = list(quantities)
+    low = by_quantity["model_low"][shown[:1]]
+    high = by_quantity["model_high"][shown[:1]]
+    plots.lines(
+        ax,
+        by_quantity["model"][shown],
+        xlabel="buffer [MB]",
+        ylabel="scaling factor",
+        log="x",
+        legend="",
+        ends=(low, high),
+    )
+
+
+def _draw_measured(ax: Axes, rows: pd.DataFrame) -> None:
+    """Draw the measured factors of both campaigns."""
+    for point_look, links in LABS.items():
+        measured = rows[rows["look"] == point_look]
+        label = f"measured, {links}"
+        plots.points(ax, measured["mb"], measured["measured"], point_look, label=label)
+
+
+def _draw_printed_error(
+    ax: Axes, by_quantity: pd.DataFrame, largest_error: float
+) -> None:
+    """Shade the factors from which CSF differs by at most the printed error."""
+    ax.fill_between(
+        by_quantity.index,
+        by_quantity["paper_low"]["CSF"],
+        by_quantity["paper_high"]["CSF"],
+        label=f"paper: CSF ± {largest_error:.1%}",
+        color=look("paper").color,
+        alpha=0.3,
+        linewidth=0,
+    )

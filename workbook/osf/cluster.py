@@ -1,8 +1,8 @@
 """The paper's cluster: its networks at given compute times, in one unstated setting.
 
-Batch size and c only enter as T_comp (osf Eqs 4 to 16), and one factor on T_comp, delta,
-the timeout and 1/beta changes no scaling factor: an effective rate below the nominal
-25 Gbit/s looks like slower GPUs.
+The batch size and c enter osf Eqs 4 to 16 only by the compute time T_comp. No scaling
+factor changes if T_comp, delta, the timeout and 1/beta are all multiplied by the same
+number. A network that is slower than its nominal 25 Gbit/s thus looks like faster GPUs.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
 
 import numpy as np
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.plan import FusionPlan, buffer, none
 from ddlkit.core.units import GB, KB, MB
-from ddlkit.core.workload import Floats, Workload
+from ddlkit.core.workload import Floats, Ints, Workload
 from workbook.common import networks
 from workbook.common.specs import network_named
 from workbook.osf.equations import update_s
@@ -25,80 +24,147 @@ from workbook.osf.equations import update_s
 WORKERS = 32
 NETWORK_BYTES_PER_S = 25e9 / 8
 FIVE = ("ResNet50", "ResNet101", "ResNet152", "VGG16", "VGG19")
+"""The networks of Table 2."""
 TWO = ("ResNet101", "VGG16")
 """The networks of Figures 4 to 7."""
 REPLACED = "VGG16 replaced"
+"""VGG-16 with the layers of Table 3 replaced."""
 BUFFERS = (KB, MB, 100 * MB, GB)
 """The buffers of Figure 4, in bytes."""
 UNITS = ("tensor", "layer")
-"""What one message may be of, where nothing is fused."""
+"""What one message carries if nothing is fused."""
 
 
 def osf_name(network: str) -> str:
-    """Return how the paper writes a network of FIVE or ``REPLACED``; StopIteration for another."""
-    return next(
-        name
-        for name in (*FIVE, REPLACED)
-        if network_named(name) == network_named(network)
-    )
+    """Return how the paper writes one of the networks FIVE or ``REPLACED``.
+
+    Raises
+    ------
+    StopIteration
+        If it is another network.
+    """
+    wanted = network_named(network)
+    return next(name for name in (*FIVE, REPLACED) if network_named(name) == wanted)
 
 
 def measured_names() -> list[str]:
-    """Return the names under which the five networks are measured here."""
+    """Return the names under which the five networks are measured."""
     return [network_named(name) for name in FIVE]
 
 
 def network_layers(network: str) -> tuple[networks.Layer, ...]:
-    """Return layers in forward order.
+    """Return the layers of a network in forward order.
 
-    ``REPLACED`` is VGG-16 after osf Table 3 (1x1 convolutions, pooling).
+    In ``REPLACED``, 1x1 convolutions and pooling replace the three dense layers of
+    VGG-16 (Table 3). Pooling has no parameters and is left out.
     """
     if network != REPLACED:
         return networks.layers(network)
-    tail = networks.conv(512, 512, 1, 7), networks.conv(512, 1000, 1, 7)
-    return (*networks.layers("VGG16")[:-3], *tail)
+    kept = networks.layers("VGG16")[:-3]
+    first = networks.conv(512, 512, 1, 7)
+    second = networks.conv(512, 1000, 1, 7)
+    return (*kept, first, second)
 
 
 @cache
 def network_flops(network: str) -> float:
-    """Return FLOP of one image's forward pass, two a multiply-add (osf Eq 5's C, summed)."""
+    """Return the FLOP of one image's forward pass, the sum of C in osf Eq 5.
+
+    A multiply-add is two operations.
+    """
     return 2.0 * sum(layer.multiply_adds for layer in network_layers(network))
 
 
 @lru_cache(maxsize=1024)
 def workload(network: str, compute_s: float, unit: str = "tensor") -> Workload:
-    """Return a network of osf Table 2 that computes for ``compute_s`` = T_comp (Eqs 4-6).
+    """Return the iteration of a network with a given compute time (osf Eqs 4-6).
 
-    A third of it is the forward pass.
+    Parameters
+    ----------
+    network : str
+        A network of Table 2, or ``REPLACED``.
+    compute_s : float
+        T_comp in seconds. A third of it is the forward pass.
+    unit : {"tensor", "layer"}, optional
+        What one message carries if nothing is fused.
     """
-    shares, sizes, names, layers = _shape(network, unit)
+    shape = _shape(network, unit)
     return Workload(
-        compute_s / 3, 2 / 3 * compute_s * shares, 4 * sizes, sizes, layers, names
+        forward_s=compute_s / 3,
+        backward_s=2 / 3 * compute_s * shape.backward_shares,
+        # The parameters are float32.
+        bytes=4 * shape.parameters,
+        parameters=shape.parameters,
+        layer=shape.layers,
+        tensor=shape.tensors,
     )
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """The n messages of a network without fusion, in ready order.
+
+    Attributes
+    ----------
+    backward_shares : ndarray, shape (n,)
+        The share of the backward pass that precedes each message.
+    parameters : ndarray of int, shape (n,)
+        The number of parameters whose gradients each message carries.
+    layers, tensors : tuple of str, length n
+        The number of the layer, such as "3", and of the tensor, such as "3.1".
+    """
+
+    backward_shares: Floats
+    parameters: Ints
+    layers: tuple[str, ...]
+    tensors: tuple[str, ...]
+
+
 @lru_cache(maxsize=32)
-def _shape(
-    network: str, unit: str
-) -> tuple[Floats, Any, tuple[str, ...], tuple[str, ...]]:
-    """Return the share of the backward pass, elements, tensor and layer names, all in ready order."""
-    listed = network_layers(network)
-    total = sum(layer.multiply_adds for layer in listed)
-    rows: list[tuple[float, int, str, str]] = []
-    for number, layer in reversed(list(enumerate(listed, 1))):
-        parts = layer.tensors[::-1] if unit == "tensor" else (sum(layer.tensors),)
-        for k, size in enumerate(parts):
-            share = 0.0 if k else layer.multiply_adds / total
-            rows.append((share, size, f"{number}.{len(parts) - k}", str(number)))
-    shares, sizes, names, owners = zip(*rows, strict=True)
-    return np.array(shares), np.array(sizes, dtype=np.int64), names, owners
+def _shape(network: str, unit: str) -> _Shape:
+    """Return the messages of a network, of which each carries a tensor or a layer."""
+    layers = network_layers(network)
+    total = sum(layer.multiply_adds for layer in layers)
+    shares: list[float] = []
+    parameters: list[int] = []
+    layer_names: list[str] = []
+    tensor_names: list[str] = []
+    # The backward pass begins with the last layer, and there with the last tensor.
+    for number, layer in reversed(list(enumerate(layers, 1))):
+        sizes = list(reversed(layer.tensors))
+        if unit == "layer":
+            sizes = [sum(layer.tensors)]
+        for k, size in enumerate(sizes):
+            # The first message of a layer waits for its backward pass. The others are
+            # ready at the same time.
+            shares.append(layer.multiply_adds / total if k == 0 else 0.0)
+            parameters.append(size)
+            layer_names.append(str(number))
+            tensor_names.append(f"{number}.{len(sizes) - k}")
+    return _Shape(
+        np.array(shares),
+        np.array(parameters, dtype=np.int64),
+        tuple(layer_names),
+        tuple(tensor_names),
+    )
 
 
 @dataclass(frozen=True)
 class PaperSetting:
-    """What the paper leaves out. ``compute_s`` is T_comp of ResNet-101 and of VGG-16; families share c.
+    """The numbers that the paper leaves out.
 
-    ``overhead_s`` is delta at 32 workers; it grows with the N - 1 steps of a ring.
+    Attributes
+    ----------
+    resnet101_s, vgg16_s : float
+        T_comp of ResNet-101 and of VGG-16, in seconds. The other networks of a family
+        reach the same share c of the peak rate.
+    overhead_s : float
+        The overhead delta of a message between 32 workers, in seconds. It grows with
+        the N - 1 steps of a ring.
+    timeout_s : float
+        How long the fusion buffer waits for the next tensor, in seconds.
+    unit : {"tensor", "layer"}
+        What one message carries if nothing is fused.
     """
 
     resnet101_s: float
@@ -108,32 +174,39 @@ class PaperSetting:
     unit: str = "tensor"
 
     def compute_s(self, network: str) -> float:
-        """Return T_comp of one of the five networks, or of VGG-16 with its layers replaced."""
-        times = {"VGG16": self.vgg16_s, "ResNet101": self.resnet101_s}
+        """Return T_comp of one of the five networks or of ``REPLACED``, in seconds."""
         reference = reference_network(network)
-        return times[reference] * network_flops(network) / network_flops(reference)
+        reference_s = self.vgg16_s if reference == "VGG16" else self.resnet101_s
+        return reference_s * network_flops(network) / network_flops(reference)
 
     def workload(self, network: str) -> Workload:
-        """Return the network's iteration in this setting."""
+        """Return the iteration of a network in this setting."""
         return workload(network, self.compute_s(network), self.unit)
 
     def with_buffer(
         self, network: str, capacity: int
     ) -> tuple[Workload, FusionPlan, Floats]:
-        """Return workload, plan and waits with a fusion buffer (0: without), as `fused`."""
+        """Return a network's iteration with a fusion buffer, as `fused` does."""
         compute_s = self.compute_s(network)
         return fused(network, compute_s, capacity, self.timeout_s, self.unit)
 
     def cost(self, workers: int = WORKERS) -> AlphaBeta:
-        """osf Eq 7 without additions; PCIe's datasheet rate up to 8 workers, the network's beyond."""
-        rate = 8e9 * 16 * 128 / 130 / 8 if workers <= 8 else NETWORK_BYTES_PER_S
+        """Return the time of a message, which is osf Eq 7 without additions.
+
+        Up to 8 workers are in one machine, and their link has the rate of PCIe's data
+        sheet. More workers communicate by the network.
+        """
+        bytes_per_s = NETWORK_BYTES_PER_S
+        if workers <= 8:
+            # 16 lanes of 8 GT/s, which send 130 bits for 128.
+            bytes_per_s = 8e9 * 16 * 128 / 130 / 8
         overhead_s = self.overhead_s * (workers - 1) / (WORKERS - 1)
-        slope = float(update_s(1.0, workers, rate))
-        return AlphaBeta(overhead_s, slope, workers=workers, algorithm="ring")
+        s_per_byte = float(update_s(1.0, workers, bytes_per_s))
+        return AlphaBeta(overhead_s, s_per_byte, workers=workers, algorithm="ring")
 
 
 def reference_network(network: str) -> str:
-    """Return the network of the family whose compute time a setting holds."""
+    """Return the network of the same family whose compute time a setting has."""
     return "VGG16" if network.startswith("VGG") else "ResNet101"
 
 
@@ -141,30 +214,76 @@ def reference_network(network: str) -> str:
 def fused(
     network: str, compute_s: float, capacity: float, timeout_s: float, unit: str
 ) -> tuple[Workload, FusionPlan, Floats]:
-    """Return a workload, the plan of a buffer with timeout (0: no fusion), and (G,) waits in vain."""
+    """Return the iteration of a network with a fusion buffer that has a timeout.
+
+    Parameters
+    ----------
+    network, compute_s, unit
+        As of `workload`.
+    capacity : float
+        The size of the buffer in bytes, or 0 for no fusion.
+    timeout_s : float
+        How long the buffer waits for the next tensor, in seconds.
+
+    Returns
+    -------
+    work : Workload
+        The iteration.
+    plan : FusionPlan
+        The G messages.
+    waited_s : ndarray, shape (G,)
+        How long each message waits in vain for one more tensor, in seconds.
+    """
     work = workload(network, compute_s, unit)
-    if not capacity:
-        unwaited = np.zeros(work.n)
-        unwaited.setflags(write=False)
-        return work, none(work), unwaited
-    plan = buffer(work, int(capacity), timeout_s=timeout_s)
-    waited = np.zeros(len(plan.ends))
-    sizes = plan.group_bytes(work)
-    for group, end in enumerate(plan.ends[:-1]):
-        if (
-            sizes[group] + work.bytes[end] <= capacity
-            and work.backward_s[end] >= timeout_s
-        ):
-            waited[group] = timeout_s
-    waited.setflags(write=False)
-    return work, plan, waited
+    if capacity == 0:
+        plan = none(work)
+    else:
+        plan = buffer(work, int(capacity), timeout_s=timeout_s)
+    waited_s = np.zeros(len(plan.ends))
+    if capacity > 0:
+        sizes = plan.group_bytes(work)
+        # The next tensor is the first of the next group. The last group has none.
+        for group, next_tensor in enumerate(plan.ends[:-1]):
+            has_room = sizes[group] + work.bytes[next_tensor] <= capacity
+            is_late = work.backward_s[next_tensor] >= timeout_s
+            if has_room and is_late:
+                waited_s[group] = timeout_s
+    # The result is cached, so that nobody may change it.
+    waited_s.setflags(write=False)
+    return work, plan, waited_s
 
 
 def fused_iteration_s(
-    work: Workload, plan: FusionPlan, waited_s: Floats, overhead_s: Floats, slope: float
+    work: Workload,
+    plan: FusionPlan,
+    waited_s: Floats,
+    overhead_s: Floats,
+    s_per_byte: float,
 ) -> Floats:
-    """Return (D,) iteration times for (D,) overheads: the longest of the ways through the messages."""
-    messages = np.arange(len(plan.ends), 0, -1.0)
+    """Return the time of an iteration for each of several overheads.
+
+    Parameters
+    ----------
+    work, plan, waited_s
+        What `fused` returns, with G messages.
+    overhead_s : ndarray, shape (D,)
+        Values of the overhead delta of a message, in seconds.
+    s_per_byte : float
+        The time of each byte of a message, in seconds.
+
+    Returns
+    -------
+    ndarray, shape (D,)
+        The iterations in seconds.
+
+    Notes
+    -----
+    Some message leaves as soon as it may, and all messages after it leave one after the
+    other. The iteration ends with the latest of the G ends that this gives.
+    """
+    messages_left = np.arange(len(plan.ends), 0, -1.0)
     bytes_left = np.cumsum(plan.group_bytes(work)[::-1])[::-1]
-    fixed = plan.group_ready_s(work) + waited_s + slope * bytes_left
-    return np.max(fixed + np.multiply.outer(overhead_s, messages), axis=1)
+    leave_s = plan.group_ready_s(work) + waited_s
+    end_without_overheads_s = leave_s + s_per_byte * bytes_left
+    overheads_s = np.multiply.outer(overhead_s, messages_left)
+    return np.max(end_without_overheads_s + overheads_s, axis=1)

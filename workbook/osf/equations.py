@@ -1,8 +1,8 @@
 """The equations of the osf paper: the scaling factor with overlap and tensor fusion.
 
-Layers are in forward order: index 0 is the paper's layer 1, and index n - 1 its layer n.
-The backward pass begins with layer n. Superscripts in formulas are the paper's numbers
-of layers.
+Layers are in forward order: index 0 is the paper's layer 1, and index n - 1 its layer
+n. The backward pass begins with layer n. Superscripts in formulas are the paper's
+numbers of layers.
 
 Some equations cannot be meant as they are printed. With ``literal=True`` a function
 computes what the paper prints, and with ``literal=False`` what its prose needs:
@@ -254,10 +254,10 @@ def osf(forward_s: float, backward_s: Values, sent_s: Values, first: int = 1) ->
     >>> round(float(osf(3.0, [2.0, 2.0, 2.0], [0.0, 0.0, 0.0])), 3)
     1.286
     """
-    compute = forward_s + math.fsum(backward_s)
+    computed_s = forward_s + math.fsum(backward_s)
     # Eq 9
-    updated = update_start_s(backward_s, sent_s, first)[0] + sent_s[0]
-    return compute / (compute + updated - overlap_s(backward_s))
+    updated_s = update_start_s(backward_s, sent_s, first)[0] + sent_s[0]
+    return computed_s / (computed_s + updated_s - overlap_s(backward_s))
 
 
 # -- the time of a message -----------------------------------------------------------
@@ -356,8 +356,8 @@ def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
 
     1 / beta = cost.beta_s_per_byte N / (2 (N - 1)) and delta = cost.alpha_s.
 
-    The paper gives no delay of a link. Here delta is the time of 2 (N - 1) messages, one
-    after the other, and two of these messages make a round trip.
+    The paper gives no delay of a link. Here delta is the time of 2 (N - 1) messages,
+    one after the other, and two of these messages make a round trip.
     """
     workers = cost.workers or 2
     bytes_per_s = 2 * ((workers - 1) / workers) / cost.beta_s_per_byte
@@ -437,6 +437,7 @@ def sent_bytes(
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
     sent = np.zeros(len(sizes))
     for i in range(len(sizes)):
+        # Layer 1, whose index is 0, is the last in the backward pass.
         is_last_computed = i == 0
         if literal:
             timed_out = backward_s[i] > timeout_s
@@ -582,12 +583,17 @@ def osf_fused(
     -----
     OSF_fusion = T_comp / (T_comp + tau^(1) + t_update(F^(1)) - T_overlap)
     """
-    buffer = (capacity, timeout_s)
-    last_message = float(sent_bytes(sizes, backward_s, *buffer, literal=literal)[0])
-    start_s = fused_start_s(sizes, backward_s, update, *buffer, literal=literal)
-    compute = forward_s + math.fsum(backward_s)
-    last_message_s = update(last_message)
-    return compute / (compute + start_s[0] + last_message_s - overlap_s(backward_s))
+    sent = sent_bytes(sizes, backward_s, capacity, timeout_s, literal=literal)
+    # Layer 1, whose index is 0, is the last in the backward pass.
+    last_message_bytes = float(sent[0])
+    start_s = fused_start_s(
+        sizes, backward_s, update, capacity, timeout_s, literal=literal
+    )
+    computed_s = forward_s + math.fsum(backward_s)
+    last_message_s = update(last_message_bytes)
+    # Eq 16 is the sum of the last start and the last message.
+    iteration_s = computed_s + start_s[0] + last_message_s - overlap_s(backward_s)
+    return computed_s / iteration_s
 
 
 def predict_osf(iteration: Iteration, *, literal: bool = True) -> Prediction:
@@ -698,10 +704,10 @@ def largest_scaling_loss(communication_growth: float) -> float:
 PHASES = ("NEGOTIATE", "ALLREDUCE", "WAIT", "MISC")
 """What a rank spends the time on from its first gradient to the end of the last message.
 
-Each moment counts once. ALLREDUCE is the time in which a message is under way. Else WAIT
-is the time in which a gradient waits for others in the buffer. Else NEGOTIATE is the time
-in which a complete message waits for the slowest rank or for the agreement on the order.
-MISC is the rest."""
+Each moment counts once. ALLREDUCE is the time in which a message is under way. Else
+WAIT is the time in which a gradient waits for others in the buffer. Else NEGOTIATE is
+the time in which a complete message waits for the slowest rank or for the agreement on
+the order. MISC is the rest."""
 
 
 def breakdown(
@@ -794,20 +800,31 @@ def of_timeline(
 
 
 def _spans(start_s: Floats, end_s: Floats) -> Floats:
-    """Return (m, 2) the start and end of each span, empty where it would end before."""
+    """Return the start and the end of each span, shape (m, 2).
+
+    A span that would end before it starts is empty.
+    """
     return np.column_stack([start_s, np.maximum(start_s, end_s)])
 
 
 def _each_moment_once(phases: Mapping[str, Floats], total_s: float) -> dict[str, float]:
-    """Return the seconds of each phase that no earlier phase covers, and MISC."""
+    """Return the seconds of each phase that no earlier phase covers, and MISC.
+
+    Parameters
+    ----------
+    phases : mapping of str to ndarray, shape (m, 2)
+        The start and the end of the spans of each phase, in seconds.
+    total_s : float
+        The seconds of all phases together. What no span covers is MISC.
+    """
     lengths_s = {}
-    covered_s = 0.0
+    earlier_s = 0.0
     covered = np.empty((0, 2))
     for phase, spans in phases.items():
         covered = merge(np.concatenate([covered, spans]))
-        length_s = float(np.sum(covered[:, 1] - covered[:, 0]))
-        lengths_s[phase] = length_s - covered_s
-        covered_s = length_s
-    lengths_s["MISC"] = total_s - covered_s
+        covered_s = float(np.sum(covered[:, 1] - covered[:, 0]))
+        lengths_s[phase] = covered_s - earlier_s
+        earlier_s = covered_s
+    lengths_s["MISC"] = total_s - earlier_s
     # Rounding can leave a phase a little below zero.
     return {phase: max(lengths_s[phase], 0.0) for phase in PHASES}

@@ -12,22 +12,27 @@ FORMULAS = ("CSF", "OSF printed", "OSF repaired")
 
 
 def csf_of(workload: Workload, cost: MessageCost) -> float:
-    """Return the factor when everything is sent as one message after computation (osf Eq 2)."""
+    """Return the scaling factor if one message follows all computation (osf Eq 2)."""
     return no_overlap(Iteration(workload, single(workload), cost)).scaling_factor
 
 
 def by_formulas(workload: Workload, cost: MessageCost) -> dict[str, float]:
-    """Return the scaling factor without fusion by each of FORMULAS (osf Eqs 2, 3, 8 to 10)."""
-    sent_s = cost(workload.bytes[::-1]).tolist()
-    times = workload.forward_s, workload.backward_s[::-1].tolist(), sent_s
-    alone_s = workload.compute_s - workload.update_s
-    printed, repaired = (
-        workload.compute_s
-        / (alone_s / osf.osf(*times, first=first) + workload.update_s)
-        for first in (1, 0)
-    )
+    """Return the factor without fusion by each of FORMULAS (osf Eqs 2, 3, 8-10)."""
     return {
         "CSF": csf_of(workload, cost),
-        "OSF printed": printed,
-        "OSF repaired": repaired,
+        "OSF printed": _osf_of(workload, cost, first=1),
+        "OSF repaired": _osf_of(workload, cost, first=0),
     }
+
+
+def _osf_of(workload: Workload, cost: MessageCost, first: int) -> float:
+    """Return the factor OSF by a reading of osf Eq 8, as of `osf.update_start_s`."""
+    _, backward_s = osf.of_workload(workload)
+    # The arrays of a workload are in ready order, and the equations in forward order.
+    sent_s = cost(workload.bytes[::-1]).tolist()
+    factor = osf.osf(workload.forward_s, backward_s, sent_s, first=first)
+    # The paper has no update of the weights. It makes one worker and all workers slower
+    # by the same time.
+    paper_compute_s = workload.compute_s - workload.update_s
+    iteration_s = paper_compute_s / factor + workload.update_s
+    return workload.compute_s / iteration_s

@@ -1,4 +1,4 @@
-"""osf Figure 1: one iteration with and without overlap of computing and sending."""
+"""osf Figure 1: an iteration with and without overlapping communication."""
 
 from __future__ import annotations
 
@@ -16,42 +16,63 @@ from workbook.osf.cluster import REPLACED, PaperSetting
 
 
 def modelled(setting: PaperSetting) -> dict[str, Timeline]:
-    """Return replaced VGG-16 by layer: all communication after computation, and overlapped."""
+    """Return the timelines of VGG-16 with replaced layers, a message for each layer.
+
+    In the first timeline all communication follows the computation, and in the second
+    it overlaps with the backward pass.
+    """
     workload = cluster.workload(REPLACED, setting.compute_s(REPLACED), "layer")
-    plans = {
-        "after computation (CSF)": single(workload),
-        "overlapped (OSF)": none(workload),
-    }
     cost = setting.cost()
+    after_computation = Iteration(workload, single(workload), cost)
+    overlapped = Iteration(workload, none(workload), cost)
     return {
-        name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()
+        "after computation (CSF)": after_computation.timeline(),
+        "overlapped (OSF)": overlapped.timeline(),
     }
 
 
 def draw() -> tuple[Figure, pd.DataFrame, float]:
-    """Return the figure with its spans, and how many times its forward backward takes by Eq 4."""
-    drawn = modelled(settings.setting())
-    printed = claimed("osf-eq4-backward")
-    exposed = [1e3 * timeline.exposed_communication_s() for timeline in drawn.values()]
-    said = (
-        f"By the model, overlap shortens exposed communication from {exposed[0]:.0f} ms "
-        f"to {exposed[1]:.1f} ms"
+    """Draw both timelines.
+
+    Returns
+    -------
+    figure : Figure
+        The figure.
+    spans : DataFrame
+        The spans that it shows, by the column ``model``.
+    ratio : float
+        The backward pass over the forward pass, as osf Eq 4 has it.
+    """
+    timelines = modelled(settings.setting())
+    ratio = claimed("osf-eq4-backward")
+    exposed_ms = [
+        1e3 * timeline.exposed_communication_s() for timeline in timelines.values()
+    ]
+    title = (
+        "By the model, overlap shortens exposed communication from "
+        f"{exposed_ms[0]:.0f} ms to {exposed_ms[1]:.1f} ms"
     )
-    figure, spans = plots.timelines(drawn, "model", said)
-    return figure, spans.assign(paper_backward_over_forward=printed), printed
+    figure, spans = plots.timelines(timelines, "model", title)
+    return figure, spans.assign(paper_backward_over_forward=ratio), ratio
 
 
 @check("osf-eq4-backward")
 def _backward_over_forward() -> Result:
-    alone = source.everywhere("layers").query("ranks == 1")
-    place = ["network", "place", "precision"]
-    sums = alone.groupby(place)[["forward_s", "backward_s"]].sum()
-    ratios = sums["backward_s"] / sums["forward_s"]
-    in_table_2 = ratios.index.isin(cluster.measured_names(), level=0)
-    each = ", ".join(
-        f"{name} {of.min():.3g} to {of.max():.3g}"
-        for name, of in ratios[in_table_2].groupby("network")
+    """Return the backward over the forward pass, of every network recorded alone."""
+    layers = source.everywhere("layers").query("ranks == 1")
+    recording = ["network", "place", "precision"]
+    sums_s = layers.groupby(recording)[["forward_s", "backward_s"]].sum()
+    ratios = sums_s["backward_s"] / sums_s["forward_s"]
+
+    is_in_table_2 = ratios.index.isin(cluster.measured_names(), level=0)
+    ranges = []
+    for name, of_network in ratios[is_in_table_2].groupby("network"):
+        ranges.append(f"{name} {of_network.min():.3g} to {of_network.max():.3g}")
+    lowest = ratios.idxmin()[0]
+    highest = ratios.idxmax()[0]
+    note = (
+        f"{lowest} the least, {highest} the most; of Table 2 {', '.join(ranges)}; "
+        "one rank on CPUs, two machines, fp32 and bf16; in operations 2 "
+        "(sharing-backward-flop)"
     )
-    ends = f"{ratios.idxmin()[0]} the least, {ratios.idxmax()[0]} the most; of Table 2 {each}"
-    note = f"{ends}; one rank on CPUs, two machines, fp32 and bf16; in operations 2 (sharing-backward-flop)"
     return claims.measured(ratios, note, "recorded")

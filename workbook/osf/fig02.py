@@ -1,4 +1,4 @@
-"""osf Figure 2: when fusing tensors saves time, and when waiting costs more than it saves."""
+"""osf Figure 2: when it saves time to wait for another tensor, and when it does not."""
 
 from __future__ import annotations
 
@@ -25,33 +25,57 @@ CONDITIONS = {
 
 
 def modelled() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
-    """Return four equal tensors, their cost, and timelines by plan.
+    """Return an example in which it pays to wait for one tensor, and not for another.
 
-    The numbers are chosen here: waiting for the second tensor pays, for the last not.
+    The paper has no numbers for it. They are chosen here so that waiting for the second
+    of four equal tensors pays, and waiting for the last does not.
+
+    Returns
+    -------
+    workload : Workload
+        The iteration with four tensors.
+    cost : AlphaBeta
+        The time of a message.
+    timelines : dict of str to Timeline
+        The iteration by the plan of CONDITIONS.
     """
-    workload = Workload.from_arrays(2e-3, (2e-3, 2e-3, 9e-3, 5e-3), [4 * MB] * 4)
-    slope = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
-    cost = AlphaBeta(4e-3, slope, workers=WORKERS, algorithm="ring")
+    workload = Workload.from_arrays(
+        forward_s=2e-3,
+        backward_s=(2e-3, 2e-3, 9e-3, 5e-3),
+        n_bytes=[4 * MB] * 4,
+    )
+    s_per_byte = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
+    cost = AlphaBeta(4e-3, s_per_byte, workers=WORKERS, algorithm="ring")
+    # "cuts:2,3" ends a message after two tensors, and the next after three.
     specs = {
         "one by one": "none",
         "fused in pairs": "cuts:2",
         "only the first pair": "cuts:2,3",
     }
-    plans = {name: make_plan(spec, workload, cost) for name, spec in specs.items()}
-    drawn = {
-        name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()
-    }
-    return workload, cost, drawn
+    timelines = {}
+    for name, spec in specs.items():
+        plan = make_plan(spec, workload, cost)
+        timelines[name] = Iteration(workload, plan, cost).timeline()
+    return workload, cost, timelines
 
 
 def draw() -> tuple[Figure, pd.DataFrame]:
-    """Return the figure with its spans; the paper's example is a buffer of so many tensors."""
-    _, _, drawn = modelled()
-    tensors = int(prose("osf")["fig02-buffer"])
-    best = min(drawn, key=lambda name: drawn[name].duration_s)
-    said = (
-        f"The iteration is shortest, {1e3 * drawn[best].duration_s:.1f} ms, if "
+    """Draw the timelines of `modelled`.
+
+    Returns
+    -------
+    figure : Figure
+        The figure.
+    spans : DataFrame
+        The spans that it shows, by the column ``plan``. The size of the buffer in the
+        paper's example is ``paper_buffer_tensors``.
+    """
+    _, _, timelines = modelled()
+    best = min(timelines, key=lambda name: timelines[name].duration_s)
+    title = (
+        f"The iteration is shortest, {1e3 * timelines[best].duration_s:.1f} ms, if "
         f"{CONDITIONS[best]}"
     )
-    figure, spans = plots.timelines(drawn, "plan", said)
-    return figure, spans.assign(paper_buffer_tensors=tensors)
+    figure, spans = plots.timelines(timelines, "plan", title)
+    buffer_tensors = int(prose("osf")["fig02-buffer"])
+    return figure, spans.assign(paper_buffer_tensors=buffer_tensors)

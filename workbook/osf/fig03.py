@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlkit.core.case import Case
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import none
 from workbook import plots
@@ -22,7 +25,7 @@ from workbook.osf.frames import printed_at, rows_of, tidy
 from workbook.osf.lab import EQ7, LAB, OTHER_LINES, Lab, graded
 
 EXPENSIVE = ", expensive start-ups"
-"""What stands behind the name of a network that was replayed in the regime."""
+"""What follows the name of a network that was replayed in the regime."""
 COLUMNS = {"CSF": "CSF", "OSF": "OSF printed"}
 """What the table calls the formulas of which osf states errors."""
 CAMPAIGNS = (
@@ -36,11 +39,19 @@ CAMPAIGNS = (
 """Where there are plain replays without fusion."""
 
 
-# -- numbers -------------------------------------------------------------------------------------
+# -- numbers -------------------------------------------------------------------------
 
 
 def modelled(setting: PaperSetting) -> pd.DataFrame:
-    """Return scaling factors of the five networks at 32 workers: simulated, and by FORMULAS."""
+    """Return the scaling factors of the five networks at 32 workers, without fusion.
+
+    Returns
+    -------
+    DataFrame
+        A row for each ``network`` and ``quantity``, which is "simulated" or one of
+        FORMULAS. ``model`` is the scaling factor, and ``error`` its relative difference
+        from the simulated one.
+    """
     cost = setting.cost()
 
     def factors(network: str) -> dict[str, float]:
@@ -49,85 +60,110 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
         return {"simulated": simulated, **by_formulas(workload, cost)}
 
     frame = tidy(factors, {"network": FIVE})
+    # The simulated factor is the first of each network.
     simulated = frame.groupby("network")["model"].transform("first")
     return frame.assign(error=frame["model"] / simulated - 1)
 
 
 @lru_cache(maxsize=4)
 def in_lab(campaigns: tuple[str, ...], line: str = EQ7) -> pd.DataFrame:
-    """Return scaling factors measured without fusion, and errors of FORMULAS against them.
+    """Return the errors of the formulas in all plain replays without fusion.
 
-    line : the form of the cost that the formulas are given
+    Parameters
+    ----------
+    campaigns : tuple of str
+        The names of the campaigns.
+    line : str, optional
+        The form of the cost of a message that the formulas are given.
+
+    Returns
+    -------
+    DataFrame
+        A row for each case: ``network``, ``workers`` and ``link``, the ``measured``
+        scaling factor, and the relative error of each of FORMULAS.
     """
     rows = []
-    for lab in map(Lab.load, campaigns):
+    for campaign in campaigns:
+        lab = Lab.load(campaign)
         for case in lab.cases(plain=True):
             if case.plan == "none":
-                measured = lab.rounds(case)["factor"].mean()
-                cost = lab.calibration.of_case(case).others
-                factors = by_formulas(lab.workload(case), cost[line])
-                place = {
-                    "network": case.network,
-                    "workers": case.workers,
-                    "link": case.link,
-                }
-                errors = {
-                    name: factor / measured - 1 for name, factor in factors.items()
-                }
-                rows.append({**place, "measured": measured, **errors})
+                rows.append(_case_in_lab(lab, case, line))
     return pd.DataFrame(rows).sort_values(
         ["network", "workers", "link"], ignore_index=True
     )
 
 
+def _case_in_lab(lab: Lab, case: Case, line: str) -> dict[str, Any]:
+    """Return the row of `in_lab` for one case."""
+    measured = lab.rounds(case)["factor"].mean()
+    cost = lab.calibration.of_case(case).others[line]
+    row = {
+        "network": case.network,
+        "workers": case.workers,
+        "link": case.link,
+        "measured": measured,
+    }
+    for formula, factor in by_formulas(lab.workload(case), cost).items():
+        row[formula] = factor / measured - 1
+    return row
+
+
 def printed_errors() -> dict[str, tuple[float, float]]:
-    """Return the least and largest error in % that osf states of each formula (Section 3.2)."""
+    """Return the least and the largest error in % of each formula (osf Section 3.2)."""
     return {
-        name: (
-            claimed(f"osf-fig03-{name.lower()}-min"),
-            claimed(f"osf-fig03-{name.lower()}-max"),
-        )
-        for name in ("CSF", "OSF")
+        "CSF": (claimed("osf-fig03-csf-min"), claimed("osf-fig03-csf-max")),
+        "OSF": (claimed("osf-fig03-osf-min"), claimed("osf-fig03-osf-max")),
     }
 
 
 def numbers() -> pd.DataFrame:
-    """Return factors on the cluster and errors in the lab, beside the printed ranges."""
+    """Return the factors on the cluster, the errors in the lab, and the printed errors.
+
+    Returns
+    -------
+    DataFrame
+        The rows of `modelled` in all compatible settings, and then those of `in_lab`.
+        The column ``grade`` tells them apart.
+    """
     model = settings.over(modelled, ["network", "quantity"], ["model", "error"])
-    plain = in_lab((CAMPAIGN, LAB))
-    regime = in_lab((REGIMES,))
-    frame = graded(model, plain, regime.assign(network=regime["network"] + EXPENSIVE))
-    before = claimed("osf-fig08-before")
-    frame["paper"] = printed_at(frame, before, network="VGG16", quantity="simulated")
+    cheap = in_lab((CAMPAIGN, LAB))
+    expensive = in_lab((REGIMES,))
+    expensive = expensive.assign(network=expensive["network"] + EXPENSIVE)
+    frame = graded(model, cheap, expensive)
+    # The factor of VGG-16 is printed with Figure 8.
+    factor = claimed("osf-fig08-before")
+    frame["paper"] = printed_at(frame, factor, network="VGG16", quantity="simulated")
     for name, (low, high) in printed_errors().items():
-        rows = frame["quantity"] == COLUMNS[name]
-        ends = [low / 100, high / 100]
-        frame.loc[rows, ["paper_error_low", "paper_error_high"]] = ends
+        is_formula = frame["quantity"] == COLUMNS[name]
+        frame.loc[is_formula, "paper_error_low"] = low / 100
+        frame.loc[is_formula, "paper_error_high"] = high / 100
     return frame
 
 
-# -- drawing -------------------------------------------------------------------------------------
+# -- drawing -------------------------------------------------------------------------
 
 
 def spelled(name: str) -> str:
-    """Return a network of this figure's table as it is shown."""
+    """Return a network of this figure's table as the figure spells it."""
     plain = name.removesuffix(EXPENSIVE)
-    return network_title(plain) + (", expensive start-ups" if plain != name else "")
+    if plain == name:
+        return network_title(plain)
+    return network_title(plain) + EXPENSIVE
 
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Draw the errors of CSF and of OSF, a panel each, on the cluster and in the lab."""
     lab = frame[frame["grade"] == "lab"]
-    by_startup = lab["CSF"].groupby(lab["network"].str.endswith(EXPENSIVE))
-    cheap, costly = (errors.loc[errors.abs().idxmax()] for _, errors in by_startup)
-    said = (
-        f"In the lab CSF errs by up to {costly:+.0%} with expensive start-ups and "
-        f"{cheap:+.0%} with cheap ones, OSF by up to {lab['OSF printed'].abs().max():.0%}"
+    is_expensive = lab["network"].str.endswith(EXPENSIVE)
+    largest_cheap = _largest(lab.loc[~is_expensive, "CSF"])
+    largest_expensive = _largest(lab.loc[is_expensive, "CSF"])
+    title = (
+        f"In the lab CSF errs by up to {largest_expensive:+.0%} with expensive "
+        f"start-ups and {largest_cheap:+.0%} with cheap ones, OSF by up to "
+        f"{lab['OSF printed'].abs().max():.0%}"
     )
-    with plots.sheet(said, columns=2, height=4.6, sharex=True, sharey=True) as (
-        figure,
-        axes,
-    ):
+    sheet = plots.sheet(title, columns=2, height=4.6, sharex=True, sharey=True)
+    with sheet as (figure, axes):
         for ax, (name, printed) in zip(axes, printed_errors().items(), strict=True):
             _draw_errors(ax, frame, COLUMNS[name], printed)
             low, high = printed
@@ -135,33 +171,60 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
+def _largest(errors: pd.Series) -> float:
+    """Return the error of the largest size, with its sign."""
+    return float(errors.loc[errors.abs().idxmax()])
+
+
 def _draw_errors(
     ax: Axes, frame: pd.DataFrame, formula: str, printed: tuple[float, float]
 ) -> None:
-    """Draw one formula's errors by network: over settings by model, over replayed cases."""
-    modelled = rows_of(frame, grade="model", quantity=formula).set_index("network")
-    modelled = modelled.loc[list(FIVE), ["error_low", "error_high"]]
-    modelled = modelled.set_axis(["min", "max"], axis=1)
-    modelled.index = [f"{spelled(name)}, cluster" for name in modelled.index]
+    """Draw the least and the largest error of a formula, a row for each network.
+
+    On the cluster they are over all compatible settings, and in the lab over all cases.
+    """
+    model = rows_of(frame, grade="model", quantity=formula).set_index("network")
+    model = model.loc[list(FIVE), ["error_low", "error_high"]]
+    model = model.set_axis(["min", "max"], axis=1)
+    model.index = [f"{spelled(name)}, cluster" for name in model.index]
+
     lab = frame[frame["grade"] == "lab"]
     replayed = lab.groupby("network")[formula].agg(["min", "max"])
-    order = sorted(replayed.index, key=lambda n: (EXPENSIVE in n, n[:6], len(n)))
-    replayed = replayed.loc[order].rename(index=spelled)
-    rows = [*modelled.index, *replayed.index]
-    bands = {"size of the error": printed}
-    for role, ends, band in (("model", modelled, bands), ("replayed", replayed, {})):
-        low, high = (100 * ends[end].reindex(rows) for end in ("min", "max"))
-        plots.intervals(
-            ax,
-            rows,
-            {role: (low, high)},
-            label="error of the predicted scaling factor [%]",
-            printed=band,
-            mirrored=True,
-        )
+    names = sorted(replayed.index, key=_order_in_figure)
+    replayed = replayed.loc[names].rename(index=spelled)
+
+    cases = [*model.index, *replayed.index]
+    label = "error of the predicted scaling factor [%]"
+    plots.intervals(
+        ax,
+        cases,
+        {"model": _ends_percent(model, cases)},
+        label=label,
+        printed={"size of the error": printed},
+        mirrored=True,
+    )
+    plots.intervals(
+        ax, cases, {"replayed": _ends_percent(replayed, cases)}, label=label
+    )
 
 
-# -- claims --------------------------------------------------------------------------------------
+def _order_in_figure(name: str) -> tuple[bool, str, int]:
+    """Return the key by which the networks of the lab are sorted.
+
+    Expensive start-ups come last. The length puts ResNet-50 before ResNet-101.
+    """
+    return EXPENSIVE in name, name[:6], len(name)
+
+
+def _ends_percent(
+    errors: pd.DataFrame, cases: Sequence[str]
+) -> tuple[pd.Series, pd.Series]:
+    """Return the least and the largest error of each case in %, or NaN without one."""
+    percent = 100 * errors.reindex(cases)
+    return percent["min"], percent["max"]
+
+
+# -- claims --------------------------------------------------------------------------
 
 check(
     "osf-fig03-csf-min", "five networks: smallest size of CSF's error, no buffer", 100
@@ -176,41 +239,75 @@ check("osf-fig03-resnets", "three ResNets: CSF's error, no buffer", 1, 1)(
 
 @check("osf-fig03-reduction")
 def _osf_error_reduction() -> Result:
-    errors = claims.prose("osf")
-    least, largest = errors["fig03-csf-error-min"], errors["fig03-csf-error-max"]
-    most = errors["fig03-osf-error-max"]
-    ends = (most + 0.05) / (least - 0.5), (most - 0.05) / (largest + 0.05)
+    """Return by how many % OSF reduces the error, from the printed errors.
+
+    The largest error of OSF is over the least and over the largest error of CSF, each
+    within its rounding.
+    """
+    printed = claims.prose("osf")
+    least_csf = printed["fig03-csf-error-min"]
+    largest_csf = printed["fig03-csf-error-max"]
+    largest_osf = printed["fig03-osf-error-max"]
+    largest_ratio = (largest_osf + 0.05) / (least_csf - 0.5)
+    least_ratio = (largest_osf - 0.05) / (largest_csf + 0.05)
     note = (
-        f"OSF errs by {most}% somewhere, CSF nowhere by more than {largest}%: only if one network has both, "
-        "where with fusion (Fig 4b, almost unchanged from 1 KB on) Section 3.2 calls VGG-16's two errors "
+        f"OSF errs by {largest_osf}% somewhere, CSF nowhere by more than "
+        f"{largest_csf}%: only if one network has both, where with fusion (Fig 4b, "
+        "almost unchanged from 1 KB on) Section 3.2 calls VGG-16's two errors "
         "comparable, a reduction near none"
     )
-    return claims.own([[100 * (1 - end) for end in ends]], note)
+    reductions = [100 * (1 - largest_ratio), 100 * (1 - least_ratio)]
+    return claims.own([reductions], note)
 
 
 @check("osf-fig03-osf-most", "100 * osf", False)
 @check("osf-fig03-csf-least", "100 * csf", True)
 @check("osf-fig03-reduction-each", "100 * (1 - osf / csf)", True)
-def _error_in_lab(what: str, least: bool) -> Result:
-    """Return errors in % by Eq 7, without sign, or how much smaller osf's is.
+def _error_in_lab(expression: str, least_is_worst: bool) -> Result:
+    """Return errors or reductions of errors in %, of all replays without fusion.
 
-    The least or the most of them is the worst for the claim.
+    Parameters
+    ----------
+    expression : str
+        What is computed of ``osf`` and ``csf``, the sizes of the relative errors.
+    least_is_worst : bool
+        Whether the least value is the worst for the claim. Otherwise it is the largest.
+
+    Returns
+    -------
+    Result
+        The values with messages by osf Eq 7. The note has the worst ones, also with
+        messages by OTHER_LINES.
     """
-    every = []
-    for line in (EQ7, *OTHER_LINES):
-        rows = in_lab(CAMPAIGNS, line)
-        every.append(rows[rows["network"].isin(measured_names())])
-    errors = [
-        each[["OSF printed", "CSF"]].abs().set_axis(["osf", "csf"], axis=1)
-        for each in every
-    ]
-    ranked, *others = (each.eval(what).sort_values(ascending=least) for each in errors)
-    worst = every[0].loc[ranked.index[0]]
-    then = ", ".join(f"{each:.3g}" for each in ranked[1:5])
-    case = f"{worst['network']}, {worst['workers']} x {worst['link']}, then {then}%"
-    by = ", ".join(f"{each.iloc[0]:.3g}" for each in others)
+    ranked = _ranked_errors(EQ7, expression, least_is_worst)
+    worst_of_others = []
+    for line in OTHER_LINES:
+        of_line = _ranked_errors(line, expression, least_is_worst)
+        worst_of_others.append(f"{of_line.iloc[0]:.3g}")
+    worst = in_lab(CAMPAIGNS, EQ7).loc[ranked.index[0]]
+    next_worst = ", ".join(f"{value:.3g}" for value in ranked[1:5])
     note = (
-        f"all plain replays without fusion; the worst for the claim: {case}; messages by Eq 7's line through "
-        f"the smallest and the largest; by medians, relative error or least squares the worst is {by}%"
+        "all plain replays without fusion; the worst for the claim: "
+        f"{worst['network']}, {worst['workers']} x {worst['link']}, then {next_worst}%; "
+        "messages by Eq 7's line through the smallest and the largest; by medians, "
+        f"relative error or least squares the worst is {', '.join(worst_of_others)}%"
     )
     return claims.measured(ranked, note, "replayed")
+
+
+def _ranked_errors(line: str, expression: str, least_is_worst: bool) -> pd.Series:
+    """Return the values of an expression in the cases of Table 2, the worst first.
+
+    Parameters
+    ----------
+    line : str
+        The form of the cost of a message that the formulas are given.
+    expression, least_is_worst
+        As of `_error_in_lab`.
+    """
+    cases = in_lab(CAMPAIGNS, line)
+    cases = cases[cases["network"].isin(measured_names())]
+    errors = pd.DataFrame(
+        {"osf": cases["OSF printed"].abs(), "csf": cases["CSF"].abs()}
+    )
+    return errors.eval(expression).sort_values(ascending=least_is_worst)

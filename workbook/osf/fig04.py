@@ -19,58 +19,94 @@ from workbook.osf.lab import graded, in_labs
 
 
 def modelled(setting: PaperSetting) -> pd.DataFrame:
-    """Return the factor against the buffer: simulated, CSF, OSF_fusion as printed and repaired."""
+    """Return the scaling factors of two networks by the size of the fusion buffer.
+
+    Returns
+    -------
+    DataFrame
+        A row for each ``network``, ``buffer_bytes`` and ``quantity``. ``model`` is the
+        scaling factor: simulated, by CSF, and by OSF_fusion as printed and repaired.
+    """
     cost = setting.cost()
 
-    def factors(network: str, size: int) -> dict[str, float]:
+    def factors(network: str, buffer_bytes: int) -> dict[str, float]:
         workload = setting.workload(network)
-        tensors, backward_s = osf.of_workload(workload)
-        case = workload.forward_s, tensors, backward_s, cost, size, setting.timeout_s
+        sizes, backward_s = osf.of_workload(workload)
+        arguments = (
+            workload.forward_s,
+            sizes,
+            backward_s,
+            cost,
+            buffer_bytes,
+            setting.timeout_s,
+        )
         return {
-            "simulated": by_buffer.modelled(setting, network, size)["SF"],
+            "simulated": by_buffer.modelled(setting, network, buffer_bytes)["SF"],
             "CSF": csf_of(workload, cost),
-            "OSF printed": osf.osf_fused(*case, literal=True),
-            "OSF repaired": osf.osf_fused(*case, literal=False),
+            "OSF printed": osf.osf_fused(*arguments, literal=True),
+            "OSF repaired": osf.osf_fused(*arguments, literal=False),
         }
 
     return tidy(factors, {"network": TWO, "buffer_bytes": BUFFERS})
 
 
 def numbers() -> pd.DataFrame:
-    """Return factors against the buffer, beside the largest errors that are printed of ResNet-101."""
+    """Return the factors by the size of the buffer, modelled and measured.
+
+    Returns
+    -------
+    DataFrame
+        The rows of `modelled` in all compatible settings, and then those of the lab. Of
+        ResNet-101 the largest error of each formula is printed (``paper_error``). From
+        the factors between ``paper_low`` and ``paper_high``, CSF differs by at most
+        this error.
+    """
     model = settings.over(modelled, [*by_buffer.KEYS, "quantity"])
     frame = graded(model, *in_labs(by_buffer.in_lab))
-    for name, claim in (("CSF", "osf-fig04a-csf"), ("OSF printed", "osf-fig04a-osf")):
-        rows = (frame["network"] == "ResNet101") & (frame["quantity"] == name)
-        frame.loc[rows, "paper_error"] = claimed(claim) / 100
-    of_csf = frame["paper_error"].where(frame["quantity"] == "CSF")
+    claims = {"CSF": "osf-fig04a-csf", "OSF printed": "osf-fig04a-osf"}
+    for formula, claim in claims.items():
+        is_formula = frame["quantity"] == formula
+        is_stated = (frame["network"] == "ResNet101") & is_formula
+        frame.loc[is_stated, "paper_error"] = claimed(claim) / 100
+    csf_error = frame["paper_error"].where(frame["quantity"] == "CSF")
     return frame.assign(
-        paper_low=frame["model"] / (1 + of_csf),
-        paper_high=frame["model"] / (1 - of_csf),
+        paper_low=frame["model"] / (1 + csf_error),
+        paper_high=frame["model"] / (1 - csf_error),
     )
 
 
 def draw(frame: pd.DataFrame, formulas: Sequence[str]) -> Figure:
-    """Draw simulated, the formulas, measured; what the printed error leaves around CSF."""
-    wide = rows_of(frame, network="ResNet101").pivot_table(
-        "model", "buffer_bytes", "quantity"
+    """Draw the simulated and the measured factors, and those by some formulas.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
+    formulas : sequence of str
+        The formulas that are drawn, as the column ``quantity`` has them.
+    """
+    resnet = rows_of(frame, network="ResNet101")
+    by_quantity = resnet.pivot_table("model", "buffer_bytes", "quantity")
+    # The first row is the smallest buffer, 1 KB.
+    gains = by_quantity.max() / by_quantity.iloc[0] - 1
+    title = (
+        f"On ResNet-101 the best buffer gains {gains['simulated']:.0%} over a buffer of "
+        f"1 KB in simulation, but {gains['OSF printed']:.0%} by the printed equations"
     )
-    gains = wide[["simulated", "OSF printed"]].max() / wide.iloc[0] - 1
-    said = (
-        "On ResNet-101 the best buffer gains {simulated:.0%} over a buffer of 1 KB in "
-        "simulation, but {OSF printed:.0%} by the printed equations"
-    ).format(**gains)
-    return by_buffer.draw(frame, ["simulated", *formulas], said)
+    return by_buffer.draw(frame, ["simulated", *formulas], title)
 
 
-# -- claims --------------------------------------------------------------------------------------
+# -- claims --------------------------------------------------------------------------
 
 
 @check("osf-fig04a-above", "ResNet-101: CSF's error with 1 KB and with 1 MB", 1, 1)
 @check("osf-fig04a-below", "ResNet-101: CSF's error with 100 MB and with 1 GB", 1, 1)
 @check("osf-fig04a-csf", "ResNet-101: largest size of CSF's error, any buffer", 100)
-def _by_either_size(quantity: str, scale: float, offset: float = 0) -> Result:
-    """Judge by both readings of how many GPUs Fig 4 is of; start-ups are in proportion to N - 1."""
+def _by_number_of_gpus(quantity: str, scale: float, offset: float = 0) -> Result:
+    """Return a result by both numbers of GPUs that Figure 4a may have.
+
+    The number matters, because a start-up grows with the N - 1 steps of a ring.
+    """
     readings = {f"{n} GPUs": (n,) for n in (WORKERS, 16)}
     return settings.by_readings(readings, quantity, scale, offset)
 

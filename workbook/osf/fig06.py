@@ -19,56 +19,88 @@ from workbook.osf.equations import largest_scaling_loss
 from workbook.osf.frames import rows_of, tidy
 from workbook.osf.lab import STRETCHED, Lab, graded, in_labs
 
-# -- numbers -------------------------------------------------------------------------------------
+# -- numbers -------------------------------------------------------------------------
 
 
 def modelled(setting: PaperSetting) -> pd.DataFrame:
-    """Return all-reduces and factor against the buffer at 32 workers (0: no fusion)."""
+    """Return the messages and the scaling factor at 32 workers, by network and buffer.
+
+    A buffer of 0 bytes is no fusion. There is a row for each ``quantity``,
+    "all-reduces" and "SF", with its value in ``model``.
+    """
     cases = {"network": TWO, "buffer_bytes": (0, *BUFFERS)}
     return tidy(partial(by_buffer.modelled, setting), cases)
 
 
 def numbers() -> pd.DataFrame:
-    """Return messages and factor against the buffer, by model and measured.
+    """Return the messages and the scaling factor by the buffer, modelled and measured.
 
-    ``paper`` is what the printed change makes of the modelled factor without fusion.
+    Returns
+    -------
+    DataFrame
+        The rows of `modelled` in all compatible settings, and then those of the lab.
+        The paper prints how much the factor changes with a buffer of 1 GB
+        (``paper_change``). ``paper`` is what this change makes of the modelled factor
+        without fusion.
     """
     model = settings.over(modelled, [*by_buffer.KEYS, "quantity"], unit="tensor")
-    change = {
+    printed_percent = {
         "ResNet101": claimed("osf-fig06-resnet101"),
         "VGG16": -claimed("osf-fig06-vgg16"),
     }
-    stated = model["network"].map(change) / 100
-    unfused = rows_of(model, quantity="SF", buffer_bytes=0)
-    factor = unfused.set_index("network")["model"]
-    at_1gb = (model["quantity"] == "SF") & (model["buffer_bytes"] == GB)
-    expected = (model["network"].map(factor) * (1 + stated)).where(at_1gb)
-    frame = graded(model.assign(paper=expected), *in_labs(by_buffer.in_lab))
-    return frame.assign(paper_change=stated.where(at_1gb))
+    change = model["network"].map(printed_percent) / 100
+    unfused = rows_of(model, quantity="SF", buffer_bytes=0).set_index("network")
+    unfused_factor = model["network"].map(unfused["model"])
+    is_1_gb = (model["quantity"] == "SF") & (model["buffer_bytes"] == GB)
+    model["paper"] = (unfused_factor * (1 + change)).where(is_1_gb)
+    frame = graded(model, *in_labs(by_buffer.in_lab))
+    # The rows of the model come first in the frame, so that their index is the same.
+    return frame.assign(paper_change=change.where(is_1_gb))
 
 
 def changes(frame: pd.DataFrame, network: str) -> dict[str, float]:
-    """Return what 1 GB changes over no buffer: by model, paper, and measured by link."""
+    """Return how much a buffer of 1 GB changes the scaling factor of a network.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
+    network : str
+        The network.
+
+    Returns
+    -------
+    dict of str to float
+        The relative change by the "model", in the lab ("measured" and "regime"), and as
+        the "paper" prints it.
+    """
     rows = frame[(frame["network"] == network) & (frame["quantity"] != "all-reduces")]
-    factors = rows.assign(factor=rows["measured"].fillna(rows["model"]))
-    wide = factors.pivot_table("factor", rows["look"].fillna("model"), "buffer_bytes")
-    return {**(wide[GB] / wide[0] - 1).dropna(), "paper": rows["paper_change"].max()}
+    factors = rows.assign(
+        factor=rows["measured"].fillna(rows["model"]),
+        # Only rows of the lab have a look.
+        source=rows["look"].fillna("model"),
+    )
+    by_buffer_size = factors.pivot_table("factor", "source", "buffer_bytes")
+    change = (by_buffer_size[GB] / by_buffer_size[0] - 1).dropna()
+    return {**change, "paper": rows["paper_change"].max()}
 
 
-# -- drawing -------------------------------------------------------------------------------------
+# -- drawing -------------------------------------------------------------------------
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the factor: by model with its range, measured, and what the printed change makes of it."""
-    said = (
-        "A buffer of 1 GB changes ResNet-101's measured factor by {regime:+.0%} with "
-        "expensive start-ups and by {measured:+.0%} with cheap ones"
-    ).format(**changes(frame, "ResNet101"))
+    """Draw the factor by the size of the buffer, modelled, measured and printed."""
+    change = changes(frame, "ResNet101")
+    title = (
+        "A buffer of 1 GB changes ResNet-101's measured factor by "
+        f"{change['regime']:+.0%} with expensive start-ups and by "
+        f"{change['measured']:+.0%} with cheap ones"
+    )
     named = frame.replace({"quantity": {"SF": "model"}})
-    return by_buffer.draw(named, ["model"], said)
+    return by_buffer.draw(named, ["model"], title)
 
 
-# -- claims --------------------------------------------------------------------------------------
+# -- claims --------------------------------------------------------------------------
 
 IMPLYING = (
     "ResNet-101: gain of the factor with 1 GB",
@@ -79,7 +111,10 @@ IMPLYING = (
 
 @check("osf-fig06-vgg16")
 def _loss() -> Result:
-    note = "if communication time grows by at most 8.5%, which rounds to Fig 7b's 8%; either may be wrong"
+    note = (
+        "if communication time grows by at most 8.5%, which rounds to Fig 7b's 8%; "
+        "either may be wrong"
+    )
     return claims.at_most(100 * largest_scaling_loss(0.085), note)
 
 
@@ -88,7 +123,19 @@ def _loss() -> Result:
 def _gain_of_buffer(
     buffer: str, implying: Sequence[str], scale: float, offset: float = 0
 ) -> Result:
-    """Judge ResNet-101's gain without the statements that imply it; replays cannot decide it."""
+    """Return the gain of ResNet-101 in the settings that meet the other statements.
+
+    Replays cannot decide the claim, because the gain depends on the start-up.
+
+    Parameters
+    ----------
+    buffer : str
+        The size of the buffer.
+    implying : sequence of str
+        The statements that imply the gain, and thus do not count.
+    scale, offset : float
+        As of `settings.by_model`.
+    """
     note = by_buffer.replayed_gain("ResNet101", buffer, REGIMES)
     search = settings.setting_search().dropping(*implying)
     quantity = f"ResNet-101: gain of the factor with {buffer}"
@@ -97,13 +144,17 @@ def _gain_of_buffer(
 
 @check("osf-fig06-falls")
 def _too_long_a_wait() -> Result:
+    """Return the factor with 100 MB over that with 1 GB, in replays of ResNet-101."""
     runs = Lab.load().runs.query("network == 'resnet101'")
-    factors = runs.eval("factor = compute_s / iteration_s")
-    wide = factors.pivot_table("factor", "straggler", "plan")
-    ratios = [*(wide["buffer:100MB"] / wide["buffer:1GB"]).dropna()]
-    regime = by_buffer.in_lab(Lab.load(REGIMES))
-    costly = regime.set_index(by_buffer.KEYS)["measured"]
-    ratios.append(costly["ResNet101", 100 * MB] / costly["ResNet101", GB])
-    note = "4 workers: equal, one 10% slower; equal on a link set from a fit (stretched 2.6 times)"
+    factors = runs.assign(factor=runs["compute_s"] / runs["iteration_s"])
+    by_plan = factors.pivot_table("factor", "straggler", "plan")
+    ratios = list((by_plan["buffer:100MB"] / by_plan["buffer:1GB"]).dropna())
+
+    regime = by_buffer.in_lab(Lab.load(REGIMES)).set_index(by_buffer.KEYS)["measured"]
+    ratios.append(regime["ResNet101", 100 * MB] / regime["ResNet101", GB])
     stretched = STRETCHED.replace(", VGG-16 2.7", "")
-    return claims.measured(ratios, f"{note}; {stretched}", "replayed")
+    note = (
+        "4 workers: equal, one 10% slower; equal on a link set from a fit (stretched "
+        f"2.6 times); {stretched}"
+    )
+    return claims.measured(ratios, note, "replayed")

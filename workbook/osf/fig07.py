@@ -20,59 +20,92 @@ check("osf-fig07-vgg16", "VGG-16: growth of communication time with 1 GB", 100)(
 
 
 def modelled(setting: PaperSetting) -> pd.DataFrame:
-    """Return communication time by phase at 32 workers, all equal and one slower."""
+    """Return the communication time by phase and buffer, at 32 workers.
 
-    def seconds(network: str, size: int, slowest: float) -> dict[str, float]:
-        return phases.modelled(setting, network, slowest, WORKERS, size)
+    Returns
+    -------
+    DataFrame
+        A row for each network, buffer (0 bytes is no fusion), factor of the ``slowest``
+        worker and phase, as `phases.shares` returns them.
+    """
 
-    sizes = (0, *BUFFERS)
-    cases = {"network": TWO, "buffer_bytes": sizes, "slowest": (1.0, SLOW_RANK)}
+    def seconds(network: str, buffer_bytes: int, slowest: float) -> dict[str, float]:
+        return phases.modelled(setting, network, slowest, WORKERS, buffer_bytes)
+
+    cases = {
+        "network": TWO,
+        "buffer_bytes": (0, *BUFFERS),
+        "slowest": (1.0, SLOW_RANK),
+    }
     return phases.shares(seconds, cases)
 
 
 def in_labs() -> list[pd.DataFrame]:
-    """Return communication time by phase of four workers, over the lab's link and in the regime."""
-    slow = [
-        phases.in_lab(Lab.load(name), negotiated=False)
-        for name in (REGIMES, REGIMES_VGG)
-    ]
-    regime = pd.concat(slow, ignore_index=True)
-    regime = regime[regime["network"].isin(TWO)]
-    labs = {"measured": phases.in_lab(Lab.load(LAB)), "regime": regime}
-    order = {"measured": ["buffer_bytes"], "regime": by_buffer.KEYS}
-    return [
-        lab[lab["workers"] == 4]
-        .sort_values(order[mark], kind="stable")
-        .assign(buffer=lab["buffer_bytes"].map(buffer_name), look=mark)
-        for mark, lab in labs.items()
-    ]
+    """Return the communication time by phase of four workers, for each link of the lab.
+
+    The column ``buffer`` names the size of the buffer, and ``look`` has the key of the
+    link in `workbook.osf.lab.LABS`.
+    """
+    cheap = phases.in_lab(Lab.load(LAB))
+    cheap = cheap[cheap["workers"] == 4].sort_values("buffer_bytes", kind="stable")
+
+    # The replays with expensive start-ups are in two campaigns, without a negotiation.
+    regimes = []
+    for campaign in (REGIMES, REGIMES_VGG):
+        regimes.append(phases.in_lab(Lab.load(campaign), negotiated=False))
+    regime = pd.concat(regimes, ignore_index=True)
+    is_shown = regime["network"].isin(TWO) & (regime["workers"] == 4)
+    regime = regime[is_shown].sort_values(by_buffer.KEYS, kind="stable")
+
+    labs = {"measured": cheap, "regime": regime}
+    named = []
+    for point_look, lab in labs.items():
+        buffer = lab["buffer_bytes"].map(buffer_name)
+        named.append(lab.assign(buffer=buffer, look=point_look))
+    return named
 
 
 def numbers() -> pd.DataFrame:
-    """Return communication time by phase and buffer, also over what it takes without, as printed."""
+    """Return the communication time by phase and buffer, on the cluster and in the lab.
+
+    Returns
+    -------
+    DataFrame
+        The rows of `modelled` in the best setting, and then those of `in_labs`. Each
+        column of seconds has another one with the ending ``_over_unfused``: the seconds
+        of the phase over all communication of the case without a buffer. The one that
+        is printed is ``paper_over_unfused``.
+    """
     frame = graded(modelled(settings.setting()), *in_labs())
     case = [frame[name].fillna("") for name in ("grade", "look", "network", "slowest")]
     for column in ("seconds", "model_s", "measured_s"):
-        unfused = frame[column].where(frame["buffer_bytes"] == 0)
-        whole = unfused.groupby(case).transform("sum")
-        frame[f"{column.removesuffix('_s')}_over_unfused"] = frame[column] / whole
-    grown = 1 + claimed("osf-fig07-vgg16") / 100
-    stated = printed_at(frame, grown, network="VGG16", buffer_bytes=GB)
-    return frame.assign(paper_over_unfused=stated.where(frame["look"] != "measured"))
+        unfused_s = frame[column].where(frame["buffer_bytes"] == 0)
+        total_unfused_s = unfused_s.groupby(case).transform("sum")
+        name = column.removesuffix("_s")
+        frame[f"{name}_over_unfused"] = frame[column] / total_unfused_s
+    growth = 1 + claimed("osf-fig07-vgg16") / 100
+    printed = printed_at(frame, growth, network="VGG16", buffer_bytes=GB)
+    # The paper's number is drawn on the cluster and in the regime alone.
+    return frame.assign(paper_over_unfused=printed.where(frame["look"] != "measured"))
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw equal workers over the time without a buffer: the cluster by model; the lab, also measured."""
+    """Draw the phases of equal workers over all communication without a buffer.
+
+    The cluster is modelled. The lab is modelled and measured.
+    """
     frame = frame[frame["slowest"] == 1]
-    over = {
-        name: frame[f"{name}_over_unfused"] for name in ("model", "measured", "paper")
-    }
-    over["model"] = over["model"].fillna(frame["seconds_over_unfused"])
-    bars = frame["buffer_bytes"].map(buffer_name)
-    places = frame["look"].fillna("").map(PLACES)
-    said = (
-        "A buffer of 1 GB adds WAIT; it shortens communication only of ResNet-101, on the "
-        "cluster and with expensive start-ups"
+    # On the cluster the seconds themselves are modelled.
+    model = frame["model_over_unfused"].fillna(frame["seconds_over_unfused"])
+    named = frame.assign(
+        model=model,
+        measured=frame["measured_over_unfused"],
+        paper=frame["paper_over_unfused"],
+        bar=frame["buffer_bytes"].map(buffer_name),
+        place=frame["look"].fillna("").map(PLACES),
     )
-    named = frame.assign(**over, bar=bars, place=places)
-    return phases.draw(named, "buffer", "communication [% of no buffer]", said)
+    title = (
+        "A buffer of 1 GB adds WAIT; it shortens communication only of ResNet-101, on "
+        "the cluster and with expensive start-ups"
+    )
+    return phases.draw(named, "buffer", "communication [% of no buffer]", title)

@@ -1,10 +1,14 @@
-"""osf Figure 8: scaling factor of VGG-16, as published and with its dense layers replaced."""
+"""osf Figure 8: scaling factor of VGG-16, as published and with replaced layers."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlkit.core.case import Case
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import none
 from ddlkit.core.units import MB
@@ -23,16 +27,25 @@ from workbook.validate.accuracy import mean_difference
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
 
 
-# -- numbers -------------------------------------------------------------------------------------
+# -- numbers -------------------------------------------------------------------------
 
 
 def modelled(setting: PaperSetting) -> pd.DataFrame:
-    """Return the factor of VGG-16, as it is and replaced, from 1 to 32 workers without fusion."""
+    """Return the scaling factors of VGG-16 by the number of workers, without fusion.
+
+    Returns
+    -------
+    DataFrame
+        A row for each ``network``, VGG-16 as published and replaced, number of
+        ``workers`` and ``quantity``, "OSF" and "CSF". ``model`` is the scaling factor,
+        and ``paper`` what Section 4.1 prints of 32 workers.
+    """
 
     def factors(network: str, workers: int) -> dict[str, float]:
         if workers == 1:
             return {"OSF": 1.0, "CSF": 1.0}
-        workload, cost = setting.workload(network), setting.cost(workers)
+        workload = setting.workload(network)
+        cost = setting.cost(workers)
         return {
             "OSF": predict(workload, none(workload), cost).scaling_factor,
             "CSF": csf_of(workload, cost),
@@ -43,99 +56,162 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
         "VGG16": claimed("osf-fig08-before"),
         REPLACED: claimed("osf-fig08-after"),
     }
-    return frame.assign(
-        paper=frame["network"].map(printed).where(frame["workers"] == WORKERS)
-    )
+    of_network = frame["network"].map(printed)
+    return frame.assign(paper=of_network.where(frame["workers"] == WORKERS))
 
 
 def in_lab(lab: Lab) -> pd.DataFrame:
-    """Return scaling factors (osf Eq 1) of VGG-16, as it is and replaced, without fusion."""
+    """Return the scaling factors of VGG-16 that a campaign measured without fusion.
+
+    Parameters
+    ----------
+    lab : Lab
+        The campaign.
+
+    Returns
+    -------
+    DataFrame
+        A row for each case of VGG-16, as published and replaced, as `_case_in_lab`
+        describes it.
+    """
     rows = []
     for case in lab.cases():
         if case.plan == "none" and case.network in ("vgg16", "vgg16_replaced"):
-            rounds, workload = lab.rounds(case), lab.workload(case)
-            messages = lab.calibration.of_case(case)
-            measured = rounds["factor"].mean()
-            model = predict(
-                workload, plan_of(case), messages.cost, messages.link
-            ).scaling_factor
-            rows.append(
-                {
-                    "network": osf_name(case.network),
-                    "workers": case.workers,
-                    "measured": measured,
-                    "repeatability": mean_difference(rounds["factor"]),
-                    "model": model,
-                    "csf": csf_of(workload, messages.cost),
-                    "error": model / measured - 1,
-                    "processor_limited": bool(rounds["processor_limited"].any()),
-                }
-            )
+            rows.append(_case_in_lab(lab, case))
     return pd.DataFrame(rows).sort_values(["network", "workers"], ignore_index=True)
 
 
+def _case_in_lab(lab: Lab, case: Case) -> dict[str, Any]:
+    """Return the row of `in_lab` for one case.
+
+    ``measured`` is the mean scaling factor of the rounds (osf Eq 1), and
+    ``repeatability`` how much they differ. ``model`` and ``csf`` are predictions with
+    and without overlap, and ``error`` is the relative error of ``model``.
+    """
+    workload = lab.workload(case)
+    communication = lab.calibration.of_case(case)
+    prediction = predict(
+        workload, plan_of(case), communication.cost, communication.link
+    )
+    model = prediction.scaling_factor
+    rounds = lab.rounds(case)
+    measured = rounds["factor"].mean()
+    return {
+        "network": osf_name(case.network),
+        "workers": case.workers,
+        "measured": measured,
+        "repeatability": mean_difference(rounds["factor"]),
+        "model": model,
+        "csf": csf_of(workload, communication.cost),
+        "error": model / measured - 1,
+        "processor_limited": bool(rounds["processor_limited"].any()),
+    }
+
+
 def numbers() -> pd.DataFrame:
-    """Return factors of VGG-16 as published and replaced, beside what two places of the text print."""
+    """Return the scaling factors of VGG-16, modelled, measured and printed.
+
+    Section 4.1 prints the factors ``paper`` of 32 workers. For the replaced layers
+    Section 1 prints another one, ``paper_section_1``.
+    """
     frame = graded(modelled(settings.setting()), *in_labs(in_lab, REGIMES_VGG))
-    stated = printed_at(frame, claimed("osf-fig08-intro"), network=REPLACED)
-    return frame.assign(paper_section_1=stated.where(frame["paper"].notna()))
+    printed = printed_at(frame, claimed("osf-fig08-intro"), network=REPLACED)
+    return frame.assign(paper_section_1=printed.where(frame["paper"].notna()))
 
 
-# -- drawing -------------------------------------------------------------------------------------
+# -- drawing -------------------------------------------------------------------------
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw factors by workers: the cluster by model, and both labs, measured and by model."""
-    lab = frame[frame["grade"] == "lab"].rename(columns={"model": "OSF", "csf": "CSF"})
-    lab = lab.melt(
-        ["network", "workers", "look", "measured"], ["OSF", "CSF"], "quantity", "model"
-    )
-    every = pd.concat([frame[frame["grade"] == "model"].fillna({"look": ""}), lab])
-    end = rows_of(frame, network=REPLACED, workers=WORKERS).set_index("quantity")
-    said = (
+    """Draw the factors by the number of workers, on the cluster and in the labs.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
+    """
+    all_workers = rows_of(frame, network=REPLACED, workers=WORKERS)
+    all_workers = all_workers.set_index("quantity")
+    title = (
         f"With replaced layers the scaling factor of {WORKERS} workers is "
-        f"{end['model']['OSF']:.2f} by the "
-        f"model; the paper states {end['paper'].iloc[0]:g} and "
-        f"{end['paper_section_1'].iloc[0]:g}"
+        f"{all_workers['model']['OSF']:.2f} by the model; the paper states "
+        f"{all_workers['paper'].iloc[0]:g} and "
+        f"{all_workers['paper_section_1'].iloc[0]:g}"
     )
-    with plots.sheet(said, columns=3, height=3.4, sharey=True) as (figure, axes):
-        for ax, (mark, place) in zip(axes, PLACES.items(), strict=True):
-            rows = rows_of(every, look=mark)
-            wide = rows.pivot(
-                index="workers", columns=["network", "quantity"], values="model"
-            )
-            wide = wide[[(n, q) for n in ("VGG16", REPLACED) for q in ("OSF", "CSF")]]
-            wide.columns = [
-                f"{quantity}:of {network_title(network)}" for network, quantity in wide
-            ]
-            plots.lines(
-                ax, wide, xlabel="workers", ylabel="scaling factor", log="x", legend=""
-            )
-            x, printed = rows["workers"], "paper, Section"
-            plots.points(ax, x, rows["paper"], "paper", label=f"{printed} 4.1")
-            plots.points(
-                ax, x, rows["paper_section_1"], "paper", label=f"{printed} 1", size=4
-            )
-            plots.points(ax, x, rows["measured"], "measured")
-            ax.set_xticks(wide.index, wide.index)
-            ax.set_ylim(0, 1.05)
-            ax.label_outer()
+    rows = _row_per_quantity(frame)
+    sheet = plots.sheet(title, columns=3, height=3.4, sharey=True)
+    with sheet as (figure, axes):
+        for ax, (point_look, place) in zip(axes, PLACES.items(), strict=True):
+            _draw_panel(ax, rows_of(rows, look=point_look))
             ax.set_title(place)
     return figure
 
 
-# -- claims --------------------------------------------------------------------------------------
+def _row_per_quantity(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return `numbers` with a row for each quantity in the lab, too.
+
+    Rows of the cluster get the look "".
+    """
+    model = frame[frame["grade"] == "model"].fillna({"look": ""})
+    lab = frame[frame["grade"] == "lab"]
+    lab = lab.rename(columns={"model": "OSF", "csf": "CSF"}).melt(
+        id_vars=["network", "workers", "look", "measured"],
+        value_vars=["OSF", "CSF"],
+        var_name="quantity",
+        value_name="model",
+    )
+    return pd.concat([model, lab])
+
+
+def _draw_panel(ax: Axes, rows: pd.DataFrame) -> None:
+    """Draw the factors in one place: lines by model, points measured and printed."""
+    workers = rows["workers"]
+    by_quantity = rows.pivot(
+        index="workers", columns=["network", "quantity"], values="model"
+    )
+    lines = {}
+    for network in ("VGG16", REPLACED):
+        for quantity in ("OSF", "CSF"):
+            # The part before the colon is the look of the line.
+            name = f"{quantity}:of {network_title(network)}"
+            lines[name] = by_quantity[network, quantity]
+    plots.lines(
+        ax,
+        pd.DataFrame(lines),
+        xlabel="workers",
+        ylabel="scaling factor",
+        log="x",
+        legend="",
+    )
+    plots.points(ax, workers, rows["paper"], "paper", label="paper, Section 4.1")
+    plots.points(
+        ax,
+        workers,
+        rows["paper_section_1"],
+        "paper",
+        label="paper, Section 1",
+        size=4,
+    )
+    plots.points(ax, workers, rows["measured"], "measured")
+    ax.set_xticks(by_quantity.index, by_quantity.index)
+    ax.set_ylim(0, 1.05)
+    ax.label_outer()
+
+
+# -- claims --------------------------------------------------------------------------
 
 
 @check("osf-fig08-before", "VGG-16: scaling factor")
 @check("osf-fig08-after", "VGG-16 replaced: scaling factor")
 @check("osf-fig08-intro", "VGG-16 replaced: scaling factor")
 def _by_fused_networks(quantity: str) -> Result:
-    """Judge by all readings of which networks Fig 8 has with a buffer."""
-    buffers = {
+    """Return a result by all readings of which networks have a fusion buffer."""
+    buffer_bytes = {
         "neither": (0, 0),
         "the replaced": (0, 100 * MB),
         "both": (100 * MB, 100 * MB),
     }
-    readings = {f"{which} fused": (WORKERS, of) for which, of in buffers.items()}
+    readings = {}
+    for networks, of_fig8 in buffer_bytes.items():
+        readings[f"{networks} fused"] = (WORKERS, of_fig8)
     return settings.by_readings(readings, quantity)

@@ -1,4 +1,4 @@
-"""osf Figure 9: training loss of VGG-16, as published and with its dense layers replaced."""
+"""osf Figure 9: training loss of VGG-16, as published and with replaced layers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbook import plots
@@ -15,47 +16,72 @@ from workbook.common.claims import Result, check, claimed
 from workbook.osf.frames import rows_of
 from workbook.plots.style import look
 
-# -- numbers -------------------------------------------------------------------------------------
+NETWORKS = {
+    "vgg16_eighth": "published",
+    "vgg16_eighth_replaced": "replaced",
+    "vgg16_eighth_no_dropout": "published, no dropout",
+}
+"""The networks that were trained, and what the figure calls them."""
+TITLES = {
+    "running": "while training",
+    "training": "training images",
+    "held_out": "held-out images",
+}
+"""The images on which the loss is measured, and the titles of their panels."""
+
+# -- numbers -------------------------------------------------------------------------
 
 
 def numbers(trained: pd.DataFrame) -> pd.DataFrame:
-    """Return loss by epoch of the longest trainings, beside the printed losses.
+    """Return the loss by epoch of the longest trainings, and the printed losses.
 
-    share_of_guess : the loss over ln(classes), the loss of a guess
+    Parameters
+    ----------
+    trained : DataFrame
+        The recorded trainings, a row for each training, epoch and set of images.
+
+    Returns
+    -------
+    DataFrame
+        A row for each network, seed, epoch and set of images (``measured_on``).
+        ``share_of_guess`` is the loss over ln(classes), the loss of a guess. ``paper``
+        is the same share of the printed loss, ``paper_loss``.
     """
-    trained = trained[trained["epochs"] == trained["epochs"].max()]
-    frame = trained[["seed", "epoch", "measured_on", "loss", "accuracy"]].copy()
-    names = {
-        "": "published",
-        "_replaced": "replaced",
-        "_no_dropout": "published, no dropout",
-    }
-    frame.insert(
-        0, "network", trained["network"].str.removeprefix("vgg16_eighth").map(names)
-    )
-    frame["share_of_guess"] = frame["loss"] / np.log(trained["classes"])
+    longest = trained[trained["epochs"] == trained["epochs"].max()]
+    frame = longest[["seed", "epoch", "measured_on", "loss", "accuracy"]].copy()
+    frame.insert(0, "network", longest["network"].map(NETWORKS))
+    frame["share_of_guess"] = frame["loss"] / np.log(longest["classes"])
     printed = {
         "published": claimed("osf-fig09-before"),
         "replaced": claimed("osf-fig09-after"),
     }
-    last = (frame["epoch"] == trained["epochs"]) & (frame["measured_on"] == "running")
-    stated = frame["network"].map(printed).where(last)
-    return frame.assign(paper=stated / math.log(1000), paper_loss=stated)
+    is_last_epoch = frame["epoch"] == longest["epochs"]
+    is_stated = is_last_epoch & (frame["measured_on"] == "running")
+    printed_loss = frame["network"].map(printed).where(is_stated)
+    # The paper trains on ImageNet, which has 1000 classes.
+    return frame.assign(paper=printed_loss / math.log(1000), paper_loss=printed_loss)
 
 
-# -- drawing -------------------------------------------------------------------------------------
+# -- drawing -------------------------------------------------------------------------
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw loss by epoch on three sets of images; the paper's two printed losses where they belong."""
-    last = rows_of(frame, epoch=frame["epoch"].max(), measured_on="running")
-    means = last.groupby("network", sort=False)["share_of_guess"].mean()
-    shares = ", ".join(f"{mean:.2g}% ({name})" for name, mean in (100 * means).items())
-    said = (
+    """Draw the loss by epoch, a panel for each set of images.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
+    """
+    final = rows_of(frame, epoch=frame["epoch"].max(), measured_on="running")
+    means = final.groupby("network", sort=False)["share_of_guess"].mean()
+    shares = ", ".join(f"{100 * mean:.2g}% ({name})" for name, mean in means.items())
+    title = (
         f"Relative to the loss of guessing, the final loss while training is {shares}"
     )
-    with plots.sheet(said, columns=3, height=3.2, sharey=True) as (figure, axes):
-        for ax, images in zip(axes, ("running", "training", "held_out"), strict=True):
+    sheet = plots.sheet(title, columns=3, height=3.2, sharey=True)
+    with sheet as (figure, axes):
+        for ax, (images, panel_title) in zip(axes, TITLES.items(), strict=True):
             rows = frame[frame["measured_on"] == images]
             plots.samples(
                 ax,
@@ -66,50 +92,72 @@ def draw(frame: pd.DataFrame) -> Figure:
                 center="mean",
                 percent=100,
             )
-            printed = rows.dropna(subset="paper").drop_duplicates("network")
-            for width, row in zip((1, 2), printed.itertuples(), strict=False):
-                shape = {
-                    "color": look("paper").color,
-                    "linestyle": ":",
-                    "linewidth": width,
-                }
-                ax.axhline(
-                    row.paper,
-                    label=f"paper, {row.network}: {row.paper_loss:g}",
-                    **shape,
-                )
+            _draw_printed(ax, rows)
             ax.set_ylabel("loss / ln(classes)")
             ax.label_outer()
-            kind = images.replace("_", "-") + " images"
-            ax.set_title({"running": "while training"}.get(images, kind))
+            ax.set_title(panel_title)
     return figure
 
 
-# -- claims --------------------------------------------------------------------------------------
+def _draw_printed(ax: Axes, rows: pd.DataFrame) -> None:
+    """Draw a dotted line at each printed loss, the second one thicker."""
+    printed = rows.dropna(subset="paper").drop_duplicates("network")
+    for width, row in zip((1, 2), printed.itertuples(), strict=False):
+        ax.axhline(
+            row.paper,
+            label=f"paper, {row.network}: {row.paper_loss:g}",
+            color=look("paper").color,
+            linestyle=":",
+            linewidth=width,
+        )
+
+
+# -- claims --------------------------------------------------------------------------
 
 LEARNING = {"running": "while training", "training": "on training images"}
+"""The sets of images that the networks learn, as notes call them."""
 
 
 @check("osf-fig09-lower", "loss", LEARNING)
 @check("osf-fig09-accuracy", "accuracy", {"held_out": "held out", **LEARNING})
-def _trained(what: str, places: Mapping[str, str]) -> Result:
-    """Compare the replaced network with the original, with and without dropout.
+def _replaced_over_original(measure: str, images: Mapping[str, str]) -> Result:
+    """Return the final loss or accuracy with replaced layers over that of the original.
 
-    With which of both the paper trains is not stated.
+    The original counts with and without dropout, because the paper does not say with
+    which of them it trains.
+
+    Parameters
+    ----------
+    measure : {"loss", "accuracy"}
+        What is compared.
+    images : mapping of str to str
+        The sets of images, and how the note calls them.
     """
-    rows = source.everywhere("convergence").query("measured_on in @places")
-    last = rows[rows["epoch"] == rows["epochs"].max()].replace({"measured_on": places})
-    wide = last.pivot(index=["measured_on", "seed"], columns="network", values=what)
-    in_order_of_names = ["original with dropout", "without", "replaced"]
-    wide.columns = in_order_of_names
-    ratios = pd.concat([wide["replaced"] / wide[name] for name in wide.columns[:2]])
-    groups = (
-        wide.agg(lambda of: of.map("{:.3g}".format)).groupby(level=0).agg(" and ".join)
+    rows = source.everywhere("convergence").query("measured_on in @images")
+    final = rows[rows["epoch"] == rows["epochs"].max()]
+    final = final.replace({"measured_on": images})
+    table = final.pivot(
+        index=["measured_on", "seed"], columns="network", values=measure
     )
-    each = (
-        ", ".join(f"{name} {of}" for name, of in row.items())
-        for _, row in groups.iterrows()
+    # The pivot sorted the columns by their names, of which "_replaced" is the last.
+    table.columns = ["original with dropout", "without", "replaced"]
+    ratios = pd.concat(
+        [
+            table["replaced"] / table["original with dropout"],
+            table["replaced"] / table["without"],
+        ]
     )
-    listed = "; ".join(map("{}: {}".format, groups.index, each))
-    note = f"after {last['epoch'].max()} epochs, by seed, {listed}"
-    return claims.measured(ratios, note, "recorded", n=last["seed"].nunique())
+    note = f"after {final['epoch'].max()} epochs, by seed, {_in_words(table)}"
+    return claims.measured(ratios, note, "recorded", n=final["seed"].nunique())
+
+
+def _in_words(table: pd.DataFrame) -> str:
+    """Return the numbers of a table by set of images and network, seed after seed."""
+    parts = []
+    for images, by_seed in table.groupby(level=0):
+        networks = []
+        for network, values in by_seed.items():
+            of_seeds = " and ".join(f"{value:.3g}" for value in values)
+            networks.append(f"{network} {of_seeds}")
+        parts.append(f"{images}: {', '.join(networks)}")
+    return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""osf Figure 10: errors of a linear and of a piecewise cost for each tensor of a network."""
+"""osf Figure 10: errors of a linear and of a piecewise cost for a network's tensors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, unseen_errors
 from ddlkit.core.units import KB, format_bytes
+from ddlkit.core.workload import Floats
 from ddlkit.model.calibration import undisturbed
 from workbook import plots
 from workbook.common import claims, networks, source
@@ -22,23 +24,23 @@ from workbook.osf.frames import rows_of
 from workbook.osf.lab import OTHER_LINES
 from workbook.plots.style import FAINT, SOFT, look
 
-MODELS = (
-    *("ring_all_reduce", "alpha_beta:medians", "alpha_beta"),
-    *("piecewise:BDP", "piecewise", "segments", "table"),
-)
-"""Costs from samples: osf Eq 7 from both ends, a line through the medians, another by relative error,
-osf Eq 18 with its threshold at the bandwidth-delay product, or where it fits best, linear pieces, a table."""
-LINE_MODELS, EQ18_MODELS = list(MODELS[:3]), list(MODELS[3:5])
+LINE_MODELS = ["ring_all_reduce", "alpha_beta:medians", "alpha_beta"]
+"""Straight lines: osf Eq 7 through the smallest and the largest message, a line through
+the medians, and the line with the least relative errors."""
+EQ18_MODELS = ["piecewise:BDP", "piecewise"]
+"""osf Eq 18, its threshold at the bandwidth-delay product, and where it fits best."""
+MODELS = (*LINE_MODELS, *EQ18_MODELS, "segments", "table")
+"""Costs that are made from samples. The last two are linear pieces and a table."""
 DRAWN = {"alpha_beta:medians": "straight line", "piecewise:BDP": "Eq 18"}
-"""What is drawn of MODELS, and its name: the two forms of which osf claims something."""
+"""The models that are drawn, which are the two forms of which osf claims something."""
 LINK = ["link", "ranks"]
 LINK_TITLES = {"lab:1gbit": "1 Gbit/s", "lab:500mbit": "500 Mbit/s"}
-"""How links are spelled in a heading; others by their own name."""
+"""How a heading spells links. Others have their own name."""
 TICKS = [256 << 5 * step for step in range(4)]
 """Message sizes in bytes that are named on the axis."""
 
 
-# -- numbers -------------------------------------------------------------------------------------
+# -- numbers -------------------------------------------------------------------------
 
 
 def numbers(
@@ -47,83 +49,156 @@ def numbers(
     network: str,
     models: Sequence[str] = MODELS,
 ) -> pd.DataFrame:
-    """Return the error of each of ``models`` at each size that the network's tensors have, over each link.
+    """Return the error of each model at each size that the tensors of a network have.
 
-    collectives : samples to make costs from; tensors : of another run, predicted, each size unseen
-    ``tensors`` of the result counts them; ``repeated`` is the two runs' relative difference
+    Parameters
+    ----------
+    collectives : DataFrame
+        The samples of collectives from which the costs are made.
+    tensors : DataFrame
+        The samples of another run, which the costs predict. A cost has never seen the
+        size that it predicts.
+    network : str
+        The network.
+    models : sequence of str, optional
+        The models, some of MODELS.
+
+    Returns
+    -------
+    DataFrame
+        A row for each link, model and size in bytes, as `_errors` returns them.
+        ``tensors`` is how many tensors of the network have the size. The printed
+        bandwidth-delay product is ``paper_bandwidth_delay_bytes``.
+
+    Raises
+    ------
+    UserError
+        If no link has samples in both tables.
     """
-    before = {place: rows for place, rows in _all_reduces(collectives)}
-    frames = [
-        _errors(before[place], rows, models).assign(
-            **dict(zip(LINK, place, strict=True))
-        )
-        for place, rows in _all_reduces(tensors[tensors["network"] == network])
-        if place in before
-    ]
-    if not frames:
+    samples_by_link = dict(iter(_all_reduces(collectives)))
+    of_network = tensors[tensors["network"] == network]
+    tables = []
+    for (link, ranks), to_predict in _all_reduces(of_network):
+        samples = samples_by_link.get((link, ranks))
+        if samples is not None:
+            errors = _errors(samples, to_predict, models)
+            tables.append(errors.assign(link=link, ranks=ranks))
+    if not tables:
         raise UserError(
             f"no link with all-reduces of {network}: those of v0.2-studies have them"
         )
-    frame = pd.concat(frames, ignore_index=True)
-    counts = pd.Series(networks.parameters(network)).mul(4).value_counts()
+    frame = pd.concat(tables, ignore_index=True)
+    # The parameters are float32.
+    tensor_bytes = 4 * pd.Series(networks.parameters(network))
+    counts = tensor_bytes.value_counts()
     frame.insert(0, "tensors", counts.reindex(frame["bytes"]).to_numpy())
     return frame.assign(paper_bandwidth_delay_bytes=KB * prose("osf")["fig10-bdp"])
 
 
 def _all_reduces(samples: pd.DataFrame) -> Any:
-    """Return all-reduces by link and ranks, without those that the machine's host disturbed."""
+    """Return all-reduces by link and ranks, without those that the host disturbed."""
     return undisturbed(samples[samples["collective"] == "all_reduce"]).groupby(LINK)
 
 
 def _errors(
-    seen: pd.DataFrame, rows: pd.DataFrame, models: Sequence[str]
+    samples: pd.DataFrame, to_predict: pd.DataFrame, models: Sequence[str]
 ) -> pd.DataFrame:
-    """Return errors of every model made from ``seen``, at the sizes of ``rows``."""
-    workers, columns = int(seen["ranks"].iloc[0]), ["bytes", "seconds"]
-    samples, unseen = (tuple(part[columns].to_numpy(float).T) for part in (seen, rows))
-    threshold = osf.bandwidth_delay_bytes(
-        osf.ring_from_ends(samples[0], samples[1], workers)
-    )
-    before, measured = (
-        part.groupby("bytes")["seconds"].median() for part in (seen, rows)
-    )
-    repeated = (before.reindex(measured.index) / measured - 1).to_numpy()
+    """Return the errors of the models at the sizes of another run over the same link.
 
-    def made(model: str, sizes: Any, seconds: Any) -> Any:
-        if model == "ring_all_reduce":
-            return osf.ring_from_ends(sizes, seconds, workers)
-        form = model.replace("BDP", f"{threshold:.0f}")
-        return fit(
-            form, sizes, seconds, workers=workers, algorithm="ring", draws=0
-        ).cost
+    Parameters
+    ----------
+    samples : DataFrame
+        The all-reduces from which the costs are made.
+    to_predict : DataFrame
+        The all-reduces of the other run.
+    models : sequence of str
+        Some of MODELS.
 
-    frames = []
+    Returns
+    -------
+    DataFrame
+        A row for each model and size in bytes: the median measured time and that of the
+        model, the relative ``error``, and ``repeated``, the relative difference between
+        the medians of both runs. ``bandwidth_delay_bytes`` is that of the link.
+    """
+    workers = int(samples["ranks"].iloc[0])
+    sizes, seconds = _sizes_and_seconds(samples)
+    ring = osf.ring_from_ends(sizes, seconds, workers)
+    threshold = osf.bandwidth_delay_bytes(ring)
+
+    measured_s = to_predict.groupby("bytes")["seconds"].median()
+    first_run_s = samples.groupby("bytes")["seconds"].median()
+    repeated = (first_run_s.reindex(measured_s.index) / measured_s - 1).to_numpy()
+
+    tables = []
     for model in models:
-        sizes, errors = unseen_errors(partial(made, model), samples, unseen)
-        frame = pd.DataFrame({"model": model, "bytes": sizes.astype(int)})
-        frame["measured_s"] = measured.to_numpy()
-        frame["model_s"] = (1 + errors) * measured.to_numpy()
-        frames.append(frame.assign(error=errors, repeated=repeated))
-    return pd.concat(frames, ignore_index=True).assign(bandwidth_delay_bytes=threshold)
+        unseen_sizes, errors = unseen_errors(
+            partial(_cost, model, workers, threshold),
+            (sizes, seconds),
+            _sizes_and_seconds(to_predict),
+        )
+        columns = {
+            "model": model,
+            "bytes": unseen_sizes.astype(int),
+            "measured_s": measured_s.to_numpy(),
+            "model_s": (1 + errors) * measured_s.to_numpy(),
+            "error": errors,
+            "repeated": repeated,
+            "bandwidth_delay_bytes": threshold,
+        }
+        tables.append(pd.DataFrame(columns))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _sizes_and_seconds(samples: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Return the size in bytes and the seconds of each sample, shape (n,)."""
+    return samples["bytes"].to_numpy(float), samples["seconds"].to_numpy(float)
+
+
+def _cost(
+    model: str, workers: int, threshold: float, sizes: Floats, seconds: Floats
+) -> MessageCost:
+    """Return the cost of one of MODELS, made from samples of shape (n,).
+
+    ``threshold`` is the bandwidth-delay product of the link in bytes.
+    """
+    if model == "ring_all_reduce":
+        return osf.ring_from_ends(sizes, seconds, workers)
+    form = model.replace("BDP", f"{threshold:.0f}")
+    fitted = fit(form, sizes, seconds, workers=workers, algorithm="ring", draws=0)
+    return fitted.cost
 
 
 def decided(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return per link and side of the BDP if the best line and Eq 18 differ by more than the two runs."""
-    small = (frame["bytes"] < frame["bandwidth_delay_bytes"]).map(
-        {True: "small", False: "large"}
+    """Return whether a straight line or osf Eq 18 has the smaller errors.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
+
+    Returns
+    -------
+    DataFrame
+        A row for each link and for its ``tensors`` below ("small") and above ("large")
+        the bandwidth-delay product. There are the best line and the best form of Eq 18,
+        and their median errors over the tensors. ``decided`` says whether the errors
+        differ by more than the medians of the two runs do, ``runs_differ``.
+    """
+    is_small = frame["bytes"] < frame["bandwidth_delay_bytes"]
+    by_size = frame.assign(
+        side=is_small.map({True: "small", False: "large"}),
+        error=frame["error"].abs(),
+        apart=frame["repeated"].abs(),
     )
-    sides = frame.assign(
-        side=small, error=frame["error"].abs(), apart=frame["repeated"].abs()
-    )
-    rows: list[dict[str, Any]] = []
-    for (link, ranks, side), mine in sides.groupby([*LINK, "side"], sort=False):
-        each = (
-            mine.loc[mine.index.repeat(mine["tensors"])]
-            .groupby("model")["error"]
-            .median()
-        )
-        line, curve = (each[models].idxmin() for models in (LINE_MODELS, EQ18_MODELS))
-        runs_differ = mine["apart"].median()
+    rows = []
+    for (link, ranks, side), of_side in by_size.groupby([*LINK, "side"], sort=False):
+        # Each size counts as often as the network has tensors of it.
+        of_tensors = of_side.loc[of_side.index.repeat(of_side["tensors"])]
+        errors = of_tensors.groupby("model")["error"].median()
+        line = errors[LINE_MODELS].idxmin()
+        eq18 = errors[EQ18_MODELS].idxmin()
+        runs_differ = of_side["apart"].median()
         rows.append(
             {
                 "link": link,
@@ -131,102 +206,159 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
                 "tensors": side,
                 "runs_differ": runs_differ,
                 "line": line,
-                "line_error": each[line],
-                "eq18": curve,
-                "eq18_error": each[curve],
-                "decided": abs(each[line] - each[curve]) > runs_differ,
+                "line_error": errors[line],
+                "eq18": eq18,
+                "eq18_error": errors[eq18],
+                "decided": abs(errors[line] - errors[eq18]) > runs_differ,
             }
         )
     return pd.DataFrame(rows)
 
 
-# -- drawing -------------------------------------------------------------------------------------
+# -- drawing -------------------------------------------------------------------------
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the errors of the forms DRAWN by message size, a panel for each link."""
-    sides = decided(frame)
-    clear = sides[sides["decided"]]
-    better = clear["eq18_error"] < clear["line_error"]
-    said = f"Eq 18 is closer than the best line in {better.sum()} of {len(sides)} comparisons"
-    said += f" and farther in {(~better).sum()}" if (~better).any() else ""
-    said += "; the others are undecided" if len(clear) < len(sides) else ""
-    links = sides.groupby(LINK, sort=False)
-    with plots.sheet(
-        said, columns=len(links), height=3.5, sharey=True, squeeze=False
-    ) as (figure, axes):
-        for ax, ((link, ranks), outcomes) in zip(axes.flat, links, strict=True):
-            rows = rows_of(frame, link=link, ranks=ranks)
-            _draw_link(ax, rows)
+    """Draw the errors of the models DRAWN by message size, a panel for each link.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
+    """
+    comparisons = decided(frame)
+    links = comparisons.groupby(LINK, sort=False)
+    sheet = plots.sheet(
+        _outcome(comparisons),
+        columns=len(links),
+        height=3.5,
+        sharey=True,
+        squeeze=False,
+    )
+    with sheet as (figure, axes):
+        for ax, ((link, ranks), of_link) in zip(axes.flat, links, strict=True):
+            _draw_link(ax, rows_of(frame, link=link, ranks=ranks))
             name = LINK_TITLES.get(str(link), str(link))
-            ax.set_title(f"{name}, {ranks} ranks\n{_closer(outcomes)}")
+            ax.set_title(f"{name}, {ranks} ranks\n{_closer(of_link)}")
             ax.label_outer()
         axes[0, 0].set_ylabel("error on the held-out size [%]")
     return figure
 
 
-def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
-    """Draw one link's errors, how far two runs differ, and both bandwidth-delay products."""
-    errors = 100 * rows.pivot(index="bytes", columns="model", values="error")[[*DRAWN]]
-    apart = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
-    ax.fill_between(
-        apart.index, -apart, apart, color=FAINT, label="difference of two runs"
+def _outcome(comparisons: pd.DataFrame) -> str:
+    """Return how often which form is closer, in words, from what `decided` returned."""
+    clear = comparisons[comparisons["decided"]]
+    eq18_is_closer = clear["eq18_error"] < clear["line_error"]
+    text = (
+        f"Eq 18 is closer than the best line in {eq18_is_closer.sum()} of "
+        f"{len(comparisons)} comparisons"
     )
-    plots.lines(ax, errors, xlabel="message size", ylabel="", log="b", legend="")
+    farther = (~eq18_is_closer).sum()
+    if farther > 0:
+        text += f" and farther in {farther}"
+    if len(clear) < len(comparisons):
+        text += "; the others are undecided"
+    return text
+
+
+def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
+    """Draw the errors over one link, and both bandwidth-delay products.
+
+    The difference of the two runs is shaded.
+    """
+    difference = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
+    ax.fill_between(
+        difference.index,
+        -difference,
+        difference,
+        color=FAINT,
+        label="difference of two runs",
+    )
+    errors = 100 * rows.pivot(index="bytes", columns="model", values="error")
+    plots.lines(
+        ax,
+        errors[[*DRAWN]],
+        xlabel="message size",
+        ylabel="",
+        log="b",
+        legend="",
+    )
     for line, name in zip(ax.get_lines(), DRAWN.values(), strict=True):
         line.set_label(name)
     ax.set_xticks(TICKS, [format_bytes(size) for size in TICKS])
-    ours, printed = (
-        rows[f"{whose}bandwidth_delay_bytes"].iloc[0] for whose in ("", "paper_")
+
+    link_bdp = rows["bandwidth_delay_bytes"].iloc[0]
+    ax.axvline(link_bdp, color=SOFT, label="BDP of the link")
+    paper_bdp = rows["paper_bandwidth_delay_bytes"].iloc[0]
+    ax.axvline(
+        paper_bdp,
+        color=look("paper").color,
+        linestyle=":",
+        label=f"paper: BDP of {paper_bdp / KB:g} KB",
     )
-    ax.axvline(ours, color=SOFT, label="BDP of the link")
-    color = look("paper").color
-    name = f"paper: BDP of {printed / KB:g} KB"
-    ax.axvline(printed, color=color, linestyle=":", label=name)
 
 
-def _closer(outcomes: pd.DataFrame) -> str:
-    """Return which form is closer on which side of a link's bandwidth-delay product."""
-    names = {"small": "below", "large": "above"}
-    found = [
-        f"{'Eq 18' if side.eq18_error < side.line_error else 'line'} closer "
-        f"{names[side.tensors]} the BDP"
-        for side in outcomes.itertuples()
-        if side.decided
-    ]
-    return ", ".join(found) or "undecided"
+def _closer(comparisons: pd.DataFrame) -> str:
+    """Return which form is closer below and above the BDP of a link, in words."""
+    sides = {"small": "below", "large": "above"}
+    parts = []
+    for row in comparisons[comparisons["decided"]].itertuples():
+        form = "Eq 18" if row.eq18_error < row.line_error else "line"
+        parts.append(f"{form} closer {sides[row.tensors]} the BDP")
+    return ", ".join(parts) or "undecided"
 
 
-# -- claims --------------------------------------------------------------------------------------
+# -- claims --------------------------------------------------------------------------
 
 LINES = [LINE_MODELS[0], *OTHER_LINES]
+"""The straight lines with which the claims compare Eq 18."""
 BENT = "piecewise:BDP"
+"""osf Eq 18 with the threshold that the paper gives it."""
 
 
 @check("osf-fig10-small", "bytes < bandwidth_delay_bytes")
 @check("osf-fig10-all", "bytes > 0")
-def _linear_over_piecewise(which: str) -> Result:
-    """Return each of four honest lines' median error over osf Eq 18's, of every link."""
-    rows = _cost_errors().query(which).eval("apart = abs(repeated)")
+def _linear_over_piecewise(condition: str) -> Result:
+    """Return the median error of each line over that of osf Eq 18, for every link.
+
+    Parameters
+    ----------
+    condition : str
+        Which tensors count, as `pandas.DataFrame.query` takes it.
+    """
+    rows = _cost_errors().query(condition)
     medians = rows.groupby(["link", "model"])["error"].median().unstack()
     ratios = medians[LINES].div(medians[BENT], axis=0)
-    apart = (rows.groupby("link")["apart"].agg(name) for name in ("median", "max"))
-    listed = (
-        f"{link} {', '.join(f'{x:.2g}' for x in row)}"
-        for link, *row in ratios.itertuples()
+    apart = rows["repeated"].abs().groupby(rows["link"]).agg(["median", "max"])
+    links = []
+    for link, of_link in ratios.iterrows():
+        listed = ", ".join(f"{ratio:.2g}" for ratio in of_link)
+        runs = apart.loc[link]
+        links.append(
+            f"{link} {listed} "
+            f"(runs {runs['median']:.1%} apart, up to {runs['max']:.1%})"
+        )
+    note = (
+        "medians; n links, lines by both ends, medians, relative error, least squares: "
+        + "; ".join(links)
     )
-    each = "; ".join(map("{} (runs {:.1%} apart, up to {:.1%})".format, listed, *apart))
-    note = f"medians; n links, lines by both ends, medians, relative error, least squares: {each}"
     return claims.measured(ratios.stack(), note, "recorded", n=len(ratios))
 
 
 @cache
 def _cost_errors() -> pd.DataFrame:
-    """Return, per link, a row per tensor of ResNet-101 and cost, with |error|; of the last machine."""
-    of_link: dict[str, pd.DataFrame] = {}
+    """Return the size of the errors for each link, model and tensor of ResNet-101.
+
+    A link that several machines recorded counts by the last of them.
+    """
+    by_link = {}
     for recording in source.recordings("tensors").values():
-        tables = recording.table("collectives"), recording.table("tensors")
-        rows = numbers(*tables, "ResNet101", [*LINES, BENT])
-        rows = rows.loc[rows.index.repeat(rows["tensors"])].eval("error = abs(error)")
-        of_link |= dict([*rows.groupby("link")])
-    return pd.concat(of_link.values())
+        collectives = recording.table("collectives")
+        tensors = recording.table("tensors")
+        by_size = numbers(collectives, tensors, "ResNet101", [*LINES, BENT])
+        # A row for each tensor instead of each size.
+        of_tensors = by_size.loc[by_size.index.repeat(by_size["tensors"])]
+        of_tensors = of_tensors.assign(error=of_tensors["error"].abs())
+        for link, of_link in of_tensors.groupby("link"):
+            by_link[link] = of_link
+    return pd.concat(by_link.values())

@@ -1,4 +1,4 @@
-"""Rows of the tables behind figures: made from cases, found by value, beside what is printed."""
+"""Tables behind the figures: rows made from cases, and rows found by their values."""
 
 from __future__ import annotations
 
@@ -10,32 +10,49 @@ import pandas as pd
 
 
 def tidy(
-    of: Callable[..., dict[str, float]],
+    numbers_of: Callable[..., dict[str, float]],
     cases: Mapping[str, Sequence[Any]],
     name: str = "quantity",
     value: str = "model",
 ) -> pd.DataFrame:
-    """Return a row for each of the cases and each number that ``of`` a case has a ``name``."""
-    numbers = {
-        (*case, key): number
-        for case in product(*cases.values())
-        for key, number in of(*case).items()
-    }
-    rows = pd.Series(numbers, dtype=float).rename_axis([*cases, name])
-    return rows.reset_index(name=value)
+    """Return a table of several numbers for each combination of cases.
+
+    Parameters
+    ----------
+    numbers_of : callable
+        Takes one value of each of ``cases``, and returns the numbers by their name.
+    cases : mapping of str to sequence
+        The values by their column.
+    name, value : str, optional
+        The columns of the name of a number and of the number.
+
+    Returns
+    -------
+    DataFrame
+        A row for each combination of the values and each of its numbers.
+    """
+    numbers = {}
+    for case in product(*cases.values()):
+        for key, number in numbers_of(*case).items():
+            numbers[(*case, key)] = number
+    column = pd.Series(numbers, dtype=float).rename_axis([*cases, name])
+    return column.reset_index(name=value)
 
 
 def rows_of(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
-    """Return the rows in which columns have these values."""
-    return _rows_with(frame, values)
+    """Return the rows in which the named columns have these values."""
+    return frame[_have_values(frame, values)]
 
 
-def _rows_with(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows in which columns have the values that belong to their names."""
-    return frame[(frame[list(values)] == list(values.values())).all(axis=1)]
+def _have_values(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.Series:
+    """Return for each row whether the named columns have these values."""
+    return (frame[list(values)] == list(values.values())).all(axis=1)
 
 
 def printed_at(frame: pd.DataFrame, number: float, **values: Any) -> pd.Series:
-    """Return a printed number in the rows in which columns have these values, else NaN."""
-    rows = _rows_with(frame, values)
-    return pd.Series(number, rows.index, float).reindex(frame.index)
+    """Return a column with a printed number where the named columns have these values.
+
+    In all other rows the column is NaN.
+    """
+    column = pd.Series(number, frame.index, dtype=float)
+    return column.where(_have_values(frame, values))

@@ -1,7 +1,8 @@
 """The rate-limited lab: what a campaign recorded there, as several figures need it.
 
-In the *regime* start-ups and bytes weigh against compute as in the setting that an earlier
-search found best.
+One campaign has a link on which messages start cheaply, and another one a link on which
+they start expensively. The latter link, called the *regime*, was set so that start-ups
+and bytes weigh against compute as in the setting that an earlier search found best.
 """
 
 from __future__ import annotations
@@ -30,107 +31,172 @@ STRETCHED = (
 )
 """How notes describe that campaign."""
 EQ7 = "alpha_beta:ends"
-"""osf Eq 7: a line, its delta measured on the smallest message."""
-OTHER_LINES = "alpha_beta:medians", "alpha_beta", "alpha_beta:least_squares"
+"""osf Eq 7: a line whose delta is measured on the smallest message."""
+OTHER_LINES = ("alpha_beta:medians", "alpha_beta", "alpha_beta:least_squares")
 """Lines through the medians, by relative error, and by least squares."""
 LABS = {"measured": "cheap start-ups", "regime": "expensive start-ups"}
-"""The labs' links, by the look of their points."""
+"""The links of the two campaigns, by the look of their points in a figure."""
 PLACES = {
     "": "cluster (model)",
-    **{mark: f"lab, {links}" for mark, links in LABS.items()},
+    **{point_look: f"lab, {links}" for point_look, links in LABS.items()},
 }
 """Headings of the cluster and of the labs, by the look of their points."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """What a campaign recorded: iterations, spans, compute by its hash, and fitted costs."""
+    """What a campaign recorded.
+
+    Attributes
+    ----------
+    runs : DataFrame
+        A row for each measured iteration.
+    spans : DataFrame
+        The spans of the iterations whose timeline was recorded.
+    workloads : mapping of str to Workload
+        What a rank computes, by the hash of its profile.
+    calibration : Calibration
+        The costs that were fitted to the campaign's all-reduces.
+    """
 
     runs: pd.DataFrame
     spans: pd.DataFrame
     workloads: Mapping[str, Workload]
     calibration: Calibration
 
+    # Fitting the costs takes longer than whatever asks for them.
     @classmethod
-    @lru_cache(maxsize=6)  # fitting its costs takes longer than whatever asks for it
+    @lru_cache(maxsize=6)
     def load(cls, campaign: str = LAB) -> Lab:
-        """Return a campaign, or what a machine's suite replayed, read once. Raises UserError for none."""
-        whole = (places.RECORDED / campaign).is_dir()
-        opened = open_source(campaign) if whole else open_campaign(name=campaign)
-        alone = opened.alone
+        """Return a campaign, or what the suite of a machine replayed.
+
+        Parameters
+        ----------
+        campaign : str, optional
+            The name of a campaign, or of the directory of a recorded machine.
+
+        Raises
+        ------
+        UserError
+            If there is no recording of that name.
+        """
+        is_machine = (places.RECORDED / campaign).is_dir()
+        if is_machine:
+            recording = open_source(campaign)
+        else:
+            recording = open_campaign(name=campaign)
+        alone = recording.alone
         calibration = Calibration.of(
             alone.table("collectives"), also=(EQ7, *OTHER_LINES)
         )
         return cls(
-            alone.table("runs"),
-            alone.table("timeline"),
-            opened.workloads(),
-            calibration,
+            runs=alone.table("runs"),
+            spans=alone.table("timeline"),
+            workloads=recording.workloads(),
+            calibration=calibration,
         )
 
     def cases(self, *, negotiated: bool = False, plain: bool = False) -> list[Case]:
-        """Return cases with or without a negotiation.
+        """Return the cases that were run with or without a negotiation.
 
-        plain : only those of equal workers, dense gradients and one message in flight
+        Parameters
+        ----------
+        negotiated : bool, optional
+            Whether the ranks agreed on the order of messages.
+        plain : bool, optional
+            Whether to return only cases of equal workers, dense gradients and one
+            message at a time.
         """
         rows = self.runs.drop_duplicates("case").to_dict("records")
-        cases = [
-            case for case in map(Case.from_row, rows) if case.negotiated == negotiated
-        ]
-        return [
-            c
-            for c in cases
-            if not plain or c.density == c.straggler == c.in_flight == 1
-        ]
+        cases = []
+        for row in rows:
+            case = Case.from_row(row)
+            is_plain = case.density == case.straggler == case.in_flight == 1
+            if case.negotiated == negotiated and (is_plain or not plain):
+                cases.append(case)
+        return cases
 
     def workload(self, case: Case) -> Workload:
-        """Return what a rank of usual speed computes."""
+        """Return what a rank of usual speed computes in a case."""
         return self.workloads[case.profile_sha256].scaled(case.dilation)
 
     def rounds(self, case: Case) -> pd.DataFrame:
-        """Return the iterations of a case by their round, each with its scaling factor (osf Eq 1)."""
+        """Return the iterations of a case by their round.
+
+        The column ``factor`` is the scaling factor of each iteration (osf Eq 1).
+        """
         runs = self.runs[self.runs["case"] == case.key].set_index("repeat")
         return runs.assign(factor=runs["compute_s"] / runs["iteration_s"])
 
     def phases(self, case: Case, first: str = "ALLREDUCE") -> pd.DataFrame:
-        """Return seconds of each phase on rank 0, one row per repeat.
+        """Return how long each phase took on rank 0, in seconds.
 
-        first : the phase that counts where two happen at once
+        Parameters
+        ----------
+        case : Case
+            The case.
+        first : str, optional
+            The phase that counts where several phases go on at once.
+
+        Returns
+        -------
+        DataFrame
+            A row for each repeat, and a column for each phase.
         """
-        repeats = self.spans[self.spans["case"] == case.key].groupby("repeat")
-        timelines = [Timeline.from_columns(rows) for _, rows in repeats]
-        return pd.DataFrame([of_timeline(spans, first=first) for spans in timelines])
+        spans = self.spans[self.spans["case"] == case.key]
+        rows = []
+        for _, of_repeat in spans.groupby("repeat"):
+            timeline = Timeline.from_columns(of_repeat)
+            rows.append(of_timeline(timeline, first=first))
+        return pd.DataFrame(rows)
 
 
 def buffer_of(case: Case) -> tuple[str, int] | None:
-    """Return the network as osf writes it and the buffer's bytes, 0 without one.
+    """Return the network and the fusion buffer of a case.
 
-    None for another plan.
+    Returns
+    -------
+    (str, int) or None
+        The network in the paper's spelling, and the size of its buffer in bytes, which
+        is 0 without fusion. None if the case has another plan, such as MG-WFBP's.
     """
     kind, _, size = case.plan.partition(":")
     if kind not in ("none", "buffer"):
         return None
-    return osf_name(case.network), parse_bytes(size) if size else 0
+    buffer_bytes = parse_bytes(size) if size else 0
+    return osf_name(case.network), buffer_bytes
 
 
 def buffer_name(size: float) -> str:
-    """Return a buffer as a label, decimal as the paper's seem to be, "none" without one."""
+    """Return the size of a buffer in bytes as a label, or "none" if it is 0.
+
+    The units are decimal, as those of the paper seem to be.
+    """
     units = {"GB": 1e9, "MB": 1e6, "KB": 1e3, "B": 1.0}
-    return next(
-        (f"{size / unit:g} {name}" for name, unit in units.items() if size >= unit),
-        "none",
-    )
+    for name, unit in units.items():
+        if size >= unit:
+            return f"{size / unit:g} {name}"
+    return "none"
 
 
 def in_labs(
-    of: Callable[[Lab], pd.DataFrame], regime: str = REGIMES
+    numbers_of: Callable[[Lab], pd.DataFrame], regime: str = REGIMES
 ) -> list[pd.DataFrame]:
-    """Return numbers over the lab's link and in the regime; ``look``: a name of LABS."""
-    names = zip(LABS, (LAB, regime), strict=True)
-    return [of(Lab.load(campaign)).assign(look=mark) for mark, campaign in names]
+    """Return the numbers of the campaign LAB and of a campaign in the regime.
+
+    The column ``look`` has the key of the link in LABS.
+    """
+    measured = numbers_of(Lab.load(LAB)).assign(look="measured")
+    in_regime = numbers_of(Lab.load(regime)).assign(look="regime")
+    return [measured, in_regime]
 
 
 def graded(model: pd.DataFrame, *labs: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of the model and of the lab, each named by its grade, one below the other."""
-    rows = [model.assign(grade="model"), *(lab.assign(grade="lab") for lab in labs)]
-    return pd.concat(rows, ignore_index=True)
+    """Return the rows of the model and of the lab, one below the other.
+
+    The column ``grade`` is "model" or "lab".
+    """
+    tables = [model.assign(grade="model")]
+    for lab in labs:
+        tables.append(lab.assign(grade="lab"))
+    return pd.concat(tables, ignore_index=True)

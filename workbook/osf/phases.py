@@ -7,8 +7,10 @@ from itertools import product
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlkit.core.case import Case
 from ddlkit.core.units import KB, KIB
 from ddlkit.model.predictor import plan_of
 from workbook import plots
@@ -21,6 +23,7 @@ from workbook.osf.lab import Lab, buffer_of
 from workbook.validate.accuracy import mean_difference
 
 KEYS = ["network", "workers", "buffer_bytes", "slowest"]
+"""The columns that name a case of the lab."""
 SLOW_RANK = 1.1
 """How many times as long the slow one of unequal workers takes to compute."""
 
@@ -32,84 +35,164 @@ def modelled(
     workers: int,
     buffer_bytes: int = 0,
 ) -> dict[str, float]:
-    """Return seconds of each phase; an agreement takes one round trip to the coordinator."""
+    """Return how long each phase takes on the paper's cluster, in seconds.
+
+    Parameters
+    ----------
+    setting : PaperSetting
+        The setting of the cluster.
+    network : str
+        The network.
+    slowest : float
+        By which factor the slowest worker computes longer.
+    workers : int
+        The number of workers.
+    buffer_bytes : int, optional
+        The size of the fusion buffer, or 0 for no fusion.
+    """
     workload, plan, waited_s = setting.with_buffer(network, buffer_bytes)
-    agreed_s = prose("osf")["fig10-bdp"] * KB / NETWORK_BYTES_PER_S
+    # The workers agree in one round trip to a coordinator. The printed bandwidth-delay
+    # product of the network over its bandwidth is the delay of a round trip.
+    round_trip_s = prose("osf")["fig10-bdp"] * KB / NETWORK_BYTES_PER_S
     return breakdown(
         workload,
         plan,
         setting.cost(workers),
         waited_s=waited_s,
         slowest=slowest,
-        negotiate_s=agreed_s,
+        negotiate_s=round_trip_s,
     )
 
 
 def shares(
-    of: Callable[..., dict[str, float]], cases: Mapping[str, Sequence[Any]]
+    seconds_of: Callable[..., dict[str, float]], cases: Mapping[str, Sequence[Any]]
 ) -> pd.DataFrame:
-    """Return seconds of each phase in each case, and as ``model`` its share of all communication."""
-    frame = tidy(of, cases, "phase", "seconds")
-    whole = frame.groupby([*cases])["seconds"].transform("sum")
-    return frame.assign(model=frame["seconds"] / whole)
+    """Return the seconds of each phase, and its share of all communication.
+
+    Parameters
+    ----------
+    seconds_of : callable
+        Takes one value of each of ``cases``, and returns the seconds by phase.
+    cases : mapping of str to sequence
+        The values by their column.
+
+    Returns
+    -------
+    DataFrame
+        A row for each combination of the values and each ``phase``. ``model`` is the
+        share of its ``seconds``.
+    """
+    frame = tidy(seconds_of, cases, "phase", "seconds")
+    total_s = frame.groupby([*cases])["seconds"].transform("sum")
+    return frame.assign(model=frame["seconds"] / total_s)
 
 
 def in_lab(
     lab: Lab, *, negotiated: bool = True, first: str = "ALLREDUCE"
 ) -> pd.DataFrame:
-    """Return one row per case and phase, of rank 0: seconds, and shares of the communication time.
+    """Return how long each phase took on rank 0 in the cases of a campaign.
 
-    first : the phase that counts where two happen at once
+    Parameters
+    ----------
+    lab : Lab
+        The campaign.
+    negotiated : bool, optional
+        Whether to return the cases in which the ranks agreed on the order of messages.
+    first : str, optional
+        The phase that counts where several phases go on at once.
+
+    Returns
+    -------
+    DataFrame
+        A row for each case (KEYS) and ``phase``: seconds by model and measured, how
+        much the measured seconds differ between repeats, and ``model`` and
+        ``measured``, the shares of the communication time.
     """
     tables = {}
     for case in lab.cases(negotiated=negotiated):
-        if place := buffer_of(case):
-            messages, measured = lab.calibration.of_case(case), lab.phases(case, first)
-            agreed_s = float(messages.cost(KIB)) if negotiated else 0.0  # the smallest
-            model = breakdown(
-                lab.workload(case),
-                plan_of(case),
-                messages.cost,
-                slowest=case.straggler,
-                link=messages.link,
-                negotiate_s=agreed_s,
-            )
-            columns = {"model_s": pd.Series(model), "measured_s": measured.mean()}
-            table = pd.DataFrame(columns).assign(
-                repeatability_s=measured.agg(mean_difference)
-            )
-            for name in ("model", "measured"):
-                table[name] = table[f"{name}_s"] / table[f"{name}_s"].sum()
-            tables[place[0], case.workers, place[1], case.straggler] = table
+        network_and_buffer = buffer_of(case)
+        if network_and_buffer is not None:
+            network, buffer_bytes = network_and_buffer
+            key = (network, case.workers, buffer_bytes, case.straggler)
+            tables[key] = _case_in_lab(lab, case, first)
     return pd.concat(tables, names=[*KEYS, "phase"]).reset_index()
 
 
-def draw(frame: pd.DataFrame, by: str, label: str, said: str) -> Figure:
-    """Draw phases in %, stacked: of each network and ``place``, by model, or beside the measured."""
-    places, both = (
-        list(dict.fromkeys(frame["place"])),
-        "left bars: model, right bars: lab",
+def _case_in_lab(lab: Lab, case: Case, first: str) -> pd.DataFrame:
+    """Return the rows of `in_lab` for one case."""
+    communication = lab.calibration.of_case(case)
+    agreed_s = 0.0
+    if case.negotiated:
+        # The ranks agree by a message as small as the smallest that was measured.
+        agreed_s = float(communication.cost(KIB))
+    model_s = breakdown(
+        lab.workload(case),
+        plan_of(case),
+        communication.cost,
+        slowest=case.straggler,
+        link=communication.link,
+        negotiate_s=agreed_s,
     )
-    with plots.sheet(
-        said, columns=len(TWO), rows=len(places), height=7.0, sharey=True
-    ) as (figure, axes):
-        for ax, (place, network) in zip(axes.flat, product(places, TWO), strict=True):
+    measured_s = lab.phases(case, first)
+    table = pd.DataFrame(
+        {"model_s": pd.Series(model_s), "measured_s": measured_s.mean()}
+    )
+    table["repeatability_s"] = measured_s.agg(mean_difference)
+    table["model"] = table["model_s"] / table["model_s"].sum()
+    table["measured"] = table["measured_s"] / table["measured_s"].sum()
+    return table
+
+
+def draw(frame: pd.DataFrame, bar_name: str, label: str, title: str) -> Figure:
+    """Draw stacked phases in %, with panels in a row for each place.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        A row for each network, ``place``, ``bar`` and ``phase``, with columns
+        ``model``, ``measured`` and ``paper``.
+    bar_name : str
+        What the bars differ by, such as "workers".
+    label : str
+        The label of the vertical axis.
+    title : str
+        The sentence above the figure.
+    """
+    places = list(frame["place"].unique())
+    sheet = plots.sheet(
+        title, columns=len(TWO), rows=len(places), height=7.0, sharey=True
+    )
+    with sheet as (figure, axes):
+        panels = product(places, TWO)
+        for ax, (place, network) in zip(axes.flat, panels, strict=True):
             rows = rows_of(frame, network=network, place=place)
-            names = list(dict.fromkeys(rows["bar"]))
-            values = ["model", "measured"][: 1 + rows["measured"].notna().any()]
-            tables = rows.pivot(index="bar", columns="phase", values=values)
-            bars = [
-                tables[value].loc[[name], list(PHASES)]
-                for name in names
-                for value in values
-            ]
-            pairs = both if len(values) > 1 else ""
-            table = 100 * pd.concat(bars)
-            plots.bars(ax, table, label=label, stacked=True, legend="", pairs=pairs)
-            printed = 100 * rows.groupby("bar")["paper"].max()[names]
-            plots.points(ax, ax.get_xticks(), printed, "paper", size=6)
-            ax.set_xlabel("; ".join(filter(None, (by, pairs))))
+            _draw_panel(ax, rows, bar_name, label)
             ax.set_title(f"{network_title(network)}, {place}")
         for ax in axes[:, 1]:
             ax.set_ylabel("")
     return figure
+
+
+def _draw_panel(ax: Axes, rows: pd.DataFrame, bar_name: str, label: str) -> None:
+    """Draw the phases of one network in one place, and the printed shares.
+
+    In the lab there are pairs of bars, by model and measured.
+    """
+    values = ["model"]
+    pairs = ""
+    xlabel = bar_name
+    if rows["measured"].notna().any():
+        values = ["model", "measured"]
+        pairs = "left bars: model, right bars: lab"
+        xlabel = f"{bar_name}; {pairs}"
+    by_phase = rows.pivot(index="bar", columns="phase", values=values)
+    names = list(rows["bar"].unique())
+    bars = []
+    for name in names:
+        for value in values:
+            bars.append(by_phase[value].loc[[name], list(PHASES)])
+    percent = 100 * pd.concat(bars)
+    plots.bars(ax, percent, label=label, stacked=True, legend="", pairs=pairs)
+    printed_percent = 100 * rows.groupby("bar")["paper"].max()[names]
+    plots.points(ax, ax.get_xticks(), printed_percent, "paper", size=6)
+    ax.set_xlabel(xlabel)

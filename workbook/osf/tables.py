@@ -1,4 +1,7 @@
-"""osf Tables 2 and 3 counted anew, and the checks of their claims; Table 1 has symbols alone."""
+"""Tables 2 and 3 of the osf paper next to counts from architectures, and their checks.
+
+Table 1 has only symbols.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +16,50 @@ from workbook.osf.cluster import FIVE, REPLACED, network_layers
 
 
 def _mib(tensors: Sequence[int]) -> float:
-    """Return a size in float32; osf's MB are MiB."""
+    """Return the size of float32 tensors in MiB, which the paper calls MB."""
     return 4 * sum(tensors) / MIB
 
 
 def table2() -> pd.DataFrame:
-    """Return osf Tab 2, counted from architectures: gflops are multiply-adds of one image / 1e9.
+    """Return Table 2 of the osf paper next to counts from the published architectures.
 
-    layers: convolutions and dense layers, without a ResNet's projected shortcuts.
+    Returns
+    -------
+    DataFrame
+        The printed columns, as `workbook.common.claims.recomputed` completes them. The
+        computed ``gflops`` are multiply-adds of one image / 1e9. The computed
+        ``layers`` are convolutions and dense layers, without the projected shortcuts of
+        a ResNet.
     """
-    frame = claims.paper_table("osf", "tab02")
-    names = frame["network"]
-    shortcuts = {name: len(blocks) for name, blocks in networks.RESNET_BLOCKS.items()}
+    printed = claims.paper_table("osf", "tab02")
+    gflops = []
+    size_mib = []
+    n_layers = []
+    n_tensors = []
+    for name in printed["network"]:
+        parameters = networks.parameters(name)
+        # Each stage of a ResNet has one projected shortcut. A VGG has no stages.
+        shortcuts = len(networks.RESNET_BLOCKS.get(name, ()))
+        gflops.append(networks.multiply_adds(name) / 1e9)
+        size_mib.append(_mib(parameters))
+        n_layers.append(len(networks.layers(name)) - shortcuts)
+        n_tensors.append(len(parameters))
     return claims.recomputed(
-        frame,
-        gflops=[networks.multiply_adds(name) / 1e9 for name in names],
-        size_mb=[_mib(networks.parameters(name)) for name in names],
-        layers=[len(networks.layers(name)) - shortcuts.get(name, 0) for name in names],
-        tensors=[len(networks.parameters(name)) for name in names],
+        printed, gflops=gflops, size_mb=size_mib, layers=n_layers, tensors=n_tensors
     )
 
 
 def table3() -> pd.DataFrame:
-    """Return osf Tab 3: layers of VGG-16 that are replaced, and what replaces them."""
-    layers = (*networks.layers("VGG16")[-3:], *network_layers(REPLACED)[-2:])
-    sizes = [*(_mib(layer.tensors) for layer in layers), 0.0]
-    return claims.recomputed(claims.paper_table("osf", "tab03"), size_mb=sizes)
+    """Return osf Table 3, the replaced layers of VGG-16 and their replacements."""
+    replaced = networks.layers("VGG16")[-3:]
+    replacements = network_layers(REPLACED)[-2:]
+    size_mib = [_mib(layer.tensors) for layer in (*replaced, *replacements)]
+    # The last row is a pooling layer, which has no parameters.
+    size_mib.append(0.0)
+    return claims.recomputed(claims.paper_table("osf", "tab03"), size_mb=size_mib)
 
 
-# -- claims --------------------------------------------------------------------------------------
+# -- claims --------------------------------------------------------------------------
 
 
 def _tensors(network: str) -> Result:
