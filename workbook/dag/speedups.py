@@ -91,21 +91,12 @@ def draw_bars(bars: pd.DataFrame, reference: str) -> Figure:
         one.
     """
     rows = bars[bars["gpus"] > bars["gpus"].min()].replace({"network": SPELLED})
-<<<<<<< HEAD
-    names, most = list(rows["framework"].unique()), rows["gpus"].max()
-    whole = rows.loc[rows["gpus"] == most, "model"]
-    said = (
-        f"In the most central setting {most} GPUs are {whole.min():.1f} to "
-        f"{whole.max():.1f} times as fast as {over}; "
-        f"what the paper states is drawn at {rows['paper'].max():g}"
-=======
     all_gpus = rows["gpus"].max()
     of_all_gpus = rows.loc[rows["gpus"] == all_gpus, "model"]
     title = (
         f"In the most central setting {all_gpus} GPUs are {of_all_gpus.min():.1f} to "
         f"{of_all_gpus.max():.1f} times as fast as {reference}; "
-        f"the paper states up to {rows['paper'].max():g}"
->>>>>>> x-wa
+        f"what the paper states is drawn at {rows['paper'].max():g}"
     )
     panels = rows.groupby(["cluster", "network"], sort=False)
     sheet = plots.sheet(title, columns=3, rows=2, height=4.3, sharex=True, sharey=True)

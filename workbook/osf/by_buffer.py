@@ -147,26 +147,10 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
                 printed = by_quantity["paper"][quantities[0]]
                 plots.points(ax, printed.index, printed, "paper")
             else:
-<<<<<<< HEAD
-                low, high = wide["paper_low"]["CSF"], wide["paper_high"]["CSF"]
-                shape = {"color": look("paper").color, "alpha": 0.3, "linewidth": 0}
-                most = frame.loc[frame["quantity"] == "CSF", "paper_error"].max()
-                label = f"if CSF errs by ≤ {most:.1%} (paper)"
-                ax.fill_between(wide.index, low, high, label=label, **shape)
-            ticks = {
-                NO_FUSION_MB: "none",
-                0.01: "0.01",
-                1: "1",
-                100: "100",
-                1000: "1000",
-            }
-            ax.set_xticks([*ticks], ticks.values())
-=======
                 of_csf = frame["quantity"] == "CSF"
                 largest_error = frame.loc[of_csf, "paper_error"].max()
                 _draw_printed_error(ax, by_quantity, largest_error)
             ax.set_xticks([*TICKS], TICKS.values())
->>>>>>> x-wa
             ax.set_title(network_title(network))
     return figure
 
@@ -205,7 +189,7 @@ def _draw_printed_error(
         by_quantity.index,
         by_quantity["paper_low"]["CSF"],
         by_quantity["paper_high"]["CSF"],
-        label=f"paper: CSF ± {largest_error:.1%}",
+        label=f"if CSF errs by ≤ {largest_error:.1%} (paper)",
         color=look("paper").color,
         alpha=0.3,
         linewidth=0,
