@@ -152,7 +152,7 @@ def test_draws_of_slowdowns_are_iterations_by_each_of_them() -> None:
     for link in (Link(), Link(2), Link(burst_s=1e-3, wire_s_per_byte=1e-9)):
         step = Iteration(WORKLOAD, plan, COST, link)
         drawn = rng.uniform(0, 1, (2, 5, len(plan.ends)))
-        together = step.draws([COST] * 5, slowed=drawn)
+        together = step.draws([COST] * 5, slowdowns=drawn)
         for each, s, m in zip(together, *drawn, strict=True):
             alone = replace(step, link=replace(link, slowdown=s, message_slowdown=m))
             assert each == pytest.approx(alone.prediction.iteration_s)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -225,9 +226,9 @@ class Iteration:
     def draws(
         self,
         costs: Sequence[MessageCost],
-        scatter: ArrayLike = 1.0,
-        slower: ArrayLike = 1.0,
-        slowed: Floats | None = None,
+        message_factors: ArrayLike = 1.0,
+        compute_factors: ArrayLike = 1.0,
+        slowdowns: Floats | None = None,
     ) -> Floats:
         """Return the iteration for each of B draws of what is uncertain.
 
@@ -235,11 +236,11 @@ class Iteration:
         ----------
         costs : sequence of MessageCost, length B
             Draws of the cost of a message.
-        scatter : array_like, shape (B, G), optional
+        message_factors : array_like, shape (B, G), optional
             Factors on the time of each message.
-        slower : array_like, shape (B,), optional
+        compute_factors : array_like, shape (B,), optional
             Factors on all compute times.
-        slowed : ndarray, shape (2, B, G), optional
+        slowdowns : ndarray, shape (2, B, G), optional
             Draws of the two slowdowns of the link: of compute by messages, and of messages by compute.
             By default both are those of ``link``.
 
@@ -250,32 +251,29 @@ class Iteration:
         """
         if not costs:
             return np.empty(0)
-        compute_factors = np.asarray(slower, dtype=float)
-        message_factors = np.asarray(scatter, dtype=float)
+        compute_factors = np.asarray(compute_factors, dtype=float)
+        message_factors = np.asarray(message_factors, dtype=float)
+        # One row for each draw, one column for each message. Draws are the scenarios of
+        # `group_ends` and of `Link.play`.
         ready_s = self.ready_s * compute_factors[..., None]
         link = self.link
-        if slowed is not None:
-            link = replace(link, slowdown=slowed[0], message_slowdown=slowed[1])
+        if slowdowns is not None:
+            of_compute, of_messages = slowdowns
+            link = replace(link, slowdown=of_compute, message_slowdown=of_messages)
         if link.plain:
             costs_s = np.array([self._message_costs_s(cost) for cost in costs])
             ends_s = group_ends(ready_s, costs_s * message_factors)
         else:
-            drawn = [link.parts(cost, self.group_bytes) for cost in costs]
-            parts = Parts(
-                software_s=np.stack([part.software_s for part in drawn])
-                * message_factors,
-                wire_s=np.stack([part.wire_s for part in drawn]) * message_factors,
-            )
-            _, ends_s = link.play(ready_s, parts)
+            parts_of_draw = [link.parts(cost, self.group_bytes) for cost in costs]
+            software_s = np.stack([parts.software_s for parts in parts_of_draw])
+            wire_s = np.stack([parts.wire_s for parts in parts_of_draw])
+            scattered = Parts(software_s * message_factors, wire_s * message_factors)
+            _, ends_s = link.play(ready_s, scattered)
         return self._copied_out_s(ends_s) + self.workload.update_s * compute_factors
 
     def timeline(self) -> Timeline:
         """Return the iteration as spans: forward, backward per tensor, one message per group, update."""
-        columns = ("task", "kind", "stream", "start_s", "end_s", "group", "bytes")
-        rows = []
-        for span in self._spans():
-            row = dict(zip(columns, span, strict=True))
-            rows.append({"origin": "simulated", **row})
+        rows = [{"origin": "simulated", **span._asdict()} for span in self._spans()]
         return Timeline.from_rows(rows)
 
     def edges(self) -> list[tuple[str, str, float]]:
@@ -284,7 +282,8 @@ class Iteration:
         Returns
         -------
         list of (str, str, float)
-            Edges: a task, the task that follows it, and the duration of the first one in seconds.
+            Edges: a task, the task that follows it, and the duration of the first one in seconds. The
+            backward of gradient i is the task "b{i}", and message k is the task "c{k}".
 
         Raises
         ------
@@ -353,37 +352,50 @@ class Iteration:
         # copy before it has ended.
         return np.asarray(group_ends(ends_s, copies_s)[..., -1])
 
-    def _spans(self) -> Iterator[tuple[object, ...]]:
-        """Yield spans as (task, kind, stream, start_s, end_s, group, bytes)."""
+    def _spans(self) -> Iterator[_Span]:
+        """Yield the spans of forward, of each backward, of each message and of the update."""
         workload = self.workload
         starts_s, ends_s = self.played_s
 
-        yield "forward", "forward", "compute", 0.0, workload.forward_s, NO_GROUP, 0
+        yield _Span("forward", "forward", "compute", 0.0, workload.forward_s)
 
         backward_ends_s = self.tensor_ready_s
         if self.link.slows:
+            # Messages that slow compute down delay the end of each backward.
             backward_ends_s = self.link.computed_s(backward_ends_s, starts_s, ends_s)
-        begin_s = workload.forward_s
+        start_s = workload.forward_s
         for group, members in enumerate(self.plan.slices):
             for i in range(members.start, members.stop):
                 task = f"backward {workload.tensor[i]}"
                 end_s = float(backward_ends_s[i])
                 n_bytes = int(workload.bytes[i])
-                yield task, "backward", "compute", begin_s, end_s, group, n_bytes
-                begin_s = end_s
+                yield _Span(task, "backward", "compute", start_s, end_s, group, n_bytes)
+                start_s = end_s
 
         kind = self.cost.collective
-        for group, n_bytes in enumerate(self.group_bytes):
+        for group, n_bytes in enumerate(self.group_bytes.tolist()):
             task = f"{kind} {group}"
-            begin_s = float(starts_s[group])
+            start_s = float(starts_s[group])
             # The cumulative sums round: a message must not end before it starts.
-            end_s = max(begin_s, float(ends_s[group]))
-            yield task, kind, "communication", begin_s, end_s, group, int(n_bytes)
+            end_s = max(start_s, float(ends_s[group]))
+            yield _Span(task, kind, "communication", start_s, end_s, group, n_bytes)
 
         if workload.update_s:
-            begin_s = float(self._copied_out_s(ends_s))
-            end_s = begin_s + workload.update_s
-            yield "update", "update", "compute", begin_s, end_s, NO_GROUP, 0
+            start_s = float(self._copied_out_s(ends_s))
+            end_s = start_s + workload.update_s
+            yield _Span("update", "update", "compute", start_s, end_s)
+
+
+class _Span(NamedTuple):
+    """A span of an iteration, by the columns of a `Timeline`."""
+
+    task: str
+    kind: str
+    stream: str
+    start_s: float
+    end_s: float
+    group: int = NO_GROUP
+    bytes: int = 0
 
 
 def predict(

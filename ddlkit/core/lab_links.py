@@ -4,10 +4,9 @@ A lab is a set of network namespaces on one machine, with a link between them wh
 is limited. The name of a link stands in tables, so that a measurement says under which
 conditions it was made. There are two kinds:
 
-* ``lab:1gbit``: the kernel limits the rate with a token bucket (tbf). *
-``emulated:500mbit-delay2ms-loss0.001``: packets pass through a process that limits the
-rate, delays
-  packets and drops a share of them.
+* ``lab:1gbit``: the kernel limits the rate with a token bucket (tbf).
+* ``emulated:500mbit-delay2ms-loss0.001``: packets pass through a process that limits
+  the rate, delays packets and drops a share of them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ FRAMING = PAYLOAD_BYTES / (PACKET_BYTES + TBF_FRAMING_BYTES)
 def burst_bytes(rate_bits_per_s: float) -> int:
     """Return how many bytes the token bucket of a lab's link can save.
 
-    With a smaller bucket the rate of the link is wrong by a factor of two.
+    The bucket has 128 KiB for each Gbit/s of the rate, and 16 KiB at least. With a
+    smaller bucket the rate of the link is wrong by a factor of two.
     """
     return max(16 * KIB, round(128 * KIB / 1e9 * rate_bits_per_s))
 
