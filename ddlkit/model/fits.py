@@ -120,11 +120,16 @@ def compare(
             # Nobody asked for the other forms, so they may lack a fit.
             if form in (chosen, *forms):
                 raise
-        # A form that needs every size has no error at a size held out.
-        off = pd.Series(dtype=float)
+        # A form that needs every size has no error at a size held out, and the median
+        # and the largest of no errors are NaN.
+        errors = pd.Series(dtype=float)
         if form in held_out:
-            off = pd.Series(np.abs(held_out[form].errors), dtype=float)
-        rows[form] = {"sizes": len(off), "median": off.median(), "worst": off.max()}
+            errors = pd.Series(np.abs(held_out[form].errors), dtype=float)
+        rows[form] = {
+            "sizes": len(errors),
+            "median": errors.median(),
+            "worst": errors.max(),
+        }
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
     return Comparison(table, fits, chosen, why)
 

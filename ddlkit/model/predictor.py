@@ -137,6 +137,7 @@ def forecast(
     iterations_s, drift = draw_iterations(
         iteration, communication, compute_scatter, compute_drift
     )
+    # The drift makes compute longer by this much in each draw.
     without_drift_s = iterations_s - workload.compute_s * (drift - 1)
     return Forecast(
         iteration,
@@ -327,19 +328,21 @@ def forecast_case(
 
 
 def plan_of(case: Case) -> FusionPlan:
-    """Return the plan of a case, whose key has the ends of all groups.
+    """Return the plan that a case states.
 
     Parameters
     ----------
     case : Case
-        The key of a measured iteration.
+        The key of a measured iteration. ``case.ends`` lists where each group ends, as
+        the number of gradients that are ready by then: "3;40;161".
 
     Returns
     -------
     FusionPlan
         The groups of gradients that were sent together.
     """
-    return FusionPlan(case.plan, tuple(int(end) for end in case.ends.split(";")))
+    ends = tuple(int(end) for end in case.ends.split(";"))
+    return FusionPlan(case.plan, ends)
 
 
 def computed(
@@ -372,6 +375,7 @@ def computed(
             f"case {case.key}: its layer profile {profile} is missing: "
             "add the recording that has it"
         )
+    # The slowest rank decides, because messages wait for all ranks.
     slower = case.dilation * case.straggler
     profiled = workloads[case.profile_sha256]
     workload = profiled.scaled(slower).accumulated(case.accumulate)
@@ -439,8 +443,8 @@ def plan_beside(
     ]
 
     def iteration_s(plan: FusionPlan) -> float:
-        alone = Iteration(workload, plan, cost, communication.link)
-        return with_contention(alone, contention).prediction.iteration_s
+        unslowed = Iteration(workload, plan, cost, communication.link)
+        return with_contention(unslowed, contention).prediction.iteration_s
 
-    best = min(starts, key=iteration_s)
-    return FusionPlan(SEARCH, improved(best, iteration_s).ends)
+    best_start = min(starts, key=iteration_s)
+    return FusionPlan(SEARCH, improved(best_start, iteration_s).ends)
