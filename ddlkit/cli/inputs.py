@@ -298,7 +298,7 @@ def forecast_of(
     from ddlkit import formats
     from ddlkit.model import forecast
     from ddlkit.model.fits import doubts
-    from ddlkit.model.predictor import plan_beside
+    from ddlkit.model.predictor import plan_with_contention
 
     profile = _read_profile(arguments)
     workload = profile.workload()
@@ -310,7 +310,7 @@ def forecast_of(
     if spec.endswith(".json"):
         plan = formats.read_plan(Path(spec))
     else:
-        plan = plan_beside(spec, workload, communication)
+        plan = plan_with_contention(spec, workload, communication)
     predicted = forecast(
         workload,
         plan,

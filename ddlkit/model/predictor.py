@@ -398,7 +398,7 @@ def computed(
 # -- plans where compute is real -------------------------------------------------------
 
 
-def plan_beside(
+def plan_with_contention(
     spec: str, workload: Workload, communication: Communication
 ) -> FusionPlan:
     """Return a plan by name, where messages and compute may slow each other down.
