@@ -30,6 +30,7 @@ from ddlkit.cli.inputs import (
     forecast_of,
     is_sharded,
     predict_sharded,
+    print_warnings,
 )
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
@@ -252,8 +253,12 @@ def _with_trials(out: Path, ranks: int) -> tuple[dict[str, Any], Any]:
     from ddlkit import store
     from ddlkit.measure.advise import LISTS, read_advice
     from ddlkit.model.advice import DEFAULT, KEEP, WORTH, measured_gain
+    from ddlkit.model.fits import strange_rows
 
     advice = read_advice(out)
+    messages = store.load_table(out / "collectives.csv", "collectives")
+    warnings = [*strange_rows(messages)]
+    print_warnings(warnings)
     trials = store.load_table(out / "trials.csv", "trials")
     # The median iteration of each policy (columns) in each round (rows).
     rounds = trials.pivot_table(
@@ -269,6 +274,7 @@ def _with_trials(out: Path, ranks: int) -> tuple[dict[str, Any], Any]:
         **advice.to_dict(len(rounds), iterations),
         "rounds": len(rounds),
         "iterations": iterations,
+        "warnings": warnings,
     }
     result["predicted_advice"] = result["advice"]
     measured = gains.get(result["best"])

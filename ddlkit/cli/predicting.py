@@ -145,6 +145,7 @@ def fit(arguments: argparse.Namespace) -> None:
         description["fit"]["median_abs_held_out_error"] = median
     measured = fits.Measured.of(sizes, facts.get("backend"), facts["source"])
     warnings = [*fits.several_populations(description["fit"])]
+    warnings += fits.strange_times(sizes, seconds, fitted.form)
     description["fit"] |= measured._asdict()
     description["fit"] |= _place(facts)
     description["fit"]["warnings"] = warnings
