@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,15 @@ import pandas as pd
 import pytest
 
 from ddlkit import cli
+from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
+from ddlkit.core.plan import make_plan
 from ddlkit.core.units import KIB, MIB
-from ddlkit.core.workload import LayerProfile
+from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.formats.profiles import save_profile
+from ddlkit.model import forecast
+from ddlkit.model.calibration import Communication, Noise
+from ddlkit.model.contention import Contention
 from ddlkit.model.fits import strange_times, warnings_of_fit
 
 SIZES = np.array([64, 128, 256, 512, 1024, 2048, 4096]) * KIB
@@ -104,3 +110,52 @@ def test_warnings_of_a_cost_that_are_no_texts_are_refused() -> None:
     for wrong in ("text", [1], {"a": 1}):
         with pytest.raises(UserError, match="fit the cost again"):
             warnings_of_fit({"fit": {"warnings": wrong}})
+
+
+def test_an_interval_without_a_measured_contention_says_what_it_holds() -> None:
+    work = Workload.from_arrays(0.1, [0.05] * 4, [MIB] * 4)
+    costs = [AlphaBeta(1e-4 * factor, 1e-11) for factor in (0.9, 1.0, 1.1)]
+    fitted = Communication(costs[1], draws=costs)
+    noise = Noise.of(SIZES, LINE_S)
+    plan = make_plan("ddp", work)
+    measured = Contention(np.ones(1), np.full((2, 1), 0.1), np.full((1, 2, 1), 0.1))
+    held = {
+        "what the fit of messages leaves open": fitted,
+        "the scatter and drift of messages": replace(fitted, noise=noise),
+        "the scatter and drift of messages and the drift of compute": replace(
+            fitted, noise=noise, contention=Contention.none().copying(1e-10)
+        ),
+    }
+    for holds, communication in held.items():
+        said, _, missing = forecast(work, plan, communication).interval_holds.partition(
+            "; "
+        )
+        assert said == holds and "contention" in missing
+    known = replace(fitted, noise=noise, contention=measured)
+    assert forecast(work, plan, known).interval_holds == ""
+
+
+def test_commands_call_no_interval_95_percent_that_lacks_contention(
+    tmp_path: Path, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = tmp_path / "times.csv"
+    rows = pd.concat(
+        [
+            pd.DataFrame({"bytes": SIZES, "seconds": LINE_S, "collective": name})
+            for name in ("all_reduce", "all_gather", "reduce_scatter")
+        ]
+    )
+    rows.assign(ranks=4).to_csv(times, index=False)
+    given = ["--profile", str(profile), "--collectives", str(times)]
+
+    assert cli.main(["advise", *given]) == 0
+    printed = capsys.readouterr().out
+    assert "by messages alone" in printed
+    assert "intervals hold only" in printed and "95%" not in printed
+
+    sharded = ["--strategy", "fsdp", "--units", "a,b,c,d"]
+    for options in ([], sharded):
+        assert cli.main(["predict", *given, *options, "--json"]) == 0
+        predicted = json.loads(capsys.readouterr().out)
+        assert "contention" in predicted["interval_holds"]
+        assert "level" not in predicted

@@ -146,8 +146,9 @@ def _rank_units(arguments: argparse.Namespace) -> None:
     if arguments.json:
         show({"ranked": rows}, as_json=True)
         return
-    table = DataFrame(rows).drop(columns=["level", "compute_s", "workers"])
+    table = DataFrame(rows).drop(columns=["interval_holds", "compute_s", "workers"])
     print(table.to_string(index=False))
+    print(f"\nintervals hold only {rows[0]['interval_holds']}")
 
 
 def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
@@ -165,6 +166,7 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
         "network": profile.network,
         "workers": communication.cost.workers,
         **advice.to_dict(),
+        "interval_holds": forecast.interval_holds,
         "warnings": warnings,
     }
     return result, advice
@@ -351,8 +353,9 @@ def screen(result: dict[str, Any]) -> list[str]:
         f"{result['network']} on {result['workers']} ranks: {result['advice']}",
         "",
     ]
-    lines.append(_plan_line("PyTorch's default", result["default_plan"]))
-    lines.append(_plan_line(f"best plan, {best}", result["best_plan"]))
+    holds = result.get("interval_holds", "")
+    lines.append(_plan_line("PyTorch's default", result["default_plan"], holds))
+    lines.append(_plan_line(f"best plan, {best}", result["best_plan"], holds))
     predicted = _gain(result["gain"], result["gain_interval"])
     slower = f"slower with a probability of {result['probability_slower']:.0%}"
     lines.append(_line("predicted gain", f"{predicted}; {slower}"))
@@ -365,6 +368,9 @@ def screen(result: dict[str, Any]) -> list[str]:
     measured_best = result.get("measured_best", best)
     if measured_best != best:
         lines.append(_line("measured best", measured_best))
+    # What was not measured makes every interval above too narrow.
+    if holds:
+        lines.append(_line("intervals hold only", holds))
     lines.append(_line("limited by", result["limited_by"]))
     for remedy, gain in result["shorter_by"].items():
         lines.append(_line("", f"{gain:+.1%} by {remedy}"))
@@ -381,14 +387,17 @@ def _line(name: str, text: str) -> str:
     return f"{name:<28} {text}"
 
 
-def _plan_line(name: str, plan: dict[str, Any]) -> str:
+def _plan_line(name: str, plan: dict[str, Any], interval_holds: str) -> str:
     lower_s, upper_s = plan["interval_s"]
     times = [plan["iteration_s"], lower_s, upper_s, plan["exposed_communication_s"]]
     iteration, lower, upper, exposed = map(units.format_seconds, times)
+    interval = f"{lower} to {upper}"
+    if interval_holds:
+        interval += " by messages alone"
     return _line(
         name,
-        f"{iteration} an iteration ({lower} to {upper}), {exposed} exposed "
-        f"communication, scaling factor {plan['scaling_factor']:.2f}",
+        f"{iteration} an iteration ({interval}), {exposed} exposed communication, "
+        f"scaling factor {plan['scaling_factor']:.2f}",
     )
 
 

@@ -613,7 +613,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
         If an option does not go with sharded training, or if an input is wrong.
     """
     from ddlkit.model.fits import doubts
-    from ddlkit.model.sharded import SENT, Sharding, forecast
+    from ddlkit.model.sharded import INTERVAL_HOLDS, SENT, Sharding, forecast
 
     _refuse_options_of_ddp(arguments)
     if not specs[0]:
@@ -644,7 +644,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
                 "reshard": reshard,
                 **{name: getattr(predicted, name) for name in PREDICTED},
                 "interval_s": interval_s,
-                "level": arguments.level,
+                "interval_holds": INTERVAL_HOLDS,
                 "no_overlap_s": compute_s + communication_s,
                 "perfect_overlap_s": max(compute_s, communication_s),
                 "messages": len(program.messages),

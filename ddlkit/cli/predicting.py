@@ -244,7 +244,7 @@ def predict(arguments: argparse.Namespace) -> None:
     result = {
         **{name: getattr(forecast.prediction, name) for name in PREDICTED},
         "interval_s": list(interval_s) if interval_s else None,
-        "level": arguments.level,
+        **_nominal_level(forecast, arguments.level),
         "plan": arguments.plan,
         "messages": len(iteration.plan.ends),
         "workers": iteration.cost.workers,
@@ -258,6 +258,13 @@ def predict(arguments: argparse.Namespace) -> None:
     if arguments.json:
         result["warnings"] = warnings
     show(result, arguments.json)
+
+
+def _nominal_level(forecast: Any, level: float) -> dict[str, Any]:
+    """Return the share of iterations in an interval, or what else the interval holds."""
+    if forecast.interval_holds:
+        return {"interval_holds": forecast.interval_holds}
+    return {"level": level}
 
 
 def _contention(iteration: Any) -> dict[str, float]:

@@ -55,6 +55,8 @@ class Contention:
         were not timed.
     bucket_s : float
         Seconds that each bucket costs compute besides its bytes.
+    is_measured : bool
+        Whether the slowdowns were measured. Otherwise they are assumed to be none.
     """
 
     bytes: Floats
@@ -62,6 +64,7 @@ class Contention:
     draws: Floats
     copy_s_per_byte: float = 0.0
     bucket_s: float = 0.0
+    is_measured: bool = True
 
     @classmethod
     def of(cls, rows: pd.DataFrame, draws: int = DRAWS) -> Contention:
@@ -119,9 +122,14 @@ class Contention:
         Returns
         -------
         Contention
-            No slowdown at any size.
+            No slowdown at any size, which was assumed and not measured.
         """
-        return cls(np.ones(1), np.zeros((2, 1)), np.zeros((1, 2, 1)))
+        return cls(
+            bytes=np.ones(1),
+            slowdowns=np.zeros((2, 1)),
+            draws=np.zeros((1, 2, 1)),
+            is_measured=False,
+        )
 
     def copying(self, copy_s_per_byte: float) -> Contention:
         """Return the contention with copies that were timed elsewhere.

@@ -57,16 +57,70 @@ class Forecast:
     paired_s : (float, float) or None
         The interval if the drift of compute since its profile is known and taken off,
         as in a comparison with iterations without exchange of the same minutes.
+    interval_holds : str
+        What the interval of a real training holds, in words, if that is less than what
+        makes single iterations differ (see `interval_holds`). Otherwise empty.
     """
 
     iteration: Iteration
     interval_s: tuple[float, float] | None
     paired_s: tuple[float, float] | None = None
+    interval_holds: str = ""
 
     @property
     def prediction(self) -> Prediction:
         """Return the times of the iteration."""
         return self.iteration.prediction
+
+
+def interval_holds(communication: Communication) -> str:
+    """Return what an interval of real training holds, if it cannot hold all.
+
+    Parameters
+    ----------
+    communication : Communication
+        What is known of the messages.
+
+    Returns
+    -------
+    str
+        In words. Empty if contention was measured, so that the nominal share of single
+        iterations should lie in the interval.
+
+    Notes
+    -----
+    Draws of an iteration have slowdowns only if contention was measured, and a drift of
+    compute only if compute is known to be real. Without them the interval has the scatter
+    and the drift of messages alone. If compute hides most messages, such an interval is
+    hardly wider than a point, and would be wrong as an interval of 95%.
+
+    It could be widened by what recorded training misses instead. But iterations of
+    recorded training without a model of contention took 0 to 31% longer, by the link,
+    and no record says what other machines add. A number taken from there would look
+    measured and would not be, so the interval says what it holds.
+
+    Replays sleep for their compute times. Their intervals hold all without a contention.
+
+    Examples
+    --------
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> interval_holds(Communication(AlphaBeta(0.5, 0.02))).partition("; ")[0]
+    'what the fit of messages leaves open'
+    """
+    contention = communication.contention
+    if contention is not None and contention.is_measured:
+        return ""
+    if communication.noise is None:
+        held = "what the fit of messages leaves open"
+    else:
+        held = "the scatter and drift of messages"
+    if contention is None:
+        missing = "contention with compute and the drift of compute were"
+    else:
+        # With a contention, draws have the drift of compute in recorded training.
+        held += " and the drift of compute"
+        missing = "contention with compute was"
+    return f"{held}; {missing} not measured"
 
 
 def forecast(
@@ -80,6 +134,10 @@ def forecast(
     level: float = LEVEL,
 ) -> Forecast:
     """Return the prediction of an iteration with the interval of a single iteration.
+
+    Of a replay, or with a measured contention, the share ``level`` of single iterations
+    should lie in the interval. Otherwise ``interval_holds`` of the result says what the
+    interval holds.
 
     Parameters
     ----------
@@ -143,6 +201,7 @@ def forecast(
         iteration,
         interval_s=_interval(iterations_s, level),
         paired_s=_interval(without_drift_s, level),
+        interval_holds=interval_holds(communication),
     )
 
 

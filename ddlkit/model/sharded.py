@@ -62,6 +62,15 @@ POST = "post"
 WAIT = "wait"
 """A step in which a rank waits until a message has ended."""
 
+INTERVAL_HOLDS = (
+    "the scatter and drift of messages, and by how much their times were off in replays; "
+    "contention with compute and the drift of compute are not in the model"
+)
+"""What intervals of sharded training hold, in words: too little for intervals of 95%.
+
+See `ddlkit.model.predictor.interval_holds`, which says why they are not widened.
+"""
+
 MISSED = 0.023
 """The standard deviation of the logarithm of the error of messages' time beyond noise.
 
@@ -510,6 +519,11 @@ def forecast(
 ) -> tuple[Prediction, tuple[float, float] | None]:
     """Return the prediction of an iteration with its interval.
 
+    The interval holds what INTERVAL_HOLDS says. The share ``level`` of iterations should
+    lie in it if an iteration is a replay, which sleeps for its compute times. Compute and
+    messages of real training slow each other down, and its compute drifts, for which
+    there is no model here.
+
     Parameters
     ----------
     program : Program
@@ -517,7 +531,7 @@ def forecast(
     communications : mapping of str to Communication
         What is known of messages, by the name of the collective.
     level : float, optional
-        The share of iterations that should lie in the interval.
+        The share of draws that lie in the interval.
     brief_s : ndarray, shape (n,), optional
         Measured iterations whose messages have one element per rank. Given these, an
         iteration of a blocking program is predicted to take longer than the brief ones
