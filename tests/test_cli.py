@@ -86,7 +86,7 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None
         )
         low, high = single["interval_s"]
         # Contention was not measured, so this is no interval of 95%.
-        assert "level" not in single and "not measured" in single["interval_holds"]
+        assert single["level"] is None and "not measured" in single["interval_holds"]
         assert low <= single["iteration_s"] <= high
         half = run(capsys, f"predict {DENSE} --plan single --level 0.5")
         assert low < half["interval_s"][0] < half["interval_s"][1] < high

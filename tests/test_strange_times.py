@@ -158,4 +158,4 @@ def test_commands_call_no_interval_95_percent_that_lacks_contention(
         assert cli.main(["predict", *given, *options, "--json"]) == 0
         predicted = json.loads(capsys.readouterr().out)
         assert "contention" in predicted["interval_holds"]
-        assert "level" not in predicted
+        assert predicted["level"] is None

@@ -146,7 +146,8 @@ def _rank_units(arguments: argparse.Namespace) -> None:
     if arguments.json:
         show({"ranked": rows}, as_json=True)
         return
-    table = DataFrame(rows).drop(columns=["interval_holds", "compute_s", "workers"])
+    not_shown = ["level", "interval_holds", "compute_s", "workers"]
+    table = DataFrame(rows).drop(columns=not_shown)
     print(table.to_string(index=False))
     print(f"\nintervals hold only {rows[0]['interval_holds']}")
 

@@ -644,6 +644,8 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
                 "reshard": reshard,
                 **{name: getattr(predicted, name) for name in PREDICTED},
                 "interval_s": interval_s,
+                # Nobody knows the share of iterations in an interval without contention.
+                "level": None,
                 "interval_holds": INTERVAL_HOLDS,
                 "no_overlap_s": compute_s + communication_s,
                 "perfect_overlap_s": max(compute_s, communication_s),

@@ -244,7 +244,7 @@ def predict(arguments: argparse.Namespace) -> None:
     result = {
         **{name: getattr(forecast.prediction, name) for name in PREDICTED},
         "interval_s": list(interval_s) if interval_s else None,
-        **_nominal_level(forecast, arguments.level),
+        **_interval_facts(forecast, arguments.level),
         "plan": arguments.plan,
         "messages": len(iteration.plan.ends),
         "workers": iteration.cost.workers,
@@ -260,11 +260,14 @@ def predict(arguments: argparse.Namespace) -> None:
     show(result, arguments.json)
 
 
-def _nominal_level(forecast: Any, level: float) -> dict[str, Any]:
-    """Return the share of iterations in an interval, or what else the interval holds."""
+def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
+    """Return the share of iterations that should lie in the interval, and what it holds.
+
+    The share is None if contention was not measured, because nobody knows it then.
+    """
     if forecast.interval_holds:
-        return {"interval_holds": forecast.interval_holds}
-    return {"level": level}
+        return {"level": None, "interval_holds": forecast.interval_holds}
+    return {"level": level, "interval_holds": f"{level:.4g} of single iterations"}
 
 
 def _contention(iteration: Any) -> dict[str, float]:

@@ -363,8 +363,8 @@ def fit(
             f"got {distinct.size}"
         )
 
-    # A form has some of these fields only, so that those that are None must not be
-    # passed.
+    # A cost of messages has the first four of these fields, and a cost of selections the
+    # last two, so that those that are None must not be passed.
     known = {
         "collective": collective,
         "workers": workers,
@@ -464,6 +464,7 @@ def _bootstrap(
     replacement among the rows of this size. ``sizes`` must be sorted.
     """
     rng = np.random.default_rng(0)
+    # The rows of each distinct size: the first of them, and how many there are.
     distinct, first_rows, counts = np.unique(
         sizes, return_index=True, return_counts=True
     )

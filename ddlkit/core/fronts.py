@@ -164,11 +164,13 @@ class Front(NamedTuple):
         # The front is cut into ``most`` runs of equal length along_s. A point that lies
         # in another run than the point before it begins a run.
         along_s = steps_s.cumsum()
-        run = np.minimum(along_s * (most / along_s[-1]), most - 1).astype(int)
-        begins = np.empty(len(self.selected_s), bool)
-        begins[0] = True
-        begins[1] = run[0] > 0
-        begins[2:] = run[1:] > run[:-1]
+        run_of_later_points = np.minimum(
+            along_s * (most / along_s[-1]), most - 1
+        ).astype(int)
+        # The first point is in run 0.
+        run = np.append(0, run_of_later_points)
+        begins = np.ones(len(self.selected_s), bool)
+        begins[1:] = run[1:] > run[:-1]
         return begins.nonzero()[0]
 
 
@@ -399,6 +401,8 @@ def _fronts(
         # Thin out a front that has too many points.
         if len(kept) > step.most:
             begins = front.runs(step.most)
+            # The most promising point of each run stands for it in plans, also where a
+            # corner stands for it in the front.
             kept = kept[_smallest_of_each(ends_s[in_time], begins)]
             if step.bounds:
                 # A run is replaced by its corner: the least selected_s, which its first

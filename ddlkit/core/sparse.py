@@ -112,6 +112,8 @@ class SparseGather(MessageCost, described=False):
     selecting: Selecting | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        # The checks of `MessageCost` are for parameters that are numbers. A sparse gather
+        # has another cost, which was checked.
         gather = self.gather
         needed = of_gradients(sparse=True)
         self.check(

@@ -770,27 +770,50 @@ def _one_iteration(
         messages.append(message)
     update = tasks.add_for_all("update", "all", times.update_s, after=messages)
 
-    # A disk reads one batch after the other. Whatever the framework does not do ahead
-    # waits for the update of the iteration before.
-    to_next = list(zip(io, io, strict=True))
-    # forward[0] has the forward tasks of the first layer, one for each rank.
-    to_next += [(update, task) for task in forward[0]]
-    if not strategy.reads_ahead:
-        to_next += [(update, task) for task in io]
-    if not strategy.copies_ahead:
-        to_next += [(update, task) for task in h2d]
-    if strategy.one_buffer:
-        # A read overwrites the buffer, so the copy out of the buffer comes first.
-        to_next += zip(h2d, io, strict=True)
     to_fetch = []
     if strategy.batches_ahead:
         to_fetch = [(update, task) for task in io]
     return _OneIteration(
         tasks=np.array(tasks.rows),
         within=_as_edges(tasks.edges),
-        to_next=_as_edges(to_next),
+        to_next=_as_edges(_pairs_to_next(strategy, io, h2d, forward[0], update)),
         to_fetch=_as_edges(to_fetch),
     )
+
+
+def _pairs_to_next(
+    strategy: Strategy, io: range, h2d: range, first_forward: range, update: int
+) -> list[tuple[int, int]]:
+    """Return the edges from an iteration to the next one.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        What the framework hides behind computing.
+    io, h2d, first_forward : range
+        The reads, the copies to the GPU and the forward tasks of the first layer, one
+        of each for each rank.
+    update : int
+        The update.
+
+    Returns
+    -------
+    list of (int, int)
+        Pairs of tasks, both numbered as in their own iteration.
+    """
+    # A disk reads one batch after the other, and the new weights are needed from the
+    # first layer on.
+    pairs = list(zip(io, io, strict=True))
+    pairs += [(update, task) for task in first_forward]
+    # Whatever the framework does not do ahead waits for the update, too.
+    if not strategy.reads_ahead:
+        pairs += [(update, task) for task in io]
+    if not strategy.copies_ahead:
+        pairs += [(update, task) for task in h2d]
+    if strategy.one_buffer:
+        # A read overwrites the buffer, so the copy out of the buffer comes first.
+        pairs += zip(h2d, io, strict=True)
+    return pairs
 
 
 def _as_edges(pairs: Sequence[tuple[int, int]]) -> Ints:
