@@ -150,7 +150,7 @@ def test_commands_call_no_interval_95_percent_that_lacks_contention(
 
     assert cli.main(["advise", *given]) == 0
     printed = capsys.readouterr().out
-    assert "by messages alone" in printed
+    assert "messages alone spread it by" in printed
     assert "intervals hold only" in printed and "95%" not in printed
 
     sharded = ["--strategy", "fsdp", "--units", "a,b,c,d"]
