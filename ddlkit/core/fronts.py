@@ -257,7 +257,11 @@ class _Pass(NamedTuple):
 
 
 def _passes() -> Iterator[_Pass]:
-    """Yield passes without end, by prefixes and suffixes in turn."""
+    """Yield passes without end, by prefixes and suffixes in turn, with ever more points.
+
+    Every pass over prefixes that raises the bound follows one that looks for a plan. Its
+    fronts have the most promising points, and hence no lower bound.
+    """
     yield _Pass(PREFIXES, most=1, bounds=True)
     for turn in count():
         side = SUFFIXES if turn % 2 == 0 else PREFIXES

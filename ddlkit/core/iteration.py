@@ -1,9 +1,10 @@
 """One iteration of overlapped data-parallel training.
 
-The gradients of an iteration are sent in groups, one message per group. A message starts when the last
-gradient of its group is ready and the message before it has ended. The update follows the last message.
-With ``communication[k]`` the time of message k, this is the recursion of osf Eq 8 and 9, seen from one
-iteration instead of from one layer:
+The gradients of an iteration are sent in groups, one message per group. A message
+starts when the last gradient of its group is ready and the message before it has ended.
+The update follows the last message. With ``communication[k]`` the time of message k,
+this is the recursion of osf Eq 8 and 9, seen from one iteration instead of from one
+layer:
 
     end[k] = max(end[k-1], ready[k]) + communication[k]
 
@@ -11,9 +12,8 @@ Unrolled, the last message ends at the maximum over k of
 
     ready[k] + communication[k] + ... + communication[last]
 
-References
-----------
-osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning
+References ---------- osf : T. Liu et al., "Modeling and Optimizing the Scaling
+Performance in Distributed Deep Learning
     Training", WWW 2022.
 """
 
@@ -114,7 +114,8 @@ class Iteration:
     Parameters
     ----------
     workload : Workload
-        The n tensors of the network, in the order in which their gradients become ready.
+        The n tensors of the network, in the order in which their gradients become
+        ready.
     plan : FusionPlan
         Which gradients share a message. The plan has G groups.
     cost : MessageCost
@@ -122,13 +123,15 @@ class Iteration:
     link : Link, optional
         What messages share beyond their cost. By default they share nothing.
     copy_s_per_byte : float, optional
-        Seconds per byte to copy a gradient into its message when the gradient is ready, and to copy it
-        out once the message has arrived, one message after the other. PyTorch's
-        DistributedDataParallel does this with its buckets.
+        Seconds per byte to copy a gradient into its message when the gradient is ready,
+        and to copy it out once the message has arrived, one message after the other.
+        PyTorch's DistributedDataParallel does this with its buckets.
     leave_s : ndarray, shape (G,), optional
-        When each message may start, in seconds, if that is not when its last gradient is ready.
+        When each message may start, in seconds, if that is not when its last gradient
+        is ready.
     bucket_s : float, optional
-        Seconds that each message costs compute besides its bytes, when its last gradient is ready.
+        Seconds that each message costs compute besides its bytes, when its last
+        gradient is ready.
 
     Attributes
     ----------
@@ -140,9 +143,8 @@ class Iteration:
     UserError
         If ``copy_s_per_byte`` or ``bucket_s`` is negative or too large to be a time.
 
-    Examples
-    --------
-    Three layers, each with a backward of 2 s and a gradient of 100 bytes, and one message for each:
+    Examples -------- Three layers, each with a backward of 2 s and a gradient of 100
+    bytes, and one message for each:
 
     >>> from ddlkit.core.cost import AlphaBeta
     >>> layers = Workload.from_arrays(forward_s=3, backward_s=[2, 2, 2], n_bytes=[100] * 3)
@@ -207,8 +209,8 @@ class Iteration:
         ends_s = group_ends(may_start_s, self.communication_s)
         # The link is free for a message when the message before it has ended.
         link_free_s = np.append(0.0, ends_s[:-1])
-        # The cumulative sums of `group_ends` round. Without this maximum a message could start a
-        # rounding error before it is ready.
+        # The cumulative sums of `group_ends` round. Without this maximum a message
+        # could start a rounding error before it is ready.
         starts_s = np.maximum(may_start_s, link_free_s)
         return starts_s, ends_s
 
@@ -241,8 +243,8 @@ class Iteration:
         compute_factors : array_like, shape (B,), optional
             Factors on all compute times.
         slowdowns : ndarray, shape (2, B, G), optional
-            Draws of the two slowdowns of the link: of compute by messages, and of messages by compute.
-            By default both are those of ``link``.
+            Draws of the two slowdowns of the link: of compute by messages, and of
+            messages by compute. By default both are those of ``link``.
 
         Returns
         -------
@@ -282,8 +284,9 @@ class Iteration:
         Returns
         -------
         list of (str, str, float)
-            Edges: a task, the task that follows it, and the duration of the first one in seconds. The
-            backward of gradient i is the task "b{i}", and message k is the task "c{k}".
+            Edges: a task, the task that follows it, and the duration of the first one
+            in seconds. The backward of gradient i is the task "b{i}", and message k is
+            the task "c{k}".
 
         Raises
         ------
@@ -323,7 +326,8 @@ class Iteration:
         Raises
         ------
         UserError
-            If messages share a link or are copied, or if they start at times of their own.
+            If messages share a link or are copied, or if they start at times of their
+            own.
         """
         if not self.link.plain or self._copies or self.leave_s is not None:
             raise UserError(
@@ -348,8 +352,8 @@ class Iteration:
         copies_s = np.broadcast_to(
             self.copy_s_per_byte * self.group_bytes, ends_s.shape
         )
-        # Copies follow one another as messages do: a copy starts when its message has arrived and the
-        # copy before it has ended.
+        # Copies follow one another as messages do: a copy starts when its message has
+        # arrived and the copy before it has ended.
         return np.asarray(group_ends(ends_s, copies_s)[..., -1])
 
     def _spans(self) -> Iterator[_Span]:
@@ -424,9 +428,8 @@ def predict(
     UserError
         If the plan does not fit the workload, or if the cost of a message is negative.
 
-    See Also
-    --------
-    Iteration : The same iteration with its messages, its timeline and draws of its uncertainty.
+    See Also -------- Iteration : The same iteration with its messages, its timeline and
+    draws of its uncertainty.
 
     Examples
     --------

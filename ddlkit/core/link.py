@@ -141,13 +141,14 @@ class Link:
         cost_s = np.asarray(cost(n_bytes))
         startup_s = max(0.0, cost.startup_s())
         if not self.burst_s:
+            # A measured time can be below the start-up. All of it is software then.
             software_s = np.minimum(startup_s, cost_s)
             return Parts(software_s, cost_s - software_s)
 
         wire_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
         limited_by_link = wire_s > startup_s
-        # A message can send more or fewer bytes than its own, such as the largest
-        # gradients of a group.
+        # The limit of the notes, in bytes of a message. A message can send more or fewer
+        # bytes than its own, such as the largest gradients of a group.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
         software_s = np.minimum(cost_s, cost(limit_bytes))

@@ -1,8 +1,8 @@
 """Messages that may use more or fewer resources of a device: which to give to each of them.
 
 A message that gets more of a device, such as more thread blocks of a GPU, is often sent
-sooner, and slows down more the compute that goes on at the same time. Hidden messages can
-afford to be slow. The last message cannot.
+sooner, and slows down more the compute that goes on at the same time. Hidden messages
+can afford to be slow. The last message cannot.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Resources:
     cost : MessageCost
         The time of a message with these resources while nothing is computed.
     slowdown : float
-        How much longer compute takes while such a message is under way: 0.1 is a tenth longer.
+        How much longer compute takes while such a message is under way: 0.1 is a tenth
+        longer.
     message_slowdown : float
         How much longer such a message takes while something is computed.
     """
@@ -116,7 +117,8 @@ def jointly(
     Parameters
     ----------
     workload : Workload
-        What one iteration computes, n tensors in the order in which their gradients become ready.
+        What one iteration computes, n tensors in the order in which their gradients
+        become ready.
     choices : sequence of Resources
         What each message may use.
     plan : FusionPlan, optional
@@ -127,13 +129,11 @@ def jointly(
     Shared
         The plan, and the resources of each of its messages.
 
-    Notes
-    -----
-    A dynamic programme over prefixes of the gradients. All that the messages of a prefix
-    leave behind is when the last of them has arrived, and how far compute has come by
-    then. Of the states of a prefix, those on the Pareto front of the two are kept, but at
-    most ``MOST_STATES``. The result is therefore proven shortest only where there were
-    never more.
+    Notes ----- A dynamic programme over prefixes of the gradients. All that the
+    messages of a prefix leave behind is when the last of them has arrived, and how far
+    compute has come by then. Of the states of a prefix, those on the Pareto front of
+    the two are kept, but at most ``MOST_STATES``. The result is therefore proven
+    shortest only where there were never more.
     """
     n = workload.n
     ready_s = workload.ready_s
@@ -144,8 +144,8 @@ def jointly(
     nothing = np.zeros(1, np.int64)
     states = {0: _States(np.zeros(1), np.zeros(1), nothing, nothing, nothing)}
     for group, end in enumerate(ends):
-        # A given plan fixes where the last message begins. Without one it may begin after
-        # any prefix.
+        # A given plan fixes where the last message begins. Without one it may begin
+        # after any prefix.
         firsts = starts[: group + 1] if plan is None else starts[group : group + 1]
         sizes = bytes_before[end] - bytes_before[list(firsts)]
         costs_s = np.stack([np.asarray(way.cost(sizes), float) for way in choices])
@@ -186,8 +186,8 @@ def _with_one_more_message(
     """Return the states after one more message, whichever prefix and resources it has.
 
     There are two kinds of seconds. ``ready_s``, ``last_ready_s`` and all names with
-    "work" are amounts of compute, in seconds of undisturbed compute. All other names are
-    seconds of the clock.
+    "work" are amounts of compute, in seconds of undisturbed compute. All other names
+    are seconds of the clock.
 
     Parameters
     ----------
@@ -218,13 +218,14 @@ def _with_one_more_message(
     start_s = np.maximum(end_s, ready_s + lag_s)
     work_at_start_s = np.minimum(start_s - lag_s, last_ready_s)
 
-    # From here on there is one row for each choice of resources, and one column for each
-    # state of ``before``.
+    # From here on there is one row for each choice of resources, and one column for
+    # each state of ``before``.
     compute_factor = np.array([[1 + way.slowdown] for way in choices])
     message_factor = np.array([[1 + way.message_slowdown] for way in choices])
     alone_s = costs_s[:, prefix]
     # How long compute still goes on while the message is sent, if the message lasts so
-    # long. The message advances more slowly until then, and afterwards as it does alone.
+    # long. The message advances more slowly until then, and afterwards as it does
+    # alone.
     until_computed_s = (last_ready_s - work_at_start_s) * compute_factor
     during_compute_s = np.minimum(alone_s * message_factor, until_computed_s)
     done_by_then_s = until_computed_s / message_factor

@@ -196,6 +196,7 @@ class Timeline:
 
     def overlap_s(self) -> float:
         """Return for how many seconds compute and communication go on together."""
+        # Both times together count the overlap twice, and their union counts it once.
         either_s = self.busy_s((*COMPUTE, *COMMUNICATION))
         return self.busy_s(COMPUTE) + self.busy_s(COMMUNICATION) - either_s
 

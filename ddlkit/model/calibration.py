@@ -669,20 +669,22 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     between_sessions = np.nanvar(log_medians[:, repeated], axis=0, ddof=1)
     variance[repeated] = between_sessions * (1 + 1 / sessions[repeated])
 
-    # A few sessions say little about one size alone, so neighbours are averaged. The
-    # small term counts a size that is exactly NEIGHBOURS times as large.
+    # A few sessions say little about one size alone, so the variances of neighbouring
+    # sizes are averaged. Row i of the matrix says which sizes are neighbours of size i,
+    # among them itself. The small term counts a size that is exactly NEIGHBOURS times as
+    # large.
     distance = np.abs(np.log(sizes)[:, None] - np.log(sizes))
-    # Row i says which sizes are neighbours of size i, among them itself.
-    neighbours = (distance <= np.log(NEIGHBOURS) * (1 + 1e-9)) & repeated
-    count = neighbours.sum(axis=1)
-    has_neighbours = count > 0
+    is_neighbour = (distance <= np.log(NEIGHBOURS) * (1 + 1e-9)) & repeated
+    n_neighbours = is_neighbour.sum(axis=1)
+    has_neighbours = n_neighbours > 0
     local_variance = np.divide(
-        (neighbours * variance).sum(axis=1),
-        count,
+        (is_neighbour * variance).sum(axis=1),
+        n_neighbours,
         where=has_neighbours,
         out=np.zeros(len(sizes)),
     )
-    local_degrees = neighbours @ np.maximum(0, sessions - 1)
+    # n sessions of a size give n - 1 degrees of freedom, which add up over neighbours.
+    local_degrees = is_neighbour @ np.maximum(0, sessions - 1)
 
     # A size without neighbours takes the average of all sizes.
     mean_variance = variance[repeated].mean()

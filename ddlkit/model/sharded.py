@@ -570,6 +570,7 @@ def forecast(
         resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
         # The first value is predicted, all others are draws, as in ``message_s``.
         brief_iterations_s = np.append(compute_s, np.median(resampled_s, axis=1))
+        # Nothing overlaps in a blocking program, so the times of messages add up.
         iterations_s = brief_iterations_s + message_s.sum(axis=1)
     prediction = Prediction(
         iteration_s=float(iterations_s[0]),
