@@ -70,7 +70,8 @@ class Form(ABC):
     form: ClassVar[str]
 
     def __post_init__(self) -> None:
-        # Annotations are text in this module. A parameter that is no "float" is a vector.
+        # Annotations are text in this module. A parameter that is no "float" is a
+        # vector.
         for name, annotation in parameters(type(self)).items():
             value = getattr(self, name)
             if annotation == "float":
@@ -406,8 +407,8 @@ class MessageCost(Form):
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
         ring = find_collective(self.collective)
         steps_ratio = ring.steps(workers) / ring.steps(self.workers)
-        # The time of a byte grows with the ratio of both bus factors, and a bus factor is
-        # the pieces that each link carries over the pieces of a message.
+        # The time of a byte grows with the ratio of both bus factors, and a bus factor
+        # is the pieces that each link carries over the pieces of a message.
         pieces_sent_ratio = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
         beta = self.beta_s_per_byte * pieces_sent_ratio
         beta = beta * ring.pieces(self.workers) / ring.pieces(workers)
@@ -504,8 +505,8 @@ class Table(MessageCost):
     def startup_s(self) -> float:
         """Return the start-up time of a message, in seconds.
 
-        This is the time of the first size if that has up to SMALL_BYTES. Otherwise it is
-        the time of no bytes on a line through the first two sizes.
+        This is the time of the first size if that has up to SMALL_BYTES. Otherwise it
+        is the time of no bytes on a line through the first two sizes.
         """
         if self.bytes[0] <= SMALL_BYTES:
             # A message of one byte, below the first size, takes the time of that size.
@@ -796,8 +797,8 @@ def costs_from_dict(
     """Return the cost that ``ddlkit fit`` wrote, and its draws.
 
     Draws are written in one of two ways. If they follow from errors at held-out sizes,
-    those errors are written, and the draws are made anew. Otherwise each draw is written
-    by the parameters in which it differs from the cost.
+    those errors are written, and the draws are made anew. Otherwise each draw is
+    written by the parameters in which it differs from the cost.
 
     Parameters
     ----------

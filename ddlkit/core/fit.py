@@ -363,8 +363,8 @@ def fit(
             f"got {distinct.size}"
         )
 
-    # A cost of messages has the first four of these fields, and a cost of selections the
-    # last two, so that those that are None must not be passed.
+    # A cost of messages has the first four of these fields, and a cost of selections
+    # the last two, so that those that are None must not be passed.
     known = {
         "collective": collective,
         "workers": workers,

@@ -259,8 +259,8 @@ class _Pass(NamedTuple):
 def _passes() -> Iterator[_Pass]:
     """Yield passes without end, by prefixes and suffixes in turn, with ever more points.
 
-    Every pass over prefixes that raises the bound follows one that looks for a plan. Its
-    fronts have the most promising points, and hence no lower bound.
+    Every pass over prefixes that raises the bound follows one that looks for a plan.
+    Its fronts have the most promising points, and hence no lower bound.
     """
     yield _Pass(PREFIXES, most=1, bounds=True)
     for turn in count():
@@ -488,16 +488,17 @@ def _useful(
 ) -> NDArray[np.bool_]:
     """Return whether a plan with each group may end by ``limit_s``, shape (n, n).
 
-    Element [last, first] is the group from tensor `first` to tensor `last`. A prefix and
-    a suffix are represented by the corners of their fronts.
+    Element [last, first] is the group from tensor `first` to tensor `last`. A prefix
+    and a suffix are represented by the corners of their fronts.
     """
     n = len(suffixes) - 1
     # The two coordinates of the corner before each first tensor.
     before_selected_s, before_arrived_s = np.array(
         [front.corner for front in prefixes[:n]]
     ).T
-    # After the group that ends with tensor `last`, n - last - 1 tensors are left. So the
-    # corners of suffixes are reversed to be in the order of `last`, one row for each.
+    # After the group that ends with tensor `last`, n - last - 1 tensors are left. So
+    # the corners of suffixes are reversed to be in the order of `last`, one row for
+    # each.
     after = np.array([front.corner for front in suffixes[:n]])[::-1]
     # In the mirrored problem of suffixes, what is sent takes the place of what is
     # selected.

@@ -12,9 +12,10 @@ Unrolled, the last message ends at the maximum over k of
 
     ready[k] + communication[k] + ... + communication[last]
 
-References ---------- osf : T. Liu et al., "Modeling and Optimizing the Scaling
-Performance in Distributed Deep Learning
-    Training", WWW 2022.
+References
+----------
+osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
+    Deep Learning Training", WWW 2022.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ from ddlkit.core.units import MOST
 from ddlkit.core.workload import Floats, Ints, Workload
 
 PLAIN = Link()
-"""A link on which messages share nothing: each takes what it costs, one after the other."""
+"""A link on which messages share nothing.
+
+Each message takes what it costs, one after the other.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,10 @@ class Prediction:
 
     @property
     def scaling_factor(self) -> float:
-        """Return the weak-scaling efficiency: one worker's iteration over this one (osf Eq 1)."""
+        """Return the weak-scaling efficiency (osf Eq 1).
+
+        This is the iteration of a single worker over this iteration.
+        """
         return self.compute_s / self.iteration_s
 
 
@@ -143,8 +150,10 @@ class Iteration:
     UserError
         If ``copy_s_per_byte`` or ``bucket_s`` is negative or too large to be a time.
 
-    Examples -------- Three layers, each with a backward of 2 s and a gradient of 100
-    bytes, and one message for each:
+    Examples
+    --------
+    Three layers, each with a backward of 2 s and a gradient of 100 bytes, and one
+    message for each:
 
     >>> from ddlkit.core.cost import AlphaBeta
     >>> layers = Workload.from_arrays(forward_s=3, backward_s=[2, 2, 2], n_bytes=[100] * 3)
@@ -274,7 +283,10 @@ class Iteration:
         return self._copied_out_s(ends_s) + self.workload.update_s * compute_factors
 
     def timeline(self) -> Timeline:
-        """Return the iteration as spans: forward, backward per tensor, one message per group, update."""
+        """Return the iteration as spans of forward, backward, messages and update.
+
+        There is a span for the backward of each tensor, and one for each message.
+        """
         rows = [{"origin": "simulated", **span._asdict()} for span in self._spans()]
         return Timeline.from_rows(rows)
 
@@ -428,8 +440,9 @@ def predict(
     UserError
         If the plan does not fit the workload, or if the cost of a message is negative.
 
-    See Also -------- Iteration : The same iteration with its messages, its timeline and
-    draws of its uncertainty.
+    See Also
+    --------
+    Iteration : The same iteration with its timeline and draws of its uncertainty.
 
     Examples
     --------
@@ -444,14 +457,20 @@ def predict(
 
 
 def no_overlap(iteration: Iteration) -> Prediction:
-    """Return the prediction of a model without overlap: compute plus communication (CSF, osf Eq 2)."""
+    """Return the prediction of a model without overlap (CSF, osf Eq 2).
+
+    The iteration is compute plus communication.
+    """
     compute_s = iteration.workload.compute_s
     communication_s = float(iteration.communication_s.sum())
     return Prediction(compute_s + communication_s, compute_s, communication_s)
 
 
 def perfect_overlap(iteration: Iteration) -> Prediction:
-    """Return the prediction of a model with perfect overlap: the longer of compute and communication."""
+    """Return the prediction of a model with perfect overlap.
+
+    The iteration is the longer one of compute and communication.
+    """
     compute_s = iteration.workload.compute_s
     communication_s = float(iteration.communication_s.sum())
     return Prediction(max(compute_s, communication_s), compute_s, communication_s)

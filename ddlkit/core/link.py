@@ -147,8 +147,8 @@ class Link:
 
         wire_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
         limited_by_link = wire_s > startup_s
-        # The limit of the notes, in bytes of a message. A message can send more or fewer
-        # bytes than its own, such as the largest gradients of a group.
+        # The limit of the notes, in bytes of a message. A message can send more or
+        # fewer bytes than its own, such as the largest gradients of a group.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
         software_s = np.minimum(cost_s, cost(limit_bytes))
@@ -266,7 +266,8 @@ class _Demand(NamedTuple):
 
     def advance(self, step_s: float) -> None:
         """Count down what is left by what is done in ``step_s`` seconds."""
-        # What ends in this step ends exactly: a difference could leave a rounding error.
+        # What ends in this step ends exactly: a difference could leave a rounding
+        # error.
         if self.until_done_s > step_s:
             self.left_s[self.message] -= step_s / self.factor
         else:

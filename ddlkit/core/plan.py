@@ -207,8 +207,8 @@ def buffer(
     ends = []
     filled_bytes = 0
     for i, n_bytes in enumerate(workload.bytes.tolist()):
-        # A buffer that is not empty is sent before gradient i, which then begins the next
-        # group.
+        # A buffer that is not empty is sent before gradient i, which then begins the
+        # next group.
         overflows = filled_bytes + n_bytes > capacity_bytes
         if filled_bytes and (overflows or backward_s[i] >= timeout_s):
             ends.append(i)
@@ -392,8 +392,8 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     # which the last group of the best plan of this prefix begins.
     earliest_s = np.zeros(n + 1)
     last_group_start = np.zeros(n + 1, dtype=int)
-    # The costs of all n**2 groups may not fit into memory. They are computed for so many
-    # last gradients at a time that there are about AT_ONCE of them.
+    # The costs of all n**2 groups may not fit into memory. They are computed for so
+    # many last gradients at a time that there are about AT_ONCE of them.
     lasts_at_once = max(1, AT_ONCE // n)
     for begin in range(0, n, lasts_at_once):
         lasts = range(begin, min(begin + lasts_at_once, n))

@@ -20,7 +20,10 @@ from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Floats, Ints, Workload
 
 MOST_STATES = 1000
-"""How many states of a prefix `jointly` keeps, spread evenly: there can be more than memory holds."""
+"""How many states of a prefix `jointly` keeps, spread evenly.
+
+There can be more states than memory holds.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +132,13 @@ def jointly(
     Shared
         The plan, and the resources of each of its messages.
 
-    Notes ----- A dynamic programme over prefixes of the gradients. All that the
-    messages of a prefix leave behind is when the last of them has arrived, and how far
-    compute has come by then. Of the states of a prefix, those on the Pareto front of
-    the two are kept, but at most ``MOST_STATES``. The result is therefore proven
-    shortest only where there were never more.
+    Notes
+    -----
+    A dynamic programme over prefixes of the gradients. All that the messages of a
+    prefix leave behind is when the last of them has arrived, and how far compute has
+    come by then. Of the states of a prefix, those on the Pareto front of the two are
+    kept, but at most ``MOST_STATES``. The result is therefore proven shortest only
+    where there were never more.
     """
     n = workload.n
     ready_s = workload.ready_s

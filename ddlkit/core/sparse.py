@@ -112,8 +112,8 @@ class SparseGather(MessageCost, described=False):
     selecting: Selecting | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        # The checks of `MessageCost` are for parameters that are numbers. A sparse gather
-        # has another cost, which was checked.
+        # The checks of `MessageCost` are for parameters that are numbers. A sparse
+        # gather has another cost, which was checked.
         gather = self.gather
         needed = of_gradients(sparse=True)
         self.check(
@@ -260,8 +260,8 @@ def sparse_timeline(
     last_of_group = backward[np.array(plan.ends) - 1]
 
     # The simulated backward of a group's last gradient contains the selection, at its
-    # end. Such a span is cut in two: its backward is shortened, and the rest of the span
-    # becomes the selection.
+    # end. Such a span is cut in two: its backward is shortened, and the rest of the
+    # span becomes the selection.
     selection_s = np.zeros(len(spans))
     selection_s[last_of_group] = cost.selection_s(iteration.group_bytes)
     # Without the maximum, a rounding error could move the cut before the begin of the

@@ -607,8 +607,8 @@ def s_sgd(
     # The template is repeated: task t of iteration i has the number t + i * n. Edges
     # have the shape (iterations, edges, 2) until they are joined. The second task of an
     # edge to a later iteration has its number there, hence [0, n] for the next one. The
-    # last iterations lack such edges, because there is no iteration to which these would
-    # lead.
+    # last iterations lack such edges, because there is no iteration to which these
+    # would lead.
     n = len(template.tasks)
     offsets = n * np.arange(iterations)[:, None, None]
     within = template.within + offsets
@@ -636,8 +636,8 @@ def s_sgd(
 class _OneIteration(NamedTuple):
     """The n tasks of one iteration, and the edges that begin in it.
 
-    Edges are pairs of tasks. Both tasks are numbered as in this iteration, also where the
-    second one belongs to a later iteration.
+    Edges are pairs of tasks. Both tasks are numbered as in this iteration, also where
+    the second one belongs to a later iteration.
 
     Attributes
     ----------

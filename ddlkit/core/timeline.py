@@ -229,8 +229,8 @@ class Timeline:
             overlap are in threads of their own.
         """
         start_s = self._continuous_start_s()
-        # The number of each thread, by its rank, stream and track. A new thread gets the
-        # next number.
+        # The number of each thread, by its rank, stream and track. A new thread gets
+        # the next number.
         thread_numbers: dict[tuple[int, str, int], int] = {}
         events: list[dict[str, Any]] = []
         for row, track in enumerate(self._tracks(start_s)):

@@ -31,8 +31,8 @@ from ddlkit.model.contention import SLOWDOWN_KEY, Contention
 UNFITTED = "alpha_beta:wire"
 """The name of a line that is not fitted to the times of all messages.
 
-Its start-up is the time of the smallest message. Its slope is the rate of the link, less
-the share of the rate that framing takes.
+Its start-up is the time of the smallest message. Its slope is the rate of the link,
+less the share of the rate that framing takes.
 """
 
 STOLEN_LIMIT = 0.02
@@ -189,7 +189,8 @@ class Calibration:
         contention: dict[tuple[str, int, int, str], Contention] = {}
         if slowdown is not None:
             for slowdown_key, rows in slowdown.groupby(SLOWDOWN_KEY):
-                # Draws of a contention may be resampled later, which needs at least one.
+                # Draws of a contention may be resampled later, which needs at least
+                # one.
                 contention[slowdown_key] = Contention.of(rows, max(1, draws))
         return cls(known, contention)
 
@@ -374,7 +375,8 @@ def shared_link(samples: pd.DataFrame) -> Link:
     Parameters
     ----------
     samples : DataFrame
-        Rows of a table ``collectives``, all of one link, number of ranks and collective.
+        Rows of a table ``collectives``, all of one link, number of ranks and
+        collective.
 
     Returns
     -------
@@ -408,7 +410,8 @@ def software_at_once(samples: pd.DataFrame) -> float:
     Parameters
     ----------
     samples : DataFrame
-        Rows of a table ``collectives``, all of one link, number of ranks and collective.
+        Rows of a table ``collectives``, all of one link, number of ranks and
+        collective.
 
     Returns
     -------
@@ -542,8 +545,8 @@ class Noise:
                 for name, values in zip(names, columns, strict=True)
             }
         )
-        # Draws of `factors` choose ratios by their position, so the ratios must have one
-        # order, however the rows of sessions alternate.
+        # Draws of `factors` choose ratios by their position, so the ratios must have
+        # one order, however the rows of sessions alternate.
         rows = rows.sort_values("session", kind="stable")
         ratios = _ratios(rows)
         session_count = rows["session"].nunique()
@@ -663,16 +666,16 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     if not repeated.any():
         return np.zeros(len(sizes)), np.ones(len(sizes))
 
-    # The difference between a new session and the mean of n others has the variance of a
-    # session, and 1 / n of it for the mean.
+    # The difference between a new session and the mean of n others has the variance of
+    # a session, and 1 / n of it for the mean.
     variance = np.zeros(len(sizes))
     between_sessions = np.nanvar(log_medians[:, repeated], axis=0, ddof=1)
     variance[repeated] = between_sessions * (1 + 1 / sessions[repeated])
 
     # A few sessions say little about one size alone, so the variances of neighbouring
     # sizes are averaged. Row i of the matrix says which sizes are neighbours of size i,
-    # among them itself. The small term counts a size that is exactly NEIGHBOURS times as
-    # large.
+    # among them itself. The small term counts a size that is exactly NEIGHBOURS times
+    # as large.
     distance = np.abs(np.log(sizes)[:, None] - np.log(sizes))
     is_neighbour = (distance <= np.log(NEIGHBOURS) * (1 + 1e-9)) & repeated
     n_neighbours = is_neighbour.sum(axis=1)

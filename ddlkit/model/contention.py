@@ -101,8 +101,8 @@ class Contention:
                 "give the rows of one network, batch, number of ranks and link"
             )
         sizes, ratios = _ratios(rows)
-        # A bootstrap: each draw resamples the rounds, and its slowdowns are medians over
-        # the resampled ones.
+        # A bootstrap: each draw resamples the rounds, and its slowdowns are medians
+        # over the resampled ones.
         rounds = ratios.shape[-1]
         resampled = np.random.default_rng(0).integers(0, rounds, (draws, rounds))
         # The shape is (2, k, draws): draws become the first axis below.
@@ -181,7 +181,8 @@ class Contention:
         if len(known) == 1:
             # There is nothing to interpolate: the one slowdown counts for every size.
             return np.broadcast_to(values, (*values.shape[:-1], len(sizes))).copy()
-        # `np.interp` would interpolate one row only, so this is written out for all draws.
+        # `np.interp` would interpolate one row only, so this is written out for all
+        # draws.
         right = np.clip(np.searchsorted(known, sizes), 1, len(known) - 1)
         left = right - 1
         # Clipping keeps the nearest slowdown beyond the measured sizes.

@@ -299,8 +299,8 @@ class Sharding:
             modules_of_tensor = _by_size(profile, parse_bytes(spec.removeprefix(SIZE)))
         else:
             modules_of_tensor = _by_name(profile, spec)
-        # The root comes first, also if no tensor belongs to it. All other units follow in
-        # the order in which they first compute.
+        # The root comes first, also if no tensor belongs to it. All other units follow
+        # in the order in which they first compute.
         root: tuple[str, ...] = ()
         modules_of_unit = list(dict.fromkeys([root, *modules_of_tensor]))
         unit_of_modules = {
@@ -408,8 +408,8 @@ class Sharding:
             if reshard and unit != ROOT and unit not in later_units:
                 program.reshard(unit)
 
-        # -- backward: from the last run to the first. Later units are those that compute
-        # later in backward, which come earlier in forward.
+        # -- backward: from the last run to the first. Later units are those that
+        # compute later in backward, which come earlier in forward.
         for unit, later_units, _, backward_s in _with_later_units(self.runs[::-1]):
             program.wait_for_unit(unit)
             if prefetch:
@@ -419,9 +419,10 @@ class Sharding:
             if unit not in (ROOT, first_unit, *later_units):
                 program.scatter(unit)
 
-        # -- the end: FSDP2 scatters the gradients of a unit when the gradient of the unit's input is
-        # ready. The input of the root and of the first unit is the input of the network,
-        # which has no gradient, so both scatter after the backward pass.
+        # -- the end: FSDP2 scatters the gradients of a unit when the gradient of the
+        # unit's input is ready. The input of the root and of the first unit is the
+        # input of the network, which has no gradient, so both scatter after the
+        # backward pass.
         if root_has_parameters:
             program.scatter(ROOT)
         if first_unit != ROOT:
@@ -475,8 +476,8 @@ def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the modules around a layer that a pattern matches, each with its pattern."""
     names = layer.split(".")
     for pattern in patterns:
-        # A * stands for one name, so a pattern only matches modules with as many names as
-        # the pattern has.
+        # A * stands for one name, so a pattern only matches modules with as many names
+        # as the pattern has.
         depth = pattern.count(".") + 1
         module = ".".join(names[:depth])
         if depth <= len(names) and fnmatch.fnmatchcase(module, pattern):
@@ -495,7 +496,8 @@ def _by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:
     unit_bytes = math.inf  # so that the first layer begins a unit
     sizes = profile.gradient_bytes.tolist()
     for layer, n_bytes in zip(profile.layer, sizes, strict=True):
-        # Further tensors of a layer belong to the unit of the layer, however large it is.
+        # Further tensors of a layer belong to the unit of the layer, however large it
+        # is.
         if layer not in layers_of_unit:
             if unit_bytes >= least_bytes:
                 layers = []
@@ -519,10 +521,10 @@ def forecast(
 ) -> tuple[Prediction, tuple[float, float] | None]:
     """Return the prediction of an iteration with its interval.
 
-    The interval holds what INTERVAL_HOLDS says. The share ``level`` of iterations should
-    lie in it if an iteration is a replay, which sleeps for its compute times. Compute and
-    messages of real training slow each other down, and its compute drifts, for which
-    there is no model here.
+    The interval holds what INTERVAL_HOLDS says. The share ``level`` of iterations
+    should lie in it if an iteration is a replay, which sleeps for its compute times.
+    Compute and messages of real training slow each other down, and its compute drifts,
+    for which there is no model here.
 
     Parameters
     ----------
