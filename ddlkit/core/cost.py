@@ -109,14 +109,14 @@ class Form(ABC):
 
         Fields that are None are left out. `from_dict` reads the result.
         """
-        described_as: dict[str, Any] = {"form": self.form}
+        description: dict[str, Any] = {"form": self.form}
         for name in described(type(self)):
             value = getattr(self, name)
             if isinstance(value, np.ndarray):
                 value = value.tolist()
             if value is not None:
-                described_as[name] = value
-        return described_as
+                description[name] = value
+        return description
 
 
 F = TypeVar("F", bound=Form)

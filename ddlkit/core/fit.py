@@ -289,9 +289,9 @@ class Fit(Generic[C]):
         elif self.draws:
             # All draws of a table have the sizes of the cost.
             names = [name for name in parameters(type(self.cost)) if name != "bytes"]
-            described = [draw.to_dict() for draw in self.draws]
+            described_draws = [draw.to_dict() for draw in self.draws]
             summary["draws"] = [
-                {name: draw[name] for name in names} for draw in described
+                {name: draw[name] for name in names} for draw in described_draws
             ]
         return {**self.cost.to_dict(), "fit": summary}
 

@@ -90,6 +90,7 @@ class Groups(NamedTuple):
         arrived_s = 0.0
         first = 0
         for end in ends:
+            # The row is the last tensor of the group, and the column is its first one.
             group = (end - 1, first)
             selected_s += float(self.selecting_s[group])
             start_s = max(arrived_s, float(self.ready_s[group]) + selected_s)
@@ -135,19 +136,18 @@ class Front(NamedTuple):
             seconds.
         """
         # Along this front p rises and q falls. The maximum is a + q before the turn at
-        # which p - q reaches a - b, and b + p from there on. So the minimum is on one
-        # of the two sides of the turn.
+        # which p - q reaches a - b, and b + p from there on. So the minimum is next to
+        # the turn: a + q is least at the last point before the turn, and b + p at the
+        # turn itself. Infinity stands for a side on which there is no point.
         turn = (self.selected_s - self.arrived_s).searchsorted(selected_s - arrived_s)
         n_points = len(self.selected_s)
-        from_turn_on = np.empty(n_points + 1)
-        from_turn_on[:-1] = self.selected_s
-        from_turn_on[-1] = np.inf
-        before_turn = np.empty(n_points + 1)
-        before_turn[0] = np.inf
-        before_turn[1:] = self.arrived_s
-        return np.minimum(
-            from_turn_on[turn] + arrived_s, before_turn[turn] + selected_s
-        )
+        p_at_turn = np.empty(n_points + 1)
+        p_at_turn[:-1] = self.selected_s
+        p_at_turn[-1] = np.inf
+        q_before_turn = np.empty(n_points + 1)
+        q_before_turn[0] = np.inf
+        q_before_turn[1:] = self.arrived_s
+        return np.minimum(p_at_turn[turn] + arrived_s, q_before_turn[turn] + selected_s)
 
     def runs(self, most: int) -> Ints:
         """Return where runs of points begin that lie close together, at most ``most``.

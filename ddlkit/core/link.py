@@ -314,6 +314,7 @@ class _Simulation:
 
     def run(self) -> tuple[list[float], list[float]]:
         """Return when each message starts and ends, in seconds."""
+        # Time advances only when no message can end or be admitted at this moment.
         while self.admitted < len(self.ready_s) or self.wire_left_s:
             self._end_finished()
             if self._has_room() and self.ready_s[self.admitted] <= self.computed_s:

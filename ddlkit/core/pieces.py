@@ -229,9 +229,8 @@ def best_breaks(
             f"got {distinct.size}"
         )
     # Repeats scatter about their own mean wherever the breaks are, so one point stands
-    # for each size.
-    # Errors are relative, so a time t has the weight 1 / t**2, and the mean with these
-    # weights is sum(1 / t) / sum(1 / t**2).
+    # for each size. Errors are relative, so a time t has the weight 1 / t**2, and the
+    # mean with these weights is sum(1 / t) / sum(1 / t**2).
     weight = _of_each_group(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
     weighted_sum = _of_each_group(
         lambda times, axis: np.sum(1 / times, axis=axis), groups

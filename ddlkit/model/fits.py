@@ -192,7 +192,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, sizes: ArrayLike, *programs: str | None) -> Measured:
-        """Return what is known of messages from their sizes and from the programs that timed them.
+        """Return what the sizes of messages and the programs that timed them tell.
 
         Parameters
         ----------

@@ -306,7 +306,8 @@ def issue_share(samples: DataFrame) -> float:
     Returns
     -------
     float
-        The ratio of the two medians; NaN if issuing was not timed.
+        The ratio of the two medians: near 1 the host limits, far below 1 the GPU. NaN
+        if issuing was not timed.
     """
     median = samples.groupby("quantity")["seconds"].median()
     return float(median.get("issue", math.nan) / median["unhooked_iteration"])
@@ -376,7 +377,7 @@ def forecast_case(
         missing.
     """
     return forecast(
-        computed(case, workloads, selections or {}),
+        workload_of_case(case, workloads, selections or {}),
         plan_of(case),
         calibration.of_case(case),
         copy_s_per_byte=copy_s_per_byte,
@@ -404,7 +405,7 @@ def plan_of(case: Case) -> FusionPlan:
     return FusionPlan(case.plan, ends)
 
 
-def computed(
+def workload_of_case(
     case: Case, workloads: Mapping[str, Workload], selections: Mapping[str, Selecting]
 ) -> Workload:
     """Return what the slowest rank of a case computes, its selections included.
