@@ -644,7 +644,7 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
     -------
     Figure
         The timelines under PyTorch's default and under the best option, and the predicted gain
-        over the default by bucket cap, with its 95% interval.
+        over the default by bucket cap, with its interval.
     """
     from matplotlib.figure import Figure
 

@@ -320,7 +320,7 @@ def replays(out: Path, network: str, members: Ranks, lab: str) -> Settings:
 def of_last(program: Program, ranks: int) -> Program:
     """Return what the last rank does, which posts every message later than the first."""
     late = Step(COMPUTE, (ranks - 1) * APART_S)
-    steps = ((late, step) if step.do == POST else (step,) for step in program.steps)
+    steps = ((late, step) if step.action == POST else (step,) for step in program.steps)
     return program._replace(steps=tuple(step for each in steps for step in each))
 
 

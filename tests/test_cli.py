@@ -85,11 +85,11 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None
             COMPUTE_S + 1e-3 + 8e-9 * 15e6, rel=0.03
         )
         low, high = single["interval_s"]
-        assert single["interval_s"] == [low, high] and single["level"] == 0.95
+        # Contention was not measured, so this is no interval of 95%.
+        assert single["level"] is None and "not measured" in single["interval_holds"]
         assert low <= single["iteration_s"] <= high
         half = run(capsys, f"predict {DENSE} --plan single --level 0.5")
         assert low < half["interval_s"][0] < half["interval_s"][1] < high
-        assert half["level"] == 0.5
         best = run(capsys, f"plan {DENSE} --planner exact")
         assert best["iteration_s"] <= single["iteration_s"]
         assert sorted(i for group in best["groups"] for i in group) == list(

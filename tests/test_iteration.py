@@ -162,7 +162,7 @@ def test_draws_are_predictions_and_scatter_lengthens_no_message_twice(
     sent_s = predict(workload, plan, cost).communication_s
     assert one - 1e-9 <= longer <= one + 0.5 * sent_s + 1e-9
     twice = predict(workload.scaled(2.0), plan, cost).iteration_s
-    drawn_twice = iteration.draws([cost, cost], slower=[1.0, 2.0])
+    drawn_twice = iteration.draws([cost, cost], compute_factors=[1.0, 2.0])
     assert drawn_twice == pytest.approx([one, twice])
 
 

@@ -25,7 +25,7 @@ from ddlkit.jobs.launch import Loopback, launch
 from ddlkit.measure.slowdown import PHASES, SlowdownSettings, slowdown_job
 from ddlkit.model import Calibration, Communication, forecast, make_plan
 from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING, Contention
-from ddlkit.model.predictor import plan_beside
+from ddlkit.model.predictor import plan_with_contention
 from strategies import random_workload
 from workbook.common import places
 from workbook.record import zoo as zoo  # makes lenet5 known to the ranks, too
@@ -152,7 +152,7 @@ def test_draws_of_slowdowns_are_iterations_by_each_of_them() -> None:
     for link in (Link(), Link(2), Link(burst_s=1e-3, wire_s_per_byte=1e-9)):
         step = Iteration(WORKLOAD, plan, COST, link)
         drawn = rng.uniform(0, 1, (2, 5, len(plan.ends)))
-        together = step.draws([COST] * 5, slowed=drawn)
+        together = step.draws([COST] * 5, slowdowns=drawn)
         for each, s, m in zip(together, *drawn, strict=True):
             alone = replace(step, link=replace(link, slowdown=s, message_slowdown=m))
             assert each == pytest.approx(alone.prediction.iteration_s)
@@ -205,7 +205,7 @@ def test_search_is_near_the_best_of_all_plans_under_contention() -> None:
         best_s = min(map(seconds_of, every))
         regrets.append(
             [
-                seconds_of(plan_beside(s, work, known)) / best_s - 1
+                seconds_of(plan_with_contention(s, work, known)) / best_s - 1
                 for s in ("search", "exact")
             ]
         )
@@ -215,7 +215,7 @@ def test_search_is_near_the_best_of_all_plans_under_contention() -> None:
     assert search.mean() < exact.mean()
     bare = Communication(COST)
     assert (
-        plan_beside("search", WORKLOAD, bare).ends
+        plan_with_contention("search", WORKLOAD, bare).ends
         == make_plan("exact", WORKLOAD, COST).ends
     )
 

@@ -35,6 +35,7 @@ from ddlkit.cli.inputs import (
     forecast_of,
     is_sharded,
     predict_sharded,
+    print_warnings,
 )
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
@@ -206,8 +207,10 @@ def _rank_units(arguments: argparse.Namespace) -> None:
     if arguments.json:
         show({"ranked": rows}, as_json=True)
         return
-    table = DataFrame(rows).drop(columns=["level", "compute_s", "workers"])
+    not_shown = ["level", "interval_holds", "compute_s", "workers"]
+    table = DataFrame(rows).drop(columns=not_shown)
     print(table.to_string(index=False))
+    print(f"\nintervals hold only {rows[0]['interval_holds']}")
 
 
 def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
@@ -226,6 +229,7 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
         "workers": communication.cost.workers,
         **advice.to_dict(),
         "decided_by": "prediction",
+        "interval_holds": forecast.interval_holds,
         "warnings": warnings,
     }
     result["why_wide"] = {"predicted": reasons_of_prediction(result)}
@@ -381,14 +385,18 @@ def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], An
     """
     from ddlkit import store
     from ddlkit.measure.advise import read_advice
+    from ddlkit.model.fits import strange_rows
 
     advice = read_advice(out)
     messages = store.load_table(out / "collectives.csv", "collectives")
+    warnings = [*strange_rows(messages)]
+    print_warnings(warnings)
     trials_path = out / "trials.csv"
     facts = {
         "network": store.read_profile(out / "layers.csv").network,
         "workers": ranks,
         "tables": str(out),
+        "warnings": warnings,
     }
     only_default = len(advice.options) == 1
     if not tried or only_default or not store.has_table(trials_path):
@@ -408,6 +416,7 @@ def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], An
         "decided_by": "trial",
         "rounds": len(rounds),
         "iterations": iterations,
+        "warnings": warnings,
     }
     _add_measured_gain(result, rounds)
     _add_measured_iterations(result, rounds)
@@ -662,9 +671,12 @@ def screen(result: dict[str, Any]) -> list[str]:
     best = result["best"]
     title = f"{result['network']} on {result['workers']} ranks: {_headline(result)}"
     lines = [title, ""]
-    lines += _plan_lines(in_words("ddp"), result["default_plan"])
+    # Without measured slowdowns an interval holds less than the name says.
+    holds = result.get("interval_holds", "")
+    lines += _plan_lines(in_words("ddp"), result["default_plan"], holds)
     if best != "ddp":
-        lines += _plan_lines(f"predicted best: {in_words(best)}", result["best_plan"])
+        name = f"predicted best: {in_words(best)}"
+        lines += _plan_lines(name, result["best_plan"], holds)
         lines.append(
             _line("predicted gain", _gain(result["gain"], result["gain_interval"]))
         )
@@ -679,6 +691,9 @@ def screen(result: dict[str, Any]) -> list[str]:
     measured_best = result.get("measured_best", best)
     if measured_best != best:
         lines.append(_line("fastest in the trial", in_words(measured_best)))
+    # What was not measured makes every predicted interval above too narrow.
+    if holds:
+        lines.append(_line("intervals hold only", holds))
     lines.append(_line("limited by", result["limited_by"]))
     for remedy, gain in result["shorter_by"].items():
         lines.append(_line("", f"{gain:+.1%} by {remedy}"))
@@ -714,9 +729,22 @@ def _line(name: str, text: str) -> str:
     return f"{name:<28} {text}"
 
 
-def _plan_lines(name: str, plan: Mapping[str, Any]) -> list[str]:
-    """Return the iteration of a plan in lines: predicted, measured, and its parts."""
+def _plan_lines(
+    name: str, plan: Mapping[str, Any], interval_holds: str = ""
+) -> list[str]:
+    """Return the iteration of a plan in lines: predicted, measured, and its parts.
+
+    ``interval_holds`` says what the predicted interval holds if it is not one of 95%.
+    """
     predicted = _seconds(plan["iteration_s"], plan["interval_s"])
+    if interval_holds:
+        # Two ends that round to the same number would look like a measured interval.
+        lower_s, upper_s = plan["interval_s"]
+        spread = (upper_s - lower_s) / plan["iteration_s"]
+        predicted = (
+            f"{units.format_seconds(plan['iteration_s'])} "
+            f"(messages alone spread it by {spread:.2%})"
+        )
     times = f"predicted {predicted} an iteration"
     lines = []
     if "measured_iteration_s" in plan:

@@ -253,9 +253,11 @@ SHARDED = (
 )
 """The options of sharded training."""
 
-NO_CONTENTION = """compute and messages are assumed not to slow each other down; in
-recorded training they cost 0 to 3% more over links up to 1 Gbit/s, and up to 31%
-more over loopback: give --slowdown TABLE"""
+NO_CONTENTION = (
+    "compute and messages are assumed not to slow each other down; in recorded training "
+    "they cost 0 to 3% more over links up to 1 Gbit/s, and up to 31% more over "
+    "loopback: give --slowdown TABLE"
+)
 
 
 def print_warnings(lines: Iterable[str]) -> None:
@@ -298,7 +300,7 @@ def forecast_of(
     from ddlkit import formats
     from ddlkit.model import forecast
     from ddlkit.model.fits import doubts
-    from ddlkit.model.predictor import plan_beside
+    from ddlkit.model.predictor import plan_with_contention
 
     profile = _read_profile(arguments)
     workload = profile.workload()
@@ -310,7 +312,7 @@ def forecast_of(
     if spec.endswith(".json"):
         plan = formats.read_plan(Path(spec))
     else:
-        plan = plan_beside(spec, workload, communication)
+        plan = plan_with_contention(spec, workload, communication)
     predicted = forecast(
         workload,
         plan,
@@ -381,7 +383,7 @@ def read_communication(
     if arguments.cost and arguments.collectives:
         raise UserError("--cost and --collectives both give the cost: leave one out")
     if arguments.cost:
-        return _cost_from_file(arguments)
+        return _cost_from_file(arguments, warnings)
     if arguments.collectives:
         return _calibrated(arguments, warnings)
     raise UserError(
@@ -390,12 +392,14 @@ def read_communication(
     )
 
 
-def _cost_from_file(arguments: argparse.Namespace) -> tuple[Any, Any]:
+def _cost_from_file(
+    arguments: argparse.Namespace, warnings: list[str]
+) -> tuple[Any, Any]:
     """Return `Communication` with the cost of a JSON file, and the `Measured` of its fit."""
     from ddlkit.core.cost import costs_from_dict
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
-    from ddlkit.model.fits import Measured
+    from ddlkit.model.fits import Measured, warnings_of_fit
     from ddlkit.store.files import read_json
 
     path = arguments.cost
@@ -404,6 +408,7 @@ def _cost_from_file(arguments: argparse.Namespace) -> tuple[Any, Any]:
     try:
         cost, draws = costs_from_dict(description)
         measured = Measured.read(description, cost)
+        warnings += warnings_of_fit(description)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     # For selected gradients, `Communication.sparse` checks the collective of the cost.
@@ -436,7 +441,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     from ddlkit.core.collective import of_gradients
     from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
-    from ddlkit.model.fits import Measured
+    from ddlkit.model.fits import Measured, strange_rows
     from ddlkit.store.readers import choose
 
     if arguments.ranks is not None and arguments.ranks < 2:
@@ -469,6 +474,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         required["collective"],
         in_flight=arguments.in_flight,
     )
+    warnings += strange_rows(rows)
     return calibrated, Measured.of(rows["bytes"], *rows["backend"].unique())
 
 
@@ -607,7 +613,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
         If an option does not go with sharded training, or if an input is wrong.
     """
     from ddlkit.model.fits import doubts
-    from ddlkit.model.sharded import SENT, Sharding, forecast
+    from ddlkit.model.sharded import INTERVAL_HOLDS, SENT, Sharding, forecast
 
     _refuse_options_of_ddp(arguments)
     if not specs[0]:
@@ -638,7 +644,9 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
                 "reshard": reshard,
                 **{name: getattr(predicted, name) for name in PREDICTED},
                 "interval_s": interval_s,
-                "level": arguments.level,
+                # Nobody knows the share of iterations in an interval without contention.
+                "level": None,
+                "interval_holds": INTERVAL_HOLDS,
                 "no_overlap_s": compute_s + communication_s,
                 "perfect_overlap_s": max(compute_s, communication_s),
                 "messages": len(program.messages),

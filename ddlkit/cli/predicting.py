@@ -145,6 +145,7 @@ def fit(arguments: argparse.Namespace) -> None:
         description["fit"]["median_abs_held_out_error"] = median
     measured = fits.Measured.of(sizes, facts.get("backend"), facts["source"])
     warnings = [*fits.several_populations(description["fit"])]
+    warnings += fits.strange_times(sizes, seconds, fitted.form)
     description["fit"] |= measured._asdict()
     description["fit"] |= _place(facts)
     description["fit"]["warnings"] = warnings
@@ -243,7 +244,7 @@ def predict(arguments: argparse.Namespace) -> None:
     result = {
         **{name: getattr(forecast.prediction, name) for name in PREDICTED},
         "interval_s": list(interval_s) if interval_s else None,
-        "level": arguments.level,
+        **_interval_facts(forecast, arguments.level),
         "plan": arguments.plan,
         "messages": len(iteration.plan.ends),
         "workers": iteration.cost.workers,
@@ -257,6 +258,16 @@ def predict(arguments: argparse.Namespace) -> None:
     if arguments.json:
         result["warnings"] = warnings
     show(result, arguments.json)
+
+
+def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
+    """Return the share of iterations that should lie in the interval, and what it holds.
+
+    The share is None if contention was not measured, because nobody knows it then.
+    """
+    if forecast.interval_holds:
+        return {"level": None, "interval_holds": forecast.interval_holds}
+    return {"level": level, "interval_holds": f"{level:.4g} of single iterations"}
 
 
 def _contention(iteration: Any) -> dict[str, float]:

@@ -29,7 +29,10 @@ from ddlkit.core.workload import Floats
 MOST_WORKERS = 100_000
 """The most workers of a cost: more than any machine has GPUs."""
 SMALL_BYTES = 4 * KIB
-"""The size up to which bytes take little time compared with the start-up, from 1 Gbit/s on."""
+"""The size up to which a message takes hardly longer than its start-up.
+
+This holds for links of 1 Gbit/s or more.
+"""
 REPLACED = {
     "curve": "chords",
     "density_log": "log",
@@ -67,6 +70,8 @@ class Form(ABC):
     form: ClassVar[str]
 
     def __post_init__(self) -> None:
+        # Annotations are text in this module. A parameter that is no "float" is a
+        # vector.
         for name, annotation in parameters(type(self)).items():
             value = getattr(self, name)
             if annotation == "float":
@@ -80,37 +85,38 @@ class Form(ABC):
                 object.__setattr__(self, name, value)
                 valid = bool(np.all(np.abs(value) <= MOST))
             if not valid:
+                # The text is made for wrong values only, because many costs are made.
                 self.check(
                     False,
                     f"{name} is {shown(value)}: must be a finite number up to {MOST:g}",
                 )
 
-    def check(self, right: Any, what: str) -> None:
-        """Raise a UserError that says what must be, unless it is so.
+    def check(self, is_met: Any, requirement: str) -> None:
+        """Raise a UserError that states a requirement, unless the requirement is met.
 
         Parameters
         ----------
-        right : bool
-            Whether a condition is met.
-        what : str
-            The condition in words.
+        is_met : bool
+            Whether the requirement is met.
+        requirement : str
+            The requirement in words.
         """
-        if not right:
-            raise UserError(f"{self.form} cost: {what}")
+        if not is_met:
+            raise UserError(f"{self.form} cost: {requirement}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name of the form and its fields as JSON-ready values.
 
         Fields that are None are left out. `from_dict` reads the result.
         """
-        described_as: dict[str, Any] = {"form": self.form}
+        description: dict[str, Any] = {"form": self.form}
         for name in described(type(self)):
             value = getattr(self, name)
             if isinstance(value, np.ndarray):
                 value = value.tolist()
             if value is not None:
-                described_as[name] = value
-        return described_as
+                description[name] = value
+        return description
 
 
 F = TypeVar("F", bound=Form)
@@ -195,8 +201,10 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     UserError
         If this is not the description of a cost.
     """
-    name = description.get("form") if isinstance(description, dict) else description
-    kind = forms[checked_form(name, forms)]
+    # A file may have any value in the place of a cost. What is not a dict is refused as
+    # the name of an unknown form.
+    form = description.get("form") if isinstance(description, dict) else description
+    kind = forms[checked_form(form, forms)]
     names = set(description) - {"form", "fit"}
     unknown = names - set(described(kind))
     missing = set(parameters(kind)) - names
@@ -352,6 +360,7 @@ class MessageCost(Form):
         sent_bytes = self.sent_bytes(n_bytes)
         if not self.samples:
             return np.ones_like(sent_bytes)
+        # Between two measured sizes, linear in the logarithm of the size.
         sizes, messages = self.samples
         return np.interp(np.log(sent_bytes), np.log(sizes), messages)
 
@@ -398,8 +407,10 @@ class MessageCost(Form):
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
         ring = find_collective(self.collective)
         steps_ratio = ring.steps(workers) / ring.steps(self.workers)
-        sent_ratio = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
-        beta = self.beta_s_per_byte * sent_ratio
+        # The time of a byte grows with the ratio of both bus factors, and a bus factor
+        # is the pieces that each link carries over the pieces of a message.
+        pieces_sent_ratio = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
+        beta = self.beta_s_per_byte * pieces_sent_ratio
         beta = beta * ring.pieces(self.workers) / ring.pieces(workers)
         return replace(
             self,
@@ -482,8 +493,9 @@ class Table(MessageCost):
     def _seconds(self, sizes: Floats) -> Floats:
         log_bytes, log_seconds = self._logs
         # Below the first size its time is taken, so that no logarithm of 0 is needed.
-        inside_log = np.log(np.maximum(sizes, self.bytes[0]))
-        inside_s = np.exp(np.interp(inside_log, log_bytes, log_seconds))
+        # Beyond the last size `np.interp` returns the last time.
+        log_sizes = np.log(np.maximum(sizes, self.bytes[0]))
+        inside_s = np.exp(np.interp(log_sizes, log_bytes, log_seconds))
         last_s_per_byte = (self.seconds[-1] - self.seconds[-2]) / (
             self.bytes[-1] - self.bytes[-2]
         )
@@ -493,10 +505,11 @@ class Table(MessageCost):
     def startup_s(self) -> float:
         """Return the start-up time of a message, in seconds.
 
-        This is the time of the first size if that has up to SMALL_BYTES, and else what
-        a line through the first two sizes leaves for no bytes.
+        This is the time of the first size if that has up to SMALL_BYTES. Otherwise it
+        is the time of no bytes on a line through the first two sizes.
         """
         if self.bytes[0] <= SMALL_BYTES:
+            # A message of one byte, below the first size, takes the time of that size.
             return super().startup_s()
         first_s_per_byte = (self.seconds[1] - self.seconds[0]) / (
             self.bytes[1] - self.bytes[0]
@@ -669,13 +682,14 @@ class HeldOut(Form):
         ndarray
             In the shape of ``sizes``.
         """
-        at = np.log(np.maximum(sizes, 1.0))
+        log_bytes = np.log(np.maximum(sizes, 1.0))
         fitted = np.log(self.at_bytes)
-        inside = np.interp(at, fitted, self.log_errors)
+        # Outside the fitted sizes `np.interp` returns the error at the nearest one.
+        inside = np.interp(log_bytes, fitted, self.log_errors)
         if self.apart and isinstance(cost, Table):
             inside = inside * gap(cost.bytes, sizes) ** self.apart
-        far_below = np.maximum(fitted[0] - at, 0.0)
-        far_above = np.maximum(at - fitted[-1], 0.0)
+        far_below = np.maximum(fitted[0] - log_bytes, 0.0)
+        far_above = np.maximum(log_bytes - fitted[-1], 0.0)
         return np.asarray(inside + self.below * far_below + self.above * far_above)
 
     def draws(self, cost: MessageCost, count: int) -> tuple[MessageCost, ...]:
@@ -703,11 +717,14 @@ class HeldOut(Form):
 
             (1 + x / AROUND) ** -AROUND.
         """
-        turn = np.arange(count)
-        quantiles = (turn // 2 + 0.5) / max((count + 1) // 2, 1)
+        # Draws 0 and 1 share the first quantile, one too fast and one too slow, draws 2
+        # and 3 the second one, and so on.
+        draw = np.arange(count)
+        pairs = (count + 1) // 2
+        quantiles = (draw // 2 + 0.5) / max(pairs, 1)
         # The inverse of the distribution above.
         ratios = AROUND * np.expm1(-np.log1p(-quantiles) / AROUND)
-        signed = np.where(turn % 2, ratios, -ratios)
+        signed = np.where(draw % 2, ratios, -ratios)
         return tuple(
             _Off(
                 cost,
@@ -779,6 +796,10 @@ def costs_from_dict(
 ) -> tuple[MessageCost, list[MessageCost]]:
     """Return the cost that ``ddlkit fit`` wrote, and its draws.
 
+    Draws are written in one of two ways. If they follow from errors at held-out sizes,
+    those errors are written, and the draws are made anew. Otherwise each draw is
+    written by the parameters in which it differs from the cost.
+
     Parameters
     ----------
     description : dict
@@ -803,14 +824,26 @@ def costs_from_dict(
         )
     try:
         if summary.get("held_out"):
-            errors = {**summary["held_out"]}
-            count = min(int(errors.pop("draws", DRAWS)), MOST_DRAWS)
-            described_as = {"form": HeldOut.form} | errors
-            held_out = from_dict(described_as, {HeldOut.form: HeldOut})
-            return cost, [*held_out.draws(cost, count)]
-        draws = summary.get("draws", [])
-        return cost, [replace(cost, **draw) for draw in draws[:MOST_DRAWS]]
+            return cost, _draws_of_held_out(cost, summary["held_out"])
+        changed_parameters = summary.get("draws", [])[:MOST_DRAWS]
+        return cost, [replace(cost, **changed) for changed in changed_parameters]
     except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
+        # A file can have anything in the place of draws, hence so many exceptions.
         raise UserError(
             f"the cost's draws are not what ddlkit fit writes: fit again: {error}"
         ) from error
+
+
+def _draws_of_held_out(
+    cost: MessageCost, description: Mapping[str, Any]
+) -> list[MessageCost]:
+    """Return the draws of a cost that follow from errors at held-out sizes.
+
+    ``description`` has the fields of a `HeldOut`, and "draws", the number of draws.
+    """
+    held_out_fields = dict(description)
+    count = min(int(held_out_fields.pop("draws", DRAWS)), MOST_DRAWS)
+    # The fit does not write the name of the form, which `from_dict` needs.
+    with_form = {"form": HeldOut.form, **held_out_fields}
+    held_out = from_dict(with_form, {HeldOut.form: HeldOut})
+    return [*held_out.draws(cost, count)]

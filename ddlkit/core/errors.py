@@ -55,15 +55,14 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
         ord(letter): letter.encode("unicode_escape").decode() for letter in hidden
     }
     if len(text) <= most:
-        head = tail = text.translate(escapes)
-        if len(head) <= most:
-            return head
-    else:
-        # Only the ends are escaped, because a text can be much longer than what is kept
-        # of it.
-        head = text[:n_head].translate(escapes)
-        tail = text[-n_tail:].translate(escapes)
-    return f"{head[:n_head]} ... ({len(text)} characters) ... {tail[-n_tail:]}"
+        escaped = text.translate(escapes)
+        if len(escaped) <= most:
+            return escaped
+    # Only the ends are escaped, because a text can be much longer than what is kept of
+    # it. Escapes make the ends longer again, hence the second cut.
+    head = text[:n_head].translate(escapes)[:n_head]
+    tail = text[-n_tail:].translate(escapes)[-n_tail:]
+    return f"{head} ... ({len(text)} characters) ... {tail}"
 
 
 _SHORT = reprlib.Repr()

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core import units
 from ddlkit.core.cost import (
@@ -80,21 +80,25 @@ Samples of fewer repeats hardly differ.
 """
 FAR = 4.0
 """How many times beyond the sizes of a fit the form is tried, at either end."""
-APART = 2.0
+GAP_POWER = 2.0
 """The power of the `gap` around a size with which errors of THROUGH_ALL grow."""
-NEAR = 2.0
-"""One size farther away an error counts exp(-NEAR) times as much."""
-ALIKE = 0.5
-"""The share of the expected error that is the same everywhere.
+DECAY = 2.0
+"""How fast the weight of an error falls with distance.
+
+One mean step between sizes farther away, an error counts exp(-DECAY) times as much.
+"""
+SHARED = 0.5
+"""The share of the expected error that is the same near every size.
 
 With few errors neither those near a size nor the mean of all suffices alone.
 """
 LEAST_ERROR = 1e-4
 """The least error of a held-out size, because smaller ones are chance."""
-MEAN = float(np.exp(np.euler_gamma))
+MEAN_OVER_GEOMETRIC = float(np.exp(np.euler_gamma))
 """The mean of an exponential distribution over its geometric mean.
 
-The geometric mean is hardly moved by a single large error.
+Errors are averaged by the geometric mean, which a single large error hardly moves. This
+factor turns it into an estimate of the mean.
 """
 
 
@@ -285,9 +289,9 @@ class Fit(Generic[C]):
         elif self.draws:
             # All draws of a table have the sizes of the cost.
             names = [name for name in parameters(type(self.cost)) if name != "bytes"]
-            described = [draw.to_dict() for draw in self.draws]
+            described_draws = [draw.to_dict() for draw in self.draws]
             summary["draws"] = [
-                {name: draw[name] for name in names} for draw in described
+                {name: draw[name] for name in names} for draw in described_draws
             ]
         return {**self.cost.to_dict(), "fit": summary}
 
@@ -341,7 +345,7 @@ def fit(
     """
     sizes, seconds = _checked(sizes, seconds)
     why = ""
-    errors = None
+    errors: HeldOutErrors | None = None
     if form == AUTO:
         by_form = errors_by_form(SIMPLE_FIRST, sizes, seconds)
         form, why = chosen_because(by_form)
@@ -359,8 +363,8 @@ def fit(
             f"got {distinct.size}"
         )
 
-    # A form has some of these fields only, so that those that are None must not be
-    # passed.
+    # A cost of messages has the first four of these fields, and a cost of selections
+    # the last two, so that those that are None must not be passed.
     known = {
         "collective": collective,
         "workers": workers,
@@ -372,8 +376,10 @@ def fit(
     holds_for = {name: value for name, value in known.items() if value is not None}
     cost = kind(**fitter(sizes, seconds), **holds_for)
 
+    # Where sizes were repeated often enough, draws follow from bootstrap samples. Else
+    # they follow from errors at held-out sizes, of which there are none for selections.
     held_out = None
-    drawn = tuple[Any, ...]()
+    drawn: tuple[Any, ...] = ()
     few_repeats = np.median(repeats) < ENOUGH_REPEATS
     if draws and few_repeats and isinstance(cost, MessageCost):
         if errors is None:
@@ -402,7 +408,8 @@ class _Method(NamedTuple):
 def _method(form: str) -> _Method:
     """Return how a form is fitted. Raises UserError for an unknown form or variant."""
     known_forms = (*SIMPLE_FIRST, AUTO)
-    # The name of a form that was replaced may contain a colon, too.
+    # The names of some replaced forms contain a colon ("segments:jump"), so they are
+    # looked up before the name is cut at its colon.
     if form in REPLACED:
         raise unknown_form(form, known_forms)
     name, colon, variant = form.partition(":")
@@ -457,6 +464,7 @@ def _bootstrap(
     replacement among the rows of this size. ``sizes`` must be sorted.
     """
     rng = np.random.default_rng(0)
+    # The rows of each distinct size: the first of them, and how many there are.
     distinct, first_rows, counts = np.unique(
         sizes, return_index=True, return_counts=True
     )
@@ -539,19 +547,25 @@ def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutE
         candidates = np.empty(0)
     # At most MOST_LEFT_OUT of the candidates, evenly spaced from first to last.
     spaced = np.linspace(0, candidates.size - 1, min(candidates.size, MOST_LEFT_OUT))
-    rows = []
+    held_out_sizes = []
+    errors = []
+    predictions_s = []
     for size in candidates[spaced.round().astype(int)].tolist():
         is_held_out = sizes == size
         try:
-            others = fit(form, sizes[~is_held_out], seconds[~is_held_out], draws=0)
+            fitted = fit(form, sizes[~is_held_out], seconds[~is_held_out], draws=0)
         except UserError:
-            continue  # the form needs this size
-        predicted_s = others.cost(size)
-        error = predicted_s / np.median(seconds[is_held_out]) - 1
-        rows.append((size, error, predicted_s))
-    # One column for each field. Without rows the columns are empty.
-    held_out, errors, predictions_s = np.array(rows).reshape(-1, 3).T
-    return HeldOutErrors(held_out, errors, predictions_s)
+            continue  # the form cannot be fitted without this size
+        predicted_s = fitted.cost(size)
+        measured_s = np.median(seconds[is_held_out])
+        held_out_sizes.append(size)
+        errors.append(predicted_s / measured_s - 1)
+        predictions_s.append(predicted_s)
+    return HeldOutErrors(
+        np.array(held_out_sizes, float),
+        np.array(errors, float),
+        np.array(predictions_s, float),
+    )
 
 
 def errors_by_form(
@@ -575,32 +589,33 @@ def errors_by_form(
     return {form: errors for form, errors in by_form.items() if errors.sizes.size}
 
 
-def chosen_because(every: Mapping[str, HeldOutErrors]) -> tuple[str, str]:
+def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, str]:
     """Return the form that "auto" chooses, and why.
 
     Parameters
     ----------
-    every : mapping of str to HeldOutErrors
+    errors_of_form : mapping of str to HeldOutErrors
         The errors of each form, the simplest form first.
 
     Returns
     -------
     form : str
-        The first form whose median error is about as small as the least one, or
+        The simplest form whose median error is at most AS_GOOD times the least one, or
         "alpha_beta" if there are too few sizes.
     why : str
         The reason, in one line.
     """
-    if AlphaBeta.form not in every:
+    if AlphaBeta.form not in errors_of_form:
         return AlphaBeta.form, "too few sizes to leave one out and compare forms"
-    medians = {form: errors.median for form, errors in every.items()}
+    medians = {form: errors.median for form, errors in errors_of_form.items()}
     # The error of a form as it counts in the comparison (see COUNTS).
     counted = {
         form: COUNTS * median if form in THROUGH_ALL else median
         for form, median in medians.items()
     }
+    # Forms come the simplest first, so that the first one below the limit is simplest.
     limit = AS_GOOD * min(counted.values()) + NEGLIGIBLE
-    chosen = next(form for form, median in counted.items() if median <= limit)
+    chosen = next(form for form, error in counted.items() if error <= limit)
 
     others = [
         f"{form} {error:.2%}" for form, error in medians.items() if form != chosen
@@ -617,35 +632,37 @@ def chosen_because(every: Mapping[str, HeldOutErrors]) -> tuple[str, str]:
 
 
 def unseen_errors(
-    make: Callable[..., Any], rows: Sequence[Floats], others: Sequence[Floats]
+    make: Callable[..., Any], fitted: Sequence[Floats], tested: Sequence[Floats]
 ) -> tuple[Floats, Floats]:
-    """Return errors at the sizes of other rows, of costs that have not seen the size.
+    """Return the errors of costs at sizes that were left out when they were made.
+
+    A cost is made anew for each size that is tested.
 
     Parameters
     ----------
     make : callable
         From sizes and seconds, both of shape (m,), to a cost.
-    rows : pair of ndarray, shape (n,)
-        Sizes and seconds from which costs are made, each time without the size in
-        question.
-    others : pair of ndarray, shape (k,)
+    fitted : pair of ndarray, shape (n,)
+        Sizes and seconds from which costs are made, each time without the tested size.
+    tested : pair of ndarray, shape (k,)
         Sizes and seconds that the costs should predict.
 
     Returns
     -------
     sizes : ndarray
-        The distinct sizes of ``others``.
+        The distinct sizes of ``tested``.
     errors : ndarray
         (predicted - measured) / measured, where measured is the median time of the
         size.
     """
-    row_sizes = rows[0]
-    other_sizes, other_seconds = others
-    sizes = np.unique(other_sizes)
+    fitted_sizes, fitted_seconds = fitted
+    tested_sizes, tested_seconds = tested
+    sizes = np.unique(tested_sizes)
     errors = []
     for size in sizes.tolist():
-        cost = make(*(column[row_sizes != size] for column in rows))
-        measured_s = np.median(other_seconds[other_sizes == size])
+        is_other = fitted_sizes != size
+        cost = make(fitted_sizes[is_other], fitted_seconds[is_other])
+        measured_s = np.median(tested_seconds[tested_sizes == size])
         errors.append(cost(size) / measured_s - 1)
     return sizes, np.array(errors)
 
@@ -665,7 +682,7 @@ def _error_model(
     sizes, seconds : ndarray, shape (n,)
         All rows, sorted by size.
     errors : HeldOutErrors
-        The predictions at held-out sizes.
+        The k held-out sizes, and what was predicted for them.
 
     Returns
     -------
@@ -674,32 +691,44 @@ def _error_model(
     """
     if not errors.sizes.size:
         return None
-    # The errors of single rows, and not of medians as in `errors`: a time to come is a
-    # single one, too.
-    left_out = np.isin(sizes, errors.sizes)
-    row_sizes = sizes[left_out]
+    # The errors of the m rows of held-out sizes, and not of medians as in `errors`: a
+    # time to come is a single one, too.
+    is_held_out = np.isin(sizes, errors.sizes)
+    row_sizes = sizes[is_held_out]
+    # Every row has a held-out size, so this only looks up the prediction for the size.
     predicted_s = np.interp(row_sizes, errors.sizes, errors.predicted_s)
-    log_errors = _log_errors(predicted_s, seconds[left_out])
+    row_errors = _log_errors(predicted_s, seconds[is_held_out])
 
     # With too few sizes to try the form beyond them, the error is taken to grow so fast
     # that it reaches the largest known error at twice the last size.
-    unknown = float(log_errors.max()) / math.log(2)
-    above_first = sizes >= FAR * sizes[0]
-    below_last = sizes <= sizes[-1] / FAR
-    below = _growth_beyond(form, sizes, seconds, sizes[0], above_first, unknown)
-    above = _growth_beyond(form, sizes, seconds, sizes[-1], below_last, unknown)
+    growth_if_too_few = float(row_errors.max()) / math.log(2)
+    far_above_first = sizes >= FAR * sizes[0]
+    far_below_last = sizes <= sizes[-1] / FAR
+    growth_below = _growth_beyond(
+        form, sizes, seconds, sizes[0], far_above_first, growth_if_too_few
+    )
+    growth_above = _growth_beyond(
+        form, sizes, seconds, sizes[-1], far_below_last, growth_if_too_few
+    )
 
     # Errors of these forms grow with the gap between the two neighbours of a size, as a
-    # ratio of sizes. A held-out size is never the first or the last, so both exist.
-    apart = APART if form in THROUGH_ALL else 0.0
+    # ratio of sizes. The gap in which a size was held out is wider than any gap of the
+    # fit, so errors are stored per gap. A held-out size is never the first or the last,
+    # so both neighbours exist.
+    gap_power = GAP_POWER if form in THROUGH_ALL else 0.0
     distinct = np.unique(sizes)
     position = np.searchsorted(distinct, row_sizes)
     gaps = np.log(distinct[position + 1] / distinct[position - 1])
-    log_errors /= gaps**apart
+    row_errors /= gaps**gap_power
 
     at_bytes = np.unique([sizes[0], *errors.sizes, sizes[-1]])
-    near = _smoothed(at_bytes, row_sizes, log_errors)
-    return HeldOut(at_bytes, near, below, above, apart)
+    return HeldOut(
+        at_bytes,
+        log_errors=_smoothed(at_bytes, row_sizes, row_errors),
+        below=growth_below,
+        above=growth_above,
+        apart=gap_power,
+    )
 
 
 def _growth_beyond(
@@ -707,41 +736,78 @@ def _growth_beyond(
     sizes: Floats,
     seconds: Floats,
     end: float,
-    far_rows: Any,
-    unknown: float,
+    is_far: NDArray[np.bool_],
+    if_too_few: float,
 ) -> float:
-    """Return how much the error grows with each factor e beyond the fitted sizes.
+    """Return by how much the error grows for a size e times beyond the fitted ones.
 
-    ``end`` is the first or the last size. The form is fitted to the ``far_rows``, whose
-    sizes differ from ``end`` by a factor of FAR or more, and predicts the rows at
-    ``end``. ``unknown`` is returned if too few sizes are left.
+    The form is fitted to rows far from the end of the table, and predicts the rows at
+    the end. The growth is the median error of these predictions, as an absolute
+    logarithm of measured over predicted, divided by the logarithm of the factor between
+    the end and the nearest fitted size.
+
+    Parameters
+    ----------
+    form : str
+        The form of the fit.
+    sizes, seconds : ndarray, shape (n,)
+        All rows, sorted by size.
+    end : float
+        The first or the last size.
+    is_far : ndarray of bool, shape (n,)
+        Whether the size of a row differs from ``end`` by a factor of FAR or more.
+    if_too_few : float
+        The growth to return if the far rows are too few to fit the form.
+
+    Returns
+    -------
+    float
     """
     try:
-        cost = fit(form, sizes[far_rows], seconds[far_rows], draws=0).cost
+        cost = fit(form, sizes[is_far], seconds[is_far], draws=0).cost
     except UserError:
-        return unknown
+        return if_too_few
     at_end = sizes == end
-    log_errors = _log_errors(cost(sizes[at_end]), seconds[at_end])
-    distance = np.abs(np.log(sizes[far_rows] / end)).min()
-    return float(np.median(log_errors) / distance)
+    errors_at_end = _log_errors(cost(sizes[at_end]), seconds[at_end])
+    log_distance = np.abs(np.log(sizes[is_far] / end)).min()
+    return float(np.median(errors_at_end) / log_distance)
 
 
-def _smoothed(at_bytes: Floats, sizes: Floats, log_errors: Floats) -> Floats:
-    """Return the error expected near each of the k sizes ``at_bytes``, shape (k,).
+def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
+    """Return the error that is expected near each of some sizes: a kernel smoother.
 
-    The expected error is a weighted mean of the ``log_errors`` at ``sizes``. An error
-    counts less the farther away it is, so that a range of sizes where the form does
-    badly widens all others by the share ALIKE only. Errors are averaged as
-    logarithms, which single large ones hardly move.
+    Parameters
+    ----------
+    at_bytes : ndarray, shape (k,)
+        The sizes near which an error is wanted, increasing.
+    sizes : ndarray, shape (m,)
+        The sizes at which errors are known.
+    errors : ndarray, shape (m,)
+        The known errors, relative and not negative.
+
+    Returns
+    -------
+    ndarray, shape (k,)
+        Expected errors.
+
+    Notes
+    -----
+    With d the distance between two sizes in mean steps of ``at_bytes``, both in
+    logarithms, a known error has the weight exp(-DECAY d). The expected error is the
+    weighted geometric mean, mixed with the geometric mean of all errors in the share
+    SHARED. A range of sizes where the form does badly therefore widens other ranges by
+    this share only.
     """
-    logs = np.log(np.maximum(log_errors, LEAST_ERROR))
-    at = np.log(at_bytes)
-    mean_step = (at[-1] - at[0]) / (at.size - 1)
+    log_errors = np.log(np.maximum(errors, LEAST_ERROR))
+    log_bytes = np.log(at_bytes)
+    mean_step = (log_bytes[-1] - log_bytes[0]) / (log_bytes.size - 1)
     # One row for each of ``at_bytes``, one column for each error.
-    weight = np.exp(-NEAR * np.abs(at[:, None] - np.log(sizes)) / mean_step)
-    here = np.exp(weight @ logs / weight.sum(axis=1))
-    everywhere = np.exp(logs.mean())
-    return np.asarray(MEAN * ((1 - ALIKE) * here + ALIKE * everywhere))
+    distance = np.abs(log_bytes[:, None] - np.log(sizes)) / mean_step
+    weight = np.exp(-DECAY * distance)
+    near = np.exp(weight @ log_errors / weight.sum(axis=1))
+    everywhere = np.exp(log_errors.mean())
+    geometric_mean = (1 - SHARED) * near + SHARED * everywhere
+    return np.asarray(MEAN_OVER_GEOMETRIC * geometric_mean)
 
 
 def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:

@@ -90,6 +90,7 @@ class Groups(NamedTuple):
         arrived_s = 0.0
         first = 0
         for end in ends:
+            # The row is the last tensor of the group, and the column is its first one.
             group = (end - 1, first)
             selected_s += float(self.selecting_s[group])
             start_s = max(arrived_s, float(self.ready_s[group]) + selected_s)
@@ -135,19 +136,18 @@ class Front(NamedTuple):
             seconds.
         """
         # Along this front p rises and q falls. The maximum is a + q before the turn at
-        # which p - q reaches a - b, and b + p from there on. So the minimum is on one
-        # of the two sides of the turn.
+        # which p - q reaches a - b, and b + p from there on. So the minimum is next to
+        # the turn: a + q is least at the last point before the turn, and b + p at the
+        # turn itself. Infinity stands for a side on which there is no point.
         turn = (self.selected_s - self.arrived_s).searchsorted(selected_s - arrived_s)
         n_points = len(self.selected_s)
-        from_turn_on = np.empty(n_points + 1)
-        from_turn_on[:-1] = self.selected_s
-        from_turn_on[-1] = np.inf
-        before_turn = np.empty(n_points + 1)
-        before_turn[0] = np.inf
-        before_turn[1:] = self.arrived_s
-        return np.minimum(
-            from_turn_on[turn] + arrived_s, before_turn[turn] + selected_s
-        )
+        p_at_turn = np.empty(n_points + 1)
+        p_at_turn[:-1] = self.selected_s
+        p_at_turn[-1] = np.inf
+        q_before_turn = np.empty(n_points + 1)
+        q_before_turn[0] = np.inf
+        q_before_turn[1:] = self.arrived_s
+        return np.minimum(p_at_turn[turn] + arrived_s, q_before_turn[turn] + selected_s)
 
     def runs(self, most: int) -> Ints:
         """Return where runs of points begin that lie close together, at most ``most``.
@@ -164,11 +164,13 @@ class Front(NamedTuple):
         # The front is cut into ``most`` runs of equal length along_s. A point that lies
         # in another run than the point before it begins a run.
         along_s = steps_s.cumsum()
-        run = np.minimum(along_s * (most / along_s[-1]), most - 1).astype(int)
-        begins = np.empty(len(self.selected_s), bool)
-        begins[0] = True
-        begins[1] = run[0] > 0
-        begins[2:] = run[1:] > run[:-1]
+        run_of_later_points = np.minimum(
+            along_s * (most / along_s[-1]), most - 1
+        ).astype(int)
+        # The first point is in run 0.
+        run = np.append(0, run_of_later_points)
+        begins = np.ones(len(self.selected_s), bool)
+        begins[1:] = run[1:] > run[:-1]
         return begins.nonzero()[0]
 
 
@@ -178,6 +180,9 @@ NOTHING_SENT = Front(selected_s=np.zeros(1), arrived_s=np.full(1, -np.inf))
 
 def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     """Return the plan whose last message arrives first, with a proof.
+
+    This is a branch and bound: passes over all prefixes or suffixes raise the lower
+    bound and find better plans, until the two meet.
 
     Parameters
     ----------
@@ -189,7 +194,8 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     ends : tuple of int
         The exclusive end of each group.
     least_s : float
-        Seconds before which the last message of no plan arrives.
+        The lower bound, which is the proof: the last message of no plan arrives before,
+        in seconds.
 
     Examples
     --------
@@ -202,6 +208,7 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     ((2,), 5.1)
     """
     n = len(groups.ready_s)
+    # Both by side: PREFIXES, and SUFFIXES as prefixes of the mirrored problem.
     problems = (groups, groups.mirrored())
     # The loosest bound of any front: nothing is selected, and nothing is sent.
     bounds = [[NOTHING_SENT] * (n + 1), [NOTHING_SENT] * (n + 1)]
@@ -222,6 +229,7 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
                 best_s = end_s
         if step.bounds:
             bounds[step.side] = fronts
+            # No complete plan arrives before the corner of the front of all tensors.
             _, arrived_s = fronts[n].corner
             least_s = max(least_s, arrived_s)
         if least_s >= best_s * (1 - ROUNDING):
@@ -232,9 +240,15 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
 class _Pass(NamedTuple):
     """One computation of all fronts of a side.
 
-    ``side`` is PREFIXES or SUFFIXES, and ``most`` how many points a front keeps. With
-    ``bounds`` the points that are replaced by one become their corner, so that the
-    fronts are lower bounds.
+    Attributes
+    ----------
+    side : {PREFIXES, SUFFIXES}
+        The side from which the network is read.
+    most : int
+        The most points that a front keeps.
+    bounds : bool
+        Whether the fronts are to be lower bounds. Points that are replaced by one then
+        become their corner, and otherwise the most promising of them.
     """
 
     side: int
@@ -243,7 +257,11 @@ class _Pass(NamedTuple):
 
 
 def _passes() -> Iterator[_Pass]:
-    """Yield passes without end, by prefixes and suffixes in turn."""
+    """Yield passes without end, by prefixes and suffixes in turn, with ever more points.
+
+    Every pass over prefixes that raises the bound follows one that looks for a plan.
+    Its fronts have the most promising points, and hence no lower bound.
+    """
     yield _Pass(PREFIXES, most=1, bounds=True)
     for turn in count():
         side = SUFFIXES if turn % 2 == 0 else PREFIXES
@@ -264,7 +282,28 @@ def _mirrored_ends(ends: tuple[int, ...]) -> tuple[int, ...]:
 class _States:
     """The points of the fronts of all prefixes, and how each was reached.
 
-    ``most`` is the number of points that a front has at most.
+    A state is a point with a number. Its values are in arrays by this number, in which
+    the states of a prefix are neighbours.
+
+    Parameters
+    ----------
+    n : int
+        The number of tensors.
+    most : int
+        The most points that a front has.
+
+    Attributes
+    ----------
+    selected_s, arrived_s : ndarray
+        The coordinates of each state, as in `Front`.
+    prefix : ndarray of int
+        The number of tensors in the prefix of each state.
+    previous : ndarray of int
+        The state from which the last group led to each state.
+    begin, points : ndarray of int, shape (n + 1,)
+        The first state of each prefix, and how many states there are.
+    count : int
+        The number of all states so far.
     """
 
     def __init__(self, n: int, most: int) -> None:
@@ -273,7 +312,6 @@ class _States:
         self.arrived_s = np.zeros(capacity)
         self.prefix = np.zeros(capacity, np.int64)
         self.previous = np.zeros(capacity, np.int64)
-        # Where the points of each prefix begin, and how many there are.
         self.begin = np.zeros(n + 1, np.int64)
         self.points = np.zeros(n + 1, np.int64)
         self.count = 0
@@ -293,7 +331,8 @@ class _States:
     def indices(self, prefixes: Ints) -> Ints:
         """Return the states of the prefixes, one prefix after the other."""
         points = self.points[prefixes]
-        # From a position in the result to the state: the block of its prefix is moved.
+        # The states of a prefix are consecutive numbers, here and in the result. So the
+        # state at a position of the result is this position plus a shift by prefix.
         begin_in_result = points.cumsum(dtype=np.int64) - points
         shift = self.begin[prefixes] - begin_in_result
         positions = np.arange(points.sum(), dtype=np.int64)
@@ -343,8 +382,8 @@ def _fronts(
     fronts = [NOTHING_SENT]
     states = _States(n, step.most)
     for last in range(n):
-        # The last group begins at each tensor in `firsts`, after each point of the
-        # prefix before.
+        # Branch: the last group begins at each tensor in `firsts`, after each point of
+        # the prefix before.
         firsts = useful[last].nonzero()[0]
         before = states.indices(firsts)
         ready_s, selecting_s, sending_s = (
@@ -354,15 +393,20 @@ def _fronts(
         arrived_s = np.maximum(states.arrived_s[before], ready_s + selected_s)
         arrived_s += sending_s
 
+        # Bound: drop points that are dominated, and those from which no iteration can
+        # end by the limit. `kept` are indices into the points.
         kept = undominated(selected_s, arrived_s)
-        rest = suffixes[n - last - 1]
-        ends_s = rest.earliest_end_s(selected_s[kept], arrived_s[kept])
+        suffix = suffixes[n - last - 1]
+        ends_s = suffix.earliest_end_s(selected_s[kept], arrived_s[kept])
         in_time = ends_s <= limit_s * (1 + ROUNDING)
         kept = kept[in_time]
         front = Front(selected_s[kept], arrived_s[kept])
 
+        # Thin out a front that has too many points.
         if len(kept) > step.most:
             begins = front.runs(step.most)
+            # The most promising point of each run stands for it in plans, also where a
+            # corner stands for it in the front.
             kept = kept[_smallest_of_each(ends_s[in_time], begins)]
             if step.bounds:
                 # A run is replaced by its corner: the least selected_s, which its first
@@ -379,7 +423,20 @@ def _fronts(
 
 
 def _smallest_of_each(values: Floats, begins: Ints) -> Ints:
-    """Return the index of the smallest value in each run, of equal ones the last."""
+    """Return the index of the smallest value in each run, of equal ones the last.
+
+    Parameters
+    ----------
+    values : ndarray, shape (m,)
+        Values that are cut into consecutive runs.
+    begins : ndarray of int, shape (r,)
+        The index with which each run begins.
+
+    Returns
+    -------
+    ndarray of int, shape (r,)
+        Indices into ``values``.
+    """
     lengths = np.diff(begins, append=len(values))
     run = np.repeat(np.arange(len(begins)), lengths)
     # Points that lead to one and the same plan may differ by rounding.
@@ -431,20 +488,30 @@ def _useful(
 ) -> NDArray[np.bool_]:
     """Return whether a plan with each group may end by ``limit_s``, shape (n, n).
 
-    Element [last, first] is the group from tensor `first` to tensor `last`. A prefix and
-    a suffix are represented by the corners of their fronts.
+    Element [last, first] is the group from tensor `first` to tensor `last`. A prefix
+    and a suffix are represented by the corners of their fronts.
     """
     n = len(suffixes) - 1
-    before = np.array([front.corner for front in prefixes[:n]])
-    # After the group that ends with tensor `last`, n - last - 1 tensors are left. So the
-    # corners of suffixes are reversed to be in the order of `last`.
+    # The two coordinates of the corner before each first tensor.
+    before_selected_s, before_arrived_s = np.array(
+        [front.corner for front in prefixes[:n]]
+    ).T
+    # After the group that ends with tensor `last`, n - last - 1 tensors are left. So
+    # the corners of suffixes are reversed to be in the order of `last`, one row for
+    # each.
     after = np.array([front.corner for front in suffixes[:n]])[::-1]
-    selected_s = before[:, 0] + groups.selecting_s
-    start_s = np.maximum(before[:, 1], groups.ready_s + selected_s)
+    # In the mirrored problem of suffixes, what is sent takes the place of what is
+    # selected.
+    after_sent_s = after[:, :1]
+    after_arrived_s = after[:, 1:]
+    selected_s = before_selected_s + groups.selecting_s
+    start_s = np.maximum(before_arrived_s, groups.ready_s + selected_s)
     arrived_s = start_s + groups.sending_s
     # An empty front has an infinite corner, and before the end of the network the other
     # coordinate is minus infinity. Their sum is no number, and such a group is not
     # useful.
     with np.errstate(invalid="ignore"):
-        ends_s = np.maximum(arrived_s + after[:, :1], selected_s + after[:, 1:])
+        # max(a + q, b + p) of the module's docstring.
+        ends_s = np.maximum(arrived_s + after_sent_s, selected_s + after_arrived_s)
+    # Where the first tensor comes after the last one, there is no group.
     return np.asarray(np.tril(ends_s <= limit_s * (1 + ROUNDING)))

@@ -1,9 +1,10 @@
 """One iteration of overlapped data-parallel training.
 
-The gradients of an iteration are sent in groups, one message per group. A message starts when the last
-gradient of its group is ready and the message before it has ended. The update follows the last message.
-With ``communication[k]`` the time of message k, this is the recursion of osf Eq 8 and 9, seen from one
-iteration instead of from one layer:
+The gradients of an iteration are sent in groups, one message per group. A message
+starts when the last gradient of its group is ready and the message before it has ended.
+The update follows the last message. With ``communication[k]`` the time of message k,
+this is the recursion of osf Eq 8 and 9, seen from one iteration instead of from one
+layer:
 
     end[k] = max(end[k-1], ready[k]) + communication[k]
 
@@ -13,8 +14,8 @@ Unrolled, the last message ends at the maximum over k of
 
 References
 ----------
-osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning
-    Training", WWW 2022.
+osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
+    Deep Learning Training", WWW 2022.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,7 +37,10 @@ from ddlkit.core.units import MOST
 from ddlkit.core.workload import Floats, Ints, Workload
 
 PLAIN = Link()
-"""A link on which messages share nothing: each takes what it costs, one after the other."""
+"""A link on which messages share nothing.
+
+Each message takes what it costs, one after the other.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,10 @@ class Prediction:
 
     @property
     def scaling_factor(self) -> float:
-        """Return the weak-scaling efficiency: one worker's iteration over this one (osf Eq 1)."""
+        """Return the weak-scaling efficiency (osf Eq 1).
+
+        This is the iteration of a single worker over this iteration.
+        """
         return self.compute_s / self.iteration_s
 
 
@@ -113,7 +121,8 @@ class Iteration:
     Parameters
     ----------
     workload : Workload
-        The n tensors of the network, in the order in which their gradients become ready.
+        The n tensors of the network, in the order in which their gradients become
+        ready.
     plan : FusionPlan
         Which gradients share a message. The plan has G groups.
     cost : MessageCost
@@ -121,13 +130,15 @@ class Iteration:
     link : Link, optional
         What messages share beyond their cost. By default they share nothing.
     copy_s_per_byte : float, optional
-        Seconds per byte to copy a gradient into its message when the gradient is ready, and to copy it
-        out once the message has arrived, one message after the other. PyTorch's
-        DistributedDataParallel does this with its buckets.
+        Seconds per byte to copy a gradient into its message when the gradient is ready,
+        and to copy it out once the message has arrived, one message after the other.
+        PyTorch's DistributedDataParallel does this with its buckets.
     leave_s : ndarray, shape (G,), optional
-        When each message may start, in seconds, if that is not when its last gradient is ready.
+        When each message may start, in seconds, if that is not when its last gradient
+        is ready.
     bucket_s : float, optional
-        Seconds that each message costs compute besides its bytes, when its last gradient is ready.
+        Seconds that each message costs compute besides its bytes, when its last
+        gradient is ready.
 
     Attributes
     ----------
@@ -141,7 +152,8 @@ class Iteration:
 
     Examples
     --------
-    Three layers, each with a backward of 2 s and a gradient of 100 bytes, and one message for each:
+    Three layers, each with a backward of 2 s and a gradient of 100 bytes, and one
+    message for each:
 
     >>> from ddlkit.core.cost import AlphaBeta
     >>> layers = Workload.from_arrays(forward_s=3, backward_s=[2, 2, 2], n_bytes=[100] * 3)
@@ -202,8 +214,8 @@ class Iteration:
         ends_s = group_ends(may_start_s, self.communication_s)
         # The link is free for a message when the message before it has ended.
         link_free_s = np.append(0.0, ends_s[:-1])
-        # The cumulative sums of `group_ends` round. Without this maximum a message could start a
-        # rounding error before it is ready.
+        # The cumulative sums of `group_ends` round. Without this maximum a message
+        # could start a rounding error before it is ready.
         starts_s = np.maximum(may_start_s, link_free_s)
         return starts_s, ends_s
 
@@ -221,9 +233,9 @@ class Iteration:
     def draws(
         self,
         costs: Sequence[MessageCost],
-        scatter: ArrayLike = 1.0,
-        slower: ArrayLike = 1.0,
-        slowed: Floats | None = None,
+        message_factors: ArrayLike = 1.0,
+        compute_factors: ArrayLike = 1.0,
+        slowdowns: Floats | None = None,
     ) -> Floats:
         """Return the iteration for each of B draws of what is uncertain.
 
@@ -231,13 +243,13 @@ class Iteration:
         ----------
         costs : sequence of MessageCost, length B
             Draws of the cost of a message.
-        scatter : array_like, shape (B, G), optional
+        message_factors : array_like, shape (B, G), optional
             Factors on the time of each message.
-        slower : array_like, shape (B,), optional
+        compute_factors : array_like, shape (B,), optional
             Factors on all compute times.
-        slowed : ndarray, shape (2, B, G), optional
-            Draws of the two slowdowns of the link: of compute by messages, and of messages by compute.
-            By default both are those of ``link``.
+        slowdowns : ndarray, shape (2, B, G), optional
+            Draws of the two slowdowns of the link: of compute by messages, and of
+            messages by compute. By default both are those of ``link``.
 
         Returns
         -------
@@ -246,32 +258,32 @@ class Iteration:
         """
         if not costs:
             return np.empty(0)
-        compute_factors = np.asarray(slower, dtype=float)
-        message_factors = np.asarray(scatter, dtype=float)
+        compute_factors = np.asarray(compute_factors, dtype=float)
+        message_factors = np.asarray(message_factors, dtype=float)
+        # One row for each draw, one column for each message. Draws are the scenarios of
+        # `group_ends` and of `Link.play`.
         ready_s = self.ready_s * compute_factors[..., None]
         link = self.link
-        if slowed is not None:
-            link = replace(link, slowdown=slowed[0], message_slowdown=slowed[1])
+        if slowdowns is not None:
+            of_compute, of_messages = slowdowns
+            link = replace(link, slowdown=of_compute, message_slowdown=of_messages)
         if link.plain:
             costs_s = np.array([self._message_costs_s(cost) for cost in costs])
             ends_s = group_ends(ready_s, costs_s * message_factors)
         else:
-            drawn = [link.parts(cost, self.group_bytes) for cost in costs]
-            parts = Parts(
-                software_s=np.stack([part.software_s for part in drawn])
-                * message_factors,
-                wire_s=np.stack([part.wire_s for part in drawn]) * message_factors,
-            )
-            _, ends_s = link.play(ready_s, parts)
+            parts_of_draw = [link.parts(cost, self.group_bytes) for cost in costs]
+            software_s = np.stack([parts.software_s for parts in parts_of_draw])
+            wire_s = np.stack([parts.wire_s for parts in parts_of_draw])
+            scattered = Parts(software_s * message_factors, wire_s * message_factors)
+            _, ends_s = link.play(ready_s, scattered)
         return self._copied_out_s(ends_s) + self.workload.update_s * compute_factors
 
     def timeline(self) -> Timeline:
-        """Return the iteration as spans: forward, backward per tensor, one message per group, update."""
-        columns = ("task", "kind", "stream", "start_s", "end_s", "group", "bytes")
-        rows = []
-        for span in self._spans():
-            row = dict(zip(columns, span, strict=True))
-            rows.append({"origin": "simulated", **row})
+        """Return the iteration as spans of forward, backward, messages and update.
+
+        There is a span for the backward of each tensor, and one for each message.
+        """
+        rows = [{"origin": "simulated", **span._asdict()} for span in self._spans()]
         return Timeline.from_rows(rows)
 
     def edges(self) -> list[tuple[str, str, float]]:
@@ -280,7 +292,9 @@ class Iteration:
         Returns
         -------
         list of (str, str, float)
-            Edges: a task, the task that follows it, and the duration of the first one in seconds.
+            Edges: a task, the task that follows it, and the duration of the first one
+            in seconds. The backward of gradient i is the task "b{i}", and message k is
+            the task "c{k}".
 
         Raises
         ------
@@ -321,7 +335,8 @@ class Iteration:
         Raises
         ------
         UserError
-            If messages share a link or are copied, or if they start at times of their own.
+            If messages share a link or are copied, or if they start at times of their
+            own.
         """
         if not self.link.plain or self._copies or self.leave_s is not None:
             raise UserError(
@@ -346,43 +361,56 @@ class Iteration:
         copies_s = np.broadcast_to(
             self.copy_s_per_byte * self.group_bytes, ends_s.shape
         )
-        # Copies follow one another as messages do: a copy starts when its message has arrived and the
-        # copy before it has ended.
+        # Copies follow one another as messages do: a copy starts when its message has
+        # arrived and the copy before it has ended.
         return np.asarray(group_ends(ends_s, copies_s)[..., -1])
 
-    def _spans(self) -> Iterator[tuple[object, ...]]:
-        """Yield spans as (task, kind, stream, start_s, end_s, group, bytes)."""
+    def _spans(self) -> Iterator[_Span]:
+        """Yield the spans of forward, of each backward, of each message and of the update."""
         workload = self.workload
         starts_s, ends_s = self.played_s
 
-        yield "forward", "forward", "compute", 0.0, workload.forward_s, NO_GROUP, 0
+        yield _Span("forward", "forward", "compute", 0.0, workload.forward_s)
 
         backward_ends_s = self.tensor_ready_s
         if self.link.slows:
+            # Messages that slow compute down delay the end of each backward.
             backward_ends_s = self.link.computed_s(backward_ends_s, starts_s, ends_s)
         group_of_gradient = np.empty(workload.n, int)
         for group, gradients in enumerate(self.plan.members):
             group_of_gradient[gradients] = group
-        begin_s = workload.forward_s
+        start_s = workload.forward_s
         for i, group in enumerate(group_of_gradient.tolist()):
             task = f"backward {workload.tensor[i]}"
             end_s = float(backward_ends_s[i])
             n_bytes = int(workload.bytes[i])
-            yield task, "backward", "compute", begin_s, end_s, group, n_bytes
-            begin_s = end_s
+            yield _Span(task, "backward", "compute", start_s, end_s, group, n_bytes)
+            start_s = end_s
 
         kind = self.cost.collective
-        for group, n_bytes in enumerate(self.group_bytes):
+        for group, n_bytes in enumerate(self.group_bytes.tolist()):
             task = f"{kind} {group}"
-            begin_s = float(starts_s[group])
+            start_s = float(starts_s[group])
             # The cumulative sums round: a message must not end before it starts.
-            end_s = max(begin_s, float(ends_s[group]))
-            yield task, kind, "communication", begin_s, end_s, group, int(n_bytes)
+            end_s = max(start_s, float(ends_s[group]))
+            yield _Span(task, kind, "communication", start_s, end_s, group, n_bytes)
 
         if workload.update_s:
-            begin_s = float(self._copied_out_s(ends_s))
-            end_s = begin_s + workload.update_s
-            yield "update", "update", "compute", begin_s, end_s, NO_GROUP, 0
+            start_s = float(self._copied_out_s(ends_s))
+            end_s = start_s + workload.update_s
+            yield _Span("update", "update", "compute", start_s, end_s)
+
+
+class _Span(NamedTuple):
+    """A span of an iteration, by the columns of a `Timeline`."""
+
+    task: str
+    kind: str
+    stream: str
+    start_s: float
+    end_s: float
+    group: int = NO_GROUP
+    bytes: int = 0
 
 
 def predict(
@@ -413,7 +441,7 @@ def predict(
 
     See Also
     --------
-    Iteration : The same iteration with its messages, its timeline and draws of its uncertainty.
+    Iteration : The same iteration with its timeline and draws of its uncertainty.
 
     Examples
     --------
@@ -428,14 +456,20 @@ def predict(
 
 
 def no_overlap(iteration: Iteration) -> Prediction:
-    """Return the prediction of a model without overlap: compute plus communication (CSF, osf Eq 2)."""
+    """Return the prediction of a model without overlap (CSF, osf Eq 2).
+
+    The iteration is compute plus communication.
+    """
     compute_s = iteration.workload.compute_s
     communication_s = float(iteration.communication_s.sum())
     return Prediction(compute_s + communication_s, compute_s, communication_s)
 
 
 def perfect_overlap(iteration: Iteration) -> Prediction:
-    """Return the prediction of a model with perfect overlap: the longer of compute and communication."""
+    """Return the prediction of a model with perfect overlap.
+
+    The iteration is the longer one of compute and communication.
+    """
     compute_s = iteration.workload.compute_s
     communication_s = float(iteration.communication_s.sum())
     return Prediction(max(compute_s, communication_s), compute_s, communication_s)

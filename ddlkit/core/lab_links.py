@@ -4,10 +4,9 @@ A lab is a set of network namespaces on one machine, with a link between them wh
 is limited. The name of a link stands in tables, so that a measurement says under which
 conditions it was made. There are two kinds:
 
-* ``lab:1gbit``: the kernel limits the rate with a token bucket (tbf). *
-``emulated:500mbit-delay2ms-loss0.001``: packets pass through a process that limits the
-rate, delays
-  packets and drops a share of them.
+* ``lab:1gbit``: the kernel limits the rate with a token bucket (tbf).
+* ``emulated:500mbit-delay2ms-loss0.001``: packets pass through a process that limits
+  the rate, delays packets and drops a share of them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ FRAMING = PAYLOAD_BYTES / (PACKET_BYTES + TBF_FRAMING_BYTES)
 def burst_bytes(rate_bits_per_s: float) -> int:
     """Return how many bytes the token bucket of a lab's link can save.
 
-    With a smaller bucket the rate of the link is wrong by a factor of two.
+    The bucket has 128 KiB for each Gbit/s of the rate, and 16 KiB at least. With a
+    smaller bucket the rate of the link is wrong by a factor of two.
     """
     return max(16 * KIB, round(128 * KIB / 1e9 * rate_bits_per_s))
 
@@ -69,7 +69,7 @@ def wire_s_per_byte(
     return bus_factor * 8 / (rate_bits_per_s * framing)
 
 
-class Named(NamedTuple):
+class LinkConditions(NamedTuple):
     """The conditions that the name of a lab's link states.
 
     Attributes
@@ -104,7 +104,7 @@ def is_lab(link: str) -> bool:
     return link.startswith(("lab:", "emulated:"))
 
 
-def read_link(link: str) -> Named:
+def read_link(link: str) -> LinkConditions:
     """Return the conditions that the name of a lab's link states.
 
     Parameters
@@ -114,7 +114,7 @@ def read_link(link: str) -> Named:
 
     Returns
     -------
-    Named
+    LinkConditions
 
     Raises
     ------
@@ -135,8 +135,8 @@ def read_link(link: str) -> Named:
     rate_bits_per_s = parse_bits_per_s(conditions.partition("-")[0])
     if kind == "lab":
         burst_s = burst_bytes(rate_bits_per_s) * 8 / rate_bits_per_s
-        return Named("tbf", rate_bits_per_s, 0.0, burst_s, TBF_FRAMING_BYTES)
-    return Named(
+        return LinkConditions("tbf", rate_bits_per_s, 0.0, burst_s, TBF_FRAMING_BYTES)
+    return LinkConditions(
         engine=kind,
         rate_bits_per_s=rate_bits_per_s,
         delay_s=parse_seconds(_condition(link, "delay", "0s")),
@@ -163,7 +163,7 @@ def ranks_per_node(link: str) -> int:
     return int(group[1]) if group else 1
 
 
-def way_s(link: str) -> float:
+def one_way_delay_s(link: str) -> float:
     """Return the delay of a packet from rank to rank in seconds, by the link's name.
 
     A packet is delayed on two links. The delay is 0 for links that are not emulated.

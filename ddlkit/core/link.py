@@ -141,13 +141,14 @@ class Link:
         cost_s = np.asarray(cost(n_bytes))
         startup_s = max(0.0, cost.startup_s())
         if not self.burst_s:
+            # A measured time can be below the start-up. All of it is software then.
             software_s = np.minimum(startup_s, cost_s)
             return Parts(software_s, cost_s - software_s)
 
         wire_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
         limited_by_link = wire_s > startup_s
-        # A message can send more or fewer bytes than its own, such as the largest
-        # gradients of a group.
+        # The limit of the notes, in bytes of a message. A message can send more or
+        # fewer bytes than its own, such as the largest gradients of a group.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
         software_s = np.minimum(cost_s, cost(limit_bytes))
@@ -205,28 +206,30 @@ class Link:
         ends_s = np.empty(inputs[0].shape)
         # The index of a scenario covers all axes but the last one, of messages.
         for scenario in np.ndindex(ends_s.shape[:-1]):
-            of_scenario = [values[scenario].tolist() for values in inputs]
-            simulation = _Simulation(self, *of_scenario)
+            # Lists, because the simulation reads element by element.
+            inputs_of_scenario = [values[scenario].tolist() for values in inputs]
+            simulation = _Simulation(self, *inputs_of_scenario)
             starts_s[scenario], ends_s[scenario] = simulation.run()
         return starts_s, ends_s
 
     def computed_s(self, work_s: Floats, starts_s: Floats, ends_s: Floats) -> Floats:
-        """Return when compute is done that messages slow down.
+        """Return when amounts of compute are done if messages slow compute down.
 
         Parameters
         ----------
         work_s : ndarray, shape (n,)
-            Amounts of compute, in seconds without messages.
+            Amounts of compute since time 0, in seconds without messages.
         starts_s, ends_s : ndarray, shape (G,)
             When each message starts and ends, in seconds.
 
         Returns
         -------
         ndarray, shape (n,)
-            In seconds.
+            When each amount is done, in seconds.
         """
         # The pace of compute changes only at a knot, where a message starts or ends.
         knots_s = np.unique(np.concatenate([[0.0], starts_s, ends_s]))
+        # One row for each knot, one column for each message.
         under_way = (starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)
         slowdown = np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
         pace = 1 / (1 + slowdown)
@@ -235,6 +238,40 @@ class Link:
         done_s = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(knots_s))])
         knot = np.searchsorted(done_s, work_s, side="right") - 1
         return np.asarray(knots_s[knot] + (work_s - done_s[knot]) / pace[knot])
+
+
+class _Demand(NamedTuple):
+    """The link time or the processor time that a message under way still needs.
+
+    Attributes
+    ----------
+    left_s : dict of int to float
+        What is left for each message, in seconds for the message alone. The entry of
+        this message is counted down as time passes.
+    message : int
+        The message.
+    factor : float
+        How many times as long the time that is left takes now, because the message
+        shares the link or the processor and may be slowed down by compute.
+    """
+
+    left_s: dict[int, float]
+    message: int
+    factor: float
+
+    @property
+    def until_done_s(self) -> float:
+        """Return seconds until this demand is met if nothing changes before."""
+        return self.left_s[self.message] * self.factor
+
+    def advance(self, step_s: float) -> None:
+        """Count down what is left by what is done in ``step_s`` seconds."""
+        # What ends in this step ends exactly: a difference could leave a rounding
+        # error.
+        if self.until_done_s > step_s:
+            self.left_s[self.message] -= step_s / self.factor
+        else:
+            self.left_s[self.message] = 0.0
 
 
 class _Simulation:
@@ -264,7 +301,8 @@ class _Simulation:
         self.ends_s = [0.0] * len(ready_s)
 
         self.now_s = 0.0
-        self.admitted = 0
+        self.admitted = 0  # how many messages were admitted, in their order
+        # A link that has rested begins with all tokens that it can save.
         self.tokens_s = link.burst_s
         # How far compute has come, and how far it goes. Where messages slow compute
         # down, it lags behind the clock.
@@ -276,6 +314,7 @@ class _Simulation:
 
     def run(self) -> tuple[list[float], list[float]]:
         """Return when each message starts and ends, in seconds."""
+        # Time advances only when no message can end or be admitted at this moment.
         while self.admitted < len(self.ready_s) or self.wire_left_s:
             self._end_finished()
             if self._has_room() and self.ready_s[self.admitted] <= self.computed_s:
@@ -301,6 +340,7 @@ class _Simulation:
 
     def _admit_next(self) -> None:
         k = self.admitted
+        # Saved tokens let as many bytes of the message through at once.
         saved_s = min(self.tokens_s, self.wire_s[k])
         self.tokens_s -= saved_s
         self.starts_s[k] = self.now_s
@@ -316,8 +356,10 @@ class _Simulation:
             self.message_slowdown[k] for k in under_way
         )
 
-        needs = self._needs(slowed_by_compute)
-        until_s = [left_s[k] * factor for left_s, k, factor in needs]
+        # How long until each kind of event, if nothing else happens before. The end of
+        # compute is an event only if messages advance faster afterwards.
+        demands = self._demands(slowed_by_compute)
+        until_done_s = [demand.until_done_s for demand in demands]
         until_ready_s = math.inf
         if self._has_room():
             compute_left_s = self.ready_s[self.admitted] - self.computed_s
@@ -326,18 +368,15 @@ class _Simulation:
         if slowed_by_compute:
             compute_left_s = self.all_computed_s - self.computed_s
             until_computed_s = compute_left_s * compute_factor
-        step_s = min([*until_s, until_computed_s, until_ready_s])
+        step_s = min([*until_done_s, until_computed_s, until_ready_s])
         if math.isinf(step_s):
             return  # the last message has just ended
 
         # A link saves tokens only while it rests.
         if not any(self.wire_left_s.values()):
             self.tokens_s = min(self.link.burst_s, self.tokens_s + step_s)
-        for left_s, k, factor in needs:
-            if left_s[k] * factor > step_s:
-                left_s[k] -= step_s / factor
-            else:
-                left_s[k] = 0.0
+        for demand in demands:
+            demand.advance(step_s)
         self.now_s += step_s
         # At an event its own time is taken. A sum could miss it by a rounding error.
         if until_computed_s <= step_s:
@@ -347,22 +386,17 @@ class _Simulation:
         else:
             self.computed_s += step_s / compute_factor
 
-    def _needs(
-        self, slowed_by_compute: bool
-    ) -> list[tuple[dict[int, float], int, float]]:
-        """Return the demands of the messages under way on link and processor.
+    def _demands(self, slowed_by_compute: bool) -> list[_Demand]:
+        """Return what the messages under way still need of the link and the processor.
 
-        Returns
-        -------
-        list of (dict, int, float)
-            The times that are left by message, the message, and the factor by which
-            this time is now longer than for the message alone.
+        ``slowed_by_compute`` says whether compute slows messages down at this moment.
         """
         wire_left_s = self.wire_left_s
         software_left_s = self.software_left_s
-        longer = dict.fromkeys(wire_left_s, 1.0)
+        # How many times as long each message takes because of compute.
+        factor = dict.fromkeys(wire_left_s, 1.0)
         if slowed_by_compute:
-            longer = {k: 1.0 + self.message_slowdown[k] for k in wire_left_s}
+            factor = {k: 1.0 + self.message_slowdown[k] for k in wire_left_s}
         moving = [k for k in wire_left_s if wire_left_s[k]]
         # Without a burst the software of a message waits until its bytes have moved.
         software_overlaps = self.link.burst_s > 0
@@ -371,9 +405,14 @@ class _Simulation:
             for k in wire_left_s
             if software_left_s[k] and (software_overlaps or not wire_left_s[k])
         ]
-        turns = max(1.0, len(working) / self.link.software)
-        on_link = [(wire_left_s, k, len(moving) * longer[k]) for k in moving]
-        on_processor = [(software_left_s, k, turns * longer[k]) for k in working]
+        # Messages that move bytes share the link equally. Messages whose software runs
+        # share the processor equally, if they are more than it serves at once.
+        sharing_link = len(moving)
+        sharing_processor = max(1.0, len(working) / self.link.software)
+        on_link = [_Demand(wire_left_s, k, sharing_link * factor[k]) for k in moving]
+        on_processor = [
+            _Demand(software_left_s, k, sharing_processor * factor[k]) for k in working
+        ]
         return on_link + on_processor
 
 
@@ -386,6 +425,8 @@ def one_by_one(
     message_slowdown: ArrayLike = 0.0,
 ) -> tuple[Floats, Floats]:
     """Return when messages start and end if one is under way at a time.
+
+    All scenarios are computed at once, message by message.
 
     Parameters
     ----------
@@ -404,25 +445,28 @@ def one_by_one(
         In seconds.
     """
     scenarios = ready_s.shape[:-1]
-    compute_slowdown = np.broadcast_to(slowdown, ready_s.shape)
-    slowdown_by_compute = np.broadcast_to(message_slowdown, ready_s.shape)
-    slows_compute = compute_slowdown.any()
-    slows_messages = slowdown_by_compute.any()
+    compute_slowdowns = np.broadcast_to(slowdown, ready_s.shape)
+    message_slowdowns = np.broadcast_to(message_slowdown, ready_s.shape)
+    slows_compute = compute_slowdowns.any()
+    slows_messages = message_slowdowns.any()
     starts_s = np.empty(ready_s.shape)
     ends_s = np.empty(ready_s.shape)
+    # The amount of compute after which the last message is ready.
     all_computed_s = ready_s.max(axis=-1, initial=0.0)
-    free_s = np.zeros(scenarios)
+    link_free_s = np.zeros(scenarios)
     tokens_s = np.full(scenarios, burst_s)
-    # How late compute is, by all that messages have slowed it down so far.
+    # How late compute is, by all that messages have slowed it down so far. At time t
+    # the amount t - late_s has been computed.
     late_s = np.zeros(scenarios)
     for k in range(ready_s.shape[-1]):
-        start_s = np.maximum(free_s, ready_s[..., k] + late_s)
+        start_s = np.maximum(link_free_s, ready_s[..., k] + late_s)
         compute_left_s = np.maximum(0.0, all_computed_s - (start_s - late_s))
-        slowdowns = (compute_slowdown[..., k], slowdown_by_compute[..., k])
+        slowdowns = (compute_slowdowns[..., k], message_slowdowns[..., k])
 
         # While the link rested, it saved up tokens. They let bytes through at once.
-        tokens_s = np.minimum(burst_s, tokens_s + start_s - free_s)
+        tokens_s = np.minimum(burst_s, tokens_s + start_s - link_free_s)
         on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
+        # With a burst, software runs while bytes move. Without, it follows the bytes.
         if burst_s:
             took_s = np.maximum(on_link_s, software_s[..., k])
         else:
@@ -432,17 +476,21 @@ def one_by_one(
         if slows_messages:
             took_s = _overlapped_s(took_s, compute_left_s, *slowdowns)
             longer_s = _overlapped_s(on_link_s, compute_left_s, *slowdowns) - on_link_s
+        # Tokens grow for as long as the message takes, and its bytes use them up.
         tokens_s = np.minimum(burst_s, tokens_s + took_s - wire_s[..., k] - longer_s)
 
         if slows_compute:
-            # What is computed while the message is under way takes longer by the
-            # factor of the slowdown, and all later compute is late by as much.
-            factor = compute_slowdown[..., k]
-            overlap_s = np.minimum(compute_left_s, took_s / (1 + factor))
-            late_s = late_s + factor * overlap_s
-        free_s = start_s + took_s
+            # While the message is under way compute advances at the pace 1 / (1 + s),
+            # with s the slowdown. Each second of compute is late by s seconds, and so
+            # is all later compute.
+            compute_slowdown = compute_slowdowns[..., k]
+            work_during_message_s = np.minimum(
+                compute_left_s, took_s / (1 + compute_slowdown)
+            )
+            late_s = late_s + compute_slowdown * work_during_message_s
+        link_free_s = start_s + took_s
         starts_s[..., k] = start_s
-        ends_s[..., k] = free_s
+        ends_s[..., k] = link_free_s
     return starts_s, ends_s
 
 
@@ -466,9 +514,11 @@ def _overlapped_s(
     ndarray, one value for each scenario
         In seconds.
     """
-    # Until compute ends, for both_s at most, the message advances more slowly. What is
-    # left of the message then takes as long as it does alone.
-    both_s = compute_left_s * (1 + slowdown)
-    alone_after_s = np.maximum(0.0, alone_s - both_s / (1 + message_slowdown))
-    overlap_s = np.minimum(alone_s * (1 + message_slowdown), both_s)
-    return np.asarray(overlap_s + alone_after_s)
+    # Compute, slowed down by the message, ends after this time if the message lasts so
+    # long. Until then the message advances more slowly. What is left of the message
+    # afterwards takes as long as it does alone.
+    until_computed_s = compute_left_s * (1 + slowdown)
+    during_compute_s = np.minimum(alone_s * (1 + message_slowdown), until_computed_s)
+    done_by_then_s = until_computed_s / (1 + message_slowdown)
+    after_compute_s = np.maximum(0.0, alone_s - done_by_then_s)
+    return np.asarray(during_compute_s + after_compute_s)

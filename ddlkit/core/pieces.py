@@ -87,17 +87,18 @@ def least_squares(
     # Columns differ by many orders of magnitude: a constant, and bytes. Without a
     # common scale the rank would be judged too low.
     scale = np.linalg.norm(weighted, axis=0)
-    scaled = np.zeros_like(scale)
+    scaled_values = np.zeros_like(scale)
     rank = 0
+    # A column of zeros has no scale, and its parameter is not determined.
     if np.all(scale > 0):
-        scaled, _, rank, _ = np.linalg.lstsq(
+        scaled_values, _, rank, _ = np.linalg.lstsq(
             weighted / scale, seconds / unit_s, rcond=None
         )
     if rank < design.shape[1]:
         raise UserError(
             "the sizes do not determine the parameters: measure more distinct sizes"
         )
-    return scaled / scale
+    return scaled_values / scale
 
 
 def straight(sizes: Floats) -> Floats:
@@ -228,10 +229,13 @@ def best_breaks(
             f"got {distinct.size}"
         )
     # Repeats scatter about their own mean wherever the breaks are, so one point stands
-    # for each size.
+    # for each size. Errors are relative, so a time t has the weight 1 / t**2, and the
+    # mean with these weights is sum(1 / t) / sum(1 / t**2).
     weight = _of_each_group(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
-    inverse = _of_each_group(lambda times, axis: np.sum(1 / times, axis=axis), groups)
-    mean_s = inverse / weight
+    weighted_sum = _of_each_group(
+        lambda times, axis: np.sum(1 / times, axis=axis), groups
+    )
+    mean_s = weighted_sum / weight
     # A line in one variable has the same loss in that variable plus a constant. So the
     # sum of the two columns of a design may stand for the variable.
     losses = [
@@ -241,7 +245,8 @@ def best_breaks(
 
     # least_loss[j] is the least loss of the first j sizes. The first piece begins at
     # size 0, hence row 0 of its losses. Every further piece may begin at any size i,
-    # and the sizes before i then belong to the pieces before.
+    # and the sizes before i then belong to the pieces before. ``best_starts`` has for
+    # each further piece the best i by j.
     least_loss = losses[0][0]
     best_starts = []
     for loss_of_piece in losses[1:]:
@@ -285,7 +290,8 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
         unit_vectors = np.eye(len(names)).tolist()
         terms: list[Any] = [kind(*unit_vector) for unit_vector in unit_vectors]
         design = np.column_stack([term(sizes) for term in terms])
-        return dict(zip(names, least_squares(design, seconds).tolist(), strict=True))
+        values = least_squares(design, seconds).tolist()
+        return dict(zip(names, values, strict=True))
 
     return fitter
 

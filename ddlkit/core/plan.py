@@ -276,6 +276,8 @@ def buffer(
     ends = []
     filled_bytes = 0
     for i, n_bytes in enumerate(workload.bytes.tolist()):
+        # A buffer that is not empty is sent before gradient i, which then begins the
+        # next group.
         overflows = filled_bytes + n_bytes > capacity_bytes
         if filled_bytes and (overflows or backward_s[i] >= timeout_s):
             ends.append(i)
@@ -383,12 +385,13 @@ def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> Fusion
     """
     best = plan
     best_s = seconds(plan)
+    # A change is a cut and a shift, see `_with_a_change`.
     changes = list(product(range(1, plan.n), (0, -1, 1)))
-    in_vain = 0
+    tried_in_vain = 0
     for cut, shift in cycle(changes):
-        if in_vain == len(changes):
+        if tried_in_vain == len(changes):
             break
-        in_vain += 1
+        tried_in_vain += 1
         ends = _with_a_change(best.ends, cut, shift)
         if ends is None:
             continue
@@ -397,16 +400,29 @@ def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> Fusion
         if candidate_s < best_s:
             best = candidate
             best_s = candidate_s
-            in_vain = 0
+            tried_in_vain = 0
     return best
 
 
 def _with_a_change(
     ends: tuple[int, ...], cut: int, shift: int
 ) -> tuple[int, ...] | None:
-    """Return the ends with the cut moved by ``shift``, None if that is impossible.
+    """Return the ends of the groups if one cut between two groups is changed.
 
-    With a shift of 0 the cut is added if the plan does not have it, and else removed.
+    Parameters
+    ----------
+    ends : tuple of int
+        The exclusive end of each group.
+    cut : int
+        The number of gradients before the cut.
+    shift : {0, -1, 1}
+        By how many gradients the cut is moved. With 0 the cut is added if the plan does
+        not have it, and removed if it does.
+
+    Returns
+    -------
+    tuple of int or None
+        None if there is no such cut to be moved, or if it would leave the network.
     """
     # The last end is the end of the network, and is no cut between two groups.
     n = ends[-1]
@@ -467,15 +483,20 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
         return _exact_with_selection(workload, cost)
     n = workload.n
     ready_s = workload.ready_s
+    # Both by the number of gradients of a prefix: E in the notes, and the gradient with
+    # which the last group of the best plan of this prefix begins.
     earliest_s = np.zeros(n + 1)
     last_group_start = np.zeros(n + 1, dtype=int)
-    rows = max(1, AT_ONCE // n)
-    for begin in range(0, n, rows):
-        lasts = range(begin, min(begin + rows, n))
+    # The costs of all n**2 groups may not fit into memory. They are computed for so
+    # many last gradients at a time that there are about AT_ONCE of them.
+    lasts_at_once = max(1, AT_ONCE // n)
+    for begin in range(0, n, lasts_at_once):
+        lasts = range(begin, min(begin + lasts_at_once, n))
         costs_s = _group_times_s(workload, cost, cost.form, lasts)
-        for last, row_s in zip(lasts, costs_s, strict=True):
+        for last, costs_by_first_s in zip(lasts, costs_s, strict=True):
             end = last + 1
-            ends_s = np.maximum(earliest_s[:end], ready_s[last]) + row_s[:end]
+            start_s = np.maximum(earliest_s[:end], ready_s[last])
+            ends_s = start_s + costs_by_first_s[:end]
             least_s = ends_s.min()
             earliest_s[end] = least_s
             # The first of all that tie. Processors sum in different orders, so that
@@ -539,6 +560,8 @@ def _group_times_s(
         If a time is negative.
     """
     bytes_before = np.concatenate([[0.0], np.cumsum(workload.bytes)])
+    # Row 0 is of the last gradient lasts.start, which may have any first gradient up to
+    # itself. Every further row has one more.
     rows, firsts = np.tril_indices(len(lasts), lasts.start, workload.n)
     sizes = bytes_before[rows + lasts.start + 1] - bytes_before[firsts]
     times_s = np.zeros((len(lasts), workload.n))
@@ -679,7 +702,7 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
     size, _, timeout = text.partition(":")
     # Whoever writes buffer:25 means megabytes. A buffer of so few bytes would send
     # every gradient alone.
-    if re.fullmatch(r"[0-9.]+", size) and 0 < float(size) < units.KIB:
+    if re.fullmatch(r"[0-9]*\.?[0-9]+", size) and 0 < float(size) < units.KIB:
         raise UserError(
             f"plan {shown(f'buffer:{text}')}: a buffer of {size} bytes: write "
             f"buffer:{size}MB, or buffer:{size}B if bytes are meant"
@@ -747,8 +770,11 @@ def _exact(workload: Workload, cost: MessageCost | None, text: str) -> FusionPla
 # -- planners by a rule ------------------------------------------------------------
 
 JoinRule = Callable[[int, float, float], bool]
-"""From the next gradient, the bytes of the group so far, and the seconds at which that
-group could start to whether the gradient joins the group."""
+"""A rule that says whether the next gradient joins the group.
+
+Its arguments are the index of the gradient, the bytes of the group so far, and the time
+in seconds at which the message of that group could start.
+"""
 
 
 def merged(
@@ -764,10 +790,8 @@ def merged(
         What one iteration computes, in ready order.
     cost : MessageCost
         The time of a message, from which follows when a later group could start.
-    joins : callable
-        From the index of a gradient, the bytes of the group before it, and the time in
-        seconds at which that group could start, to whether the gradient joins the
-        group.
+    joins : JoinRule
+        Whether a gradient joins the group before it.
 
     Returns
     -------
@@ -820,7 +844,7 @@ def fusing_pays(
 
 
 @planner("adafusion", variants=("repaired",))
-def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+def adafusion(workload: Workload, cost: MessageCost | None, variant: str) -> FusionPlan:
     """Return the plan of adaFusion, which applies osf Eq 17 gradient by gradient.
 
     Parameters
@@ -829,7 +853,7 @@ def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> Fusion
         What one iteration computes, in ready order.
     cost : MessageCost
         The time of a message.
-    text : {"", "repaired"}
+    variant : {"", "repaired"}
         With "" the wait is zero. This is what the printed equation gives without a
         limit of the buffer and without a timeout. With "repaired" the buffer waits for
         the next backward.
@@ -843,15 +867,15 @@ def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> Fusion
     backward_s = workload.backward_s.tolist()
 
     def joins(tensor: int, group_bytes: float, start_s: float) -> bool:
-        waited_s = backward_s[tensor] if text else 0.0
+        waited_s = backward_s[tensor] if variant == "repaired" else 0.0
         return fusing_pays(message_cost, group_bytes, sizes[tensor], waited_s)
 
-    name = f"adafusion:{text}" if text else "adafusion"
+    name = f"adafusion:{variant}" if variant else "adafusion"
     return merged(name, workload, message_cost, joins)
 
 
 @planner("mg_wfbp", variants=("osf",))
-def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> FusionPlan:
     """Return the plan of MG-WFBP, which merges a gradient if that saves time.
 
     Parameters
@@ -860,7 +884,7 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
         What one iteration computes, in ready order.
     cost : MessageCost
         The time of a message.
-    text : {"", "osf"}
+    variant : {"", "osf"}
         With "" the rule is the one that its authors published. With "osf" it is the
         rule that osf describes in Section 4.2.
 
@@ -888,9 +912,10 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
     def joins_as_described(tensor: int, group_bytes: float, start_s: float) -> bool:
         size = sizes[tensor]
         message_s = message_cost(group_bytes)
+        # The time that merging saves. For a straight line this is its start-up.
         start_up_s = message_s + message_cost(size) - message_cost(group_bytes + size)
         return bool(backward_s[tensor] < message_s + start_up_s)
 
-    if text == "osf":
+    if variant == "osf":
         return merged("mg_wfbp:osf", workload, message_cost, joins_as_described)
     return merged("mg_wfbp", workload, message_cost, joins_as_published)

@@ -1,8 +1,8 @@
 """Messages that may use more or fewer resources of a device: which to give to each of them.
 
 A message that gets more of a device, such as more thread blocks of a GPU, is often sent
-sooner, and slows down more the compute that goes on at the same time. Hidden messages can
-afford to be slow. The last message cannot.
+sooner, and slows down more the compute that goes on at the same time. Hidden messages
+can afford to be slow. The last message cannot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Floats, Ints, Workload
 
 MOST_STATES = 1000
-"""How many states of a prefix `jointly` keeps, spread evenly: there can be more than memory holds."""
+"""How many states of a prefix `jointly` keeps, spread evenly.
+
+There can be more states than memory holds.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +37,8 @@ class Resources:
     cost : MessageCost
         The time of a message with these resources while nothing is computed.
     slowdown : float
-        How much longer compute takes while such a message is under way: 0.1 is a tenth longer.
+        How much longer compute takes while such a message is under way: 0.1 is a tenth
+        longer.
     message_slowdown : float
         How much longer such a message takes while something is computed.
     """
@@ -84,12 +88,21 @@ class Shared:
 
 
 class _States(NamedTuple):
-    """The states of an iteration after all messages of a prefix of the gradients, arrays (m,).
+    """The states of an iteration after all messages of a prefix of the gradients.
 
-    ``end_s`` is when the last message has arrived, and ``work_s`` is how far compute has come by then.
-    The other columns say how a state was reached. ``first`` is the first gradient of the last message,
-    ``state`` is the index of the state before that message, and ``choice`` is the index of the resources
-    that the message has.
+    Attributes
+    ----------
+    end_s : ndarray, shape (m,)
+        When the last message has arrived, in seconds of the clock.
+    work_s : ndarray, shape (m,)
+        How much has been computed by then, in seconds of undisturbed compute.
+    first : ndarray, shape (m,)
+        The first gradient of the last message.
+    state : ndarray, shape (m,)
+        The index of the state before the last message, among the states of the prefix
+        that ends before ``first``.
+    choice : ndarray, shape (m,)
+        The index of the resources that the last message has.
     """
 
     end_s: Floats
@@ -107,7 +120,8 @@ def jointly(
     Parameters
     ----------
     workload : Workload
-        What one iteration computes, n tensors in the order in which their gradients become ready.
+        What one iteration computes, n tensors in the order in which their gradients
+        become ready.
     choices : sequence of Resources
         What each message may use.
     plan : FusionPlan, optional
@@ -120,9 +134,10 @@ def jointly(
 
     Notes
     -----
-    A dynamic programme over prefixes of the gradients. All that the messages of a prefix leave behind is
-    when the last of them has arrived, and how far compute has come by then. A state that another one beats
-    in both is dropped. At most ``MOST_STATES`` of a prefix are kept, so the result is proven shortest only
+    A dynamic programme over prefixes of the gradients. All that the messages of a
+    prefix leave behind is when the last of them has arrived, and how far compute has
+    come by then. Of the states of a prefix, those on the Pareto front of the two are
+    kept, but at most ``MOST_STATES``. The result is therefore proven shortest only
     where there were never more.
     """
     n = workload.n
@@ -134,7 +149,8 @@ def jointly(
     nothing = np.zeros(1, np.int64)
     states = {0: _States(np.zeros(1), np.zeros(1), nothing, nothing, nothing)}
     for group, end in enumerate(ends):
-        # A given plan fixes where the last message begins. Else it may begin after any prefix.
+        # A given plan fixes where the last message begins. Without one it may begin
+        # after any prefix.
         firsts = starts[: group + 1] if plan is None else starts[group : group + 1]
         sizes = bytes_before[end] - bytes_before[list(firsts)]
         costs_s = np.stack([np.asarray(way.cost(sizes), float) for way in choices])
@@ -174,14 +190,19 @@ def _with_one_more_message(
 ) -> _States:
     """Return the states after one more message, whichever prefix and resources it has.
 
+    There are two kinds of seconds. ``ready_s``, ``last_ready_s`` and all names with
+    "work" are amounts of compute, in seconds of undisturbed compute. All other names
+    are seconds of the clock.
+
     Parameters
     ----------
     before : mapping of int to _States
-        The states of each prefix (P of them) after which the message may begin.
+        The states of each prefix (P of them) after which the message may begin, by the
+        first gradient of the message.
     ready_s : float
-        When the last gradient of the message is ready, if no message slowed compute down.
+        The amount of compute after which the last gradient of the message is ready.
     last_ready_s : float
-        When the last of all gradients is ready, if no message slowed compute down.
+        The amount of compute after which the last of all gradients is ready.
     costs_s : ndarray, shape (C, P)
         The time of the message alone, by resources and prefix.
     choices : sequence of Resources, length C
@@ -194,28 +215,37 @@ def _with_one_more_message(
     """
     counts = [len(states.end_s) for states in before.values()]
     end_s = np.concatenate([states.end_s for states in before.values()])
-    computed_s = np.concatenate([states.work_s for states in before.values()])
+    work_before_s = np.concatenate([states.work_s for states in before.values()])
     prefix = np.arange(len(before)).repeat(counts)
 
     # Compute lags behind the clock by the time that earlier messages have cost it.
-    lag_s = end_s - computed_s
+    lag_s = end_s - work_before_s
     start_s = np.maximum(end_s, ready_s + lag_s)
-    work_s = np.minimum(start_s - lag_s, last_ready_s)
+    work_at_start_s = np.minimum(start_s - lag_s, last_ready_s)
 
+    # From here on there is one row for each choice of resources, and one column for
+    # each state of ``before``.
     compute_factor = np.array([[1 + way.slowdown] for way in choices])
     message_factor = np.array([[1 + way.message_slowdown] for way in choices])
-    # How long compute still goes on while the message is sent, if the message lasts so long.
-    left_s = (last_ready_s - work_s) * compute_factor
     alone_s = costs_s[:, prefix]
-    beside_compute_s = np.minimum(alone_s * message_factor, left_s)
-    after_compute_s = np.maximum(0.0, alone_s - left_s / message_factor)
-    took_s = beside_compute_s + after_compute_s
-    done_s = np.where(took_s >= left_s, last_ready_s, work_s + took_s / compute_factor)
+    # How long compute still goes on while the message is sent, if the message lasts so
+    # long. The message advances more slowly until then, and afterwards as it does
+    # alone.
+    until_computed_s = (last_ready_s - work_at_start_s) * compute_factor
+    during_compute_s = np.minimum(alone_s * message_factor, until_computed_s)
+    done_by_then_s = until_computed_s / message_factor
+    after_compute_s = np.maximum(0.0, alone_s - done_by_then_s)
+    took_s = during_compute_s + after_compute_s
+    # Where the message outlasts compute, all is computed, to the last bit.
+    work_at_end_s = np.where(
+        took_s >= until_computed_s,
+        last_ready_s,
+        work_at_start_s + took_s / compute_factor,
+    )
 
-    # One row for each choice of resources, one column for each state of ``before``.
     columns = _States(
         end_s=start_s + took_s,
-        work_s=done_s,
+        work_s=work_at_end_s,
         first=np.repeat([*before], counts),
         state=np.concatenate([np.arange(count) for count in counts]),
         choice=np.arange(len(choices))[:, None],

@@ -112,6 +112,8 @@ class SparseGather(MessageCost, described=False):
     selecting: Selecting | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        # The checks of `MessageCost` are for parameters that are numbers. A sparse
+        # gather has another cost, which was checked.
         gather = self.gather
         needed = of_gradients(sparse=True)
         self.check(
@@ -122,6 +124,7 @@ class SparseGather(MessageCost, described=False):
             0 < self.density <= 1,
             f"density {self.density} is not above 0 and at most 1",
         )
+        # What the all-gathers hold for, this cost holds for.
         for name in ("workers", "samples"):
             object.__setattr__(self, name, getattr(gather, name))
 
@@ -174,8 +177,11 @@ class SparseGather(MessageCost, described=False):
         ndarray
             Bytes in the shape of ``n_bytes``.
         """
-        kept = np.maximum(1.0, np.rint(self.density * elements_of(n_bytes)))
-        return 2 * ELEMENT_BYTES * (self.workers or 1) * kept
+        # Each worker gives as many values and as many indices, of 4 bytes both.
+        selected_elements = np.maximum(
+            1.0, np.rint(self.density * elements_of(n_bytes))
+        )
+        return 2 * ELEMENT_BYTES * (self.workers or 1) * selected_elements
 
 
 # -- iterations ------------------------------------------------------------------------
@@ -254,15 +260,16 @@ def sparse_timeline(
     last_of_group = backward[np.array(plan.ends) - 1]
 
     # The simulated backward of a group's last gradient contains the selection, at its
-    # end.
+    # end. Such a span is cut in two: its backward is shortened, and the rest of the
+    # span becomes the selection.
     selection_s = np.zeros(len(spans))
     selection_s[last_of_group] = cost.selection_s(iteration.group_bytes)
-    # Without the maximum, a rounding error could move the begin of a selection before
-    # the begin of the backward that contains it.
-    begin_s = np.maximum(spans["end_s"] - selection_s, spans["start_s"])
-    shortened = spans.assign(end_s=np.where(selection_s > 0, begin_s, spans["end_s"]))
+    # Without the maximum, a rounding error could move the cut before the begin of the
+    # backward.
+    cut_s = np.maximum(spans["end_s"] - selection_s, spans["start_s"])
+    shortened = spans.assign(end_s=np.where(selection_s > 0, cut_s, spans["end_s"]))
     selections = spans.iloc[last_of_group].assign(
-        start_s=begin_s.iloc[last_of_group], kind="sparsify"
+        start_s=cut_s.iloc[last_of_group], kind="sparsify"
     )
     selections["task"] = [f"select {group}" for group in selections["group"]]
     rows = [*shortened.to_dict("records"), *selections.to_dict("records")]
@@ -428,26 +435,47 @@ class SelectionTimes(SelectionCost):
         # A `Table` would go on along its last slope. Recorded replays waited in
         # proportion to the size, so their predictions must do so as well.
         largest = self.elements[-1]
-        beyond = np.maximum(1.0, d / largest)
+        times_largest = np.maximum(1.0, d / largest)
         inside = np.minimum(d, largest)
+        inside_s_by_density = [
+            Table(self.elements, row)(inside) for row in self.seconds
+        ]
         if one_density:
-            return np.asarray(beyond * Table(self.elements, self.seconds[0])(inside))
-        by_density = [Table(self.elements, row)(inside) for row in self.seconds]
-        return np.asarray(beyond * self._between_densities(np.log(by_density), rho))
+            return np.asarray(times_largest * inside_s_by_density[0])
+        inside_s = self._between_densities(np.log(inside_s_by_density), rho)
+        return np.asarray(times_largest * inside_s)
 
     def _between_densities(self, log_s: Floats, rho: Floats) -> Floats:
-        """Return seconds at densities (...), by logarithms at the m measured ones."""
+        """Return times that are interpolated between the two nearest densities.
+
+        Parameters
+        ----------
+        log_s : ndarray, shape (m, ...)
+            The logarithm of the time at each measured density.
+        rho : ndarray, shape (...)
+            The densities that are asked for.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Seconds, linear in the logarithms of density and time.
+        """
         last = len(self.density) - 1
-        place = np.interp(np.log(rho), np.log(self.density), np.arange(last + 1))
-        below = np.minimum(place.astype(int), last)
+        # Where each density lies among the measured ones: 1.5 is between 1 and 2.
+        position = np.interp(np.log(rho), np.log(self.density), np.arange(last + 1))
+        below = np.minimum(position.astype(int), last)
         above = np.minimum(below + 1, last)
-        lower = np.take_along_axis(log_s, below[None], axis=0)[0]
-        upper = np.take_along_axis(log_s, above[None], axis=0)[0]
-        return np.asarray(np.exp(lower + (place - below) * (upper - lower)))
+        log_s_below = np.take_along_axis(log_s, below[None], axis=0)[0]
+        log_s_above = np.take_along_axis(log_s, above[None], axis=0)[0]
+        share = position - below
+        return np.asarray(np.exp(log_s_below + share * (log_s_above - log_s_below)))
 
     @property
     def sha256(self) -> str:
-        """Return the hash of all that a selection time depends on, as a Case has it."""
+        """Return the hash of all that a selection time depends on.
+
+        `ddlkit.core.case.Case` has this hash as ``selection_sha256``.
+        """
         columns = (self.density, self.elements, self.seconds)
         return hashlib.sha256(
             b"".join(column.tobytes() for column in columns)

@@ -144,13 +144,13 @@ class TaskGraph:
         """
         seconds = np.asarray(duration_s, float)
         n = seconds.size
-        numbers = np.arange(n) if resource is None else np.array(resource)
+        resource_numbers = np.arange(n) if resource is None else np.array(resource)
         # Resources are counted from 0. A graph without tasks has none.
-        n_resources = numbers.max(initial=-1) + 1
+        n_resources = resource_numbers.max(initial=-1) + 1
         return cls(
             resources=tuple(f"gpu {i}" for i in range(n_resources)),
             kind=np.full(n, KINDS.index("forward")),
-            resource=numbers,
+            resource=resource_numbers,
             duration_s=seconds,
             rank=np.full(n, ALL_RANKS),
             layer=np.full(n, NO_LAYER),
@@ -186,12 +186,12 @@ class TaskGraph:
         """
         # With every edge reversed, the longest path to a task is the longest path from
         # the end of this task to the end of the graph.
-        backwards = self.edges[:, ::-1]
-        after_s = _longest_paths(self.duration_s, backwards)
-        slack = self.longest_path_s - after_s - self.duration_s - self.earliest_s
+        reversed_edges = self.edges[:, ::-1]
+        after_s = _longest_paths(self.duration_s, reversed_edges)
+        slack_s = self.longest_path_s - after_s - self.duration_s - self.earliest_s
         # Sums in different orders round differently, so a slack may come out below
         # zero.
-        return np.asarray(np.maximum(slack, 0.0))
+        return np.asarray(np.maximum(slack_s, 0.0))
 
     def levels(self) -> Ints:
         """Return the length of the longest chain of edges that leads to each task.
@@ -240,6 +240,9 @@ def _first_ready_first_served(
 ) -> tuple[Floats, Ints]:
     """Return when each task begins if a resource does one task at a time.
 
+    This is list scheduling: tasks become ready when all tasks before them have ended,
+    and are served in the order in which they become ready.
+
     Parameters
     ----------
     duration_s : ndarray, shape (n,)
@@ -261,26 +264,27 @@ def _first_ready_first_served(
     duration = duration_s.tolist()
     resource_of = resource.tolist()
     first, followers = (column.tolist() for column in _followers(edges, n))
-    waits_for = np.bincount(edges[:, 1], minlength=n).tolist()
+    # How many tasks that must precede a task have not ended yet.
+    pending = np.bincount(edges[:, 1], minlength=n).tolist()
     ready_s = [0.0] * n
     start_s = [0.0] * n
-    free_s = [0.0] * (max(resource_of, default=0) + 1)
+    resource_free_s = [0.0] * (max(resource_of, default=0) + 1)
     order = []
     # A heap of pairs yields the task that is ready first, and among equals the
-    # smallest.
-    ready = [(0.0, task) for task in range(n) if not waits_for[task]]
+    # smallest. A list of equal times with rising tasks is a heap already.
+    ready = [(0.0, task) for task in range(n) if not pending[task]]
     while ready:
         task_ready_s, task = heappop(ready)
         used = resource_of[task]
-        begin_s = max(free_s[used], task_ready_s)
+        begin_s = max(resource_free_s[used], task_ready_s)
         end_s = begin_s + duration[task]
         start_s[task] = begin_s
-        free_s[used] = end_s
+        resource_free_s[used] = end_s
         order.append(task)
         for follower in followers[first[task] : first[task + 1]]:
             ready_s[follower] = max(ready_s[follower], end_s)
-            waits_for[follower] -= 1
-            if not waits_for[follower]:
+            pending[follower] -= 1
+            if not pending[follower]:
                 heappush(ready, (ready_s[follower], follower))
     return np.array(start_s), np.array(order, np.int64)
 
@@ -340,13 +344,15 @@ class Schedule:
     def bound(self) -> TaskGraph:
         """Return the graph with an edge from each task to the next on its resource.
 
-        The longest path of this graph is the duration of the schedule.
+        The tasks of a resource are thereby bound to the order of the schedule. The
+        longest path of this graph is the duration of the schedule.
         """
-        resource = self.graph.resource[self.order]
-        # All tasks of one resource come together, in the order in which they begin.
-        by_resource = np.argsort(resource, kind="stable")
+        # A stable sort by resource brings all tasks of one resource together, and keeps
+        # the order in which they begin.
+        resource_in_order = self.graph.resource[self.order]
+        by_resource = np.argsort(resource_in_order, kind="stable")
         tasks = self.order[by_resource]
-        resource = resource[by_resource]
+        resource = resource_in_order[by_resource]
         neighbours = np.column_stack([tasks[:-1], tasks[1:]])
         on_one_resource = resource[:-1] == resource[1:]
         edges = np.concatenate([self.graph.edges, neighbours[on_one_resource]])
@@ -362,19 +368,21 @@ class Schedule:
         if not self.graph.n:
             return ()
         # What follows a task when every edge is reversed are the tasks it waits for.
-        backwards = self.bound.edges[:, ::-1]
-        first, predecessors = _followers(backwards, self.graph.n)
+        reversed_edges = self.bound.edges[:, ::-1]
+        first, predecessors = _followers(reversed_edges, self.graph.n)
         task = int(np.argmax(self.end_s))
         path = [task]
         while True:
             awaited = np.sort(predecessors[first[task] : first[task + 1]])
+            # A start is the largest of some ends and not a sum, so the two times are
+            # equal to the last bit.
             binding = awaited[self.end_s[awaited] == self.start_s[task]]
             if not binding.size:
                 return tuple(reversed(path))
             task = int(binding[0])
             path.append(task)
 
-    def limits(self) -> dict[str, float]:
+    def critical_shares(self) -> dict[str, float]:
         """Return how the time of the critical path is shared between resources.
 
         Returns
@@ -387,15 +395,19 @@ class Schedule:
         graph = self.graph
         n_iterations = len(self.iteration_ends_s)
         if n_iterations >= 3:
-            counted = range(1, n_iterations - 1)
+            first_counted = 1
+            last_counted = n_iterations - 2
         else:
-            counted = range(NO_ITERATION, n_iterations)
+            # All tasks count. NO_ITERATION is -1, the smallest iteration of any task.
+            first_counted = NO_ITERATION
+            last_counted = n_iterations - 1
         seconds: dict[str, float] = {}
         for task in self.critical_path:
-            if graph.iteration[task] in counted:
+            if first_counted <= graph.iteration[task] <= last_counted:
                 resource = graph.resources[graph.resource[task]]
                 name = _class_of(resource)
                 seconds[name] = seconds.get(name, 0.0) + float(graph.duration_s[task])
+        # A path that takes no time has no shares: any divisor then gives zeros.
         whole_s = sum(seconds.values()) or 1.0
         names = sorted(seconds, key=seconds.__getitem__, reverse=True)
         return {name: seconds[name] / whole_s for name in names}
@@ -506,27 +518,29 @@ class Gpus:
         ranks = np.arange(self.n)
         machine = ranks // self.per_machine
         # By class of resource, which one of this class each rank uses, from 0.
-        disk = np.zeros_like(machine) if self.shared_disk else machine
-        number_of_rank = {"disk": disk}
+        number_of_rank = {}
+        number_of_rank["disk"] = np.zeros_like(machine) if self.shared_disk else machine
         if self.decoding == "machine":
             number_of_rank["cpu"] = machine
-        elif self.decoding != "trains":
+        elif self.decoding == "own":
             number_of_rank["cpu"] = ranks
         number_of_rank["copy"] = ranks
         number_of_rank["gpu"] = ranks
 
+        # Resources of one class have consecutive indices, one class after the other.
         names: list[str] = []
         used: dict[str, Ints] = {}
-        for kind, numbers in number_of_rank.items():
-            used[kind] = len(names) + numbers
-            names += [f"{kind} {number}" for number in range(numbers.max() + 1)]
+        for name, numbers in number_of_rank.items():
+            used[name] = len(names) + numbers
+            names += [f"{name} {number}" for number in range(numbers.max() + 1)]
         if self.shared_disk:
+            # Disks come first, and there is only one.
             names[0] = "disk all"
         # The core that trains has the role of the GPU, and decodes, too.
         if self.decoding == "trains":
             used["cpu"] = used["gpu"]
-        for kind, name in (("link", "link"), ("all", "gpu all")):
-            used[kind] = np.array([len(names)])
+        for shared_by_all, name in (("link", "link"), ("all", "gpu all")):
+            used[shared_by_all] = np.array([len(names)])
             names.append(name)
         return tuple(names), used
 
@@ -583,29 +597,33 @@ def s_sgd(
     """
     if iterations < 1:
         raise UserError(f"{iterations} iterations: there must be at least one")
-    ends = (
-        range(1, len(times.backward_s) + 1)
-        if plan is None
-        else plan.ends_in_ready_order
-    )
+    if plan is None:
+        # Each gradient is a message of its own.
+        ends: Sequence[int] = range(1, len(times.backward_s) + 1)
+    else:
+        ends = plan.ends_in_ready_order
     names, resource_of = gpus.resources()
     if not strategy.decodes_on_cpu:
         decode_s = 0.0
-    one = _one_iteration(times, strategy, ends, resource_of, decode_s)
+    template = _one_iteration(times, strategy, ends, resource_of, decode_s)
 
-    # Tasks of iteration i have the numbers of the first iteration plus i * n. Edges
+    # The template is repeated: task t of iteration i has the number t + i * n. Edges
     # have the shape (iterations, edges, 2) until they are joined. The second task of an
-    # edge to a later iteration has its number there. The last iterations lack such
-    # edges, because there is no iteration to which these would lead.
-    n = len(one.tasks)
+    # edge to a later iteration has its number there, hence [0, n] for the next one. The
+    # last iterations lack such edges, because there is no iteration to which these
+    # would lead.
+    n = len(template.tasks)
     offsets = n * np.arange(iterations)[:, None, None]
-    within = one.within + offsets
-    to_next = one.to_next + [0, n] + offsets[:-1]
+    within = template.within + offsets
+    to_next = template.to_next + [0, n] + offsets[:-1]
+    # An update frees the buffer of its own batch. What is read into this buffer is the
+    # next batch that has not been fetched ahead.
     lag = 1 + strategy.batches_ahead
-    to_fetch = one.to_fetch + [0, lag * n] + offsets[:-lag]
+    to_fetch = template.to_fetch + [0, lag * n] + offsets[:-lag]
     edges = [group.reshape(-1, 2) for group in (within, to_next, to_fetch)]
 
-    kind, resource, duration_s, rank, layer = np.tile(one.tasks, (iterations, 1)).T
+    columns = np.tile(template.tasks, (iterations, 1)).T
+    kind, resource, duration_s, rank, layer = columns
     return TaskGraph(
         resources=names,
         kind=kind,
@@ -619,12 +637,22 @@ def s_sgd(
 
 
 class _OneIteration(NamedTuple):
-    """The n tasks of one iteration and its edges, arrays (m, 2).
+    """The n tasks of one iteration, and the edges that begin in it.
 
-    ``tasks`` (n, 5) has the columns kind, resource, seconds, rank and layer. ``within``
-    are edges within the iteration. ``to_next`` lead from a task to a task of the next
-    iteration. ``to_fetch`` lead from the update to the reads of the iteration whose
-    batch is fetched then. Both tasks of every edge are numbered as in this iteration.
+    Edges are pairs of tasks. Both tasks are numbered as in this iteration, also where
+    the second one belongs to a later iteration.
+
+    Attributes
+    ----------
+    tasks : ndarray, shape (n, 5)
+        The columns kind, resource, seconds, rank and layer.
+    within : ndarray, shape (m, 2)
+        Edges to tasks of the same iteration.
+    to_next : ndarray, shape (m, 2)
+        Edges to tasks of the next iteration.
+    to_fetch : ndarray, shape (m, 2)
+        Edges from the update to the reads of the iteration whose batch may be fetched
+        after this update.
     """
 
     tasks: Floats
@@ -732,37 +760,63 @@ def _one_iteration(
     # -- communication: the times list the message that is sent first as the last one
     messages = []
     for end, seconds in zip(ends, times.communication_s[::-1], strict=True):
-        last_computed = end if strategy.sends_during_backward else n_layers
+        # How many backward tasks must have ended before the message starts.
+        awaited = end if strategy.sends_during_backward else n_layers
         message = tasks.add_for_all(
             "all_reduce",
             "link",
             seconds,
-            after=backward[last_computed - 1],
+            after=backward[awaited - 1],
+            # The layer of the last gradient of the message, counted in forward order.
             layer=n_layers - end + 1,
         )
         messages.append(message)
     update = tasks.add_for_all("update", "all", times.update_s, after=messages)
 
-    # A disk reads one batch after the other. Whatever the framework does not do ahead
-    # waits for the update of the iteration before.
-    to_next = list(zip(io, io, strict=True))
-    to_next += [(update, task) for task in forward[0]]
-    if not strategy.reads_ahead:
-        to_next += [(update, task) for task in io]
-    if not strategy.copies_ahead:
-        to_next += [(update, task) for task in h2d]
-    if strategy.one_buffer:
-        # A read overwrites the buffer, so the copy out of the buffer comes first.
-        to_next += zip(h2d, io, strict=True)
     to_fetch = []
     if strategy.batches_ahead:
         to_fetch = [(update, task) for task in io]
     return _OneIteration(
         tasks=np.array(tasks.rows),
         within=_as_edges(tasks.edges),
-        to_next=_as_edges(to_next),
+        to_next=_as_edges(_pairs_to_next(strategy, io, h2d, forward[0], update)),
         to_fetch=_as_edges(to_fetch),
     )
+
+
+def _pairs_to_next(
+    strategy: Strategy, io: range, h2d: range, first_forward: range, update: int
+) -> list[tuple[int, int]]:
+    """Return the edges from an iteration to the next one.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        What the framework hides behind computing.
+    io, h2d, first_forward : range
+        The reads, the copies to the GPU and the forward tasks of the first layer, one
+        of each for each rank.
+    update : int
+        The update.
+
+    Returns
+    -------
+    list of (int, int)
+        Pairs of tasks, both numbered as in their own iteration.
+    """
+    # A disk reads one batch after the other, and the new weights are needed from the
+    # first layer on.
+    pairs = list(zip(io, io, strict=True))
+    pairs += [(update, task) for task in first_forward]
+    # Whatever the framework does not do ahead waits for the update, too.
+    if not strategy.reads_ahead:
+        pairs += [(update, task) for task in io]
+    if not strategy.copies_ahead:
+        pairs += [(update, task) for task in h2d]
+    if strategy.one_buffer:
+        # A read overwrites the buffer, so the copy out of the buffer comes first.
+        pairs += zip(h2d, io, strict=True)
+    return pairs
 
 
 def _as_edges(pairs: Sequence[tuple[int, int]]) -> Ints:
@@ -853,10 +907,12 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     UserError
         If the name means no task.
     """
+    # "layer:2" has the head "layer" and the number "2". Other names have no number.
     head, _, number = what.replace(":", " ").partition(" ")
     kinds = {KINDS[code] for code in np.unique(graph.kind)}
     # Kinds may be written without underscores: "allreduce".
-    kind = {name.replace("_", ""): name for name in kinds}.get(head.replace("_", ""))
+    kind_of_spelling = {name.replace("_", ""): name for name in kinds}
+    kind = kind_of_spelling.get(head.replace("_", ""))
     classes = [_class_of(name) for name in graph.resources]
     chosen = np.zeros(graph.n, bool)
     if head == "layer" and number.strip().isdigit():
@@ -925,10 +981,12 @@ def described(before: Schedule, after: Schedule) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {}
     for suffix, scheduled in (("", before), ("_after", after)):
-        limits = scheduled.limits()
+        shares = scheduled.critical_shares()
         facts[f"iteration_s{suffix}"] = scheduled.period_s
-        facts[f"limited_by{suffix}"] = next(iter(limits), "nothing")
-        facts[f"shares_of_critical_path{suffix}"] = limits
+        # The largest share comes first. A graph without tasks has none.
+        facts[f"limited_by{suffix}"] = next(iter(shares), "nothing")
+        facts[f"shares_of_critical_path{suffix}"] = shares
+    # Iterations that take no time after the change are infinitely faster.
     facts["speedup"] = np.inf
     if after.period_s:
         facts["speedup"] = before.period_s / after.period_s

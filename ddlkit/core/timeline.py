@@ -196,6 +196,7 @@ class Timeline:
 
     def overlap_s(self) -> float:
         """Return for how many seconds compute and communication go on together."""
+        # Both times together count the overlap twice, and their union counts it once.
         either_s = self.busy_s((*COMPUTE, *COMMUNICATION))
         return self.busy_s(COMPUTE) + self.busy_s(COMMUNICATION) - either_s
 
@@ -228,13 +229,17 @@ class Timeline:
             overlap are in threads of their own.
         """
         start_s = self._continuous_start_s()
-        threads: dict[tuple[int, str, int], int] = {}
+        # The number of each thread, by its rank, stream and track. A new thread gets
+        # the next number.
+        thread_numbers: dict[tuple[int, str, int], int] = {}
         events: list[dict[str, Any]] = []
         for row, track in enumerate(self._tracks(start_s)):
             rank = int(self.rank[row])
             thread = (rank, str(self.stream[row]), track)
-            tid = threads.setdefault(thread, len(threads))
+            tid = thread_numbers.setdefault(thread, len(thread_numbers))
             details = ("iteration", "group", "bytes", "origin")
+            # In the trace event format the phase X is a complete event, with its start
+            # and its duration in microseconds.
             events.append(
                 {
                     "ph": "X",
@@ -252,41 +257,53 @@ class Timeline:
             _trace_name("process_name", rank, 0, f"rank {rank}")
             for rank in np.unique(self.rank).tolist()
         ]
-        for (rank, stream, track), tid in threads.items():
+        for (rank, stream, track), tid in thread_numbers.items():
+            # Only a stream whose spans overlap has several threads, which are numbered.
             name = f"{stream} {track + 1}" if track else stream
             names.append(_trace_name("thread_name", rank, tid, name))
         return {"traceEvents": [*names, *events], "displayTimeUnit": "ms"}
 
     def _continuous_start_s(self) -> NDArray[np.float64]:
-        """Return (n,) starts if iterations follow one another from time 0 on."""
+        """Return (n,) starts in seconds if iterations follow one another from time 0 on.
+
+        The starts of a timeline are counted from the start of their own iteration.
+        """
         by_iteration = self.to_frame().groupby("iteration")
-        first_s = by_iteration["start_s"].min()
-        last_s = by_iteration["end_s"].max()
-        begin_s = (last_s - first_s).cumsum().shift(fill_value=0.0)
-        shift_s = begin_s - first_s
+        first_start_s = by_iteration["start_s"].min()
+        last_end_s = by_iteration["end_s"].max()
+        # An iteration begins when all iterations before it have ended.
+        lasts_s = last_end_s - first_start_s
+        begin_s = lasts_s.cumsum().shift(fill_value=0.0)
+        shift_s = begin_s - first_start_s
         return np.asarray(self.start_s + shift_s.loc[self.iteration].to_numpy())
 
     def _tracks(self, start_s: NDArray[np.float64]) -> list[int]:
         """Return the track of each span, such that spans of a track do not overlap.
 
-        Tracks of a rank and a stream are counted from 0.
+        Tracks of a rank and a stream are counted from 0. This is interval partitioning:
+        spans in the order of their starts each take the first track that is free, or
+        else a new one.
         """
         tracks = [0] * self.n
         end_s = start_s + (self.end_s - self.start_s)
         # Where a span ends and the next one begins in the same instant, rounding must
-        # not make them overlap.
-        over_s = end_s - 1e-12 * np.abs(end_s)
+        # not make them overlap. So a track is free an instant before its span ends.
+        free_s = end_s - 1e-12 * np.abs(end_s)
         # When each track of a rank and a stream is free again.
-        busy_until_s: dict[tuple[int, str], list[float]] = defaultdict(list)
+        free_s_of: dict[tuple[int, str], list[float]] = defaultdict(list)
         for row in np.lexsort((end_s, start_s)).tolist():
-            until_s = busy_until_s[int(self.rank[row]), str(self.stream[row])]
-            free = [track for track, end in enumerate(until_s) if end <= start_s[row]]
-            if free:
-                tracks[row] = free[0]
-                until_s[free[0]] = float(over_s[row])
+            track_free_s = free_s_of[int(self.rank[row]), str(self.stream[row])]
+            free_tracks = [
+                track
+                for track, time_s in enumerate(track_free_s)
+                if time_s <= start_s[row]
+            ]
+            if free_tracks:
+                tracks[row] = free_tracks[0]
+                track_free_s[free_tracks[0]] = float(free_s[row])
             else:
-                tracks[row] = len(until_s)
-                until_s.append(float(over_s[row]))
+                tracks[row] = len(track_free_s)
+                track_free_s.append(float(free_s[row]))
         return tracks
 
 
@@ -295,7 +312,10 @@ COLUMNS = tuple(column.name for column in fields(Timeline))
 
 
 def _trace_name(what: str, rank: int, tid: int, name: str) -> dict[str, Any]:
-    """Return the event that gives a process or a thread of a trace its name."""
+    """Return the event that gives a process or a thread of a trace its name.
+
+    ``what`` is "process_name" or "thread_name". The phase M stands for metadata.
+    """
     return {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": {"name": name}}
 
 
@@ -321,10 +341,11 @@ def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.empty((0, 2))
     ordered = spans[np.argsort(spans[:, 0], kind="stable")]
     start_s = ordered[:, 0]
+    # The latest end of each span and of all spans before it.
     reach_s = np.maximum.accumulate(ordered[:, 1])
     # A span begins a new one of the union if it starts after all earlier ones have
     # ended.
-    begins = np.concatenate([[True], start_s[1:] > reach_s[:-1]])
-    # A span of the union ends before the next one begins, and the last one ends last.
-    ends = np.concatenate([begins[1:], [True]])
-    return np.column_stack([start_s[begins], reach_s[ends]])
+    begins_union = np.concatenate([[True], start_s[1:] > reach_s[:-1]])
+    # A span is the last one of its union if the next span begins a new one.
+    ends_union = np.concatenate([begins_union[1:], [True]])
+    return np.column_stack([start_s[begins_union], reach_s[ends_union]])

@@ -92,7 +92,8 @@ def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> f
     if value > MOST_WHOLE:
         raise UserError(f"{what} {text!r} is too large: write for example {example}")
     if unit not in units:
-        *others, last = filter(None, units)
+        # The empty unit, for a number without one, is not listed.
+        *others, last = [known for known in units if known]
         raise UserError(
             f"{what} {text!r} has unit {unit!r}: use {', '.join(others)} or {last}"
         )
@@ -150,9 +151,11 @@ def parse_element_bytes(text: str) -> int:
     >>> parse_element_bytes("2"), parse_element_bytes("fp32")
     (2, 4)
     """
+    # A longer number is out of range, and `int` refuses thousands of digits.
     if text.isdecimal() and len(text) < 3:
         n_bytes = int(text)
     else:
+        # 0 stands for an unknown type, and is refused below.
         n_bytes = _ELEMENT_BYTES.get(text.lower(), 0)
     if not 1 <= n_bytes <= 8:
         raise UserError(

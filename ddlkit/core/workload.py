@@ -433,31 +433,33 @@ class LayerProfile:
         UserError
             If there is no layer or tensor of a name, or if a factor is not above zero.
         """
-        factor = np.ones(len(self.tensor))
-        for name, times in factors.items():
-            pairs = zip(self.layer, self.tensor, strict=True)
-            is_meant = np.array([name in pair for pair in pairs])
+        # A tensor has the factors of its own name and of its layer's.
+        factor_of_tensor = np.ones(len(self.tensor))
+        for name, factor in factors.items():
+            names_of_tensors = zip(self.layer, self.tensor, strict=True)
+            is_meant = np.array([name in names for names in names_of_tensors])
             if not is_meant.any():
-                some = ", ".join(dict.fromkeys(self.layer[:3]))
+                examples = ", ".join(dict.fromkeys(self.layer[:3]))
                 raise UserError(
-                    f"no layer or tensor {name!r}: use one of the profile's, as {some}"
+                    f"no layer or tensor {name!r}: use one of the profile's, as "
+                    f"{examples}"
                 )
-            if not 0 < times < np.inf:
+            if not 0 < factor < np.inf:
                 raise UserError(
-                    f"layer {name}: cannot be {times:g} times as large: use one > 0"
+                    f"layer {name}: cannot be {factor:g} times as large: use one > 0"
                 )
-            factor[is_meant] *= times
+            factor_of_tensor[is_meant] *= factor
 
-        def whole(column: Ints) -> Ints:
-            return np.maximum(1, np.rint(factor * column)).astype(int)
+        def resized_whole(column: Ints) -> Ints:
+            return np.maximum(1, np.rint(factor_of_tensor * column)).astype(int)
 
         return replace(
             self,
-            parameters=whole(self.parameters),
-            gradient_bytes=whole(self.gradient_bytes),
-            forward_s=factor * self.forward_s,
-            backward_s=factor * self.backward_s,
-            flops=factor * self.flops,
+            parameters=resized_whole(self.parameters),
+            gradient_bytes=resized_whole(self.gradient_bytes),
+            forward_s=factor_of_tensor * self.forward_s,
+            backward_s=factor_of_tensor * self.backward_s,
+            flops=factor_of_tensor * self.flops,
         )
 
     def workload(self) -> Workload:

@@ -21,7 +21,12 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.link import Link
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Communication
-from ddlkit.model.predictor import STEADY, draw_iterations, forecast, plan_beside
+from ddlkit.model.predictor import (
+    STEADY,
+    draw_iterations,
+    forecast,
+    plan_with_contention,
+)
 
 DEFAULT = "ddp"
 """The plan of PyTorch's defaults."""
@@ -197,7 +202,7 @@ class Advice:
         # a small model. The gradients of each bucket tell plans apart.
         option_by_buckets: dict[tuple[tuple[int, ...], ...], Option] = {}
         for name in names:
-            plan = plan_beside(name, work, messages)
+            plan = plan_with_contention(name, work, messages)
             buckets = (plan.ends, plan.order)
             if buckets not in option_by_buckets:
                 iteration = forecast(work, plan, messages).iteration
@@ -344,7 +349,7 @@ class Advice:
         }
         gains = {"another plan": 1 - self.ranked[0].seconds / now_s}
         for remedy, (changed, batches) in changes.items():
-            plan = plan_beside(DEFAULT, changed, self.communication)
+            plan = plan_with_contention(DEFAULT, changed, self.communication)
             iteration = forecast(changed, plan, self.communication)
             gains[remedy] = 1 - iteration.prediction.iteration_s / batches / now_s
         gains["no communication at all"] = 1 - work.compute_s / now_s

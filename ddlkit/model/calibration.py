@@ -31,8 +31,8 @@ from ddlkit.model.contention import SLOWDOWN_KEY, Contention
 UNFITTED = "alpha_beta:wire"
 """The name of a line that is not fitted to the times of all messages.
 
-Its start-up is the time of the smallest message. Its slope is the rate of the link, less
-the share of the rate that framing takes.
+Its start-up is the time of the smallest message. Its slope is the rate of the link,
+less the share of the rate that framing takes.
 """
 
 STOLEN_LIMIT = 0.02
@@ -188,18 +188,19 @@ class Calibration:
             known[key] = _calibrated(rows, form, draws, also)
         contention: dict[tuple[str, int, int, str], Contention] = {}
         if slowdown is not None:
-            for trained, rows in slowdown.groupby(SLOWDOWN_KEY):
-                # Draws of a contention may be resampled later, which needs at least one.
-                contention[trained] = Contention.of(rows, max(1, draws))
+            for slowdown_key, rows in slowdown.groupby(SLOWDOWN_KEY):
+                # Draws of a contention may be resampled later, which needs at least
+                # one.
+                contention[slowdown_key] = Contention.of(rows, max(1, draws))
         return cls(known, contention)
 
     def without_burst_tokens(self) -> Calibration:
         """Return the calibration for links that save up no tokens while they rest."""
-        bare = {
+        without_tokens = {
             key: replace(messages, link=Link(software=messages.link.software))
             for key, messages in self.known.items()
         }
-        return replace(self, known=bare)
+        return replace(self, known=without_tokens)
 
     def between(
         self,
@@ -237,8 +238,8 @@ class Calibration:
             calibrated = "; ".join(_in_words(*other) for other in self.known)
             raise UserError(f"no calibration for {wanted}: there is {calibrated}")
         communication = self.known[key]
-        shared = replace(communication.link, in_flight=in_flight)
-        return replace(communication, link=shared)
+        link_of_messages = replace(communication.link, in_flight=in_flight)
+        return replace(communication, link=link_of_messages)
 
     def of_case(self, case: Case) -> Communication:
         """Return what is known of the messages of a case.
@@ -263,8 +264,8 @@ class Calibration:
             case.link, case.workers, case.collective, case.in_flight
         )
         if case.kind == TRAINING:
-            trained = (case.network, case.batch, case.workers, case.link)
-            messages = replace(messages, contention=self.contention.get(trained))
+            slowdown_key = (case.network, case.batch, case.workers, case.link)
+            messages = replace(messages, contention=self.contention.get(slowdown_key))
         if case.sparse:
             return messages.sparse(case.density)
         return messages
@@ -306,6 +307,8 @@ def _calibrated(
     rows: pd.DataFrame, form: str, draws: int, also: Collection[str]
 ) -> Communication:
     """Return what the rows of one collective on one link say of its messages."""
+    # The cost is the time of a message that no other is under way with. Rows with
+    # several in flight only show what messages share.
     alone = rows[rows["in_flight"] == 1]
     fitted = _fitted(alone, form, draws)
     others = {
@@ -327,8 +330,12 @@ def _calibrated(
 
 def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
     """Return a form fitted to messages of one collective on one link, one at a time."""
-    messages = rows.groupby("bytes")["messages_per_sample"].first()
-    samples = Samples(messages.index.to_numpy(float), messages.to_numpy(float))
+    # All samples of a size are means over equally many messages.
+    messages_by_size = rows.groupby("bytes")["messages_per_sample"].first()
+    samples = Samples(
+        bytes=messages_by_size.index.to_numpy(float),
+        messages=messages_by_size.to_numpy(float),
+    )
     kind = _kind(rows)
     return fit(
         form,
@@ -368,7 +375,8 @@ def shared_link(samples: pd.DataFrame) -> Link:
     Parameters
     ----------
     samples : DataFrame
-        Rows of a table ``collectives``, all of one link, number of ranks and collective.
+        Rows of a table ``collectives``, all of one link, number of ranks and
+        collective.
 
     Returns
     -------
@@ -402,7 +410,8 @@ def software_at_once(samples: pd.DataFrame) -> float:
     Parameters
     ----------
     samples : DataFrame
-        Rows of a table ``collectives``, all of one link, number of ranks and collective.
+        Rows of a table ``collectives``, all of one link, number of ranks and
+        collective.
 
     Returns
     -------
@@ -415,12 +424,14 @@ def software_at_once(samples: pd.DataFrame) -> float:
     software's part runs in parallel. It is the median over sizes, and the largest over
     the numbers of messages in flight.
     """
-    # One row for each size, one column for each number of messages in flight.
+    # One row for each size, one column for each number of messages in flight. The times
+    # are means per message, also with several in flight.
     medians_s = samples.groupby(["bytes", "in_flight"])["seconds"].median().unstack()
     one_at_a_time_s = medians_s[1]
     several_at_once_s = medians_s.drop(columns=1)
     if several_at_once_s.empty:
         return math.inf
+    # `rdiv` divides the time of one at a time by each column.
     speedups = several_at_once_s.rdiv(one_at_a_time_s, axis=0)
     largest_median_speedup = float(speedups.median().max())
     # The software of one message always runs, however the samples scatter.
@@ -534,21 +545,23 @@ class Noise:
                 for name, values in zip(names, columns, strict=True)
             }
         )
-        # Draws of `factors` choose ratios by their position, so the ratios must have one
-        # order, however the rows of sessions alternate.
+        # Draws of `factors` choose ratios by their position, so the ratios must have
+        # one order, however the rows of sessions alternate.
         rows = rows.sort_values("session", kind="stable")
         ratios = _ratios(rows)
         session_count = rows["session"].nunique()
         if session_count > 1:
-            compared = rows["session"]
+            session_or_half = rows["session"]
         else:
-            compared = _halves(rows)
+            session_or_half = _halves(rows)
         # One row for each session or half, one column for each size.
-        medians = rows["seconds"].groupby([compared, rows["bytes"]]).median().unstack()
-        sizes = medians.columns.to_numpy(float)
-        drift, degrees = _measured_drift(sizes, np.log(medians.to_numpy()))
+        by_size = rows["seconds"].groupby([session_or_half, rows["bytes"]])
+        medians_s = by_size.median().unstack()
+        sizes = medians_s.columns.to_numpy(float)
+        drift, degrees = _measured_drift(sizes, np.log(medians_s.to_numpy()))
         if session_count == 1:
-            # Halves of one session differ less than sessions do.
+            # Halves of one session differ less than sessions do. The deviations of
+            # independent causes add up as the sides of a right triangle do.
             prior = np.interp(np.log(sizes), np.log(PRIOR_BYTES), PRIOR_DRIFT)
             drift = np.hypot(drift, prior)
             degrees = np.full(len(sizes), PRIOR_DEGREES)
@@ -594,19 +607,21 @@ class Noise:
         random = np.random.default_rng(seed)
         # A deviation that few sessions show is itself uncertain. Student's t allows for
         # that; with a normal distribution of the drift, intervals would be too narrow.
-        drifts = student.ppf(random.uniform(size=(draws, 1)), self.degrees[nearest])
-        factors = np.exp(drifts * self.drift[nearest])
+        # One uniform number for each draw gives the t of all its messages.
+        t = student.ppf(random.uniform(size=(draws, 1)), self.degrees[nearest])
+        factors = np.exp(t * self.drift[nearest])
         if not scatter:
             return factors
         for size in np.unique(nearest):
-            messages = nearest == size
-            shape = (draws, int(messages.sum()))
-            factors[:, messages] *= random.choice(self.ratios[size], shape)
+            is_of_size = nearest == size
+            shape = (draws, int(is_of_size.sum()))
+            factors[:, is_of_size] *= random.choice(self.ratios[size], shape)
         return factors
 
 
 def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
     """Return the times of single messages over their mean, an array for each size."""
+    # Relative to the session, so that the drift between sessions does not count here.
     in_session = rows.groupby(["session", "bytes"])["seconds"]
     relative = rows["seconds"] / in_session.transform("median")
     # The mean of several messages scatters less than one message does, by the square
@@ -617,13 +632,17 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
 
 
 def _halves(rows: pd.DataFrame) -> pd.Series[int]:
-    """Return 0 for the first half of the samples of a session and size, then 1."""
+    """Return for each sample the half of its session and size: 0 for the first, then 1."""
     in_session = rows.groupby(["session", "bytes"])["seconds"]
-    return in_session.cumcount() * 2 // in_session.transform("size")
+    position = in_session.cumcount()
+    return position * 2 // in_session.transform("size")
 
 
 def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]:
     """Return how far a new session lies from the mean of the measured ones.
+
+    The variance between sessions is estimated for each size, and averaged over sizes
+    that are close together.
 
     Parameters
     ----------
@@ -641,33 +660,38 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     degrees : ndarray, shape (s,)
         Degrees of freedom behind them.
     """
+    # By size: how many sessions have it, and whether several do.
     sessions = np.isfinite(log_medians).sum(axis=0)
     repeated = sessions > 1
     if not repeated.any():
         return np.zeros(len(sizes)), np.ones(len(sizes))
 
-    # The difference between a new session and the mean of n others has the variance of a
-    # session, and 1 / n of it for the mean.
+    # The difference between a new session and the mean of n others has the variance of
+    # a session, and 1 / n of it for the mean.
     variance = np.zeros(len(sizes))
     between_sessions = np.nanvar(log_medians[:, repeated], axis=0, ddof=1)
     variance[repeated] = between_sessions * (1 + 1 / sessions[repeated])
 
-    # A few sessions say little about one size alone, so neighbours are averaged. The
-    # small term counts a size that is exactly NEIGHBOURS times as large.
+    # A few sessions say little about one size alone, so the variances of neighbouring
+    # sizes are averaged. Row i of the matrix says which sizes are neighbours of size i,
+    # among them itself. The small term counts a size that is exactly NEIGHBOURS times
+    # as large.
     distance = np.abs(np.log(sizes)[:, None] - np.log(sizes))
-    neighbours = (distance <= np.log(NEIGHBOURS) * (1 + 1e-9)) & repeated
-    count = neighbours.sum(axis=1)
-    has_neighbours = count > 0
+    is_neighbour = (distance <= np.log(NEIGHBOURS) * (1 + 1e-9)) & repeated
+    n_neighbours = is_neighbour.sum(axis=1)
+    has_neighbours = n_neighbours > 0
     local_variance = np.divide(
-        (neighbours * variance).sum(axis=1),
-        count,
+        (is_neighbour * variance).sum(axis=1),
+        n_neighbours,
         where=has_neighbours,
         out=np.zeros(len(sizes)),
     )
-    local_degrees = neighbours @ np.maximum(0, sessions - 1)
+    # n sessions of a size give n - 1 degrees of freedom, which add up over neighbours.
+    local_degrees = is_neighbour @ np.maximum(0, sessions - 1)
 
-    all_variance = variance[repeated].mean()
+    # A size without neighbours takes the average of all sizes.
+    mean_variance = variance[repeated].mean()
     all_degrees = (sessions[repeated] - 1).sum()
-    drift = np.sqrt(np.where(has_neighbours, local_variance, all_variance))
+    drift = np.sqrt(np.where(has_neighbours, local_variance, mean_variance))
     degrees = np.where(has_neighbours, local_degrees, all_degrees).astype(float)
     return drift, degrees

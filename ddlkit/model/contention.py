@@ -55,6 +55,8 @@ class Contention:
         were not timed.
     bucket_s : float
         Seconds that each bucket costs compute besides its bytes.
+    is_measured : bool
+        Whether the slowdowns were measured. Otherwise they are assumed to be none.
     """
 
     bytes: Floats
@@ -62,6 +64,7 @@ class Contention:
     draws: Floats
     copy_s_per_byte: float = 0.0
     bucket_s: float = 0.0
+    is_measured: bool = True
 
     @classmethod
     def of(cls, rows: pd.DataFrame, draws: int = DRAWS) -> Contention:
@@ -98,7 +101,8 @@ class Contention:
                 "give the rows of one network, batch, number of ranks and link"
             )
         sizes, ratios = _ratios(rows)
-        # Each draw resamples the rounds, and its slowdowns are medians over them.
+        # A bootstrap: each draw resamples the rounds, and its slowdowns are medians
+        # over the resampled ones.
         rounds = ratios.shape[-1]
         resampled = np.random.default_rng(0).integers(0, rounds, (draws, rounds))
         # The shape is (2, k, draws): draws become the first axis below.
@@ -118,9 +122,14 @@ class Contention:
         Returns
         -------
         Contention
-            No slowdown at any size.
+            No slowdown at any size, which was assumed and not measured.
         """
-        return cls(np.ones(1), np.zeros((2, 1)), np.zeros((1, 2, 1)))
+        return cls(
+            bytes=np.ones(1),
+            slowdowns=np.zeros((2, 1)),
+            draws=np.zeros((1, 2, 1)),
+            is_measured=False,
+        )
 
     def copying(self, copy_s_per_byte: float) -> Contention:
         """Return the contention with copies that were timed elsewhere.
@@ -172,6 +181,8 @@ class Contention:
         if len(known) == 1:
             # There is nothing to interpolate: the one slowdown counts for every size.
             return np.broadcast_to(values, (*values.shape[:-1], len(sizes))).copy()
+        # `np.interp` would interpolate one row only, so this is written out for all
+        # draws.
         right = np.clip(np.searchsorted(known, sizes), 1, len(known) - 1)
         left = right - 1
         # Clipping keeps the nearest slowdown beyond the measured sizes.
@@ -191,24 +202,27 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
         The time of compute during messages over its time alone, and then the time of
         messages during compute over their time alone.
     """
+    # The mean time of each quantity in each round, which is the column "repeat".
     key = ["quantity", "beside", "bytes", "messages", "repeat"]
     seconds = rows.groupby(key)["seconds"].mean()
 
+    # One row for each size, one column for each round.
     def by_size_and_round(quantity: str, beside: str) -> pd.DataFrame:
         return seconds[quantity, beside].droplevel("messages").unstack("repeat")
 
     # Compute alone has no messages, so its only index is the round.
     compute_alone = seconds["backward", NOTHING].droplevel(["bytes", "messages"])
-    compute = by_size_and_round("backward", MESSAGES)
-    message = by_size_and_round("message", COMPUTE)
+    compute_during_messages = by_size_and_round("backward", MESSAGES)
+    message_during_compute = by_size_and_round("message", COMPUTE)
     message_alone = by_size_and_round("message", NOTHING)
+    rounds = compute_during_messages.columns
     ratios = np.stack(
         [
-            compute / compute_alone[compute.columns].to_numpy(),
-            message / message_alone,
+            compute_during_messages / compute_alone[rounds].to_numpy(),
+            message_during_compute / message_alone,
         ]
     )
-    return compute.index.to_numpy(float), ratios
+    return compute_during_messages.index.to_numpy(float), ratios
 
 
 def _copy_s_per_byte(rows: pd.DataFrame) -> float:
@@ -232,7 +246,7 @@ def _bucket_s(rows: pd.DataFrame) -> float:
     # The index is sorted by the number of buckets. Each column is a round.
     fewest, most = iterations_s.index[[0, -1]]
     longer_s = iterations_s.loc[most] - iterations_s.loc[fewest]
-    bucket_s = longer_s / (most - fewest)
+    bucket_s_by_round = longer_s / (most - fewest)
     # A cost that some rounds do not show is noise.
-    in_every_round = bucket_s.min() > 0
-    return float(bucket_s.median()) if in_every_round else 0.0
+    in_every_round = bucket_s_by_round.min() > 0
+    return float(bucket_s_by_round.median()) if in_every_round else 0.0

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import DRAWS, MessageCost, Table
+from ddlkit.core.cost import DRAWS, Chords, MessageCost, Table
 from ddlkit.core.errors import UserError, shown
-from ddlkit.core.fit import SIMPLE_FIRST, Fit, chosen_because, errors_by_form, fit
-from ddlkit.core.units import format_bytes
+from ddlkit.core.fit import (
+    SIMPLE_FIRST,
+    Fit,
+    chosen_because,
+    errors_by_form,
+    fit,
+    held_out_errors,
+)
+from ddlkit.core.pieces import grouped
+from ddlkit.core.units import format_bytes, format_seconds
+from ddlkit.core.workload import Floats
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -120,11 +129,16 @@ def compare(
             # Nobody asked for the other forms, so they may lack a fit.
             if form in (chosen, *forms):
                 raise
-        # A form that needs every size has no error at a size held out.
-        off = pd.Series(dtype=float)
+        # A form that needs every size has no error at a size held out, and the median
+        # and the largest of no errors are NaN.
+        errors = pd.Series(dtype=float)
         if form in held_out:
-            off = pd.Series(np.abs(held_out[form].errors), dtype=float)
-        rows[form] = {"sizes": len(off), "median": off.median(), "worst": off.max()}
+            errors = pd.Series(np.abs(held_out[form].errors), dtype=float)
+        rows[form] = {
+            "sizes": len(errors),
+            "median": errors.median(),
+            "worst": errors.max(),
+        }
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
     return Comparison(table, fits, chosen, why)
 
@@ -178,7 +192,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, sizes: ArrayLike, *programs: str | None) -> Measured:
-        """Return what is known of messages from their sizes and from the programs that timed them.
+        """Return what the sizes of messages and the programs that timed them tell.
 
         Parameters
         ----------
@@ -272,6 +286,198 @@ def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
             f"out by {held_out_error:.1%}: times of several kinds? Choose by --place, "
             "--table, --ranks or --collective"
         )
+
+
+TOO_SLOW = 1.5
+"""A smaller message is strangely slow from this multiple of a larger one's time on.
+
+Recorded tables with several repeats of each size stay below 1.3, except where other
+programs disturbed the messages, or where a token bucket let some through at once.
+"""
+
+FAR_OFF = 2.0
+"""A size is strangely slow from this multiple of what its neighbours suggest on."""
+
+MOST_HELD_OUT = 0.25
+"""The median error at held-out sizes from which on times hardly follow the size.
+
+In recorded tables the form with the least errors is off by up to 15%.
+"""
+
+
+def strange_times(
+    sizes: ArrayLike, seconds: ArrayLike, form: str = Chords.form
+) -> Iterator[str]:
+    """Yield a warning for each way in which times do not follow the size as usual.
+
+    Parameters
+    ----------
+    sizes : array_like, shape (n,)
+        The sizes of messages in bytes. Sizes may repeat, and their median counts.
+    seconds : array_like, shape (n,)
+        The time of each message.
+    form : str, optional
+        The form of the cost that is fitted to these times. By default it is a line
+        between each two neighbouring sizes, which is rarely off by much if times follow
+        the size at all.
+
+    Yields
+    ------
+    str
+        Up to three warnings, each of which names the sizes: one size is far off its
+        neighbours, smaller messages take longer than larger ones, or the fit is far off
+        at sizes that are held out of it.
+
+    Examples
+    --------
+    >>> sizes = [1024, 2048, 4096, 8192]
+    >>> for warning in strange_times(sizes, [1e-5, 5e-5, 1.1e-5, 1.2e-5]):
+    ...     print(warning.partition(": ")[0])
+    2 KiB takes 50 µs, but 1 KiB takes 10 µs and 4 KiB takes 11 µs
+    >>> list(strange_times(sizes, [1.0e-5, 1.0e-5, 1.1e-5, 1.2e-5]))
+    []
+    """
+    row_sizes = np.asarray(sizes, float)
+    row_seconds = np.asarray(seconds, float)
+    distinct, groups = grouped(row_sizes, row_seconds)
+    medians_s = np.array([np.median(group) for group in groups])
+    outlier = _outlier(distinct, medians_s)
+    if outlier is not None:
+        before, slow, after = (
+            _size_and_time(distinct[row], medians_s[row])
+            for row in (outlier - 1, outlier, outlier + 1)
+        )
+        size = format_bytes(distinct[outlier])
+        yield (
+            f"{slow}, but {before} and {after}: measure {size} again, or leave it out"
+        )
+        # The outlier alone shall not cause the other warnings, too.
+        is_other = row_sizes != distinct[outlier]
+        row_sizes = row_sizes[is_other]
+        row_seconds = row_seconds[is_other]
+        distinct = np.delete(distinct, outlier)
+        medians_s = np.delete(medians_s, outlier)
+    yield from _fall(distinct, medians_s)
+    yield from _far_off_held_out(form, row_sizes, row_seconds)
+
+
+def strange_rows(rows: DataFrame) -> Iterator[str]:
+    """Yield a warning for each way in which times of a table do not follow the size.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of a table ``collectives``, all of one collective, number of ranks and link.
+        Rows with several messages in flight do not count, nor do disturbed ones.
+
+    Yields
+    ------
+    str
+        The warnings of `strange_times`.
+    """
+    # Importing this takes pandas and SciPy, which other functions here do not need.
+    from ddlkit.model.calibration import undisturbed
+
+    one_at_a_time = undisturbed(rows[rows["in_flight"] == 1])
+    yield from strange_times(one_at_a_time["bytes"], one_at_a_time["seconds"])
+
+
+def _size_and_time(n_bytes: float, seconds: float) -> str:
+    return f"{format_bytes(n_bytes)} takes {format_seconds(seconds)}"
+
+
+def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
+    """Return the index of the size that is farthest off its two neighbours, if any is.
+
+    A size is slow if three things hold. It takes FAR_OFF times as long as a line
+    between its neighbours says, in the logarithms of size and time. It takes TOO_SLOW
+    times as long as the smaller neighbour, so that the end of a slow range is no
+    outlier. And it takes longer than the larger neighbour, so that the begin of a slow
+    range is none.
+
+    A size is fast if each neighbour takes TOO_SLOW times as long. A line between coarse
+    sizes lies far above the knee of a cost, so it says nothing about fast sizes.
+    """
+    if len(sizes) < 3:
+        return None
+    log_sizes = np.log(sizes)
+    log_s = np.log(medians_s)
+    smaller_s = log_s[:-2]
+    inner_s = log_s[1:-1]
+    larger_s = log_s[2:]
+    share = (log_sizes[1:-1] - log_sizes[:-2]) / (log_sizes[2:] - log_sizes[:-2])
+    between_s = smaller_s + share * (larger_s - smaller_s)
+    slow_limits = (between_s + np.log(FAR_OFF), smaller_s + np.log(TOO_SLOW), larger_s)
+    fast_limits = (smaller_s - np.log(TOO_SLOW), larger_s - np.log(TOO_SLOW))
+    # By how much each inner size is beyond its limits, as a logarithm.
+    too_slow = inner_s - np.max(slow_limits, axis=0)
+    too_fast = np.min(fast_limits, axis=0) - inner_s
+    beyond = np.maximum(too_slow, too_fast)
+    farthest = int(np.argmax(beyond))
+    # The first inner size has the index 1.
+    return farthest + 1 if beyond[farthest] > 0 else None
+
+
+def _fall(sizes: Floats, medians_s: Floats) -> Iterator[str]:
+    """Yield a warning if a smaller size takes TOO_SLOW times as long as a larger one.
+
+    Of all such pairs the one with the largest ratio is named.
+    """
+    slowest_so_far = np.maximum.accumulate(medians_s)
+    ratios = slowest_so_far / medians_s
+    larger = int(np.argmax(ratios))
+    if ratios[larger] < TOO_SLOW:
+        return
+    smaller = int(np.argmax(medians_s[:larger]))
+    yield (
+        "smaller messages take longer than larger ones: "
+        f"{_size_and_time(sizes[smaller], medians_s[smaller])}, but "
+        f"{_size_and_time(sizes[larger], medians_s[larger])}: measure both again, or "
+        "leave one out"
+    )
+
+
+def _far_off_held_out(form: str, sizes: Floats, seconds: Floats) -> Iterator[str]:
+    """Yield a warning if a form is off by MOST_HELD_OUT at sizes held out of its fit."""
+    held_out = held_out_errors(form, sizes, seconds)
+    if not held_out.sizes.size or held_out.median <= MOST_HELD_OUT:
+        return
+    worst = int(np.argmax(np.abs(held_out.errors)))
+    yield (
+        f"a cost of the form {form} is off by {held_out.median:.0%} (median) at sizes "
+        f"left out of its fit, most at {format_bytes(held_out.sizes[worst])} "
+        f"({held_out.errors[worst]:+.0%}): measure more sizes, or more repeats"
+    )
+
+
+def warnings_of_fit(description: Mapping[str, Any]) -> list[str]:
+    """Return the warnings that the JSON of a cost has about its fit.
+
+    Parameters
+    ----------
+    description : mapping
+        The JSON of a cost, as ``ddlkit fit --json`` writes it.
+
+    Returns
+    -------
+    list of str
+        No warning for a cost that was written by hand.
+
+    Raises
+    ------
+    UserError
+        If they are not a list of texts.
+    """
+    warnings = description.get("fit", {}).get("warnings", [])
+    are_texts = isinstance(warnings, list) and all(
+        isinstance(warning, str) for warning in warnings
+    )
+    if not are_texts:
+        raise UserError(
+            f"the cost's fit states the warnings {shown(warnings)}: must be a list of "
+            "texts: fit the cost again"
+        )
+    return list(warnings)
 
 
 def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:

@@ -57,16 +57,70 @@ class Forecast:
     paired_s : (float, float) or None
         The interval if the drift of compute since its profile is known and taken off,
         as in a comparison with iterations without exchange of the same minutes.
+    interval_holds : str
+        What the interval of a real training holds, in words, if that is less than what
+        makes single iterations differ (see `interval_holds`). Otherwise empty.
     """
 
     iteration: Iteration
     interval_s: tuple[float, float] | None
     paired_s: tuple[float, float] | None = None
+    interval_holds: str = ""
 
     @property
     def prediction(self) -> Prediction:
         """Return the times of the iteration."""
         return self.iteration.prediction
+
+
+def interval_holds(communication: Communication) -> str:
+    """Return what an interval of real training holds, if it cannot hold all.
+
+    Parameters
+    ----------
+    communication : Communication
+        What is known of the messages.
+
+    Returns
+    -------
+    str
+        In words. Empty if contention was measured, so that the nominal share of single
+        iterations should lie in the interval.
+
+    Notes
+    -----
+    Draws of an iteration have slowdowns only if contention was measured, and a drift of
+    compute only if compute is known to be real. Without them the interval has the scatter
+    and the drift of messages alone. If compute hides most messages, such an interval is
+    hardly wider than a point, and would be wrong as an interval of 95%.
+
+    It could be widened by what recorded training misses instead. But iterations of
+    recorded training without a model of contention took 0 to 31% longer, by the link,
+    and no record says what other machines add. A number taken from there would look
+    measured and would not be, so the interval says what it holds.
+
+    Replays sleep for their compute times. Their intervals hold all without a contention.
+
+    Examples
+    --------
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> interval_holds(Communication(AlphaBeta(0.5, 0.02))).partition("; ")[0]
+    'what the fit of messages leaves open'
+    """
+    contention = communication.contention
+    if contention is not None and contention.is_measured:
+        return ""
+    if communication.noise is None:
+        held = "what the fit of messages leaves open"
+    else:
+        held = "the scatter and drift of messages"
+    if contention is None:
+        missing = "contention with compute and the drift of compute were"
+    else:
+        # With a contention, draws have the drift of compute in recorded training.
+        held += " and the drift of compute"
+        missing = "contention with compute was"
+    return f"{held}; {missing} not measured"
 
 
 def forecast(
@@ -80,6 +134,10 @@ def forecast(
     level: float = LEVEL,
 ) -> Forecast:
     """Return the prediction of an iteration with the interval of a single iteration.
+
+    Of a replay, or with a measured contention, the share ``level`` of single iterations
+    should lie in the interval. Otherwise ``interval_holds`` of the result says what the
+    interval holds.
 
     Parameters
     ----------
@@ -137,11 +195,13 @@ def forecast(
     iterations_s, drift = draw_iterations(
         iteration, communication, compute_scatter, compute_drift
     )
+    # The drift makes compute longer by this much in each draw.
     without_drift_s = iterations_s - workload.compute_s * (drift - 1)
     return Forecast(
         iteration,
         interval_s=_interval(iterations_s, level),
         paired_s=_interval(without_drift_s, level),
+        interval_holds=interval_holds(communication),
     )
 
 
@@ -246,7 +306,8 @@ def issue_share(samples: DataFrame) -> float:
     Returns
     -------
     float
-        The ratio of the two medians; NaN if issuing was not timed.
+        The ratio of the two medians: near 1 the host limits, far below 1 the GPU. NaN
+        if issuing was not timed.
     """
     median = samples.groupby("quantity")["seconds"].median()
     return float(median.get("issue", math.nan) / median["unhooked_iteration"])
@@ -316,7 +377,7 @@ def forecast_case(
         missing.
     """
     return forecast(
-        computed(case, workloads, selections or {}),
+        workload_of_case(case, workloads, selections or {}),
         plan_of(case),
         calibration.of_case(case),
         copy_s_per_byte=copy_s_per_byte,
@@ -327,22 +388,24 @@ def forecast_case(
 
 
 def plan_of(case: Case) -> FusionPlan:
-    """Return the plan of a case, whose key has the ends of all groups.
+    """Return the plan that a case states.
 
     Parameters
     ----------
     case : Case
-        The key of a measured iteration.
+        The key of a measured iteration. ``case.ends`` lists where each group ends, as
+        the number of gradients that are ready by then: "3;40;161".
 
     Returns
     -------
     FusionPlan
         The groups of gradients that were sent together.
     """
-    return FusionPlan(case.plan, tuple(int(end) for end in case.ends.split(";")))
+    ends = tuple(int(end) for end in case.ends.split(";"))
+    return FusionPlan(case.plan, ends)
 
 
-def computed(
+def workload_of_case(
     case: Case, workloads: Mapping[str, Workload], selections: Mapping[str, Selecting]
 ) -> Workload:
     """Return what the slowest rank of a case computes, its selections included.
@@ -372,6 +435,7 @@ def computed(
             f"case {case.key}: its layer profile {profile} is missing: "
             "add the recording that has it"
         )
+    # The slowest rank decides, because messages wait for all ranks.
     slower = case.dilation * case.straggler
     profiled = workloads[case.profile_sha256]
     workload = profiled.scaled(slower).accumulated(case.accumulate)
@@ -394,7 +458,7 @@ def computed(
 # -- plans where compute is real -------------------------------------------------------
 
 
-def plan_beside(
+def plan_with_contention(
     spec: str, workload: Workload, communication: Communication
 ) -> FusionPlan:
     """Return a plan by name, where messages and compute may slow each other down.
@@ -439,8 +503,8 @@ def plan_beside(
     ]
 
     def iteration_s(plan: FusionPlan) -> float:
-        alone = Iteration(workload, plan, cost, communication.link)
-        return with_contention(alone, contention).prediction.iteration_s
+        unslowed = Iteration(workload, plan, cost, communication.link)
+        return with_contention(unslowed, contention).prediction.iteration_s
 
-    best = min(starts, key=iteration_s)
-    return FusionPlan(SEARCH, improved(best, iteration_s).ends)
+    best_start = min(starts, key=iteration_s)
+    return FusionPlan(SEARCH, improved(best_start, iteration_s).ends)

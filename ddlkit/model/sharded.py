@@ -62,6 +62,15 @@ POST = "post"
 WAIT = "wait"
 """A step in which a rank waits until a message has ended."""
 
+INTERVAL_HOLDS = (
+    "the scatter and drift of messages, and by how much their times were off in replays; "
+    "contention with compute and the drift of compute are not in the model"
+)
+"""What intervals of sharded training hold, in words: too little for intervals of 95%.
+
+See `ddlkit.model.predictor.interval_holds`, which says why they are not widened.
+"""
+
 MISSED = 0.023
 """The standard deviation of the logarithm of the error of messages' time beyond noise.
 
@@ -77,14 +86,14 @@ class Step(NamedTuple):
 
     Attributes
     ----------
-    do : {"compute", "post", "wait"}
-        The action.
-    what : float
+    action : {"compute", "post", "wait"}
+        What the rank does.
+    operand : float
         Seconds to compute, or the number of the message to post or to wait for.
     """
 
-    do: str
-    what: float
+    action: str
+    operand: float
 
 
 class Message(NamedTuple):
@@ -123,7 +132,7 @@ class Program(NamedTuple):
     @property
     def compute_s(self) -> float:
         """Return the seconds of an iteration without communication."""
-        return sum(step.what for step in self.steps if step.do == COMPUTE)
+        return sum(step.operand for step in self.steps if step.action == COMPUTE)
 
     def play(self, message_s: Floats) -> Floats:
         """Return the time of an iteration whose messages are sent one after the other.
@@ -139,6 +148,7 @@ class Program(NamedTuple):
             The time of the iteration in seconds.
         """
         scenarios = message_s.shape[:-1]
+        # The time of the rank, which goes on while messages are under way.
         now_s = np.zeros(scenarios)
         link_free_s = np.zeros(scenarios)
         ends_s: dict[int, Floats] = {}
@@ -148,6 +158,7 @@ class Program(NamedTuple):
             elif action == WAIT:
                 now_s = np.maximum(now_s, ends_s[int(operand)])
             else:
+                # A message that is posted starts when the one before it has ended.
                 message = int(operand)
                 starts_s = np.maximum(now_s, link_free_s)
                 link_free_s = starts_s + message_s[..., message]
@@ -285,23 +296,34 @@ class Sharding:
             If a pattern matches no module, or if the size is not a size.
         """
         if spec.startswith(SIZE):
-            owners = _by_size(profile, parse_bytes(spec.removeprefix(SIZE)))
+            modules_of_tensor = _by_size(profile, parse_bytes(spec.removeprefix(SIZE)))
         else:
-            owners = _by_name(profile, spec)
+            modules_of_tensor = _by_name(profile, spec)
+        # The root comes first, also if no tensor belongs to it. All other units follow
+        # in the order in which they first compute.
         root: tuple[str, ...] = ()
-        modules = list(dict.fromkeys([root, *owners]))
-        number = {owner: unit for unit, owner in enumerate(modules)}
-        units = [number[owner] for owner in owners]
+        modules_of_unit = list(dict.fromkeys([root, *modules_of_tensor]))
+        unit_of_modules = {
+            modules: unit for unit, modules in enumerate(modules_of_unit)
+        }
+        unit_of_tensor = [unit_of_modules[modules] for modules in modules_of_tensor]
 
+        # A run joins neighbouring tensors of one unit, and adds up their times.
         runs = []
-        rows = zip(units, profile.forward_s, profile.backward_s, strict=True)
-        for unit, neighbours in groupby(rows, key=itemgetter(0)):
-            times = [row[1:] for row in neighbours]
+        rows = zip(unit_of_tensor, profile.forward_s, profile.backward_s, strict=True)
+        for unit, rows_of_run in groupby(rows, key=itemgetter(0)):
+            times = [(forward, backward) for _, forward, backward in rows_of_run]
             forward_s, backward_s = np.sum(times, axis=0).tolist()
             runs.append((unit, forward_s, backward_s))
-        n_bytes = np.bincount(units, profile.gradient_bytes, minlength=len(modules))
-        sizes = n_bytes.astype(int).tolist()
-        return cls(tuple(modules), tuple(sizes), tuple(runs), profile.update_s)
+        bytes_of_unit = np.bincount(
+            unit_of_tensor, profile.gradient_bytes, minlength=len(modules_of_unit)
+        )
+        return cls(
+            modules=tuple(modules_of_unit),
+            bytes=tuple(bytes_of_unit.astype(int).tolist()),
+            runs=tuple(runs),
+            update_s=profile.update_s,
+        )
 
     def scaled(self, factor: float) -> Sharding:
         """Return the network on a machine that computes more slowly (time dilation).
@@ -346,10 +368,9 @@ class Sharding:
         # A network of a single unit has no pair, and a network may be all root.
         first_unit = units[:1]
         gathered_together.append({ROOT, *first_unit})
-        sums = []
-        for gathered in gathered_together:
-            sums.append(sum(self.bytes[unit] for unit in gathered))
-        return max(sums)
+        return max(
+            sum(self.bytes[unit] for unit in gathered) for gathered in gathered_together
+        )
 
     def program(
         self, *, prefetch: bool = True, reshard: bool = True, blocking: bool = False
@@ -373,8 +394,9 @@ class Sharding:
         """
         program = _ProgramBuilder(self.bytes, blocking)
         root_has_parameters = self.bytes[ROOT] > 0
-        first = self.runs[0][0]
+        first_unit, _, _ = self.runs[0]
 
+        # -- forward
         if root_has_parameters:
             program.wait_for_unit(ROOT)
         for unit, later_units, forward_s, _ in _with_later_units(self.runs):
@@ -386,24 +408,25 @@ class Sharding:
             if reshard and unit != ROOT and unit not in later_units:
                 program.reshard(unit)
 
-        # Runs are in forward order, and backward computes them from the last to the
-        # first.
+        # -- backward: from the last run to the first. Later units are those that
+        # compute later in backward, which come earlier in forward.
         for unit, later_units, _, backward_s in _with_later_units(self.runs[::-1]):
             program.wait_for_unit(unit)
             if prefetch:
                 program.gather_next(later_units)
             program.compute(backward_s)
             # The gradient of a unit is complete after the last of its runs.
-            if unit not in (ROOT, first, *later_units):
+            if unit not in (ROOT, first_unit, *later_units):
                 program.scatter(unit)
 
-        # FSDP2 scatters the gradients of a unit when the gradient of the unit's input is
-        # ready. The input of the root and of the first unit is the input of the network,
-        # which has no gradient, so both scatter after the backward pass.
+        # -- the end: FSDP2 scatters the gradients of a unit when the gradient of the
+        # unit's input is ready. The input of the root and of the first unit is the
+        # input of the network, which has no gradient, so both scatter after the
+        # backward pass.
         if root_has_parameters:
             program.scatter(ROOT)
-        if first != ROOT:
-            program.scatter(first)
+        if first_unit != ROOT:
+            program.scatter(first_unit)
         program.wait_for_scatter()
         program.compute(self.update_s)
         return Program(tuple(program.steps), tuple(program.messages))
@@ -422,19 +445,23 @@ def _with_later_units(
 
 
 def _by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
-    """Return each tensor's outermost module that a pattern matches, () for none."""
+    """Return the modules of the unit of each tensor, by patterns of module names.
+
+    A unit is the outermost module around a tensor that a pattern matches. A tensor
+    without such a module belongs to the root, which has no modules.
+    """
     patterns = [pattern.strip() for pattern in spec.split(",")]
     used: set[str] = set()
-    owners: list[tuple[str, ...]] = []
+    modules_of_tensor: list[tuple[str, ...]] = []
     for layer in profile.layer:
         matches = list(_matches(layer, patterns))
         if matches:
             # All matches are beginnings of one name, so the smallest is the outermost.
             module, pattern = min(matches)
             used.add(pattern)
-            owners.append((module,))
+            modules_of_tensor.append((module,))
         else:
-            owners.append(())
+            modules_of_tensor.append(())
     unused = [pattern for pattern in patterns if pattern not in used]
     if unused:
         layers = ", ".join(dict.fromkeys(profile.layer[:3]))
@@ -442,15 +469,15 @@ def _by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
             f"units {shown(unused[0])}: match no module outside of other units: "
             f"name modules of layers such as {layers}"
         )
-    return owners
+    return modules_of_tensor
 
 
 def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the modules around a layer that a pattern matches, each with its pattern."""
     names = layer.split(".")
     for pattern in patterns:
-        # A * stands for one name, so a pattern only matches modules with as many names as
-        # the pattern has.
+        # A * stands for one name, so a pattern only matches modules with as many names
+        # as the pattern has.
         depth = pattern.count(".") + 1
         module = ".".join(names[:depth])
         if depth <= len(names) and fnmatch.fnmatchcase(module, pattern):
@@ -463,19 +490,22 @@ def _by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:
     Layers that follow one another form a unit, which is complete as soon as it has
     ``least_bytes``. Only the last unit may be smaller.
     """
-    unit_of_layer: dict[str, list[str]] = {}
-    unit: list[str] = []
+    # The layers of a unit share one list, which grows until the unit is complete.
+    layers_of_unit: dict[str, list[str]] = {}
+    layers: list[str] = []
     unit_bytes = math.inf  # so that the first layer begins a unit
     sizes = profile.gradient_bytes.tolist()
     for layer, n_bytes in zip(profile.layer, sizes, strict=True):
-        if layer not in unit_of_layer:
+        # Further tensors of a layer belong to the unit of the layer, however large it
+        # is.
+        if layer not in layers_of_unit:
             if unit_bytes >= least_bytes:
-                unit = []
+                layers = []
                 unit_bytes = 0
-            unit.append(layer)
-            unit_of_layer[layer] = unit
+            layers.append(layer)
+            layers_of_unit[layer] = layers
         unit_bytes += n_bytes
-    return [tuple(unit_of_layer[layer]) for layer in profile.layer]
+    return [tuple(layers_of_unit[layer]) for layer in profile.layer]
 
 
 # -- the time of an iteration ----------------------------------------------------------
@@ -483,7 +513,7 @@ def _by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:
 
 def forecast(
     program: Program,
-    by: Mapping[str, Communication],
+    communications: Mapping[str, Communication],
     level: float = LEVEL,
     brief_s: Floats | None = None,
     single: bool = True,
@@ -491,14 +521,19 @@ def forecast(
 ) -> tuple[Prediction, tuple[float, float] | None]:
     """Return the prediction of an iteration with its interval.
 
+    The interval holds what INTERVAL_HOLDS says. The share ``level`` of iterations
+    should lie in it if an iteration is a replay, which sleeps for its compute times.
+    Compute and messages of real training slow each other down, and its compute drifts,
+    for which there is no model here.
+
     Parameters
     ----------
     program : Program
         What every rank does, with M messages.
-    by : mapping of str to Communication
+    communications : mapping of str to Communication
         What is known of messages, by the name of the collective.
     level : float, optional
-        The share of iterations that should lie in the interval.
+        The share of draws that lie in the interval.
     brief_s : ndarray, shape (n,), optional
         Measured iterations whose messages have one element per rank. Given these, an
         iteration of a blocking program is predicted to take longer than the brief ones
@@ -517,15 +552,17 @@ def forecast(
     interval_s : (float, float) or None
         Lower and upper end in seconds; None if a cost has no draws.
     """
-    sent_s, drawn_s = _message_times(
-        program, by, single, beyond_brief=brief_s is not None
+    predicted_s, drawn_s = _message_times(
+        program, communications, single, beyond_brief=brief_s is not None
     )
     draws = len(drawn_s)
+    # The logarithm of the error of all messages of a draw, one row for each draw.
+    log_errors = missed
     if draws and np.ndim(missed) == 0:
-        missed = missed * _normal_scores(draws)
-    drawn_s *= np.exp(missed)
+        log_errors = missed * _normal_scores(draws)
+    drawn_s *= np.exp(log_errors)
     # The first row is predicted, all others are draws.
-    message_s = np.vstack([sent_s, drawn_s])
+    message_s = np.vstack([predicted_s, drawn_s])
     if brief_s is None:
         compute_s = program.compute_s
         iterations_s = program.play(message_s)
@@ -535,11 +572,12 @@ def forecast(
         resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
         # The first value is predicted, all others are draws, as in ``message_s``.
         brief_iterations_s = np.append(compute_s, np.median(resampled_s, axis=1))
+        # Nothing overlaps in a blocking program, so the times of messages add up.
         iterations_s = brief_iterations_s + message_s.sum(axis=1)
     prediction = Prediction(
         iteration_s=float(iterations_s[0]),
         compute_s=compute_s,
-        communication_s=float(sent_s.sum()),
+        communication_s=float(predicted_s.sum()),
     )
     if not draws:
         return prediction, None
@@ -548,7 +586,10 @@ def forecast(
 
 
 def _message_times(
-    program: Program, by: Mapping[str, Communication], single: bool, beyond_brief: bool
+    program: Program,
+    communications: Mapping[str, Communication],
+    single: bool,
+    beyond_brief: bool,
 ) -> tuple[Floats, Floats]:
     """Return the times of messages, predicted and drawn.
 
@@ -556,7 +597,7 @@ def _message_times(
     ----------
     program : Program
         What every rank does, with M messages.
-    by : mapping of str to Communication
+    communications : mapping of str to Communication
         What is known of messages, by the name of the collective.
     single : bool
         Whether single messages scatter.
@@ -572,23 +613,26 @@ def _message_times(
         Seconds in each of B draws, the fewest that a cost has.
     """
     n_bytes = np.array([message.bytes for message in program.messages])
-    draws = min(len(known.draws) for known in by.values())
+    draws = min(len(known.draws) for known in communications.values())
     predicted_s = np.zeros(len(n_bytes))
     drawn_s = np.zeros((draws, len(n_bytes)))
-    for name, known in by.items():
-        is_this = np.array([message.collective == name for message in program.messages])
-        sizes = n_bytes[is_this]
+    collectives = np.array([message.collective for message in program.messages])
+    for collective, known in communications.items():
+        # The columns of the messages of this collective.
+        columns = collectives == collective
+        sizes = n_bytes[columns]
         # One row for each cost: the fitted one first, then its draws.
         costs = [known.cost, *known.draws[:draws]]
         times_s = np.array([cost(sizes) for cost in costs])
         if beyond_brief:
+            # The size of a collective with one element for each rank.
             brief_bytes = ELEMENT_BYTES * (known.cost.workers or 1)
             times_s -= np.array([[cost(brief_bytes)] for cost in costs])
         factors: Floats | float = 1.0
         if draws and known.noise:
             factors = known.noise.factors(sizes, draws, scatter=single)
-        predicted_s[is_this] = times_s[0]
-        drawn_s[:, is_this] = times_s[1:] * factors
+        predicted_s[columns] = times_s[0]
+        drawn_s[:, columns] = times_s[1:] * factors
     return predicted_s, drawn_s
 
 

@@ -20,7 +20,7 @@ from ddlkit.core.sparse import SparseGather
 from ddlkit.core.workload import Floats
 from ddlkit.model import make_plan
 from ddlkit.model.calibration import Calibration
-from ddlkit.model.predictor import computed
+from ddlkit.model.predictor import workload_of_case
 from workbook import plots
 from workbook.common import claims
 from workbook.common.claims import Result, check, own, prose
@@ -107,7 +107,7 @@ def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.Da
     backward_s = float(workload.backward_s.sum())
     cases = map(Case.from_row, played.to_dict("records"))
     computed_s = [
-        computed(each, workloads, selections).backward_s.sum() for each in cases
+        workload_of_case(each, workloads, selections).backward_s.sum() for each in cases
     ]
     seconds = {
         "forward": workload.forward_s,

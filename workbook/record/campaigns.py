@@ -25,7 +25,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.collective import of_gradients
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.lab_links import way_s, wire_s_per_byte
+from ddlkit.core.lab_links import one_way_delay_s, wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
 from ddlkit.jobs import vitals
@@ -237,7 +237,9 @@ def predicted_by(path: Path, cases: Iterable[Case]) -> str:
 def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
     """Return the wire at its rate, and a start-up that grows with the workers."""
     beta = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
-    alpha_s = ALPHA_S * shape.workers**2 + 4 * shape.workers * way_s(shape.link)
+    alpha_s = ALPHA_S * shape.workers**2 + 4 * shape.workers * one_way_delay_s(
+        shape.link
+    )
     return AlphaBeta(
         alpha_s, beta, collective=collective, workers=shape.workers, algorithm="ring"
     )
@@ -323,7 +325,7 @@ class LabPoints:
                 largest,
             ]
             cost, each = guessed_cost(self.shape, collective), MESSAGES_PER_SAMPLE
-            if way_s(
+            if one_way_delay_s(
                 self.shape.link
             ):  # else a link saves as many up as a replay posts at once
                 each = int(np.clip(SAMPLE_S / float(cost(1)), 1, MESSAGES_PER_SAMPLE))

@@ -30,7 +30,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.collective import of_gradients
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.lab_links import way_s
+from ddlkit.core.lab_links import one_way_delay_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
@@ -185,7 +185,7 @@ class Script:
         byte_s = 16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
         wire_s = sum(self.sent_bytes) * byte_s * (case.workers if self.kept else 1)
         wire_s += (
-            len(self.bytes) * 4 * case.workers * way_s(case.link)
+            len(self.bytes) * 4 * case.workers * one_way_delay_s(case.link)
         )  # a step asks first
         return self.compute_s * case.straggler + wire_s + SETTLE_S
 

@@ -23,7 +23,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from ddlkit.core.collective import STEPS
-from ddlkit.core.lab_links import Named, read_link
+from ddlkit.core.lab_links import LinkConditions, read_link
 from ddlkit.core.workload import Floats, Ints
 from ddlkit.model.calibration import undisturbed
 
@@ -85,7 +85,7 @@ class RingLab(NamedTuple):
     seconds: Floats
 
     @property
-    def named(self) -> Named:
+    def named(self) -> LinkConditions:
         """Return what its link's name says."""
         return read_link(self.link)
 
@@ -172,7 +172,7 @@ def fit_rings(
 
 
 def ring_of(
-    values: Floats, named: Named, workers: int, waking: float | None = None
+    values: Floats, named: LinkConditions, workers: int, waking: float | None = None
 ) -> GlooRing:
     """Return the ring of `fit_rings`'s values over links of that rate and delay, whatever else they do."""
     software_s, over, share = np.exp(values).tolist()
