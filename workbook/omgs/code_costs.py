@@ -7,7 +7,7 @@ certain numbers of messages.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ class OpenCase(NamedTuple):
     gathers : {1, 2}
         How many all-gathers a message takes. In the code there are two: one of the
         values, and one of their indices.
-    tensor_elements : sequence of int
+    tensor_elements : tuple of int
         The elements of each tensor in forward order.
     selecting_s, sending_s : float
         How long TopK-SGD selects and how long it sends, in seconds.
@@ -51,7 +51,7 @@ class OpenCase(NamedTuple):
 
     units: int
     gathers: int
-    tensor_elements: list[int] | tuple[int, ...]
+    tensor_elements: tuple[int, ...]
     selecting_s: float
     sending_s: float
     compute_s: Floats
@@ -180,10 +180,10 @@ def unstated(network: str) -> Iterator[OpenCase]:
     """
     units_tried = UNITS if network == LSTM else (0,)
     for units, gathers in product(units_tried, (1, 2)):
-        elements: list[int] | tuple[int, ...] = tensors(network)
+        elements = tensors(network)
         if units:
-            layers = networks.ptb_lstm(units)
-            elements = [size for layer in layers for size in layer.tensors]
+            tensors_by_layer = [layer.tensors for layer in networks.ptb_lstm(units)]
+            elements = tuple(chain.from_iterable(tensors_by_layer))
         selecting_s, sending_s = topk_parts(network, gathers, sum(elements))
         compute_s = left_s(network, selecting_s, sending_s)
         if compute_s.size:

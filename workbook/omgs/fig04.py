@@ -253,8 +253,8 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled`, then those of ``frame``; ``where`` is "model" or "lab".
-        The rows of OMGS-SGD have three ratios more:
+        The rows of `modelled`, then those of ``frame``. The column ``where`` is "model" or
+        "lab". The rows of OMGS-SGD have three more ratios:
 
         s1, s2
             The iteration of TopK-SGD, and that of MGS-SGD, over that of OMGS-SGD.

@@ -130,11 +130,13 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
 
     if protocol == "ll":
         share = 1 / 2 if algorithm == "ring" else 1 / 3.8
-        # Between nodes the source takes the cap of a V100 for every GPU.
-        cap = group.code("cap-ll", "" if in_one_node else "volta")
+        cap = group.code("cap-ll")
+        if not in_one_node:
+            # Between nodes the source takes the cap of a V100 for every GPU.
+            cap = group.code("cap-ll", "volta")
         return np.minimum(share * rate, cap)
     if protocol == "ll128" and not in_one_node:
-        return rate * 0.0
+        return np.zeros_like(rate)
     variant = f"{algorithm}-{protocol}"
     if variant == "ring-simple":
         return rate
