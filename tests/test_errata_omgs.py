@@ -325,8 +325,8 @@ def test_20_omgs_counts_hang_on_alpha() -> None:
     attained = dict[str, list[str]]()
     for network, stated in printed.items():
         cases = code_costs.message_counts(str(network))
-        for how in cases["how"][cases["messages"] == stated].unique():
-            attained.setdefault(how, []).append(str(network))
+        for variant in cases["variant"][cases["messages"] == stated].unique():
+            attained.setdefault(variant, []).append(str(network))
     assert cases.query("units == 1500")["messages"].isin([4, 7]).all()
     assert sorted(attained["both, Algorithm 1"]) == ["LSTM-PTB", "ResNet-50", "VGG-16"]
     assert all(len(those) < len(printed) for those in attained.values())

@@ -138,7 +138,7 @@ def test_a_model_is_told_of_each_log_what_it_is_of() -> None:
     for log in logs.values():
         models = curves.models(log)
         assert models["torch.fx"](MIB) == models["Inductor"](2 * MIB)
-        seen = np.array(curves.SEEN)
+        seen = np.array(curves.PROFILED_BYTES)
         assert models["profile-guided"](seen).tolist() == pytest.approx(
             log.cost(seen).tolist()
         )

@@ -97,7 +97,8 @@ def _merged_selection() -> Result:
     keys = ["machine", "operation", "distribution", "density"]
     times = rows.groupby([*keys, "elements"])["seconds"].median().unstack()
     columns = {}
-    for n in (10**k for k in range(4, 9)):
+    for power in range(4, 9):
+        n = 10**power
         parts_s = 3 * times[3 * n // 10] + times[n // 10]
         columns[n] = times[n] / parts_s
     ratios = pd.DataFrame(columns)
@@ -122,7 +123,9 @@ def _merged_message() -> Result:
     alike = doubled(lab, as_many_bytes=True)
     every = doubled(lab)
     loopback = doubled(rows.query("link == 'loopback'"))
-    *_, links, _, sizes = alike.index.levels
+    # The index has the place, the link, the ranks and the bytes.
+    links = alike.index.levels[1]
+    sizes = alike.index.levels[3]
     note = (
         f"{', '.join(links)}, 2 or 4 ranks on one of two machines, halves of "
         f"{sizes.min() / MIB:.0f} to {sizes.max() / MIB:.0f} MiB; by Eq 11 always above "
@@ -157,10 +160,10 @@ def doubled(rows: pd.DataFrame, *, as_many_bytes: bool = False) -> pd.Series:
                 continue
             single = by_size.loc[n]
             double = by_size.loc[2 * n]
-            sends_alike = (
-                single["messages_per_sample"] == 2 * double["messages_per_sample"]
-            )
-            if sends_alike or not as_many_bytes:
+            # A sample may send several messages one after the other.
+            sent_bytes = n * single["messages_per_sample"]
+            double_sent_bytes = 2 * n * double["messages_per_sample"]
+            if sent_bytes == double_sent_bytes or not as_many_bytes:
                 ratio = 2 * single["seconds"] / double["seconds"]
                 ratios[(*setting, int(n))] = ratio
     return pd.Series(ratios)

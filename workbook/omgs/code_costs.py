@@ -1,10 +1,14 @@
-"""omgs at the costs of its authors' published code: what Table VI leaves for computing, and messages then."""
+"""The networks of omgs at the costs of its authors' published code.
+
+At these costs, Table VI leaves certain times for computing, and the algorithms send
+certain numbers of messages.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
-from typing import Any
+from itertools import chain, product
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,10 +24,37 @@ from workbook.omgs.settings import RESNET, TOLERANCE, cost_of, printed, tensors
 from workbook.validate import audit
 
 OFF = (1 - TOLERANCE, 1, 1 + TOLERANCE)
-"""Of TopK-SGD's time in Table VI."""
+"""The factors of TopK-SGD's time in Table VI that are tried."""
 BACKWARD = (1 / 2, 2 / 3, 3 / 4)
-"""Backward's share of what selecting and sending leave of it (omgs Eq 4)."""
+"""The shares that the backward pass is tried to have of all computing (omgs Eq 4)."""
 LEFT = "what TopK-SGD's time in Table VI, within 5%, leaves at the code's costs"
+"""How notes call the times that `left_s` returns."""
+
+
+class OpenCase(NamedTuple):
+    """One choice of what the paper leaves open of a network, and what follows from it.
+
+    Attributes
+    ----------
+    units : int
+        The units of the LSTM, or 0 for another network.
+    gathers : {1, 2}
+        How many all-gathers a message takes. In the code there are two: one of the
+        values, and one of their indices.
+    tensor_elements : tuple of int
+        The elements of each tensor in forward order.
+    selecting_s, sending_s : float
+        How long TopK-SGD selects and how long it sends, in seconds.
+    compute_s : ndarray, shape (k,)
+        The times that Table VI leaves for computing, in seconds, one or more.
+    """
+
+    units: int
+    gathers: int
+    tensor_elements: tuple[int, ...]
+    selecting_s: float
+    sending_s: float
+    compute_s: Floats
 
 
 def as_in_the_code(
@@ -32,70 +63,172 @@ def as_in_the_code(
     gathers: int = 2,
     density: float = audit.DENSITY,
 ) -> omgs.Instance:
-    """Return a network's layers with the costs of the authors' published code, of 16 workers.
+    """Return a network with the costs that the authors' code has for 16 workers.
 
-    A message carries density x d values and, in a second gather, as many indices of all workers.
+    Parameters
+    ----------
+    backward_s : array_like, shape (L,)
+        The backward pass of each layer, in seconds.
+    elements : array_like, shape (L,)
+        The gradients of each layer.
+    gathers : {1, 2}, optional
+        How many all-gathers a message takes. The first carries density x d values of
+        every worker, and the second as many indices.
+    density : float, optional
+        The density rho.
     """
-    code, workers = published_code("omgs"), 16
+    code = published_code("omgs")
+    workers = 16
     beta_s = (
         gathers * code[f"beta-{workers}"] * workers * code["element-bytes"] * density
     )
-    times, sizes = np.asarray(backward_s, float), np.asarray(elements, float)
     return omgs.Instance(
-        times, sizes, Log(code["gamma"]), gathers * code[f"alpha-{workers}"], beta_s
+        backward_s=np.asarray(backward_s, float),
+        elements=np.asarray(elements, float),
+        selection=Log(code["gamma"]),
+        alpha_s=gathers * code[f"alpha-{workers}"],
+        beta_s=beta_s,
     )
 
 
 def recorded_shares(network: str) -> list[tuple[Floats, list[int]]]:
-    """Return layers' shares of backward, and elements, in forward order, by recording; the lab's first."""
-    workloads = source.open_campaign(name=source.OMGS).alone.workloads().values()
-    lab = [each for each in workloads if each.n == len(tensors(network))]
-    layers = [(each.backward_s[::-1], each.parameters[::-1]) for each in lab]
+    """Return how the layers of a network share the backward pass, by recording.
+
+    Parameters
+    ----------
+    network : str
+        One of `workbook.omgs.equations.NETWORKS`.
+
+    Returns
+    -------
+    list of (ndarray, list of int)
+        The shares of the backward pass, which add up to 1, and the elements of the
+        tensors, both in forward order. The workloads of the lab are first.
+    """
+    layers = []
+    campaign = source.open_campaign(name=source.OMGS).alone
+    for workload in campaign.workloads().values():
+        # The campaign's networks are told apart by their numbers of tensors. A workload
+        # is in ready order.
+        if workload.n == len(tensors(network)):
+            layers.append((workload.backward_s[::-1], workload.parameters[::-1]))
     if network == RESNET:
-        profiles = [
-            machine.profile("resnet50")
-            for machine in source.recordings("layers").values()
-        ]
-        layers += [(each.backward_s, each.parameters) for each in profiles]
-    return [(times / times.sum(), sizes.tolist()) for times, sizes in layers]
+        for machine in source.recordings("layers").values():
+            profile = machine.profile("resnet50")
+            layers.append((profile.backward_s, profile.parameters))
+    return [
+        (backward_s / backward_s.sum(), elements.tolist())
+        for backward_s, elements in layers
+    ]
 
 
 def topk_parts(network: str, gathers: int, elements: float = 0) -> tuple[float, float]:
-    """Return how long TopK-SGD selects and sends at the code's costs, in s; elements : of another LSTM."""
+    """Return how long TopK-SGD selects and sends at the costs of the code.
+
+    Parameters
+    ----------
+    network : str
+        One of `workbook.omgs.equations.NETWORKS`.
+    gathers : {1, 2}
+        How many all-gathers a message takes.
+    elements : float, optional
+        The elements of an LSTM of other units. By default, those of ``network``.
+
+    Returns
+    -------
+    selecting_s, sending_s : float
+        Times in seconds.
+    """
     cost = cost_of(network)
-    size = ELEMENT_BYTES * (elements or sum(tensors(network)))
-    return float(cost.selection_s(size)), float(cost(size)) * gathers / 2
+    n_bytes = ELEMENT_BYTES * (elements or sum(tensors(network)))
+    # The cost has two all-gathers.
+    sending_s = float(cost(n_bytes)) * gathers / 2
+    return float(cost.selection_s(n_bytes)), sending_s
 
 
 def left_s(network: str, *parts_s: float) -> Floats:
-    """Return what OFF times TopK-SGD's time in Table VI leaves for computing (omgs Eq 4), in s."""
-    left = printed().loc[network, "topk_s"] * np.array(OFF) - sum(parts_s)
-    return left[left > 0]
+    """Return what TopK-SGD's time in Table VI leaves for computing (omgs Eq 4).
+
+    Parameters
+    ----------
+    network : str
+        One of `workbook.omgs.equations.NETWORKS`.
+    *parts_s : float
+        The parts of the iteration that are not computing, in seconds.
+
+    Returns
+    -------
+    ndarray, shape (k,)
+        Seconds for each of the factors OFF that leaves any time.
+    """
+    computing_s = printed().loc[network, "topk_s"] * np.array(OFF) - sum(parts_s)
+    return computing_s[computing_s > 0]
 
 
-def unstated(network: str) -> Iterator[tuple[Any, ...]]:
-    """Yield units of the LSTM, or 0, gathers, tensors, `topk_parts` and `left_s` where any time is left."""
-    for units, gathers in product(UNITS if network == LSTM else (0,), (1, 2)):
-        lstm = [n for layer in networks.ptb_lstm(units) for n in layer.tensors]
-        sizes = lstm if units else tensors(network)
-        parts_s = topk_parts(network, gathers, sum(sizes))
-        left = left_s(network, *parts_s)
-        if left.size:
-            yield units, gathers, sizes, parts_s, left
+def unstated(network: str) -> Iterator[OpenCase]:
+    """Yield every choice of what the paper leaves open, if any time is left to compute.
+
+    Parameters
+    ----------
+    network : str
+        One of `workbook.omgs.equations.NETWORKS`.
+
+    Yields
+    ------
+    OpenCase
+        By the units of the LSTM, and for each first one all-gather and then two.
+    """
+    units_tried = UNITS if network == LSTM else (0,)
+    for units, gathers in product(units_tried, (1, 2)):
+        elements = tensors(network)
+        if units:
+            tensors_by_layer = [layer.tensors for layer in networks.ptb_lstm(units)]
+            elements = tuple(chain.from_iterable(tensors_by_layer))
+        selecting_s, sending_s = topk_parts(network, gathers, sum(elements))
+        compute_s = left_s(network, selecting_s, sending_s)
+        if compute_s.size:
+            yield OpenCase(units, gathers, elements, selecting_s, sending_s, compute_s)
 
 
 def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
-    """Return messages by both rules, at what Table VI leaves or compute_s; layers share it as recorded."""
-    rows, density = [], printed().loc[network, "density"]
-    for (shares, sizes), each in product(recorded_shares(network), unstated(network)):
-        units, gathers, listed, _, left = each
-        listed_as = dict(zip(tensors(network), listed, strict=True))
-        elements = [listed_as.get(n, n) for n in sizes]
-        whole_s = np.outer(BACKWARD, compute_s or left).flat
-        for backward_s, by_code in product(whole_s, (False, True)):
-            costs = as_in_the_code(backward_s * shares, elements, gathers, density)
-            sends = ~omgs.find_merged_layers(costs, by_code=by_code)
-            gathered = "one" if gathers == 1 else "both"
-            rule = "its rule" if by_code else "Algorithm 1"
-            rows.append((units, f"{gathered}, {rule}", int(sends.sum())))
-    return pd.DataFrame(rows, columns=["units", "how", "messages"])
+    """Return how many messages OMGS-SGD sends by Algorithm 1 and by the code's rule.
+
+    Parameters
+    ----------
+    network : str
+        One of `workbook.omgs.equations.NETWORKS`.
+    compute_s : float, optional
+        The time of all computing in seconds. By default, every time that Table VI leaves.
+
+    Returns
+    -------
+    DataFrame
+        A row for each recording, `OpenCase`, backward pass and rule. Columns:
+
+        units
+            The units of the LSTM, or 0.
+        variant
+            The number of all-gathers, "one" or "both", and the rule.
+        messages
+            The number of messages.
+    """
+    density = printed().loc[network, "density"]
+    rows = []
+    for (shares, recorded), case in product(
+        recorded_shares(network), unstated(network)
+    ):
+        # The recorded LSTM has other units than most of those that are tried, so that
+        # the sizes of its tensors are replaced.
+        size_in_case = dict(zip(tensors(network), case.tensor_elements, strict=True))
+        elements = [size_in_case.get(size, size) for size in recorded]
+        gathers_used = "one" if case.gathers == 1 else "both"
+        backward_times_s = np.outer(BACKWARD, compute_s or case.compute_s).flat
+        for backward_s in backward_times_s:
+            instance = as_in_the_code(
+                backward_s * shares, elements, case.gathers, density
+            )
+            for by_code, rule in ((False, "Algorithm 1"), (True, "its rule")):
+                merged = omgs.find_merged_layers(instance, by_code=by_code)
+                n_messages = int((~merged).sum())
+                rows.append((case.units, f"{gathers_used}, {rule}", n_messages))
+    return pd.DataFrame(rows, columns=["units", "variant", "messages"])

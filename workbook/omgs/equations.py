@@ -717,16 +717,9 @@ def find_merged_layers(
     merged layer, in O(L^2). This function takes O(L), because the next judgement needs
     only the times of one layer.
     """
-    elements = instance.elements
+    layers = _MergingLayers(instance)
     alpha_s = instance.alpha_s
     last = instance.layers - 1
-    # Lists, because single elements of an array are slow.
-    backward_s = instance.backward_s.tolist()
-    size = elements.tolist()
-    selecting_s = instance.selection_s(elements).tolist()
-    pair_s = instance.selection_s(elements[1:] + elements[:-1]).tolist()
-    together_s = [0.0, *pair_s]
-    sent_s = instance.communication_s(elements).tolist()
     merged = np.zeros(instance.layers, bool)
 
     # The times of the layer that is judged (lines 17-36): when its backward pass begins
@@ -735,43 +728,81 @@ def find_merged_layers(
     link_free_s = -np.inf
     # As printed, line 32 reads the backward time of layer 1 instead of layer L.
     layer_read = last if "index" in repairs else 0
-    computed_s = backward_s[layer_read]
+    computed_s = layers.backward_s[layer_read]
     for i in range(last, 0, -1):
+        selecting_s = layers.selecting_s[i]
+        sent_s = layers.sent_s[i]
         # The order of the arguments matters for NaN, which `max` keeps if it comes first.
-        sending_s = max(computed_s + selecting_s[i], link_free_s)
-        ready_s = begun_s + backward_s[i] + backward_s[i - 1]
-        own_s = selecting_s[i]
-        before_s = selecting_s[i - 1]
+        sending_s = max(computed_s + selecting_s, link_free_s)
+
+        before_s = layers.selecting_s[i - 1]
+        both_computed_s = begun_s + layers.backward_s[i] + layers.backward_s[i - 1]
+        apart_ready_s = both_computed_s + selecting_s + before_s
+        together_ready_s = both_computed_s + layers.together_s[i]
+        started_s = sending_s + alpha_s
         if by_code and i == last:
             # The code marks layer L as merged and leaves its numbers as they are.
             merged[i] = True
             joins = False
         elif by_code:
-            joins = ready_s + together_s[i] - before_s < sending_s + alpha_s
+            joins = together_ready_s - before_s < started_s
         else:
-            sent_at_s = sending_s + alpha_s + instance.beta_s * size[i]
-            waits = ready_s + own_s + before_s < sent_at_s
-            joins = waits and sending_s + alpha_s > ready_s + together_s[i]
+            # These are Q3 and Q5 of Eq 24.
+            waits = apart_ready_s < started_s + instance.beta_s * layers.size[i]
+            joins = waits and started_s > together_ready_s
+
         if joins:
             merged[i] = True
-            backward_s[i - 1] += backward_s[i]
-            size[i - 1] += size[i]
-            selecting_s[i - 1] = together_s[i]
-            sent_s[i - 1] = alpha_s + instance.beta_s * size[i - 1]
-            if i > 1:
-                next_pair = np.float64(size[i - 1] + size[i - 2])
-                next_pair_s = instance.selection(next_pair, instance.density)
-                together_s[i - 1] = float(next_pair_s)
+            layers.join(i)
             computed_s = begun_s
             if "index" not in repairs:
-                computed_s += backward_s[0]
+                computed_s += layers.backward_s[0]
             sending_s = max(computed_s, link_free_s)
-            selecting_s[i] = 0.0 if "log0" in repairs else np.nan
-            sent_s[i] = 0.0 if "alpha" in repairs else alpha_s
-        begun_s = computed_s + selecting_s[i]
-        link_free_s = sending_s + sent_s[i]
-        computed_s = begun_s + backward_s[i - 1]
+            selecting_s = 0.0 if "log0" in repairs else np.nan
+            sent_s = 0.0 if "alpha" in repairs else alpha_s
+        begun_s = computed_s + selecting_s
+        link_free_s = sending_s + sent_s
+        computed_s = begun_s + layers.backward_s[i - 1]
     return merged
+
+
+class _MergingLayers:
+    """The layers of a network while Algorithm 1 merges them.
+
+    Attributes
+    ----------
+    backward_s, selecting_s, sent_s : list of float, length L
+        The backward pass, the selection and the message of each layer, in seconds, with
+        the layers that have joined it.
+    size : list of float, length L
+        The elements of each layer, with the layers that have joined it.
+    together_s : list of float, length L
+        The selection from each layer and the one before it at once, in seconds. The first
+        number means nothing.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        elements = instance.elements
+        pair_s = instance.selection_s(elements[1:] + elements[:-1])
+        self.instance = instance
+        # Lists, because single elements of an array are slow.
+        self.backward_s: list[float] = instance.backward_s.tolist()
+        self.size: list[float] = elements.tolist()
+        self.selecting_s: list[float] = instance.selection_s(elements).tolist()
+        self.together_s: list[float] = [0.0, *pair_s.tolist()]
+        self.sent_s: list[float] = instance.communication_s(elements).tolist()
+
+    def join(self, i: int) -> None:
+        """Let the layer at index ``i`` join the one before it."""
+        instance = self.instance
+        self.backward_s[i - 1] += self.backward_s[i]
+        self.size[i - 1] += self.size[i]
+        self.selecting_s[i - 1] = self.together_s[i]
+        self.sent_s[i - 1] = instance.alpha_s + instance.beta_s * self.size[i - 1]
+        if i > 1:
+            next_pair = np.float64(self.size[i - 1] + self.size[i - 2])
+            next_pair_s = instance.selection(next_pair, instance.density)
+            self.together_s[i - 1] = float(next_pair_s)
 
 
 def of_planning(
@@ -795,16 +826,19 @@ def of_planning(
         Its alpha and beta are those of the line through two costs: of the smallest
         gradient, and of all gradients together.
     """
-    smallest = float(workload.bytes.min())
-    whole = float(workload.bytes.sum())
-    growth_s = max(0.0, cost(whole) - cost(smallest))
+    smallest_bytes = float(workload.bytes.min())
+    all_bytes = float(workload.bytes.sum())
+    growth_s = max(0.0, cost(all_bytes) - cost(smallest_bytes))
     # With one gradient both sizes are equal.
-    s_per_byte = growth_s / max(whole - smallest, 1.0)
-    alpha_s = max(0.0, cost(smallest) - s_per_byte * smallest)
-    beta_s = s_per_byte * whole / float(workload.parameters.sum())
-    selection: Selecting = Log(PUBLISHED_GAMMA_S if gamma_s is None else gamma_s)
+    s_per_byte = growth_s / max(all_bytes - smallest_bytes, 1.0)
+    alpha_s = max(0.0, cost(smallest_bytes) - s_per_byte * smallest_bytes)
+    # Eq 11 counts elements, which may have several bytes.
+    beta_s = s_per_byte * all_bytes / float(workload.parameters.sum())
+    selection: Selecting = Log(PUBLISHED_GAMMA_S)
     density = 1.0
-    if gamma_s is None and isinstance(cost, SparseGather) and cost.selecting:
+    if gamma_s is not None:
+        selection = Log(gamma_s)
+    elif isinstance(cost, SparseGather) and cost.selecting:
         selection = cost.selecting
         density = cost.density
     return Instance(
@@ -977,8 +1011,7 @@ class Setting:
 
     def workload(self) -> Workload:
         """Return one iteration, in which the tensors of a layer become ready together."""
-        units = self.units if self.network == LSTM else 0
-        sizes, by_work, alike = _shape(self.network, units)
+        sizes, by_work, alike = _shape(self.network, self.units)
         backward_s = self.compute_s * self.backward
         shares = (1 - self.even) * by_work + self.even * alike
         return Workload.from_arrays(
@@ -987,27 +1020,38 @@ class Setting:
 
 
 @cache
-def _shape(network: str, units: int) -> tuple[Any, Any, Any]:
-    """Return three arrays (n,) over the tensors of a network in ready order.
+def _shape(network: str, units: int) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Return the tensors of a network in ready order.
 
-    They are the elements, the share of the backward pass by multiply-adds, and the share
-    if all layers have the same. ``units`` is 0 for all networks but the LSTM.
+    Parameters
+    ----------
+    network : str
+        One of NETWORKS.
+    units : int
+        The units of the LSTM. They do not matter for the other networks.
+
+    Returns
+    -------
+    sizes : ndarray of int, shape (n,)
+        The elements of each tensor.
+    by_work, alike : ndarray, shape (n,)
+        The share of each tensor in the backward pass, by the multiply-adds of its layer,
+        and if all layers take the same time. The tensors of a layer become ready
+        together, so that the first has the share of the layer, and the others have none.
     """
-    if units:
+    if network == LSTM:
         layers = tuple(networks.ptb_lstm(units))
     else:
         layers = networks.layers(NETWORKS[network])
-    total = sum(layer.multiply_adds for layer in layers)
-    sizes = []
-    by_work = []
-    alike = []
+    multiply_adds = sum(layer.multiply_adds for layer in layers)
+    sizes: list[int] = []
+    by_work: list[float] = []
+    alike: list[float] = []
     for layer in reversed(layers):
-        for k, size in enumerate(layer.tensors[::-1]):
-            sizes.append(size)
-            # The first tensor has the time of its layer, so that all are ready together.
-            has_time = k == 0
-            by_work.append(has_time * layer.multiply_adds / total)
-            alike.append(has_time / len(layers))
+        sizes.extend(layer.tensors[::-1])
+        no_shares = [0.0] * (len(layer.tensors) - 1)
+        by_work.extend([layer.multiply_adds / multiply_adds, *no_shares])
+        alike.extend([1 / len(layers), *no_shares])
     return np.array(sizes, dtype=np.int64), np.array(by_work), np.array(alike)
 
 
@@ -1078,11 +1122,13 @@ def most_saved_s(
     Selection takes the least time if all messages are equally large. All communication
     but the start-up of the last message may be hidden.
     """
-    sizes, _, _ = _shape(network, units if network == LSTM else 0)
-    whole = ELEMENT_BYTES * float(sizes.sum())
+    sizes, _, _ = _shape(network, units)
+    all_bytes = ELEMENT_BYTES * float(sizes.sum())
+    elements_a_message = all_bytes / ELEMENT_BYTES / messages
     selecting = Log(published_code("omgs")["gamma"])
-    apart_s = messages * float(selecting(whole / ELEMENT_BYTES / messages, 1))
-    return float(cost.selection_s(whole)) - apart_s + cost(whole) - cost.startup_s()
+    selecting_apart_s = messages * float(selecting(elements_a_message, 1))
+    topk_selecting_s = float(cost.selection_s(all_bytes))
+    return topk_selecting_s - selecting_apart_s + cost(all_bytes) - cost.startup_s()
 
 
 def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, Any]]:
@@ -1104,9 +1150,14 @@ def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, 
         "mgs_s" and "omgs_s" in seconds, and the "messages" of OMGS.
     """
     compute_times_s = np.linspace(topk_s / 16, topk_s, 16).tolist()
-    units = UNITS if network == LSTM else (0,)
-    for case in product(compute_times_s, (0.5, 2 / 3, 0.75), (0.0, 0.5), units):
-        setting = Setting(network, *case)
+    backward_shares = (0.5, 2 / 3, 0.75)
+    even_shares = (0.0, 0.5)
+    # Networks without units are scanned once.
+    units_tried = UNITS if network == LSTM else (0,)
+    for compute_s, backward, even, units in product(
+        compute_times_s, backward_shares, even_shares, units_tried
+    ):
+        setting = Setting(network, compute_s, backward, even, units)
         topk = planned(setting, PLANS["TopK"], cost)
         mgs = planned(setting, PLANS["MGS"], cost)
         for rule in ("omgs", "omgs:code"):

@@ -21,35 +21,68 @@ from workbook.omgs.equations import published_cost
 from workbook.osf import equations as osf
 from workbook.validate import audit
 
+DENSE_BYTES_PER_S = 5e8
+"""The rate of the dense algorithm's link, which is 4 times that of the others."""
+
 
 def modelled() -> dict[str, Timeline]:
-    """Return algorithms on four layers, 16 workers, published costs; dense on a link 4 times as fast."""
-    sizes = ELEMENT_BYTES * np.array((4_000_000, 4_000_000, 500_000, 500_000))
-    workload = Workload.from_arrays(0.03, [0.015] * 4, sizes)
-    cost = replace(
-        published_cost(audit.WORKERS, audit.DENSITY), selecting=audit.SELECTION
+    """Return the timelines of the five algorithms on four layers.
+
+    There are 16 workers, and the costs are those of the published code. The dense P-SGD
+    has a link that is 4 times as fast.
+
+    Returns
+    -------
+    dict of str to Timeline
+        By algorithm, P-SGD first.
+    """
+    gradient_bytes = ELEMENT_BYTES * np.array((4_000_000, 4_000_000, 500_000, 500_000))
+    workload = Workload.from_arrays(0.03, [0.015] * 4, gradient_bytes)
+    cost = published_cost(audit.WORKERS, audit.DENSITY)
+    cost = replace(cost, selecting=audit.SELECTION)
+
+    dense = AlphaBeta(
+        cost.gather.startup_s(),
+        float(osf.update_s(1.0, audit.WORKERS, DENSE_BYTES_PER_S)),
+        workers=audit.WORKERS,
     )
-    slope = float(osf.update_s(1.0, audit.WORKERS, 5e8))
-    dense = AlphaBeta(cost.gather.startup_s(), slope, workers=audit.WORKERS)
-    specs = {
+    timelines = {"P-SGD": Iteration(workload, none(workload), dense).timeline()}
+    planners = {
         "TopK-SGD": "single",
         "LAGS-SGD": "none",
         "OMGS-SGD": "omgs",
         "merged best": "exact",
     }
-    lines = {"P-SGD": Iteration(workload, none(workload), dense).timeline()}
-    for name, spec in specs.items():
-        lines[name] = sparse_timeline(workload, make_plan(spec, workload, cost), cost)
-    return lines
+    for algorithm, planner in planners.items():
+        plan = make_plan(planner, workload, cost)
+        timelines[algorithm] = sparse_timeline(workload, plan, cost)
+    return timelines
 
 
-def draw(lines: Mapping[str, Timeline]) -> tuple[Figure, pd.DataFrame]:
-    """Draw `modelled` timelines, each with how much longer it is than TopK-SGD's; return their spans, too."""
-    figure, spans = plots.timelines(lines, "model", height=1.28)
-    for ax, (name, line) in zip(figure.axes, lines.items(), strict=True):
-        over = line.duration_s / lines["TopK-SGD"].duration_s - 1
-        where = ", 4x rate" if name == "P-SGD" else ""
-        longer = "longer" if over > 0 else "shorter"
-        than = f": {abs(over):.0%} {longer} than TopK" if over else ""
-        plots.heading(ax, name + where + than)
+def draw(timelines: Mapping[str, Timeline]) -> tuple[Figure, pd.DataFrame]:
+    """Draw the `modelled` timelines.
+
+    Parameters
+    ----------
+    timelines : mapping of str to Timeline
+        By algorithm.
+
+    Returns
+    -------
+    figure : Figure
+        A panel a timeline. Its heading says how much longer it is than TopK-SGD's.
+    spans : DataFrame
+        The spans of all timelines, with the algorithm as ``model``.
+    """
+    figure, spans = plots.timelines(timelines, "model", height=1.28)
+    topk_s = timelines["TopK-SGD"].duration_s
+    for ax, (algorithm, timeline) in zip(figure.axes, timelines.items(), strict=True):
+        heading = algorithm
+        if algorithm == "P-SGD":
+            heading += ", 4x rate"
+        longer = timeline.duration_s / topk_s - 1
+        if longer:
+            word = "longer" if longer > 0 else "shorter"
+            heading += f": {abs(longer):.0%} {word} than TopK"
+        plots.heading(ax, heading)
     return figure, spans

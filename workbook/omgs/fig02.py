@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.fit import Fit
+from ddlkit.core.workload import Floats
 from workbook import plots
 from workbook.common.claims import claimed, paper_table
 
@@ -24,48 +25,110 @@ def draw(
     gathering: Sequence[Fit[MessageCost]],
     measured: pd.DataFrame,
 ) -> tuple[Figure, pd.DataFrame, tuple[float, float]]:
-    """Return the figure, its numbers, and the authors' code's alpha (s) and beta (s/byte)."""
+    """Draw measured selections and all-gathers with the costs of the authors' code.
+
+    Parameters
+    ----------
+    selecting : mapping of str to Fit
+        The fits of a selection by their form.
+    gathering : sequence of Fit
+        The fits of an all-gather. All have the same samples.
+    measured : DataFrame
+        Samples of selections, with columns ``elements``, ``density`` and ``seconds``.
+
+    Returns
+    -------
+    figure : Figure
+        A panel of selections, and a panel of all-gathers.
+    numbers : DataFrame
+        The medians of the samples, and the costs of the code at seven sizes.
+    alpha_beta : (float, float)
+        The alpha (s) and the beta (s/byte) of the code for as many nodes as ``gathering``
+        has ranks, or for NODES if the code has none for these.
+    """
     code = paper_table("omgs", "code").set_index("id")["value"].astype(float)
-    few, ring = np.geomspace(1e3, 1e6, 7).round(), gathering[0]
-    nodes = ring.cost.workers if f"alpha-{ring.cost.workers}" in code else NODES
-    gamma_s = claimed("omgs-gamma") * few * np.log2(few)
-    lines = {
-        f"code_{n}_s": code[f"alpha-{n}"] + code[f"beta-{n}"] * few
+    gather = gathering[0]
+    nodes = gather.cost.workers
+    if nodes is None or f"alpha-{nodes}" not in code:
+        nodes = NODES
+    # The seven sizes are numbers of elements in one panel, and bytes in the other.
+    sizes = np.geomspace(1e3, 1e6, 7).round()
+    gamma_s = claimed("omgs-gamma") * sizes * np.log2(sizes)
+    gather_s = {
+        n: code[f"alpha-{n}"] + code[f"beta-{n}"] * sizes
         for n in dict.fromkeys((nodes, NODES))
     }
-    paper = {
+
+    figure, axes = plots.canvas(columns=2, height=3.8)
+    selections_s = {
         "paper:γ, without ρ": gamma_s,
         "paper:γ, with ρ (Eq 10)": DENSITY * gamma_s,
     }
-    authors = {
-        f"paper:code, {name.split('_')[1]} nodes": 1e3 * s for name, s in lines.items()
+    gathers_ms = {
+        f"paper:code, {n} nodes": 1e3 * times_s for n, times_s in gather_s.items()
     }
-    figure, axes = plots.canvas(columns=2, height=3.8)
-    for ax, printed_s in zip(axes, (paper, authors), strict=True):
-        plots.lines(ax, pd.DataFrame(printed_s, few), xlabel="", ylabel="", legend="")
+    for ax, of_paper in zip(axes, (selections_s, gathers_ms), strict=True):
+        plots.lines(ax, pd.DataFrame(of_paper, sizes), xlabel="", ylabel="", legend="")
     plots.cost_fit(axes[0], dict(selecting))
     plots.cost_fit(axes[1], {fit.form: fit for fit in gathering})
-    names = (
+    headings = (
         f"torch.topk at a density of {DENSITY:g}",
-        f"all-gather among {ring.cost.workers} ranks",
+        f"all-gather among {gather.cost.workers} ranks",
     )
-    for ax, name in zip(axes, names, strict=True):
-        ax.set_ylim(top=30 * ax.get_ylim()[1])  # room for the legend
-        plots.heading(ax, name)
-    medians = (
-        measured.groupby(["elements", "density"])["seconds"].median().reset_index()
+    for ax, heading in zip(axes, headings, strict=True):
+        # Leave room for the legend.
+        ax.set_ylim(top=30 * ax.get_ylim()[1])
+        plots.heading(ax, heading)
+    plots.title(
+        figure,
+        "Above a million elements, selecting takes longer than both fitted forms say",
     )
-    said = "Above a million elements, selecting takes longer than both fitted forms say"
-    plots.title(figure, said)
-    gathered = pd.Series(ring.seconds).groupby(ring.sizes).median()
-    printed = {"paper_no_density_s": gamma_s, "paper_s": DENSITY * gamma_s}
-    parts = [medians, gathered.rename("gather_s").rename_axis("bytes").reset_index()]
-    parts += [
-        pd.DataFrame({"elements": few, **printed}),
-        pd.DataFrame({"bytes": few, **lines}),
+
+    numbers = _numbers(measured, gather, sizes, gamma_s, gather_s)
+    return (
+        figure,
+        numbers,
+        (float(code[f"alpha-{nodes}"]), float(code[f"beta-{nodes}"])),
+    )
+
+
+def _numbers(
+    measured: pd.DataFrame,
+    gather: Fit[MessageCost],
+    sizes: Floats,
+    gamma_s: Floats,
+    gather_s: Mapping[int, Floats],
+) -> pd.DataFrame:
+    """Return what the figure's CSV holds.
+
+    Parameters
+    ----------
+    measured : DataFrame
+        Samples of selections.
+    gather : Fit
+        A fit of an all-gather, with its samples.
+    sizes : ndarray, shape (s,)
+        The elements of selections, and the bytes of all-gathers, by the code's costs.
+    gamma_s : ndarray, shape (s,)
+        The selections without the density, in seconds.
+    gather_s : mapping of int to ndarray, shape (s,)
+        The all-gathers by the number of nodes, in seconds.
+
+    Returns
+    -------
+    DataFrame
+        Rows of four kinds, of which each lacks the columns of the others: medians of
+        selections and of all-gathers, then the code's selections and all-gathers.
+    """
+    selections = measured.groupby(["elements", "density"])["seconds"].median()
+    gathers = pd.Series(gather.seconds).groupby(gather.sizes).median()
+    of_code = {"paper_no_density_s": gamma_s, "paper_s": DENSITY * gamma_s}
+    columns = {f"code_{n}_s": times_s for n, times_s in gather_s.items()}
+    kinds = [
+        selections.reset_index(),
+        gathers.rename("gather_s").rename_axis("bytes").reset_index(),
+        pd.DataFrame({"elements": sizes, **of_code}),
+        pd.DataFrame({"bytes": sizes, **columns}),
     ]
-    numbers = pd.concat(parts, ignore_index=True).astype(
-        {"elements": "Int64", "bytes": "Int64"}
-    )
-    of_code = float(code[f"alpha-{nodes}"]), float(code[f"beta-{nodes}"])
-    return figure, numbers, of_code
+    rows = pd.concat(kinds, ignore_index=True)
+    return rows.astype({"elements": "Int64", "bytes": "Int64"})

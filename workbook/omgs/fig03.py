@@ -1,7 +1,8 @@
-"""omgs Fig 3: what networks learn with sparsified gradients, really trained.
+"""omgs Fig 3: what networks learn with sparsified gradients in real training.
 
-Fixed before anything was recorded: a training's score is the share of held-out images that is right or, for a
-text, 1/perplexity, after its last epoch; of a network and method, the mean over seeds.
+The score was fixed before anything was recorded. The score of a training, after its last
+epoch, is the share of held-out images that are classified correctly or, for a text,
+1/perplexity. The score of a network and a method is the mean over seeds.
 """
 
 from __future__ import annotations
@@ -21,111 +22,179 @@ TITLES = {
     "omgs": "OMGS",
     "exact": "exact merging",
 }
+"""The methods as tables and the figure call them, by their names in recordings."""
 TEXT = "lstm_sentences"
 LEARNED = {
     "vgg16_cifar_eighth": "VGG-16, an eighth as wide",
     "resnet20_half": "ResNet-20, half as wide",
     TEXT: "LSTM, 2 x 64 units",
 }
+"""The networks as tables and the figure call them, by their names in recordings."""
 SEEDS = 3
-"""With so many of every method a network is judged, and not before."""
+"""A network is judged as soon as every method has this number of seeds."""
+TEXT_FROM_EPOCH = 5
+"""The first epoch of the text that is drawn. Its perplexity is far larger before."""
 
 
 def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return held-out scores by epoch of each network, method and seed; of several lengths the longest.
+    """Return the held-out scores by network, method, machine, seed and epoch.
 
-    trained : table ``sparse_convergence``, by default of every machine
-    value : what is drawn; sends : how often, so far, each element would have been sent if all were alike
+    Parameters
+    ----------
+    trained : DataFrame, optional
+        The table ``sparse_convergence``, by default that of every machine.
+
+    Returns
+    -------
+    DataFrame
+        Of trainings of several lengths, only the longest count. Columns that do not name
+        the training:
+
+        score
+            The accuracy, or 1/perplexity for a text.
+        measure, value
+            What is drawn: the held-out accuracy or perplexity.
+        messages, ends
+            The number of messages, and where the groups of the plan end.
+        sends
+            How often, so far, each element would have been sent if all were sent equally
+            often. It is absent with a schedule of densities.
+
+    Raises
+    ------
+    UserError
+        If no sparsified training is recorded.
     """
     if trained is None:
         machines = source.recordings("sparse_convergence").values()
         trained = pd.concat(
             [machine.table("sparse_convergence") for machine in machines]
         )
-    longest = trained.groupby("network")["epochs"].transform("max")
-    rows = trained[
-        (trained["epochs"] == longest) & (trained["measured_on"] == "held_out")
-    ]
-    rows = rows.assign(method=rows["method"].str.split("+")).explode(
-        "method", ignore_index=True
-    )
-    rows = rows[(rows["schedule"] == "constant") | (rows["method"] == "omgs")]
+    rows = _one_method_a_row(trained)
     if rows.empty:
         raise UserError("no sparsified training: run ddlkit measure convergence")
-    constant, text = rows["schedule"] == "constant", rows["network"] == TEXT
+
+    is_constant = rows["schedule"] == "constant"
+    is_text = rows["network"] == TEXT
     names = rows["method"].map(TITLES)
+    perplexity = np.exp(rows["loss"])
     steps = rows["epoch"] * (rows["images"] // rows["batch"])
     sends = steps * rows["ranks"] * rows["selected"] / rows["parameters"]
     columns = {
         "network": rows["network"].map(LEARNED),
-        "method": names.where(constant, names + ", " + rows["schedule"]),
+        "method": names.where(is_constant, names + ", " + rows["schedule"]),
+        # A table that was passed in may lack this column.
         "machine": rows.get("machine", ""),
         "seed": rows["seed"],
         "epoch": rows["epoch"],
-        "score": np.exp(-rows["loss"]).where(text, rows["accuracy"]),
-        "measure": text.map({True: "held-out perplexity", False: "held-out accuracy"}),
-        "value": np.exp(rows["loss"]).where(text, rows["accuracy"]),
+        "score": np.exp(-rows["loss"]).where(is_text, rows["accuracy"]),
+        "measure": is_text.map(
+            {True: "held-out perplexity", False: "held-out accuracy"}
+        ),
+        "value": perplexity.where(is_text, rows["accuracy"]),
         "messages": rows["messages"],
         "ends": rows["ends"],
-        "sends": sends.where(constant),
+        "sends": sends.where(is_constant),
     }
-    frame = pd.DataFrame(columns)
-    schedules = sorted({*frame["method"]} - {*TITLES.values()})
-    order = [*LEARNED.values(), *TITLES.values(), *schedules].index
-    frame["places"] = [
-        *zip(frame["network"].map(order), frame["method"].map(order), strict=True)
-    ]
-    frame = frame.sort_values(["places", "machine", "seed", "epoch"], ignore_index=True)
-    return frame.drop(columns="places")
+    return _in_order(pd.DataFrame(columns))
+
+
+def _one_method_a_row(trained: pd.DataFrame) -> pd.DataFrame:
+    """Return the held-out rows of the longest trainings, with one method a row.
+
+    A training counts for every method whose plan it has: a row of "lags+exact" becomes
+    two. A schedule of densities counts for OMGS-SGD only.
+    """
+    longest = trained.groupby("network")["epochs"].transform("max")
+    is_longest = trained["epochs"] == longest
+    rows = trained[is_longest & (trained["measured_on"] == "held_out")]
+    rows = rows.assign(method=rows["method"].str.split("+"))
+    rows = rows.explode("method", ignore_index=True)
+    return rows[(rows["schedule"] == "constant") | (rows["method"] == "omgs")]
+
+
+def _in_order(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return rows in the order of LEARNED and of TITLES, methods with a schedule last."""
+    scheduled = sorted(set(frame["method"]) - set(TITLES.values()))
+    networks = list(LEARNED.values())
+    methods = [*TITLES.values(), *scheduled]
+    ordered = frame.assign(
+        network_order=frame["network"].map(networks.index),
+        method_order=frame["method"].map(methods.index),
+    )
+    keys = ["network_order", "method_order", "machine", "seed", "epoch"]
+    ordered = ordered.sort_values(keys, ignore_index=True)
+    return ordered.drop(columns=["network_order", "method_order"])
 
 
 def numbers(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return of `measured` the networks of which every method has SEEDS seeds, and those methods alone."""
+    """Return the rows of `measured` that are judged.
+
+    They are of the networks of which every method of TITLES has SEEDS seeds, and of all
+    methods that have as many.
+    """
     seeds = frame.groupby(["network", "method"])["seed"].transform("nunique")
-    kept = frame[seeds >= SEEDS]
-    titled = kept[kept["method"].isin(TITLES.values())]
-    methods = titled.groupby("network")["method"].nunique()
-    whole = methods[methods == len(TITLES)].index
-    return kept[kept["network"].isin(whole)].reset_index(drop=True)
+    enough = frame[seeds >= SEEDS]
+    titled = enough[enough["method"].isin(TITLES.values())]
+    n_methods = titled.groupby("network")["method"].nunique()
+    complete = n_methods[n_methods == len(TITLES)].index
+    return enough[enough["network"].isin(complete)].reset_index(drop=True)
 
 
 def final(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return per network and method: seeds, mean score after the last epoch, its spread, plan, sends."""
+    """Return the scores after the last epoch.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The `numbers`.
+
+    Returns
+    -------
+    DataFrame
+        By network and method: the number of ``seeds``, the ``mean`` of the score, its
+        ``spread`` (largest less least), ``ends`` and ``sends``.
+    """
     grouped = _last(frame).groupby(["network", "method"], sort=False)
     scores = grouped["score"].agg(seeds="size", mean="mean", spread=np.ptp)
     return scores.join(grouped[["ends", "sends"]].first())
 
 
 def _last(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[frame["epoch"] == frame.groupby("network")["epoch"].transform("max")]
+    """Return the rows of each network's last epoch."""
+    last_epoch = frame.groupby("network")["epoch"].transform("max")
+    return frame[frame["epoch"] == last_epoch]
 
 
 def ratios(frame: pd.DataFrame) -> pd.Series:
-    """Return OMGS's score over that of dense training of the same network, machine and seed."""
-    runs = ["network", "machine", "seed"]
-    wide = _last(frame).pivot(index=runs, columns="method", values="score")
-    return (wide["OMGS"] / wide["dense"]).dropna()
+    """Return the score of OMGS-SGD over the score of dense training.
+
+    The ratios are of the last epoch, by network, machine and seed.
+    """
+    training = ["network", "machine", "seed"]
+    scores = _last(frame).pivot(index=training, columns="method", values="score")
+    return (scores["OMGS"] / scores["dense"]).dropna()
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw `numbers`; titles have OMGS-SGD's last score over dense's."""
-    of_omgs = ratios(frame).groupby(level="network").mean()
-    said = (
-        f"After the last epoch, the score of OMGS-SGD is {of_omgs.min():.0%} to "
-        f"{of_omgs.max():.0%} of the score of dense training"
+    """Draw the learning curves of `numbers`, a panel a network.
+
+    The headings say the last score of OMGS-SGD over that of dense training.
+    """
+    mean_ratios = ratios(frame).groupby(level="network").mean()
+    message = (
+        f"After the last epoch, the score of OMGS-SGD is {mean_ratios.min():.0%} to "
+        f"{mean_ratios.max():.0%} of the score of dense training"
     )
-    with plots.sheet(said, columns=len(of_omgs), height=3.6, squeeze=False) as (
-        figure,
-        axes,
-    ):
-        for ax, (network, rows) in zip(
-            axes[0], frame.groupby("network", sort=False), strict=True
-        ):
-            # The text's perplexity is far above before its fifth epoch.
-            shown = rows[rows["epoch"] >= 5 * (network == LEARNED[TEXT])]
+    by_network = frame.groupby("network", sort=False)
+    sheet = plots.sheet(message, columns=len(mean_ratios), height=3.6, squeeze=False)
+    with sheet as (figure, axes):
+        for ax, (network, rows) in zip(axes[0], by_network, strict=True):
+            if network == LEARNED[TEXT]:
+                rows = rows[rows["epoch"] >= TEXT_FROM_EPOCH]
             plots.samples(
                 ax,
-                shown,
+                rows,
                 x="epoch",
                 y="value",
                 series="method",
@@ -133,5 +202,5 @@ def draw(frame: pd.DataFrame) -> Figure:
                 percent=100,
             )
             ax.set_ylabel(str(rows["measure"].iloc[0]))
-            ax.set_title(f"{network}\nOMGS: {of_omgs[network]:.0%} of dense")
+            ax.set_title(f"{network}\nOMGS: {mean_ratios[network]:.0%} of dense")
     return figure

@@ -1,7 +1,8 @@
-"""omgs Fig 4: the parts of an iteration, by model at the paper's costs and as replayed in the lab.
+"""omgs Fig 4: the parts of an iteration, by model at the paper's costs and as replayed.
 
-The lab computes as the nearest setting does, stretched as its shortest sparse message is over the start-up
-that it stands for: its times over that stretch are those of the paper's cluster.
+The lab computes as the nearest setting does, but slower by a stretch. The stretch is the
+shortest sparse message of the lab over the start-up that it stands for. The lab's times
+over the stretch are those of the paper's cluster.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.case import Case
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.sparse import SparseGather
-from ddlkit.core.workload import Floats
+from ddlkit.core.workload import Floats, Workload
 from ddlkit.model import make_plan
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import workload_of_case
@@ -26,7 +29,7 @@ from workbook.common import claims
 from workbook.common.claims import Result, check, own, prose
 from workbook.common.papers import published_code
 from workbook.common.source import Source
-from workbook.omgs.code_costs import LEFT, topk_parts, unstated
+from workbook.omgs.code_costs import LEFT, OpenCase, topk_parts, unstated
 from workbook.omgs.equations import LSTM, NETWORKS, PARTS, PLANS, planned
 from workbook.omgs.settings import (
     HALF_S,
@@ -45,235 +48,453 @@ LAB_NETWORKS = {
     "inception_v4": "Inception-v4",
     "lstm_ptb": "LSTM-PTB",
 }
-"""As they are recorded, and as the paper spells them."""
+"""The networks as the paper spells them, by their names in recordings."""
 DENSE = "dense, exact"
 PLAYED = (*PARTS, "update")
+"""The parts of a replayed iteration."""
 KINDS = ("forward", "backward", "sparsify", "all_gather", "update")
-"""Spans that look like PLAYED."""
+"""The spans of a timeline in whose colours PLAYED are drawn."""
 SHOWN = ("TopK", "MGS", "OMGS", "exact")
-"""Algorithms that are drawn; LAGS-SGD takes several times as long."""
+"""The algorithms that are drawn. LAGS-SGD takes several times as long."""
 
 
 @cache
 def modelled() -> pd.DataFrame:
-    """Return seconds of PARTS by algorithm at `setting`, OMGS by both rules; paper: whole iterations."""
+    """Return the parts of iterations at the nearest `setting` of each network.
+
+    Returns
+    -------
+    DataFrame
+        A row a network and algorithm, OMGS-SGD by both rules. The columns ``messages``,
+        PARTS and ``iteration`` are by model, and ``paper`` is the printed iteration, if
+        there is one. Times are in seconds.
+    """
+    planners = {
+        "TopK": PLANS["TopK"],
+        "LAGS": PLANS["LAGS"],
+        "MGS": PLANS["MGS"],
+        "OMGS": PLANS["OMGS"],
+        "OMGS code": "omgs:code",
+        "exact": PLANS["exact"],
+    }
     rows = []
     for network, stated in printed().iterrows():
-        chosen, cost = setting(str(network)), cost_of(str(network))
-        for algorithm in ("TopK", "LAGS", "MGS", "OMGS", "OMGS code", "exact"):
-            parts = planned(
-                chosen, {**PLANS, "OMGS code": "omgs:code"}[algorithm], cost
-            )
-            paper_s = stated.get(f"{algorithm.split()[0].lower()}_s", np.nan)
+        nearest = setting(str(network))
+        cost = cost_of(str(network))
+        for algorithm, planner in planners.items():
+            # The paper prints one time of OMGS-SGD, which both rules are compared with.
+            column = f"{algorithm.split()[0].lower()}_s"
             rows.append(
-                {"network": network, "algorithm": algorithm, **parts, "paper": paper_s}
+                {
+                    "network": network,
+                    "algorithm": algorithm,
+                    **planned(nearest, planner, cost),
+                    "paper": stated.get(column, np.nan),
+                }
             )
     frame = pd.DataFrame(rows).astype({"messages": int})
     return frame[["network", "algorithm", "messages", *PARTS, "iteration", "paper"]]
 
 
+# -- the replays of the lab ----------------------------------------------------------
+
+
 def measured(campaign: Source) -> pd.DataFrame:
-    """Return every algorithm on every network at the longest start-up, in seconds of the paper's cluster."""
-    # Of the first session, by which the campaign was planned.
-    planning = campaign.table("collectives").query("session == 0")
-    costs = Calibration.of(planning, draws=0)
-    groups = accuracy.joined(campaign).groupby(["network", "link"], sort=False)
-    frame = pd.concat([_of_lab(played, campaign, costs) for _, played in groups])
+    """Return the replays of every algorithm and network at the longest start-up.
+
+    Parameters
+    ----------
+    campaign : Source
+        The campaign that replays the iterations.
+
+    Returns
+    -------
+    DataFrame
+        A row a network and algorithm, with the ``messages``, the times PLAYED,
+        ``iteration`` and ``predicted`` in seconds of the paper's cluster,
+        ``repeatability``, and ``processor_limited``.
+    """
+    # The campaign was planned by the costs of its first session.
+    first_session = campaign.table("collectives").query("session == 0")
+    costs = Calibration.of(first_session, draws=0)
+    by_link = accuracy.joined(campaign).groupby(["network", "link"], sort=False)
+    frame = pd.concat([_by_algorithm(played, campaign, costs) for _, played in by_link])
     frame = frame[frame["startup_s"] == frame["startup_s"].max()]
+
     names = [*LAB_NETWORKS.values(), *PLANS, DENSE]
-    order = {name: place for place, name in enumerate(names)}
+    order = {name: number for number, name in enumerate(names)}
     rows = frame.sort_values(
-        ["network", "algorithm"], key=lambda names: names.map(order)
+        ["network", "algorithm"], key=lambda column: column.map(order)
     )
     columns = ["network", "algorithm", "messages", *PLAYED, "iteration"]
     columns += ["predicted", "repeatability", "processor_limited"]
     return rows[columns].reset_index(drop=True)
 
 
-def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.DataFrame:
-    """Return rows of `measured` of one network and link: those of a plan under each of its algorithms."""
-    row = played[played["density"] < 1].iloc[0]
-    case, network = Case.from_row(row), LAB_NETWORKS[row["network"]]
-    workloads, selections = campaign.workloads(), campaign.selections()
-    workload = workloads[case.profile_sha256].scaled(case.dilation)
+def _by_algorithm(
+    played: pd.DataFrame, campaign: Source, costs: Calibration
+) -> pd.DataFrame:
+    """Return the rows of `measured` of one network and link.
+
+    Parameters
+    ----------
+    played : DataFrame
+        The replays of the network over the link.
+    campaign : Source
+        The campaign.
+    costs : Calibration
+        The costs by which the campaign was planned.
+
+    Returns
+    -------
+    DataFrame
+        A replay has a row for each algorithm whose plan it has. The column ``startup_s``
+        has the start-up on the paper's cluster in seconds.
+    """
+    sparse_case = Case.from_row(played[played["density"] < 1].iloc[0])
+    network = LAB_NETWORKS[played["network"].iloc[0]]
+    lab_workload = campaign.workloads()[sparse_case.profile_sha256]
+    workload = lab_workload.scaled(sparse_case.dilation)
     stretch = workload.compute_s / setting(network).compute_s
-    gather, times = costs.of_case(case).cost, selections[case.selection_sha256]
+    gather = costs.of_case(sparse_case).cost
     assert isinstance(gather, SparseGather)
+    # Two digits are those of the start-up that the campaign asks for. The others come
+    # from rounding the dilation.
+    startup_s = float(f"{gather.startup_s() / stretch:.2g}")
+
+    times_s = _replayed_s(played, campaign, workload)
+    replays = played.assign(
+        **{name: lab_s / stretch for name, lab_s in times_s.items()}
+    )
+    replays = replays.assign(
+        network=network,
+        startup_s=startup_s,
+        messages=played["ends"].str.count(";") + 1,
+    )
+
+    selection = campaign.selections()[sparse_case.selection_sha256]
     cost = replace(
         gather,
-        density=case.density,
-        selecting=lambda n, rho: case.dilation * times(n, rho),
+        density=sparse_case.density,
+        selecting=lambda n, rho: sparse_case.dilation * selection(n, rho),
     )
+    sparse = replays[replays["density"] < 1]
+    tables = [replays[replays["density"] == 1].assign(algorithm=DENSE)]
+    for algorithm, planner in PLANS.items():
+        rows = _replays_of_planner(sparse, planner, workload, cost)
+        tables.append(rows.assign(algorithm=algorithm))
+    return pd.concat(tables)
+
+
+def _replayed_s(
+    played: pd.DataFrame, campaign: Source, workload: Workload
+) -> dict[str, float | Floats | pd.Series]:
+    """Return the times of replays in seconds of the lab.
+
+    Parameters
+    ----------
+    played : DataFrame
+        The replays.
+    campaign : Source
+        The campaign.
+    workload : Workload
+        The iteration that all replays have but for their selections.
+
+    Returns
+    -------
+    dict of str to float, ndarray or Series
+        PLAYED, "iteration" and "predicted", each of all replays or of one a row.
+    """
+    workloads = campaign.workloads()
+    selections = campaign.selections()
     backward_s = float(workload.backward_s.sum())
-    cases = map(Case.from_row, played.to_dict("records"))
-    computed_s = [
-        workload_of_case(each, workloads, selections).backward_s.sum() for each in cases
-    ]
-    seconds = {
+    # The lab computes a selection as a part of the backward pass.
+    with_selection_s = []
+    for row in played.to_dict("records"):
+        computing = workload_of_case(Case.from_row(row), workloads, selections)
+        with_selection_s.append(computing.backward_s.sum())
+    return {
         "forward": workload.forward_s,
         "backward": backward_s,
-        "selection": np.array(computed_s) - backward_s,
+        "selection": np.array(with_selection_s) - backward_s,
         "exposed": played["measured_exposed_communication_s"],
         "update": workload.update_s,
         "iteration": played["measured_iteration_s"],
         "predicted": played[f"{OURS}_iteration_s"],
     }
-    # Two digits: a start-up as a campaign asks for it, less the rounding of a dilation.
-    startup_s = float(f"{gather.startup_s() / stretch:.2g}")
-    messages = played["ends"].str.count(";") + 1
-    whole = played.assign(**{name: each / stretch for name, each in seconds.items()})
-    whole = whole.assign(network=network, startup_s=startup_s, messages=messages)
-    sparse = whole[whole["density"] < 1]
-    named = [whole[whole["density"] == 1].assign(algorithm=DENSE)]
-    for algorithm, spec in PLANS.items():
-        rows = sparse[sparse["plan"] == spec]
-        if rows.empty:  # its plan is another's, which was played once
-            ends = ";".join(map(str, make_plan(spec, workload, cost).ends))
-            rows = sparse[sparse["ends"] == ends]
-        named.append(rows.assign(algorithm=algorithm))
-    return pd.concat(named)
+
+
+def _replays_of_planner(
+    replays: pd.DataFrame, planner: str, workload: Workload, cost: MessageCost
+) -> pd.DataFrame:
+    """Return the replays with the plan of a planner.
+
+    If several planners make the same plan, it was played once, under the name of one.
+    """
+    rows = replays[replays["plan"] == planner]
+    if not rows.empty:
+        return rows
+    plan = make_plan(planner, workload, cost)
+    ends = ";".join(str(end) for end in plan.ends)
+    return replays[replays["ends"] == ends]
+
+
+# -- the figure ----------------------------------------------------------------------
 
 
 def numbers(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return PLAYED by model at the paper's costs, and as `measured` at its start-up.
+    """Return what the figure's CSV holds.
 
-    s1, s2 : iterations over OMGS-SGD's; less_exposed : exposed communication of TopK-SGD over its own
-    ``_paper`` : of Tab VI and Section V-E, which prints "about", and "very close", here 1, of VGG-16
+    Parameters
+    ----------
+    frame : DataFrame
+        The replays, as `measured` returns them.
+
+    Returns
+    -------
+    DataFrame
+        The rows of `modelled`, then those of ``frame``. The column ``where`` is "model" or
+        "lab". The rows of OMGS-SGD have three more ratios:
+
+        s1, s2
+            The iteration of TopK-SGD, and that of MGS-SGD, over that of OMGS-SGD.
+        less_exposed
+            The exposed communication of TopK-SGD over that of OMGS-SGD.
+        s1_paper, s2_paper, less_exposed_paper
+            What Tab VI and Section V-E print of these.
     """
     model = modelled().assign(where="model", update=0.0)
     lab = frame.assign(where="lab")
-    stated = model.set_index(["network", "algorithm"])["paper"]
-    target = pd.MultiIndex.from_frame(lab[["network", "algorithm"]])
-    lab = lab.assign(paper=stated.reindex(target).to_numpy())
+    paper_s = model.set_index(["network", "algorithm"])["paper"]
+    replayed = pd.MultiIndex.from_frame(lab[["network", "algorithm"]])
+    lab = lab.assign(paper=paper_s.reindex(replayed).to_numpy())
     both = pd.concat([model, lab[model.columns]], ignore_index=True)
+
     wide = both.pivot(index=["where", "network"], columns="algorithm")
-    ratios = {
-        "s1": wide["iteration", "TopK"] / wide["iteration", "OMGS"],
-        "s2": wide["iteration", "MGS"] / wide["iteration", "OMGS"],
-        "less_exposed": wide["exposed", "TopK"] / wide["exposed", "OMGS"],
-    }
-    networks, stated = wide.index.get_level_values("network"), prose("omgs")
-    exposed = {"VGG-16": 1.0, "LSTM-PTB": 1 / (1 - stated["fig04-lstm"] / 100)}
-    exposed |= dict.fromkeys(("ResNet-50", "Inception-v4"), stated["fig04-deep"])
-    table = printed()[["s1", "s2"]].reindex(networks).set_axis(wide.index)
-    table["less_exposed"] = networks.map(exposed)
-    rows = (
-        pd.DataFrame(ratios).join(table.add_suffix("_paper")).assign(algorithm="OMGS")
+    iteration_s = wide["iteration"]
+    exposed_s = wide["exposed"]
+    ratios = pd.DataFrame(
+        {
+            "s1": iteration_s["TopK"] / iteration_s["OMGS"],
+            "s2": iteration_s["MGS"] / iteration_s["OMGS"],
+            "less_exposed": exposed_s["TopK"] / exposed_s["OMGS"],
+        }
     )
+    networks = wide.index.get_level_values("network")
+    stated = printed()[["s1", "s2"]].reindex(networks).set_axis(wide.index)
+    stated["less_exposed"] = networks.map(_stated_less_exposed())
+    rows = ratios.join(stated.add_suffix("_paper")).assign(algorithm="OMGS")
     return both.join(
         rows.set_index("algorithm", append=True), on=["where", "network", "algorithm"]
     )
 
 
+def _stated_less_exposed() -> dict[str, float]:
+    """Return by network the ratio of exposed communication that Section V-E states."""
+    stated = prose("omgs")
+    return {
+        # The text says "very close".
+        "VGG-16": 1.0,
+        # The text says by how many per cent OMGS-SGD's is smaller.
+        "LSTM-PTB": 1 / (1 - stated["fig04-lstm"] / 100),
+        # The text gives one "about" for both.
+        "ResNet-50": stated["fig04-deep"],
+        "Inception-v4": stated["fig04-deep"],
+    }
+
+
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw `numbers`: parts of iterations, by model and replayed, beside what is printed."""
-    places = pd.MultiIndex.from_product(
-        [SHOWN, ("model", "lab")], names=["algorithm", "where"]
-    )
-    ours = frame[frame["where"] == "lab"]
-    off = 100 * (ours["s1"] - ours["s1_paper"]).abs()
-    said = (
+    """Draw `numbers`: the parts of iterations, modelled, replayed and printed."""
+    in_lab = frame[frame["where"] == "lab"]
+    off = 100 * (in_lab["s1"] - in_lab["s1_paper"]).abs()
+    message = (
         f"The replayed gain of OMGS-SGD over TopK-SGD differs from the printed gain by "
         f"{off.min():.0f} to {off.max():.0f} percentage points"
     )
-    with plots.sheet(said, columns=2, rows=2, height=6.0) as (figure, axes):
-        for ax, (network, own) in zip(
-            axes.flat, frame.groupby("network", sort=False), strict=True
-        ):
-            rows = own.set_index(places.names).reindex(places)
-            parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel(1)
-            plots.bars(
-                ax,
-                parts,
-                label="iteration [s]",
-                stacked=True,
-                legend="",
-                pairs="left: model, right: replayed",
-            )
-            paper_s = rows["paper"].to_numpy()[::2]
-            plots.points(ax, 2 * np.arange(len(SHOWN)) + 0.5, paper_s, "paper", size=6)
-            gain, stated = (
-                rows.loc[("OMGS", "lab"), name] - 1 for name in ("s1", "s1_paper")
-            )
-            ax.set_title(f"{network}: gains {gain:.1%}, printed {stated:.1%}")
+    by_network = frame.groupby("network", sort=False)
+    with plots.sheet(message, columns=2, rows=2, height=6.0) as (figure, axes):
+        for ax, (network, rows) in zip(axes.flat, by_network, strict=True):
+            _draw_network(ax, str(network), rows)
     return figure
 
 
-def less_exposed_s(network: str, elements: float = 0) -> Floats:
-    """Return ends of what Table VI saves, less what selecting saves: none, to equal messages' (d log2 n)."""
-    stated, gamma = printed().loc[network], published_code("omgs")["gamma"]
-    saved_s = stated["topk_s"] - stated["omgs_s"] + np.array([-2, 2]) * HALF_S
-    selecting_s = (
-        gamma * (elements or sum(tensors(network))) * math.log2(stated["messages"])
+def _draw_network(ax: Axes, network: str, rows: pd.DataFrame) -> None:
+    """Draw two stacked bars for each of SHOWN, and the printed iteration over them."""
+    bars = pd.MultiIndex.from_product(
+        [SHOWN, ("model", "lab")], names=["algorithm", "where"]
     )
-    return saved_s - [selecting_s, 0]
+    by_bar = rows.set_index(bars.names).reindex(bars)
+    parts = by_bar[list(PLAYED)].set_axis(KINDS, axis=1).droplevel("where")
+    plots.bars(
+        ax,
+        parts,
+        label="iteration [s]",
+        stacked=True,
+        legend="",
+        pairs="left: model, right: replayed",
+    )
+    # Both bars of a pair have the same printed time, which is drawn between them.
+    paper_s = by_bar["paper"].to_numpy()[::2]
+    between = 2 * np.arange(len(SHOWN)) + 0.5
+    plots.points(ax, between, paper_s, "paper", size=6)
+    replayed = by_bar.loc[("OMGS", "lab")]
+    gain = replayed["s1"] - 1
+    stated_gain = replayed["s1_paper"] - 1
+    ax.set_title(f"{network}: gains {gain:.1%}, printed {stated_gain:.1%}")
+
+
+# -- claims --------------------------------------------------------------------------
+
+
+def less_exposed_s(network: str, elements: float = 0) -> Floats:
+    """Return by how much OMGS-SGD's exposed communication is less than TopK-SGD's.
+
+    Parameters
+    ----------
+    network : str
+        One of NETWORKS.
+    elements : float, optional
+        The elements of an LSTM of other units. By default, those of ``network``.
+
+    Returns
+    -------
+    ndarray, shape (2,)
+        The least and the most seconds. Both are the difference of the iterations in
+        Table VI, with its rounding, less what OMGS-SGD saves by selecting.
+
+    Notes
+    -----
+    Selecting saves the most, gamma d log2 n, if all n messages are equally large. It
+    saves nothing if one of them has all elements.
+    """
+    stated = printed().loc[network]
+    gamma_s = published_code("omgs")["gamma"]
+    difference_s = stated["topk_s"] - stated["omgs_s"]
+    saved_s = difference_s + np.array([-2, 2]) * HALF_S
+    most_by_selecting_s = (
+        gamma_s * (elements or sum(tensors(network))) * math.log2(stated["messages"])
+    )
+    return saved_s - [most_by_selecting_s, 0]
+
+
+def _in_words(case: OpenCase) -> str:
+    """Return the units of the LSTM, if it is one, and the all-gathers of a message."""
+    gathers = "one gather" if case.gathers == 1 else "both"
+    if case.units:
+        return f"{case.units:,} units, {gathers}"
+    return gathers
 
 
 @check("omgs-fig04-lstm", LSTM, 0, 100)
 @check("omgs-fig04-vgg16", "VGG-16", 1, -1)
 def _less_exposed(network: str, start: float, scale: float) -> Result:
-    note = "what Table VI saves, less what selecting may, over TopK-SGD's sending by the code"
+    """Compare the exposed communication of OMGS-SGD with that of TopK-SGD.
+
+    The result is ``start + scale * share``, where the share is how much less is exposed,
+    over all that TopK-SGD sends.
+    """
+    note = (
+        "what Table VI saves, less what selecting may, over TopK-SGD's sending by the "
+        "code"
+    )
     spans = []
-    for units, gathers, sizes, parts_s, _ in unstated(network):
-        spans += [
-            np.sort(start + scale * less_exposed_s(network, sum(sizes)) / parts_s[1])
-        ]
-        how = f"{units:,} units, " * (units > 0) + (
-            "one gather" if gathers == 1 else "both"
+    for case in unstated(network):
+        ends_s = less_exposed_s(network, sum(case.tensor_elements))
+        span = np.sort(start + scale * ends_s / case.sending_s)
+        spans.append(span)
+        note += f"; {_in_words(case)} {span[0]:.3g} to {span[1]:.3g}"
+    if network == LSTM:
+        note += (
+            "; others, the code's 1,500 units and both gathers among them, leave no "
+            "time to compute"
         )
-        note += f"; {how} {spans[-1][0]:.3g} to {spans[-1][1]:.3g}"
-    left = "; others, the code's 1,500 units and both gathers among them, leave no time to compute"
-    return claims.modelled(spans, note + left * (network == LSTM))
+    return claims.modelled(spans, note)
 
 
 @check("omgs-fig04-selection")
 def _selection_share() -> Result:
-    ends = defaultdict[str, list[float]](list)
+    """Return the largest share of TopK-SGD's selection in computing, over all networks.
+
+    Each interval of the result is of one number of units of the LSTM.
+    """
+    shares = defaultdict[str, list[float]](list)
     for network in NETWORKS:
-        for units, *_, (selected_s, _), left in unstated(network):
-            ends[f"{network} of {units:,} units" if units else network] += [
-                *(selected_s / left)
-            ]
-    each = ", ".join(f"{name} {min(x):.2f} to {max(x):.2f}" for name, x in ends.items())
-    stated = topk_parts(RESNET, 1)[0] / claims.claimed("omgs-computing")
+        for case in unstated(network):
+            name = f"{network} of {case.units:,} units" if case.units else network
+            shares[name].extend(case.selecting_s / case.compute_s)
+    ranges = ", ".join(
+        f"{name} {min(values):.2f} to {max(values):.2f}"
+        for name, values in shares.items()
+    )
+    at_section_1 = topk_parts(RESNET, 1)[0] / claims.claimed("omgs-computing")
     note = (
-        f"over {LEFT} with one gather or both: {each}; 1,500 units, the code's, or 1,750 and both leave "
-        f"no time; {RESNET} {stated:.2f} at Section I's computing time"
+        f"over {LEFT} with one gather or both: {ranges}; 1,500 units, the code's, or "
+        f"1,750 and both leave no time; {RESNET} {at_section_1:.2f} at Section I's "
+        "computing time"
     )
-    others = max((ends[name] for name in list(NETWORKS)[:3]), key=max)
-    of_lstm = [x for name, x in ends.items() if name.startswith(LSTM)]
-    return claims.modelled(
-        [(max(min(x), min(others)), max(*x, *others)) for x in of_lstm], note
-    )
+    images = [shares[name] for name in NETWORKS if name != LSTM]
+    largest = max(images, key=max)
+    spans = []
+    for name, values in shares.items():
+        if name.startswith(LSTM):
+            low = max(min(values), min(largest))
+            spans.append((low, max(*values, *largest)))
+    return claims.modelled(spans, note)
 
 
 @check("omgs-fig04-deep", True)
 @check("omgs-computing", False)
-def _identity(shorter: bool) -> Result:
-    """TopK-SGD's iteration is computing, selecting and what is exposed (Eq 4), each at both its ends."""
-    stated, less_s = printed().loc[RESNET], less_exposed_s(RESNET)
-    ends, selected_s = np.array([-1, 1]), topk_parts(RESNET, 2)[0]
-    printed_s = (stated[name] + HALF_S * ends for name in ("topk_s", "omgs_s"))
-    given_s = (
-        claims.claimed("omgs-computing") + 0.005 * ends,
-        [0, np.ptp(less_s) - 4 * HALF_S],
+def _identity(is_exposed: bool) -> Result:
+    """Judge two claims about ResNet-50 by one identity (omgs Eq 4).
+
+    The iteration of TopK-SGD is computing, selecting and exposed communication. The claims
+    are about the exposed communication of TopK-SGD over that of OMGS-SGD, and about the
+    computing time. Each follows from the other and from Table VI. Every number is taken
+    at both ends of its rounding.
+
+    Parameters
+    ----------
+    is_exposed : bool
+        Whether the first of the two claims is judged, else the second.
+    """
+    ends = np.array([-1, 1])
+    stated = printed().loc[RESNET]
+    stated_compute_s = claims.claimed("omgs-computing")
+    less_s = less_exposed_s(RESNET)
+    selecting_s, _ = topk_parts(RESNET, 2)
+    # The ends of `less_exposed_s` differ by rounding and by what selecting may save.
+    most_by_selecting_s = np.ptp(less_s) - 4 * HALF_S
+    topk_s, omgs_s, compute_s, by_selecting_s = np.meshgrid(
+        stated["topk_s"] + HALF_S * ends,
+        stated["omgs_s"] + HALF_S * ends,
+        stated_compute_s + 0.005 * ends,
+        [0, most_by_selecting_s],
     )
-    topk_s, omgs_s, compute_s, more_s = np.meshgrid(*printed_s, *given_s)
-    exposed_s, saved_s = topk_s - selected_s - compute_s, topk_s - omgs_s - more_s
-    about = claims.claimed("omgs-fig04-deep") * (
-        1 + 0.2 * ends[:, None, None, None, None]
-    )
-    computed_s = topk_s - selected_s - saved_s * about / (about - 1)
-    least, most = (f"{np.min(x):.3f} to {np.max(x):.3f} s" for x in (exposed_s, less_s))
-    parts_s, whole_s = [topk_parts(RESNET, n) for n in (2, 1)], stated["topk_s"]
-    both, one = (
-        f"{whole_s - sum(s):.2f} s of computing leave {s[1]:.3f} s" for s in parts_s
-    )
+    exposed_s = topk_s - selecting_s - compute_s
+    less_exposed_grid_s = topk_s - omgs_s - by_selecting_s
+    if is_exposed:
+        values = exposed_s / (exposed_s - less_exposed_grid_s)
+        other_claim = "computing"
+    else:
+        # A fifth axis, before the four others, has the ends of what "about" may mean.
+        stated_ratio = claims.claimed("omgs-fig04-deep")
+        ratio = stated_ratio * (1 + 0.2 * ends[:, None, None, None, None])
+        values = topk_s - selecting_s - less_exposed_grid_s * ratio / (ratio - 1)
+        other_claim = "fig04-deep, within 20%"
+
+    sent_by_code = []
+    for gathers in (2, 1):
+        code_selecting_s, sending_s = topk_parts(RESNET, gathers)
+        code_compute_s = stated["topk_s"] - (code_selecting_s + sending_s)
+        sent_by_code.append(
+            f"{code_compute_s:.2f} s of computing leave {sending_s:.3f} s"
+        )
+    both_gathers, one_gather = sent_by_code
     note = (
-        f"{RESNET}: exposed {least}, less by {most}; one identity with "
-        f"omgs-{'computing' if shorter else 'fig04-deep, within 20%'}, by the code's gamma without Eq 10's "
-        f"density (with it neither holds); at the code's start-up and rate {both} exposed (with one gather "
-        f"{one}), less than is saved: there neither holds"
+        f"{RESNET}: exposed {np.min(exposed_s):.3f} to {np.max(exposed_s):.3f} s, less by "
+        f"{np.min(less_s):.3f} to {np.max(less_s):.3f} s; one identity with "
+        f"omgs-{other_claim}, by the code's gamma without Eq 10's density (with it neither "
+        f"holds); at the code's start-up and rate {both_gathers} exposed (with one gather "
+        f"{one_gather}), less than is saved: there neither holds"
     )
-    values = exposed_s / (exposed_s - saved_s) if shorter else computed_s
     return own([np.array([values.min(), values.max()])], note)

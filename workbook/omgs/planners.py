@@ -1,4 +1,4 @@
-"""The planners of the paper: importing this module registers OMGS-SGD's and MGS-SGD's."""
+"""The planners OMGS-SGD and MGS-SGD, which importing this module registers."""
 
 from __future__ import annotations
 
@@ -22,27 +22,53 @@ from workbook.omgs.equations import (
     "omgs",
     examples=("omgs", "omgs:code", "omgs:theorem", "omgs:0.22ns"),
 )
-def _omgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return the plan of omgs Algorithm 1; "code" by the published code's rule, "theorem" by Eq 25 alone.
+def _omgs(workload: Workload, cost: MessageCost | None, rule: str) -> FusionPlan:
+    """Return the plan of omgs Algorithm 1 or of one of its variants.
 
-    ``omgs:GAMMA`` takes a time per element in place of what the cost knows of selecting.
+    Parameters
+    ----------
+    workload : Workload
+        One iteration.
+    cost : MessageCost
+        The time of a message.
+    rule : str
+        What follows "omgs:" in the name of the plan. "" is Algorithm 1, "code" is the
+        rule of the published code, and "theorem" is Eq 25 alone. A time such as "0.22ns"
+        is the gamma of a selection, which replaces the selection of the cost.
     """
-    gamma_s = parse_seconds(text) if text not in ("", "code", "theorem") else None
+    gamma_s = None
+    if rule not in ("", "code", "theorem"):
+        gamma_s = parse_seconds(rule)
     instance = of_planning(workload, needed_cost(cost, "omgs"), gamma_s)
-    if text == "theorem":
+    if rule == "theorem":
         merged = merge_by_theorem(instance)
     else:
-        merged = find_merged_layers(instance, by_code=text == "code")
-    return plan_of(merged, f"omgs:{text}" if text else "omgs")
+        merged = find_merged_layers(instance, by_code=rule == "code")
+    name = f"omgs:{rule}" if rule else "omgs"
+    return plan_of(merged, name)
 
 
 @planner("mgs", examples=("mgs:8192",))
-def _mgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """omgs V-D, MGS-SGD: ``mgs:THRESHOLD``, the elements from which a merged layer is sent."""
-    if not (text.isdecimal() and int(text)):
+def _mgs(workload: Workload, cost: MessageCost | None, threshold: str) -> FusionPlan:
+    """Return the plan of MGS-SGD (omgs V-D).
+
+    Parameters
+    ----------
+    workload : Workload
+        One iteration.
+    cost : MessageCost, optional
+        The time of a message, which does not matter here.
+    threshold : str
+        From how many elements on a merged layer is sent.
+    """
+    if not (threshold.isdecimal() and int(threshold)):
         raise UserError(
-            f"plan 'mgs:{text}': write mgs:8192, elements from which a group is sent"
+            f"plan 'mgs:{threshold}': write mgs:8192, elements from which a group is sent"
         )
-    sizes = np.cumsum(merge_up_to(workload.parameters.tolist(), int(text)))
-    ends = np.searchsorted(np.cumsum(workload.parameters), sizes) + 1
-    return FusionPlan(f"mgs:{text}", tuple(ends.tolist()))
+    message_sizes = merge_up_to(workload.parameters.tolist(), int(threshold))
+    # A group ends with the gradient at which as many elements are ready as all messages
+    # up to its own have.
+    sent = np.cumsum(message_sizes)
+    ready = np.cumsum(workload.parameters)
+    ends = np.searchsorted(ready, sent) + 1
+    return FusionPlan(f"mgs:{threshold}", tuple(ends.tolist()))

@@ -1,6 +1,7 @@
-"""omgs's unstated settings: what it prints of four networks, and the settings that agree with most of that.
+"""What omgs prints of four networks, and the unstated settings that agree with most of it.
 
-Costs are those of the authors' published code, layer times are scanned (`workbook.omgs.equations.scan`).
+Costs are those of the authors' published code. The times of the layers are scanned by
+`workbook.omgs.equations.scan`.
 """
 
 from __future__ import annotations
@@ -19,50 +20,79 @@ from workbook.validate import audit
 RESNET = "ResNet-50"
 WORKERS = audit.WORKERS
 TOLERANCE = 0.05
-"""Within which a printed time agrees with a setting."""
+"""A setting agrees with a printed time if it differs by at most this share of the time."""
 HALF_S = 0.0005
-"""Half a digit of Table VI."""
+"""Half a unit in the last digit of Table VI, in seconds."""
 TIMES = ("topk_s", "mgs_s", "omgs_s")
+"""The columns of Table VI with iterations in seconds."""
 
 
 def tensors(network: str) -> tuple[int, ...]:
-    """Return elements of every tensor of a network of omgs Tab V, in forward order."""
+    """Return the elements of every tensor of a network of omgs Tab V, in forward order."""
     return networks.parameters(NETWORKS[network])
 
 
 @cache
 def printed() -> pd.DataFrame:
-    """Return by network: times, ratios and messages of omgs Tabs V and VI, and the density of Tab IV."""
+    """Return what omgs prints of each network.
+
+    Returns
+    -------
+    DataFrame
+        By network, the columns of Tab VI, the ``messages`` of OMGS-SGD in Tab V, and the
+        ``density`` of Tab IV.
+    """
     frame = paper_table("omgs", "tab06").set_index("model")
     frame["messages"] = paper_table("omgs", "tab05").set_index("model")["omgs"]
     return frame.assign(density=paper_table("omgs", "tab04")["density"].to_numpy())
 
 
 def cost_of(network: str) -> SparseGather:
-    """Return the cost of 16 workers' messages on 1 Gbit/s, as published, at the network's density."""
+    """Return the published cost of messages of 16 workers, at the network's density."""
     return published_cost(WORKERS, printed().loc[network, "density"])
 
 
 @cache
 def scanned(network: str) -> pd.DataFrame:
-    """Return every setting of a network under both rules (`scan`)."""
-    return pd.DataFrame(
-        scan(network, printed().loc[network, "topk_s"], cost_of(network))
-    )
+    """Return the iterations of every setting of a network under both rules (`scan`)."""
+    topk_s = printed().loc[network, "topk_s"]
+    return pd.DataFrame(scan(network, topk_s, cost_of(network)))
 
 
 def compatible(network: str) -> pd.DataFrame:
-    """Return settings that agree with as many printed times as any does, the nearest first."""
-    frame, stated = scanned(network), printed().loc[network]
+    """Return the settings that agree with as many printed times as any setting does.
+
+    Parameters
+    ----------
+    network : str
+        One of NETWORKS.
+
+    Returns
+    -------
+    DataFrame
+        The rows of `scanned`, the nearest first, with two more columns:
+
+        agree
+            With how many of TIMES the setting agrees.
+        far
+            The sum over TIMES of the absolute log of the time over the printed one.
+    """
+    frame = scanned(network)
+    stated = printed().loc[network]
     agree = sum((frame[name] / stated[name] - 1).abs() <= TOLERANCE for name in TIMES)
     far = sum(np.log(frame[name] / stated[name]).abs() for name in TIMES)
-    most = agree == agree.max()
-    found = frame[most].assign(agree=agree[most], far=far[most])
-    return found.sort_values("far", kind="stable")
+    most_agree = agree == agree.max()
+    nearest = frame[most_agree].assign(agree=agree[most_agree], far=far[most_agree])
+    return nearest.sort_values("far", kind="stable")
 
 
 def setting(network: str) -> Setting:
     """Return the compatible setting that is nearest to the printed times."""
-    best = compatible(network).iloc[0]
-    numbers = {name: float(best[name]) for name in ("compute_s", "backward", "even")}
-    return Setting(network, **numbers, units=int(best["units"]))
+    nearest = compatible(network).iloc[0]
+    return Setting(
+        network,
+        compute_s=float(nearest["compute_s"]),
+        backward=float(nearest["backward"]),
+        even=float(nearest["even"]),
+        units=int(nearest["units"]),
+    )

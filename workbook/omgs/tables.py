@@ -1,8 +1,8 @@
-"""omgs's Tables V and VI beside what is counted and replayed here, and their checks."""
+"""The checks of omgs's Tables V and VI, and the tables with what we count and replay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -30,25 +30,44 @@ from workbook.omgs.settings import (
 from workbook.validate import accuracy
 
 THRESHOLD = 8192
-"""Elements from which MGS-SGD sends (omgs V-D)."""
+"""From how many elements on MGS-SGD sends a message (omgs V-D)."""
 DEEP = ("ResNet-50", "Inception-v4")
 IDS = dict(zip(("vgg16", "resnet50", "inception", "lstm"), NETWORKS, strict=True))
-"""What ids of claims call the networks."""
+"""The networks by their names in the ids of claims."""
 
 
 def speedups(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return by network omgs Tab VI's ratios of replays (`fig04.measured`): s1, s2: OMGS over TopK and MGS.
+    """Return the ratios of omgs Tab VI, as they were replayed.
 
-    best: exact merging over TopK; fastest: of three; resolved: how much repeats differ, at most (relative)
+    Parameters
+    ----------
+    frame : DataFrame
+        The replays, as `workbook.omgs.fig04.measured` returns them.
+
+    Returns
+    -------
+    DataFrame
+        By network:
+
+        s1, s2
+            The iteration of TopK-SGD, and that of MGS-SGD, over that of OMGS-SGD.
+        best
+            The iteration of TopK-SGD over that of exact merging.
+        fastest
+            Which of the three algorithms has the shortest iteration.
+        messages
+            How many messages OMGS-SGD sends.
+        resolved
+            The largest relative difference between repeats of the three algorithms.
     """
     wide = frame.pivot(index="network", columns="algorithm")
     three = ["TopK", "MGS", "OMGS"]
-    took = wide["iteration"]
+    iteration_s = wide["iteration"]
     columns = {
-        "s1": took["TopK"] / took["OMGS"],
-        "s2": took["MGS"] / took["OMGS"],
-        "best": took["TopK"] / took["exact"],
-        "fastest": took[three].idxmin(axis=1),
+        "s1": iteration_s["TopK"] / iteration_s["OMGS"],
+        "s2": iteration_s["MGS"] / iteration_s["OMGS"],
+        "best": iteration_s["TopK"] / iteration_s["exact"],
+        "fastest": iteration_s[three].idxmin(axis=1),
         "messages": wide["messages", "OMGS"].astype(int),
         "resolved": wide["repeatability"][three].max(axis=1),
     }
@@ -57,33 +76,50 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
 
 @cache
 def at_papers_startup() -> pd.DataFrame:
-    """Return `speedups` of the recorded campaign."""
+    """Return the `speedups` of the recorded campaign."""
     return speedups(fig04.measured(source.open_campaign(name=source.OMGS).alone))
 
 
-# -- Table V: messages --------------------------------------------------------------------------
+# -- Table V: messages ---------------------------------------------------------------
 
 
 def _messages(network: str, threshold: int = 0) -> int:
+    """Return how many messages a network sends, each as soon as it has enough elements.
+
+    At a threshold of 0, each tensor is a message.
+    """
     return len(merge_up_to(tensors(network)[::-1], threshold))
 
 
 def table5() -> pd.DataFrame:
-    """Return messages by algorithm, against those counted; omgs_lab: of Algorithm 1 in the lab."""
+    """Return the messages of each algorithm as printed and as counted (omgs Tab V).
+
+    Returns
+    -------
+    DataFrame
+        The printed table. TopK-SGD, LAGS-SGD and MGS-SGD have columns with the counted
+        messages, and ``omgs_lab`` has the messages of Algorithm 1 in the lab.
+    """
     table = claims.paper_table("omgs", "tab05")
     names = table["model"]
     table["omgs_lab"] = at_papers_startup()["messages"].reindex(names).to_numpy()
-    merged = [_messages(name, THRESHOLD) for name in names]
     return claims.recomputed(
-        table, topk=[1] * len(names), lags=map(_messages, names), mgs=merged
+        table,
+        topk=[1] * len(names),
+        lags=[_messages(name) for name in names],
+        mgs=[_messages(name, THRESHOLD) for name in names],
     )
 
 
 def _sent(network: str, threshold: int) -> Result:
-    rule = f", accumulated to {threshold} elements as the authors' code does; the text does not say how"
-    return counted(
-        _messages(network, threshold), f"parameter tensors{rule * (threshold > 0)}"
-    )
+    """Count the messages of LAGS-SGD, whose threshold is 0, or of MGS-SGD."""
+    note = "parameter tensors"
+    if threshold:
+        note += (
+            f", accumulated to {threshold} elements as the authors' code does; "
+            "the text does not say how"
+        )
+    return counted(_messages(network, threshold), note)
 
 
 for _id, _network in IDS.items():
@@ -92,11 +128,14 @@ for _id, _network in IDS.items():
 
 
 def _listed(cases: pd.DataFrame) -> str:
-    each = pd.crosstab(cases["how"], cases["messages"]).iterrows()
-    counts = (
-        (how, ", ".join(f"{n} ({k})" for n, k in row.items() if k)) for how, row in each
-    )
-    return "; ".join(f"{how}: {listed}" for how, listed in counts)
+    """Return the `message_counts` as text: by variant, each count and its cases."""
+    n_cases = pd.crosstab(cases["variant"], cases["messages"])
+    listed = []
+    for variant, row in n_cases.iterrows():
+        attained = row[row > 0]
+        counts = ", ".join(f"{messages} ({n})" for messages, n in attained.items())
+        listed.append(f"{variant}: {counts}")
+    return "; ".join(listed)
 
 
 @check("omgs-tab5-omgs-vgg16", "VGG-16")
@@ -104,54 +143,95 @@ def _listed(cases: pd.DataFrame) -> str:
 @check("omgs-tab5-omgs-inception", "Inception-v4")
 @check("omgs-tab5-omgs-lstm", LSTM)
 def _messages_of_omgs(network: str) -> Result:
+    """Return every number of messages that OMGS-SGD sends in some unstated setting."""
     cases = message_counts(network)
     note = (
-        f"profiles from CPUs: {len(recorded_shares(network))}, backward 1/2, 2/3 or 3/4 of {LEFT} with "
-        f"one gather or, as in the code, both; messages (of {len(cases)} cases): {_listed(cases)}"
+        f"profiles from CPUs: {len(recorded_shares(network))}, backward 1/2, 2/3 or "
+        f"3/4 of {LEFT} with one gather or, as in the code, both; messages "
+        f"(of {len(cases)} cases): {_listed(cases)}"
     )
     if network == LSTM:
-        note += f"; at its 1,500 units (both leave no time) {_listed(cases.query('units == 1500'))}"
+        published = cases.query("units == 1500")
+        note += f"; at its 1,500 units (both leave no time) {_listed(published)}"
     if network == RESNET:
         stated_s = claims.claimed("omgs-computing")
-        note += f"; at Section I's {stated_s} s {_listed(message_counts(network, stated_s))}"
+        at_stated = message_counts(network, stated_s)
+        note += f"; at Section I's {stated_s} s {_listed(at_stated)}"
     return modelled(cases["messages"].unique(), note)
 
 
-# -- Table VI: times and speedups ---------------------------------------------------------------
+# -- Table VI: times and speedups ----------------------------------------------------
 
 
 def speedup_range(slow_s: Any, fast_s: Any, half_s: float = HALF_S) -> tuple[Any, Any]:
-    """Return the ratios that two times allow which were each rounded to a millisecond."""
-    return (slow_s - half_s) / (fast_s + half_s), (slow_s + half_s) / (fast_s - half_s)
+    """Return the least and the largest ratio of two times that were each rounded.
+
+    Parameters
+    ----------
+    slow_s, fast_s : float or Series
+        The rounded times in seconds.
+    half_s : float, optional
+        Half a unit of the last digit in seconds, by default half a millisecond.
+
+    Returns
+    -------
+    least, most : float or Series
+        Ratios of the slow time to the fast one.
+    """
+    least = (slow_s - half_s) / (fast_s + half_s)
+    most = (slow_s + half_s) / (fast_s - half_s)
+    return least, most
 
 
 def table6() -> pd.DataFrame:
-    """Return times, and speedups as they follow from them: within rounding, and in the lab."""
+    """Return the times and the speedups of omgs Tab VI.
+
+    Returns
+    -------
+    DataFrame
+        The printed table. The speedups ``s1`` and ``s2`` are followed by the quotients of
+        the printed times, by the ``_least`` and the ``_most`` that their rounding allows,
+        and by the speedup in the lab, ``_lab``.
+    """
     table = claims.paper_table("omgs", "tab06")
     lab = at_papers_startup().reindex(table["model"])
-    for column, other in (("s1", "topk_s"), ("s2", "mgs_s")):
-        table = claims.recomputed(table, **{column: table[other] / table["omgs_s"]})
-        least, most = speedup_range(table[other], table["omgs_s"])
-        place = table.columns.get_loc(f"{column}_difference") + 1
-        table.insert(place, f"{column}_least", least)
-        table.insert(place + 1, f"{column}_most", most)
-        table.insert(place + 2, f"{column}_lab", lab[column].to_numpy())
+    for column, slower in (("s1", "topk_s"), ("s2", "mgs_s")):
+        table = claims.recomputed(table, **{column: table[slower] / table["omgs_s"]})
+        least, most = speedup_range(table[slower], table["omgs_s"])
+        after = table.columns.get_loc(f"{column}_difference") + 1
+        table.insert(after, f"{column}_least", least)
+        table.insert(after + 1, f"{column}_most", most)
+        table.insert(after + 2, f"{column}_lab", lab[column].to_numpy())
     return table
 
 
 def savings() -> pd.DataFrame:
-    """Return what OMGS-SGD saves of TopK-SGD's iteration: as printed, and the most that costs allow, in s."""
+    """Return how much time OMGS-SGD saves over TopK-SGD.
+
+    Returns
+    -------
+    DataFrame
+        By network, ``saved_s`` as printed, and ``most_saved_s``, the most that the
+        published costs allow over the units of the LSTM. Both are in seconds.
+    """
     frame = printed().assign(saved_s=lambda rows: rows["topk_s"] - rows["omgs_s"])
-    for name, count in frame["messages"].items():
-        units, cost = scanned(name)["units"].unique(), cost_of(name)
-        most_s = max(most_saved_s(name, cost, int(count), each) for each in units)
-        frame.loc[name, "most_saved_s"] = most_s
+    for network, messages in frame["messages"].items():
+        cost = cost_of(network)
+        bounds_s = [
+            most_saved_s(network, cost, int(messages), units)
+            for units in scanned(network)["units"].unique()
+        ]
+        frame.loc[network, "most_saved_s"] = max(bounds_s)
     return frame[["saved_s", "most_saved_s"]]
 
 
-def _speedup(network: str, other: str) -> Result:
-    slow_s, fast_s = (float(printed().loc[network, name]) for name in (other, "omgs_s"))
-    note = f"{slow_s} s over {fast_s} s as printed, {slow_s / fast_s:.4f}; each was rounded"
+def _speedup(network: str, slower: str) -> Result:
+    """Return the speedup of OMGS-SGD over the algorithm of a column of Table VI."""
+    row = printed().loc[network]
+    slow_s = float(row[slower])
+    fast_s = float(row["omgs_s"])
+    ratio = slow_s / fast_s
+    note = f"{slow_s} s over {fast_s} s as printed, {ratio:.4f}; each was rounded"
     return own([speedup_range(slow_s, fast_s)], note)
 
 
@@ -162,46 +242,104 @@ for _id, _network in IDS.items():
 
 @check("omgs-deep-over-mgs", DEEP, "mgs_s", max)
 @check("omgs-deep-over-topk", DEEP, "topk_s", min)
-def _speedup_of(those: Iterable[str], other: str, of: Any) -> Result:
-    each = {network: _speedup(network, other) for network in those}
+def _extreme_speedup(
+    networks: Iterable[str], slower: str, extreme: Callable[..., Result]
+) -> Result:
+    """Return the largest or the least speedup over several networks.
+
+    Parameters
+    ----------
+    networks : iterable of str
+        Some of NETWORKS.
+    slower : str
+        The column of Table VI with the times of the slower algorithm.
+    extreme : callable
+        `max` or `min`.
+    """
+    by_network = {network: _speedup(network, slower) for network in networks}
     note = ", ".join(
-        f"{network} {ratio.spans.mean():.3g}" for network, ratio in each.items()
+        f"{network} {speedup.spans.mean():.3g}"
+        for network, speedup in by_network.items()
     )
-    return own(of(each.values(), key=lambda ratio: ratio.low).spans, note)
+    chosen = extreme(by_network.values(), key=lambda speedup: speedup.low)
+    return own(chosen.spans, note)
 
 
 @check("omgs-vgg16-over-mgs", ["VGG-16"], "mgs_s")
 @check("omgs-lstm-over-topk", [LSTM], "topk_s")
 @check("omgs-best-gain", NETWORKS, "topk_s")
-def _largest_gain(those: Iterable[str], other: str) -> Result:
-    ratio = _speedup_of(those, other, max)
-    return own(100 * (ratio.spans - 1), f"{ratio.note}, as rounded")
+def _largest_gain(networks: Iterable[str], slower: str) -> Result:
+    """Return the largest speedup over several networks as a gain in per cent."""
+    largest = _extreme_speedup(networks, slower, max)
+    return own(100 * (largest.spans - 1), f"{largest.note}, as rounded")
 
 
 @check("omgs-best-of-all")
 def _best_of_all() -> Result:
-    """Replayed, where no other plan is the same and was played once for both; and really trained."""
-    cases = accuracy.joined(source.open_campaign(name=source.OMGS).alone)
-    three = cases[cases["plan"].isin(PLANS[name] for name in ("TopK", "MGS", "OMGS"))]
-    wide = three.pivot(index=["link", "network"], columns="plan")
-    took = wide["measured_iteration_s"]
-    ratios = (took.drop(columns="omgs").min(axis=1) / took["omgs"]).dropna()
+    """Compare OMGS-SGD with the faster of TopK-SGD and MGS-SGD, replayed and trained."""
+    ratios, is_free = _replayed_ratios()
+    # A lead within 0.2% is none.
     ahead = (ratios > 1.002).groupby("link", sort=False).agg(["sum", "size"])
-    each = ", ".join(f"{n} of {of} in {link}" for link, n, of in ahead.itertuples())
-    free = ratios[wide["processor_limited"].eq(False).all(axis=1)[ratios.index]]
-    rows = source.open_labs("", source.SPARSE_TRAINING).table("sparse_training")
-    steps = rows.groupby(["network", "ranks", "plan", "repeat", "iteration"])[
-        "iteration_s"
-    ].mean()
-    step_s = steps.groupby(level=[0, 1, 2]).median().unstack()[took.columns]
-    trained = step_s.drop(columns="omgs").min(axis=1) / step_s["omgs"]
-    by = (
-        f"{at} {of.iloc[0]:.2f}, {of.iloc[1]:.2f}"
-        for at, of in trained.groupby("network")
+    leads = ", ".join(
+        f"{n_ahead} of {n_cases} in {link}"
+        for link, n_ahead, n_cases in ahead.itertuples()
+    )
+    free = ratios[is_free]
+    trained = _trained_ratios()
+    # The first ratio of a network is that of two ranks, the second that of four.
+    by_network = ", ".join(
+        f"{network} {by_ranks.iloc[0]:.2f}, {by_ranks.iloc[1]:.2f}"
+        for network, by_ranks in trained.groupby("network")
     )
     note = (
-        f"replayed by 16 ranks {ratios.min():.4g} to {ratios.max():.4g}, ahead by over 0.2% on {each}; "
-        f"{free.size} comparisons that no processor limits have {free.min():.4g} to {free.max():.4g}; "
-        f"trained by 2 and by 4 ranks on two cores, medians of steps: {', '.join(by)}"
+        f"replayed by 16 ranks {ratios.min():.4g} to {ratios.max():.4g}, ahead by over "
+        f"0.2% on {leads}; {free.size} comparisons that no processor limits have "
+        f"{free.min():.4g} to {free.max():.4g}; trained by 2 and by 4 ranks on two "
+        f"cores, medians of steps: {by_network}"
     )
     return measured([*ratios, *trained], note, "replayed and measured")
+
+
+def _faster_over_omgs(iteration_s: pd.DataFrame) -> pd.Series:
+    """Return the iteration of the faster other algorithm over that of OMGS-SGD.
+
+    ``iteration_s`` has a column for the plan of each of the three algorithms.
+    """
+    return iteration_s.drop(columns="omgs").min(axis=1) / iteration_s["omgs"]
+
+
+def _plans_of_three() -> list[str]:
+    """Return the plans of the three algorithms in the order of a pivoted table."""
+    return sorted(PLANS[name] for name in ("TopK", "MGS", "OMGS"))
+
+
+def _replayed_ratios() -> tuple[pd.Series, pd.Series]:
+    """Return how much longer the faster other algorithm takes than OMGS-SGD in replays.
+
+    Returns
+    -------
+    ratios : Series
+        By link and network. It lacks the cases in which OMGS-SGD has the plan of another
+        algorithm, which was played once for both.
+    is_free : Series of bool
+        Whether no processor limits any of the three replays, by the index of ``ratios``.
+    """
+    cases = accuracy.joined(source.open_campaign(name=source.OMGS).alone)
+    three = cases[cases["plan"].isin(_plans_of_three())]
+    wide = three.pivot(index=["link", "network"], columns="plan")
+    ratios = _faster_over_omgs(wide["measured_iteration_s"]).dropna()
+    is_free = wide["processor_limited"].eq(False).all(axis=1)
+    return ratios, is_free[ratios.index]
+
+
+def _trained_ratios() -> pd.Series:
+    """Return how much longer the faster other algorithm takes than OMGS-SGD in training.
+
+    The ratios are those of the median steps, by network and ranks.
+    """
+    rows = source.open_labs("", source.SPARSE_TRAINING).table("sparse_training")
+    case = ["network", "ranks", "plan"]
+    # A step is the mean over its ranks.
+    steps_s = rows.groupby([*case, "repeat", "iteration"])["iteration_s"].mean()
+    medians_s = steps_s.groupby(case).median().unstack()
+    return _faster_over_omgs(medians_s[_plans_of_three()])

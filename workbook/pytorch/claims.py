@@ -17,6 +17,7 @@ from workbook.common import source
 from workbook.common.claims import CHECKS, Result, check, counted, paper_table
 from workbook.pytorch.equations import VERSION, Group, nccl_s, saturation_bytes
 
+# The columns that tell estimates apart.
 KEYS = ["estimator", "quantity", "what", "device", "ranks", "bytes"]
 
 
@@ -45,22 +46,30 @@ def recorded(version: str = VERSION) -> pd.Series:
             keys = rows[KEYS].astype(str).agg(" ".join, axis=1)
             return rows.set_index(keys)["estimate"]
     raise UserError(
-        f"no estimators of torch {version} are recorded: run python -m workbook record estimators"
+        f"no estimators of torch {version} are recorded: "
+        "run python -m workbook record estimators"
     )
 
 
 def _called(pairs: pd.DataFrame) -> Result:
-    """Return ratios of recorded estimates to other estimates, or to a unit alone."""
+    """Return ratios of recorded estimates.
+
+    Parameters
+    ----------
+    pairs : DataFrame
+        A row for each ratio: ``of`` is the key of the estimate, ``over`` the key of the
+        estimate that it is divided by, or "" for none, and ``unit`` a further divisor.
+    """
     estimates = recorded()
     numerators = estimates[pairs["of"]].to_numpy()
     denominators = np.array([estimates[key] if key else 1.0 for key in pairs["over"]])
-    ratios = "; ".join(
+    ratios = [
         f"{numerator:.4g} over {denominator:.4g}"
         for numerator, denominator in zip(
             numerators, denominators * pairs["unit"], strict=True
         )
-    )
-    note = f"by calling torch {VERSION}: {ratios}"
+    ]
+    note = f"by calling torch {VERSION}: {'; '.join(ratios)}"
     return counted(numerators / denominators / pairs["unit"], note)
 
 

@@ -1,4 +1,7 @@
-"""pytorch: logs of all-reduces, and what its models say of them (wb-pytorch-curves)."""
+"""Measured all-reduces, and what PyTorch's cost models estimate of them.
+
+They are the figure wb-pytorch-curves.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,22 @@ from workbook.pytorch.equations import Group, mesh_s, nccl_s, profiled_s
 from workbook.validate import clusters
 from workbook.validate.clusters import abci
 
-SEEN = (MIB, 25 * MIB)
-"""What a profile has seen of a log: DDP's first and its other buckets."""
+PROFILED_BYTES = (MIB, 25 * MIB)
+"""The sizes of a log that a profile has: those of DDP's first and of its other buckets."""
+LEFT_MODELS = ("Inductor", "torch.fx")
+"""The models that stand before the measured times. All others stand after them."""
 
 
 class Log(NamedTuple):
-    """Measured times of all-reduces, and the group of GPUs that models are told they are of."""
+    """The measured times of all-reduces among a group of GPUs.
+
+    Attributes
+    ----------
+    group : Group
+        The group that the models are asked about.
+    cost : Table
+        The measured times by size.
+    """
 
     group: Group
     cost: Table
@@ -33,109 +46,192 @@ class Log(NamedTuple):
 
 @cache
 def logs() -> dict[str, Log]:
-    """Return logs of ABCI, Vidur's tables, and a lab of ours, whose CPUs PyTorch takes for A100s."""
-    found = {}
+    """Return all logs by name.
+
+    They are those of ABCI, the tables of Vidur, and a log of our lab, whose CPUs PyTorch's
+    models take for A100s.
+    """
+    return {**_abci_logs(), **_vidur_logs(), "lab, 4 ranks": _lab_log()}
+
+
+def _abci_logs() -> dict[str, Log]:
+    """Return the logs of ABCI, whose nodes have eight A100s or four V100s."""
+    gpus_per_node = {"A100": 8, "V100": 4}
+    by_name = {}
     for (device, ranks), cost in sorted(abci.costs().items()):
-        group = Group(device, ranks, {"A100": 8, "V100": 4}[device])
-        found[f"ABCI {ranks} {device}"] = Log(group, cost)
+        group = Group(device, ranks, gpus_per_node[device])
+        by_name[f"ABCI {ranks} {device}"] = Log(group, cost)
+    return by_name
+
+
+def _vidur_logs() -> dict[str, Log]:
+    """Return Vidur's tables of measured all-reduces.
+
+    A name such as "a100_dgx-16x8" says the GPU, the ranks, and the GPUs of a node.
+    """
+    by_name = {}
     for name, part in clusters.dense_tables().items():
         machine, _, shape = name.rpartition("-")
-        rows = (
-            pd.concat([part.calibrate, part.test]).groupby("bytes")["median_s"].first()
-        )
-        group = Group(machine[:4].upper(), *map(int, shape.split("x")))
-        found[f"Vidur {name}"] = Log(group, Table(rows.index, rows))
+        device = machine[:4].upper()
+        ranks, per_node = map(int, shape.split("x"))
+        rows = pd.concat([part.calibrate, part.test])
+        median_s = rows.groupby("bytes")["median_s"].first()
+        group = Group(device, ranks, per_node)
+        by_name[f"Vidur {name}"] = Log(group, Table(median_s.index, median_s))
+    return by_name
+
+
+def _lab_log() -> Log:
+    """Return the all-reduces of four ranks in the lab at 1 Gbit/s."""
     lab = source.recordings("collectives")["cpu-2x-amd-epyc"].table("collectives")
     rows = lab.query("link == 'lab:1gbit' and collective == 'all_reduce'")
-    times_s = rows.groupby("bytes")["seconds"].median()
-    return {
-        **found,
-        "lab, 4 ranks": Log(Group("A100", 4), Table(times_s.index, times_s)),
-    }
+    median_s = rows.groupby("bytes")["seconds"].median()
+    return Log(Group("A100", 4), Table(median_s.index, median_s))
 
 
 def models(
-    log: Log, seen: ArrayLike = SEEN
+    log: Log, seen_bytes: ArrayLike = PROFILED_BYTES
 ) -> dict[str, Callable[[ArrayLike], Floats]]:
-    """Return bytes -> seconds of an all-reduce by four models; seen : (s,) sizes in a profile of the log."""
-    sizes = np.unique(seen)
+    """Return four models of an all-reduce in the group of a log.
+
+    Parameters
+    ----------
+    log : Log
+        The log.
+    seen_bytes : array_like, shape (s,), optional
+        The sizes in bytes at which the profile-guided model has the times of the log.
+
+    Returns
+    -------
+    dict of str to callable
+        Functions from sizes in bytes to seconds.
+    """
+    group = log.group
+    sizes = np.unique(seen_bytes)
     return {
-        "Inductor": partial(nccl_s, group=log.group),
-        "torch.fx": lambda n: nccl_s(2 * np.asarray(n), log.group),
-        "DTensor": partial(mesh_s, group=log.group),
-        "profile-guided": lambda n: profiled_s(n, sizes, log.cost(sizes)),
+        "Inductor": partial(nccl_s, group=group),
+        # torch.fx counts the input and the output of an all-reduce.
+        "torch.fx": lambda n_bytes: nccl_s(2 * np.asarray(n_bytes), group),
+        "DTensor": partial(mesh_s, group=group),
+        "profile-guided": lambda n_bytes: profiled_s(n_bytes, sizes, log.cost(sizes)),
     }
 
 
-def beside(log: Log, sizes: ArrayLike) -> dict[str, Floats]:
-    """Return the times of all-reduces of some sizes by Inductor, torch.fx, as measured, and by the others."""
-    said = {name: price(sizes) for name, price in models(log).items()}
-    return {**dict([*said.items()][:2]), "measured": log.cost(sizes), **said}
+def with_measured(log: Log, sizes: ArrayLike) -> dict[str, Floats]:
+    """Return the estimated and the measured times of all-reduces.
+
+    Parameters
+    ----------
+    log : Log
+        The log.
+    sizes : array_like, shape (s,)
+        Sizes in bytes.
+
+    Returns
+    -------
+    dict of str to ndarray, shape (s,)
+        Seconds by the `models` and as "measured", in the order in which figures draw them.
+    """
+    estimates_s = {name: model(sizes) for name, model in models(log).items()}
+    times_s = {name: estimates_s[name] for name in LEFT_MODELS}
+    times_s["measured"] = log.cost(sizes)
+    # The models that are there already keep their places.
+    return {**times_s, **estimates_s}
 
 
-# -- figure wb-pytorch-curves --------------------------------------------------------------------
+# -- figure wb-pytorch-curves --------------------------------------------------------
 
 
 def by_size(name: str) -> pd.DataFrame:
-    """Return `beside` of a log, in seconds, at its own sizes from 1 KiB on."""
+    """Return `with_measured` of a log at its own sizes of 1 KiB or more.
+
+    Parameters
+    ----------
+    name : str
+        The name of the log.
+
+    Returns
+    -------
+    DataFrame
+        Seconds, a row for each size in bytes.
+    """
     log = logs()[name]
     sizes = log.cost.bytes[log.cost.bytes >= KIB]
-    return pd.DataFrame(beside(log, sizes), index=sizes)
+    return pd.DataFrame(with_measured(log, sizes), index=sizes)
 
 
 def by_ranks() -> pd.DataFrame:
-    """Return `beside` of 32 MiB, in seconds, by the number of ABCI's A100."""
-    measured = [
-        log
-        for name, log in logs().items()
-        if name.startswith("ABCI") and log.group.device == "A100"
-    ]
-    each = {log.group.ranks: beside(log, 32 * MIB) for log in measured}
-    return pd.DataFrame(each, dtype=float).T.sort_index()
+    """Return `with_measured` of 32 MiB for each number of ABCI's A100s, in seconds."""
+    times_s = {}
+    for name, log in logs().items():
+        if name.startswith("ABCI") and log.group.device == "A100":
+            times_s[log.group.ranks] = with_measured(log, 32 * MIB)
+    return pd.DataFrame(times_s, dtype=float).T.sort_index()
 
 
 def numbers(name: str) -> pd.DataFrame:
-    """Return what the figure's CSV holds, of a log by its name."""
-    halves = {"bytes": by_size(name), "ranks": by_ranks()}
-    return pd.concat(
-        half.rename_axis(at)
-        .reset_index()
-        .melt(at, var_name="model", value_name="seconds")
-        .assign(panel=at)
-        for at, half in halves.items()
-    )
+    """Return what the figure's CSV holds.
+
+    Parameters
+    ----------
+    name : str
+        The name of the log of the left panel.
+
+    Returns
+    -------
+    DataFrame
+        A row for each ``panel``, ``model``, and ``bytes`` or ``ranks``, with ``seconds``.
+    """
+    tables = {"bytes": by_size(name), "ranks": by_ranks()}
+    frames = []
+    for x, times_s in tables.items():
+        rows = times_s.rename_axis(x).reset_index()
+        long = rows.melt(x, var_name="model", value_name="seconds")
+        frames.append(long.assign(panel=x))
+    return pd.concat(frames)
 
 
 def draw(name: str) -> Figure:
-    """Draw a log's times by size, and those of 32 MiB by ranks, beside what models say."""
-    left, right = by_size(name), by_ranks()
-    off = left.drop(columns="measured").div(left["measured"], axis=0)
-    step = right.loc[16] / right.loc[8]
+    """Draw the times of a log by size, and those of 32 MiB by ranks, with estimates.
+
+    Parameters
+    ----------
+    name : str
+        The name of the log of the left panel.
+    """
+    size_s = by_size(name)
+    ranks_s = by_ranks()
+    ratios = size_s.drop(columns="measured").div(size_s["measured"], axis=0)
+    # ABCI's nodes have eight A100s.
+    second_node = ranks_s.loc[16] / ranks_s.loc[8]
     with plots.sheet(columns=2, height=3.6) as (figure, axes):
+        left, right = axes
         plots.lines(
-            axes[0],
-            1e3 * left,
+            left,
+            1e3 * size_s,
             xlabel="size of the message",
             ylabel="time [ms]",
             log="yb",
             legend="",
         )
+        plots.heading(
+            left,
+            f"{name}: estimates are {ratios.min().min():.2g} to\n"
+            f"{ratios.max().max():.2g} times the measured time",
+        )
+        # The profile-guided model has a profile for each number of ranks, so that it does
+        # not say how times grow with them.
         plots.lines(
-            axes[1],
-            1e3 * right.iloc[:, :4],
+            right,
+            1e3 * ranks_s.drop(columns="profile-guided"),
             xlabel="number of GPUs, eight on a node",
             ylabel="time [ms]",
             log="xy",
             legend="",
         )
-        least, most = off.min().min(), off.max().max()
         plots.heading(
-            axes[0],
-            f"{name}: estimates are {least:.2g} to\n{most:.2g} times the measured time",
-        )
-        plots.heading(
-            axes[1],
-            f"Two nodes take {step['measured']:.0f} times as long as one;\n"
-            f"Inductor estimates {step['Inductor']:.0f} times as long",
+            right,
+            f"Two nodes take {second_node['measured']:.0f} times as long as one;\n"
+            f"Inductor estimates {second_node['Inductor']:.0f} times as long",
         )
     return figure

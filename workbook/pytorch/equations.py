@@ -119,22 +119,25 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
     """
     n = np.asarray(n_bytes, float)
     in_one_node = group.nodes == 1
-    link = "nvlink" if in_one_node else "network"
-    rate = group.code(link) * np.ones_like(n)
-    if not in_one_node:
+    if in_one_node:
+        rate = group.code("nvlink") * np.ones_like(n)
+    else:
         # Eight nodes reach the full efficiency.
         growth = min(1, (group.nodes - 1) / 7)
-        rate *= CODE["efficiency-least"] + CODE["efficiency-gain"] * growth
+        efficiency = CODE["efficiency-least"] + CODE["efficiency-gain"] * growth
+        rate = group.code("network") * efficiency * np.ones_like(n)
     if group.nodes > 2:
         rate *= np.maximum(n / CODE["rails-from"], 1) ** CODE["rails-power"]
 
     if protocol == "ll":
         share = 1 / 2 if algorithm == "ring" else 1 / 3.8
-        # Between nodes the source takes the cap of a V100 for every GPU.
-        cap = group.code("cap-ll", "" if in_one_node else "volta")
+        cap = group.code("cap-ll")
+        if not in_one_node:
+            # Between nodes the source takes the cap of a V100 for every GPU.
+            cap = group.code("cap-ll", "volta")
         return np.minimum(share * rate, cap)
     if protocol == "ll128" and not in_one_node:
-        return rate * 0.0
+        return np.zeros_like(rate)
     variant = f"{algorithm}-{protocol}"
     if variant == "ring-simple":
         return rate
@@ -172,8 +175,10 @@ def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> 
     base_us = CODE[f"base-{algorithm}-{protocol}"]
     if group.nodes > 1:
         # The network's overhead is the least that a step in a node takes.
-        overhead = "overhead-simple" if protocol == "simple" else "overhead-network"
-        near_us = max(near_us, CODE[overhead])
+        overhead_us = CODE["overhead-network"]
+        if protocol == "simple":
+            overhead_us = CODE["overhead-simple"]
+        near_us = max(near_us, overhead_us)
     if algorithm == "tree":
         within = group.ranks // group.nodes - 1
         between = np.floor(np.log2(group.nodes))

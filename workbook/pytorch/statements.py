@@ -1,4 +1,4 @@
-"""pytorch: the statements about its cost models, as sentences for readers."""
+"""The statements about PyTorch's cost models, as sentences for readers."""
 
 from __future__ import annotations
 
@@ -88,11 +88,15 @@ def table(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     KeyError
         If `SENTENCES` lacks one of the claims.
     """
-    return pd.DataFrame(
-        {
-            "statement": [SENTENCES[row["id"]] for row in rows],
-            "stated": [row["printed"].replace(" us", " µs") for row in rows],
-            "returned": [row["computed"].replace(" us", " µs") for row in rows],
-            "verdict": [row["outcome"] for row in rows],
-        }
-    )
+    columns = {
+        "statement": [SENTENCES[row["id"]] for row in rows],
+        "stated": [_with_micro_sign(row["printed"]) for row in rows],
+        "returned": [_with_micro_sign(row["computed"]) for row in rows],
+        "verdict": [row["outcome"] for row in rows],
+    }
+    return pd.DataFrame(columns)
+
+
+def _with_micro_sign(number: str) -> str:
+    """Return a number with its unit, in which microseconds are µs."""
+    return number.replace(" us", " µs")

@@ -34,12 +34,11 @@ def _backward_flop() -> Result:
     Each of the two gradients of a layer costs as much as its forward pass, but the first
     layer needs only one of them.
     """
+    recordings = source.recordings("layers").values()
+    profiles = pd.concat([recording.table("layers") for recording in recordings])
     names = [specs.network_named(name) for name in throughput().index.levels[0]]
-    tables = [
-        recording.table("layers") for recording in source.recordings("layers").values()
-    ]
-    rows = pd.concat(tables).query("ranks == 1 and flops > 0")
-    rows = rows[rows["network"].isin(names)]
+    of_paper = profiles[profiles["network"].isin(names)]
+    rows = of_paper.query("ranks == 1 and flops > 0")
     by_profile = rows.groupby(["network", "machine", "precision"])["flops"]
     ratios = 2 - by_profile.first() / by_profile.sum()
     networks = ", ".join(ratios.index.unique("network"))

@@ -1,29 +1,68 @@
-"""sharing: arithmetic of Zhong and Qu, Resource Sharing: its two displayed equations, its prose."""
+"""The arithmetic of the sharing paper: its two displayed equations, and its prose.
+
+References
+----------
+sharing : S. Zhong and S. Qu, "Resource Sharing between Computation and Communication".
+"""
 
 from __future__ import annotations
 
 
 def gain(throughput: float, default_throughput: float) -> float:
-    """Return relative improvement over the default configuration (sharing Tab 2, Fig 8)."""
+    """Return the relative gain over the default configuration (sharing Tab 2, Fig 8).
+
+    Examples
+    --------
+    >>> gain(throughput=110.0, default_throughput=88.0)
+    0.25
+    """
     return throughput / default_throughput - 1
 
 
 def gain_range(throughput: float, default_throughput: float) -> tuple[float, float]:
-    """Return least and largest `gain` (0.1 is 10%) of two throughputs, each rounded to a whole number."""
+    """Return the least and the largest `gain` of two rounded throughputs.
+
+    Parameters
+    ----------
+    throughput, default_throughput : float
+        Images per second, each rounded to a whole number.
+
+    Returns
+    -------
+    least, most : float
+        Relative gains: 0.1 is 10%.
+    """
     least = gain(throughput - 0.5, default_throughput + 0.5)
-    return least, gain(throughput + 0.5, default_throughput - 0.5)
+    most = gain(throughput + 0.5, default_throughput - 0.5)
+    return least, most
 
 
 def iteration_s(batch: int, images_per_s: float) -> float:
-    """Return iteration time behind a throughput: batch size over images per second (sharing 4.4.2)."""
+    """Return the iteration in seconds at a throughput (sharing 4.4.2)."""
     return batch / images_per_s
 
 
 def model_intensity(forward_flops: float, parameters: float) -> float:
-    """sharing 4.4.1, first equation: I = C / D.
+    """Return the intensity of a model (sharing 4.4.1, first equation).
 
-    Symbols: C = forward_flops of one image, D = parameters; Tab 2 counts 2 FLOP per multiply-add.
+    Parameters
+    ----------
+    forward_flops : float
+        The FLOP C of a forward pass on one image. Tab 2 counts 2 for a multiply-add.
+    parameters : float
+        The number D of parameters.
 
+    Returns
+    -------
+    float
+        FLOP per parameter.
+
+    Notes
+    -----
+    I = C / D
+
+    Examples
+    --------
     >>> round(model_intensity(forward_flops=8.2e9, parameters=25.6e6))  # ResNet-50
     320
     """
@@ -33,17 +72,51 @@ def model_intensity(forward_flops: float, parameters: float) -> float:
 def compute_to_communication(
     batch: int, forward_flops: float, parameters: float
 ) -> float:
-    """sharing 4.4.1, second equation: 3 B C / (2 D), FLOP per parameter; B = batch, C and D as the first."""
+    """Return compute over communication in an iteration (sharing 4.4.1, second equation).
+
+    Parameters
+    ----------
+    batch : int
+        The batch size B.
+    forward_flops : float
+        The FLOP C of a forward pass on one image.
+    parameters : float
+        The number D of parameters.
+
+    Returns
+    -------
+    float
+        FLOP per exchanged parameter.
+
+    Notes
+    -----
+    3 B C / (2 D)
+    """
     return 3 * batch * forward_flops / (2 * parameters)
 
 
 def vit_flops() -> float:
-    """Return FLOP of a forward pass of ViT-Base/16 on one image, 2 a multiply-add (sharing Tab 2, column C).
+    """Return the FLOP of a forward pass of ViT-Base/16 (sharing Tab 2, column C).
 
-    Per layer and token: query, key, value and projection 4 width^2, two MLP products 2 width mlp, and 2
-    tokens width for the scores and their application.
+    Returns
+    -------
+    float
+        FLOP on one image of 224 x 224 pixels. A multiply-add counts as 2.
+
+    Notes
+    -----
+    A layer has, for each token, 4 width^2 multiply-adds for the query, the key, the value
+    and the projection, 2 width mlp for the two products of the MLP, and 2 tokens width
+    for the scores and their application.
     """
-    patches, pixels, width, mlp = (224 // 16) ** 2, 3 * 16 * 16, 768, 3072
+    patches = (224 // 16) ** 2
+    # A patch has three channels.
+    patch_values = 3 * 16 * 16
+    width = 768
+    mlp = 3072
+    layers = 12
+    classes = 1000
+    # The class token is added to the patches.
     tokens = patches + 1
     layer = tokens * (4 * width * width + 2 * width * mlp + 2 * tokens * width)
-    return 2.0 * (patches * pixels * width + 12 * layer + width * 1000)
+    return 2.0 * (patches * patch_values * width + layers * layer + width * classes)

@@ -1,6 +1,6 @@
-"""sharing Fig 1: what limits a collective, and what a machine offers of it.
+"""sharing Fig 1: what limits a collective, and which limits a machine offers.
 
-It is a table, which `plots.table` typesets.
+The figure is a table, which `workbook.plots.table` typesets.
 """
 
 from __future__ import annotations
@@ -10,48 +10,61 @@ import pandas as pd
 from workbook.sharing.recordings import Tables
 
 COLUMNS = ["level", "control", "outcome", "reason"]
-SEEN = {
+READ_BACK = {
     "threads": ["taken_threads"],
     "cores": ["taken_cores"],
     "priority": ["taken_policy", "taken_nice"],
 }
-"""The columns in which a control is read back."""
+"""By control, the columns with its values that were read back."""
 HEADS = {
     "level": "where it acts",
     "outcome": "on the recorded machine",
     "reason": "why it is absent",
     "read_back": "values reported once the control was set",
 }
-"""The columns of `numbers`, and the heads under which they are shown."""
+"""The heads under which columns of `numbers` are shown."""
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
-    """Return what limits a collective, at which level, whether it is offered, what was read back."""
+    """Return the controls that limit a collective.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured.
+
+    Returns
+    -------
+    DataFrame
+        A row for each control, with the ``level`` at which it acts, the ``outcome``,
+        which says whether the machine offers it, the ``reason`` why not, and the values
+        that were ``read_back``. Without a recording there is a single row that says so.
+    """
     if not {"control", "controls"} <= tables.keys():
         return pd.DataFrame([["", "nothing", "not recorded", "none"]], columns=COLUMNS)
-    table, seen = tables["controls"][COLUMNS], measured(tables)
-    control = table["control"].str.extract(f"({'|'.join(SEEN)})", expand=False)
-    return table.assign(read_back=control.map(seen).fillna(""))
+    table = tables["controls"][COLUMNS]
+    control = table["control"].str.extract(f"({'|'.join(READ_BACK)})", expand=False)
+    return table.assign(read_back=control.map(measured(tables)).fillna(""))
 
 
 def measured(tables: Tables) -> dict[str, str]:
-    """Return what was read back of each control once it was set."""
-    rows = tables["control"].query("outcome == 'applied'")
-    return {
-        word: "; ".join(
-            sorted(set(rows[columns].astype(str).agg(" ".join, axis=1)) - {"0"})
-        )
-        for word, columns in SEEN.items()
-    }
+    """Return by control the values that were read back once it was set."""
+    applied = tables["control"].query("outcome == 'applied'")
+    values_by_control = {}
+    for control, columns in READ_BACK.items():
+        values = set(applied[columns].astype(str).agg(" ".join, axis=1))
+        values_by_control[control] = "; ".join(sorted(values - {"0"}))
+    return values_by_control
 
 
 def alike(table: pd.DataFrame) -> pd.DataFrame:
-    """Return `numbers` as they are shown: controls that are alike in all else share a row.
+    """Return `numbers` as readers see them.
 
-    The heads of the columns are words for readers, and a reason "none" is left out.
+    Controls that have all other columns in common share a row. The heads of the columns
+    are words, and a reason "none" is left out.
     """
-    same = [name for name in table if name != "control"]
-    controls = table.groupby(same, sort=False)["control"].agg(", ".join)
-    shown = controls.reset_index()[[*table]]
+    common = [name for name in table if name != "control"]
+    controls = table.groupby(common, sort=False)["control"].agg(", ".join)
+    shown = controls.reset_index()[list(table)]
     shown["reason"] = shown["reason"].replace("none", "")
     return shown.rename(columns=HEADS)

@@ -20,7 +20,7 @@ from workbook.sharing.recordings import (
 )
 
 LARGE_BYTES = 25_000_000
-"""The message, which is sent in parts: every thread has some."""
+"""The size of the message, which is sent in parts: every thread sends some."""
 
 
 def panels(tables: Tables) -> pd.DataFrame:
@@ -30,13 +30,13 @@ def panels(tables: Tables) -> pd.DataFrame:
 
 
 def measured(tables: Tables) -> list[pd.DataFrame]:
-    """Return `shown.cells` of each link on which the default was measured, too."""
+    """Return `shown.cells` of each link on which the default was measured."""
     maps = []
     for link, rows in by_link(tables, "messages"):
         rows = rows[rows["bytes"] == LARGE_BYTES]
         if default_of(rows):
-            each = over_default(rows, "seconds", [])
-            ratios = summed(each, ["configuration"], "ratio")
+            by_round = over_default(rows, "seconds", [])
+            ratios = summed(by_round, ["configuration"], "ratio")
             maps.append(shown.cells(link, ratios, "ratio"))
     return maps
 
@@ -53,17 +53,22 @@ def draw(tables: Tables) -> Figure:
         shown.maps(times), label="time relative to the default", height=3.3, log=True
     )
     paper, *ours = shown.largest(times)
-    said = f"The slowest configuration takes {paper:.2f} times as long as the default in the paper"
-    said += "".join(f", and {ratio:.2f} times in our measurements" for ratio in ours)
-    plots.title(figure, said)
+    message = (
+        f"The slowest configuration takes {paper:.2f} times as long as the default in "
+        "the paper"
+    )
+    # There is no number of ours without a recording, else a single one.
+    for ratio in ours:
+        message += f", and {ratio:.2f} times in our measurements"
+    plots.title(figure, message)
     return figure
 
 
-# -- claims --------------------------------------------------------------------------------------
+# -- claims --------------------------------------------------------------------------
 
 
 def _relative_time(configuration: str) -> Floats:
-    """Return within rounding the ends of an all-reduce's time over the default's."""
+    """Return the least and the most that an all-reduce takes over the default."""
     return float(relative_times()[configuration]) + ROUNDING
 
 
@@ -86,20 +91,24 @@ def _slowest() -> Result:
 
 @check("sharing-fig02-1x64")
 def _least_resources() -> Result:
-    over = [
-        100 * (_relative_time("1x64") / _relative_time(name)[::-1] - 1)
-        for name in ("1x128", "2x64")
-    ]
-    return own(over, "from Fig 2, against 1x128 and against 2x64, as rounded")
+    """Return how much longer 1x64 takes than each of its two neighbours, in per cent."""
+    percents = []
+    for neighbour in ("1x128", "2x64"):
+        # The least quotient has the largest divisor.
+        ratios = _relative_time("1x64") / _relative_time(neighbour)[::-1]
+        percents.append(100 * (ratios - 1))
+    return own(percents, "from Fig 2, against 1x128 and against 2x64, as rounded")
 
 
 @check("sharing-conclusion-last")
 def _last_allreduce() -> Result:
+    """Return how much longer 4x512 takes than each other configuration."""
     times = relative_times()
-    most, others = times["4x512"], times.drop("4x512")
+    slowest = times["4x512"]
+    others = times.drop("4x512")
+    least, most = ((slowest + half) / (others - half) for half in ROUNDING)
     note = (
         "from Fig 2, 25 MB; Section 4.3.1 wants what 'finishes fastest': "
         f"{times.idxmin()}"
     )
-    ends = [(most + half) / (others - half) for half in ROUNDING]
-    return own(np.transpose(ends), note)
+    return own(np.transpose([least, most]), note)

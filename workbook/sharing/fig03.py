@@ -1,4 +1,4 @@
-"""sharing Fig 3: the time of kernels beside messages, over that alone."""
+"""sharing Fig 3: the time of kernels during messages, over their time alone."""
 
 from __future__ import annotations
 
@@ -15,27 +15,33 @@ from workbook.validate import compare
 
 
 def _printed() -> pd.DataFrame:
+    """Return the printed numbers, with blanks in the names of the kernels."""
     return figure_rows("fig03").replace("_", " ", regex=True)
 
 
 def panels(tables: Tables) -> pd.DataFrame:
-    """Return `shown.cells` as they are drawn: the paper's kernels share a panel."""
+    """Return `shown.cells` as they are drawn, all of the paper's kernels in a panel."""
     paper = shown.cells("paper", _printed(), "slowdown", "kernel")
     return pd.concat([paper, *measured(tables)], ignore_index=True)
 
 
+def _with_ratio(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Return kernels with ``ratio``, their time during messages over that alone."""
+    ratio = kernels["kernel_beside_s"] / kernels["kernel_alone_s"]
+    return kernels.assign(ratio=ratio)
+
+
 def measured(tables: Tables) -> list[pd.DataFrame]:
-    """Return `shown.cells` of each link, a row a kernel."""
+    """Return `shown.cells` of each link, with a kernel in each row."""
     maps = []
     for link, rows in by_link(tables, "kernels"):
-        rows = rows.assign(ratio=rows["kernel_beside_s"] / rows["kernel_alone_s"])
-        ratios = summed(rows, ["kernel", "configuration"], "ratio")
+        ratios = summed(_with_ratio(rows), ["kernel", "configuration"], "ratio")
         maps.append(shown.cells(link, ratios.sort_values("kernel"), "ratio", "kernel"))
     return maps
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
-    """Return what the figure's CSV holds: each of the paper's kernels is a panel."""
+    """Return what the figure's CSV holds, with a panel for each of the paper's kernels."""
     paper = [
         shown.cells(str(kernel), rows, "slowdown")
         for kernel, rows in _printed().groupby("kernel", sort=False)
@@ -45,66 +51,86 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
 def draw(tables: Tables) -> Figure:
     """Draw a heat map of the paper, and one of each link."""
-    slower = panels(tables)
+    slowdowns_drawn = panels(tables)
     figure = plots.heat_maps(
-        shown.maps(slower),
+        shown.maps(slowdowns_drawn),
         label="time relative to the time alone",
         columns=1,
         height=1.5,
         log=True,
     )
-    paper, *ours = shown.largest(slower)
-    said = (
+    paper, *ours = shown.largest(slowdowns_drawn)
+    message = (
         f"During an all-reduce the paper's kernels take up to {paper:.1f} times as long"
     )
-    said += "".join(f", and ours up to {ratio:.1f} times as long" for ratio in ours)
-    plots.title(figure, said)
+    # There is no number of ours without a recording, else a single one.
+    for ratio in ours:
+        message += f", and ours up to {ratio:.1f} times as long"
+    plots.title(figure, message)
     return figure
 
 
-# -- claims --------------------------------------------------------------------------------------
+# -- claims --------------------------------------------------------------------------
 
 
 def slowdowns(blocks: int, threads: int) -> pd.Series:
-    """Return each kernel's slowdown beside an all-reduce of a configuration, as printed."""
+    """Return the printed slowdown of each kernel during an all-reduce.
+
+    Parameters
+    ----------
+    blocks, threads : int
+        The configuration of the all-reduce.
+
+    Returns
+    -------
+    Series
+        Ratios by kernel: 1.1 is a tenth longer.
+    """
     rows = paper_table("sharing", "fig03").set_index("kernel")
     return rows.query("blocks == @blocks and threads == @threads")["slowdown"]
 
 
 @check("sharing-slower-kernels")
 def _slower_kernels() -> Result:
-    beside = {}
-    for machine, each in source.recordings("contention").items():
-        rows = compare.slowdowns(each.table("contention")).query(
-            "communication == 'gloo'"
-        )
-        beside[machine] = rows["slowdown"]
-    for place in sorted(places.RECORDED.glob("*/sharing*")):
-        if (grid := source.Source((place,))).has("sharing_kernels"):
-            rows = grid.table("sharing_kernels").eval(
-                "ratio = kernel_beside_s / kernel_alone_s"
-            )
-            medians = rows.groupby(["kernel", "link", "configuration"])[
-                "ratio"
-            ].median()
-            beside[f"{place.parent.name}, {place.name}"] = medians
-    ends = ", ".join(
-        f"{x.min():.2f} to {x.max():.2f} ({at}; n = {len(x)})"
-        for at, x in beside.items()
-    )
+    """Return the printed slowdowns, and in the note those of processor cores."""
+    ranges = []
+    for recording, ratios in _recorded_slowdowns().items():
+        ends = f"{ratios.min():.2f} to {ratios.max():.2f}"
+        ranges.append(f"{ends} ({recording}; n = {len(ratios)})")
     note = (
         f"Fig 3, by 1x64 up to {slowdowns(1, 64).max():.2f}; "
-        f"processor cores beside a real all-reduce: {ends}"
+        f"processor cores beside a real all-reduce: {', '.join(ranges)}"
     )
     return own(slowdowns(2, 256), note)
 
 
+def _recorded_slowdowns() -> dict[str, pd.Series]:
+    """Return the slowdowns of kernels on processors during an all-reduce of gloo.
+
+    They are by the name of the recording. Those of a grid of configurations are medians
+    over rounds.
+    """
+    by_recording = {}
+    for machine, recording in source.recordings("contention").items():
+        rows = compare.slowdowns(recording.table("contention"))
+        by_recording[machine] = rows.query("communication == 'gloo'")["slowdown"]
+    for directory in sorted(places.RECORDED.glob("*/sharing*")):
+        grid = source.Source((directory,))
+        if grid.has("sharing_kernels"):
+            kernels = _with_ratio(grid.table("sharing_kernels"))
+            cells = kernels.groupby(["kernel", "link", "configuration"])
+            name = f"{directory.parent.name}, {directory.name}"
+            by_recording[name] = cells["ratio"].median()
+    return by_recording
+
+
 @check("sharing-fig03-default-min", 0)
 @check("sharing-fig03-default-max", -1)
-def _kernel_extreme(place: int) -> Result:
-    grid = slowdowns(2, 256).sort_values()
-    note = f"from the cells of Fig 3: {grid.index[place]}"
-    return own([grid.iloc[place] + ROUNDING], note)
+def _kernel_extreme(rank: int) -> Result:
+    """Return the slowdown of a kernel under the default, 0 for the least, -1 the most."""
+    ascending = slowdowns(2, 256).sort_values()
+    note = f"from the cells of Fig 3: {ascending.index[rank]}"
+    return own([ascending.iloc[rank] + ROUNDING], note)
 
 
 @check(
@@ -117,8 +143,13 @@ def _kernel_extreme(place: int) -> Result:
 )
 @check("sharing-fig03-three", "average_pooling", "linear", "relu")
 def _kernel_bound(*kernels: str) -> Result:
-    grid = slowdowns(1, 64)[list(kernels)]
-    ends = " to ".join(f"{end:.1%}" for end in grid.max() + ROUNDING - 1)
-    largest = " and ".join(grid.index[grid == grid.max()])
-    note = f"the largest, {largest}, prints {grid.max():.2f}, as all from {ends} would"
-    return own([100 * (grid.max() + ROUNDING - 1)], note)
+    """Return the largest slowdown of some kernels under 1x64, in per cent."""
+    ratios = slowdowns(1, 64)[list(kernels)]
+    largest = ratios.max()
+    ends = largest + ROUNDING
+    ends_listed = " to ".join(f"{share:.1%}" for share in ends - 1)
+    names = " and ".join(ratios.index[ratios == largest])
+    note = (
+        f"the largest, {names}, prints {largest:.2f}, as all from {ends_listed} would"
+    )
+    return own([100 * (ends - 1)], note)

@@ -25,102 +25,142 @@ from workbook.sharing.recordings import (
 from workbook.sharing.shown import readable
 
 ROLES = ("default", "best", "starved")
+"""The default configuration, the best, and the one with the fewest resources."""
 Group = dict[str, Timeline]
-"""Timelines of ROLES, named by where, role and configuration."""
+"""The timelines of ROLES, each named by the machine or link, role and configuration."""
 
 
 def timelines(tables: Tables) -> list[Group]:
-    """Return timelines of ROLES: simulated, and of each link as measured."""
+    """Return the simulated timelines, and those measured on each link."""
     return [simulated(), *measured(tables)]
 
 
 def simulated() -> Group:
-    """Return timelines of the paper's GPUs, by the model."""
+    """Return the timelines of the paper's GPUs by the model."""
     fitted = model.fitted("both")
-    return {
-        f"V100S, {role}: {name}": fitted.iteration(*RESNET, name).timeline()
-        for role, name in zip(ROLES, (DEFAULT, "1x256", "1x64"), strict=True)
-    }
+    network, batch = RESNET
+    group = {}
+    for role, name in zip(ROLES, (DEFAULT, "1x256", "1x64"), strict=True):
+        iteration = fitted.iteration(network, batch, name)
+        group[f"V100S, {role}: {name}"] = iteration.timeline()
+    return group
 
 
 def measured(tables: Tables) -> list[Group]:
-    """Return timelines of each link; the best configuration is that of the odd rounds."""
+    """Return the timelines of each link on which all ROLES were recorded.
+
+    The best configuration is that of the odd rounds. An emulated link has no timeline.
+    """
+    if "spans" not in tables:
+        return []
     groups = []
-    for link, rows in by_link(tables, "iterations") if "spans" in tables else ():
-        gains = one_group(resnet_gains(rows[rows["repeat"] % 2 == 1]))
+    for link, rows in by_link(tables, "iterations"):
+        odd_rounds = rows[rows["repeat"] % 2 == 1]
+        gains = one_group(resnet_gains(odd_rounds))
         if link.startswith("emulated") or gains.empty:
             continue
-        best = gains.loc[gains["gain"].idxmax(), "configuration"]
-        ways = default_of(gains), best, min(gains["configuration"], key=least_first)
-        first = of_cell(tables["spans"], gains.iloc[0])  # of several sessions
-        first = first.drop_duplicates(["configuration", "task", "rank"])
-        spans = {
-            name: Timeline.from_columns(each)
-            for name, each in first.groupby("configuration")
-        }
-        if {*ways} <= spans.keys():
-            pairs = zip(ROLES, ways, strict=True)
-            groups.append({f"{link}, {role}: {way}": spans[way] for role, way in pairs})
+        configurations = (
+            default_of(gains),
+            gains.loc[gains["gain"].idxmax(), "configuration"],
+            min(gains["configuration"], key=least_first),
+        )
+        recorded = _first_timelines(of_cell(tables["spans"], gains.iloc[0]))
+        if set(configurations) <= recorded.keys():
+            group = {
+                f"{link}, {role}: {name}": recorded[name]
+                for role, name in zip(ROLES, configurations, strict=True)
+            }
+            groups.append(group)
     return groups
 
 
-def printed() -> pd.DataFrame:
-    """Return what the text gives of figure 5c as rows of a timeline.
+def _first_timelines(spans: pd.DataFrame) -> dict[str, Timeline]:
+    """Return the timeline of each configuration in the first session that has it."""
+    first = spans.drop_duplicates(["configuration", "task", "rank"])
+    return {
+        name: Timeline.from_columns(rows)
+        for name, rows in first.groupby("configuration")
+    }
 
-    Messages begin so late that they overlap with compute as long as is printed.
+
+def printed() -> pd.DataFrame:
+    """Return what the text says of figure 5c, as rows of a timeline.
+
+    The text prints the times of computation, communication and their overlap, but not
+    when messages begin. The rows let them begin so late that the overlap is as printed.
     """
-    words = ("computation", "communication", "overlap")
-    compute_s, sent_s, both_s = (
-        prose("sharing")[f"fig05c-{word}"] / 1e3 for word in words
+    stated = prose("sharing")
+    computation_s = stated["fig05c-computation"] / 1e3
+    communication_s = stated["fig05c-communication"] / 1e3
+    overlap_s = stated["fig05c-overlap"] / 1e3
+    begin_s = computation_s - overlap_s
+    spans = {
+        "computation": (0.0, computation_s),
+        "communication": (begin_s, begin_s + communication_s),
+        "overlap": (begin_s, computation_s),
+    }
+    rows = pd.DataFrame.from_dict(spans, orient="index", columns=["start_s", "end_s"])
+    rows = rows.assign(
+        task=rows.index,
+        kind=rows.index,
+        stream=rows.index,
+        rank=0,
+        iteration=0,
+        group=-1,
+        origin="printed",
+        bytes=0,
+        case="paper: 1x64",
     )
-    begin_s = compute_s - both_s
-    ends = [(0.0, compute_s), (begin_s, begin_s + sent_s), (begin_s, compute_s)]
-    rows = pd.DataFrame(ends, index=words, columns=["start_s", "end_s"])
-    same = {"rank": 0, "iteration": 0, "group": -1, "origin": "printed", "bytes": 0}
-    rows = rows.assign(task=words, kind=words, stream=words, **same, case="paper: 1x64")
     return rows.assign(printed_s=rows["end_s"] - rows["start_s"])
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
     """Return what the figure's CSV holds: all timelines, and what the text prints."""
-    each = [
-        line.to_frame().assign(case=name)
-        for group in timelines(tables)
-        for name, line in group.items()
-    ]
-    return pd.concat([*each, printed()])
+    frames = []
+    for group in timelines(tables):
+        for name, timeline in group.items():
+            frames.append(timeline.to_frame().assign(case=name))
+    return pd.concat([*frames, printed()])
 
 
 def draw(tables: Tables) -> Figure:
     """Draw the paper's timelines, and those of the last link."""
-    first, *others = timelines(tables)
-    groups = [first, *others[-1:]]
-    figure, axes = plots.canvas(rows=3 * len(groups), height=3.2 * len(groups))
-    for place, group in enumerate(groups):
-        plots.gantt(axes[3 * place : 3 * place + 3], _named(group))
-    starved, ends_ms = axes[2], 1e3 * printed()[["start_s", "end_s"]].to_numpy()[:2]
+    simulation, *measurements = timelines(tables)
+    groups = [simulation, *measurements[-1:]]
+    n_roles = len(ROLES)
+    figure, axes = plots.canvas(rows=n_roles * len(groups), height=3.2 * len(groups))
+    for number, group in enumerate(groups):
+        first = n_roles * number
+        plots.gantt(axes[first : first + n_roles], _for_readers(group))
+
+    # The printed times are of the simulated timeline with the fewest resources. The ends
+    # of computation are in its row 0, and those of communication in its row 1.
+    starved = axes[ROLES.index("starved")]
+    ends_s = printed().loc[["computation", "communication"], ["start_s", "end_s"]]
+    ends_ms = 1e3 * ends_s.to_numpy()
     plots.points(
         starved, ends_ms.ravel(), [0, 0, 1, 1], "paper", label="paper's text", size=5
     )
     starved.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
-    said = (
+    plots.title(
+        figure,
         "By the model, compute ends earliest and the iteration latest if messages have "
-        "the fewest resources"
+        "the fewest resources",
     )
-    plots.title(figure, said)
     return figure
 
 
-def _named(group: Mapping[str, Timeline]) -> Group:
-    """Return a group with names for readers."""
-    words = [re.split(r", (?=default|best|starved)|: ", name) for name in group]
-    names = [
-        f"{readable(where)}, {role}: {readable(way)}" for where, role, way in words
-    ]
-    return dict(zip(names, group.values(), strict=True))
+def _for_readers(group: Mapping[str, Timeline]) -> Group:
+    """Return a group with the names that readers know."""
+    renamed = {}
+    for name, timeline in group.items():
+        where, role, configuration = re.split(r", (?=default|best|starved)|: ", name)
+        title = f"{readable(where)}, {role}: {readable(configuration)}"
+        renamed[title] = timeline
+    return renamed
 
 
-# -- claims --------------------------------------------------------------------------------------
+# -- claims --------------------------------------------------------------------------
 
 for _part in ("computation", "communication", "overlap"):
     check(f"sharing-fig05c-{_part}", "fig05c", *RESNET, _part, "1x64")(

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ddlkit.core.workload import Floats
 from workbook import plots
 from workbook.common.claims import Result, check, own, prose
 from workbook.sharing import implied, model
@@ -14,64 +15,95 @@ from workbook.sharing.printed import BATCHES, DEFAULT, RESNET, throughput
 from workbook.sharing.recordings import OURS, Tables, by_link
 from workbook.sharing.shown import SIMULATED
 
+NETWORK, _ = RESNET
+
 
 def bars(tables: Tables) -> Bars:
-    """Return parts of an iteration by batch: simulated, and of each link as measured."""
-    simulated = model.with_best({str(batch): (RESNET[0], batch) for batch in BATCHES})
-    return {SIMULATED: simulated} | measured(tables)
+    """Return the parts of an iteration by batch, simulated and measured on each link."""
+    cases = {str(batch): (NETWORK, batch) for batch in BATCHES}
+    return {SIMULATED: model.with_best(cases), **measured(tables)}
 
 
 def measured(tables: Tables) -> dict[str, pd.DataFrame]:
-    """Return bars of each link."""
-    every: dict[str, pd.DataFrame] = {}
+    """Return the bars of each link."""
+    by_place: dict[str, pd.DataFrame] = {}
     for link, rows in by_link(tables, "iterations"):
-        every |= measured_parts(link, rows[rows["network"].isin(OURS)], "batch")
-    return every
+        resnet = rows[rows["network"].isin(OURS)]
+        by_place.update(measured_parts(link, resnet, "batch"))
+    return by_place
 
 
 def saved_ms() -> pd.DataFrame:
-    """Return by batch what the paper's best saves of an iteration.
+    """Return what the best configuration of the paper saves of an iteration.
 
-    It is what the text prints, what figure 8 says, and what the model says.
+    Returns
+    -------
+    DataFrame
+        Milliseconds by batch: as the text prints them (``printed``), by the throughputs
+        of ``figure 8``, and by the ``model``. The text also has a batch that figure 8
+        lacks.
     """
-    every = prose("sharing").items()
-    texts = {int(key.rpartition("-")[2]): n for key, n in every if "fig06-saved" in key}
-    rows = {}
+    prefix = "fig06-saved-"
+    printed_ms = {
+        int(key.removeprefix(prefix)): ms
+        for key, ms in prose("sharing").items()
+        if key.startswith(prefix)
+    }
+    saved_s = {}
     for batch in BATCHES:
-        images = throughput().loc["ResNet-18", batch]
-        took_s = model.with_best({"": ("ResNet-18", batch)})
-        figure8_s = batch / images[DEFAULT] - batch / images.max()
-        rows[batch] = figure8_s, took_s.iloc[0].sum() - took_s.iloc[1].sum()
-    saved_s = pd.DataFrame.from_dict(
-        rows, orient="index", columns=["figure 8", "model"]
+        images_per_s = throughput().loc[NETWORK, batch]
+        default_s = batch / images_per_s[DEFAULT]
+        best_s = batch / images_per_s.max()
+        parts_s = model.with_best({"": (NETWORK, batch)})
+        # The first row is the default, and the second the best.
+        by_model_s = parts_s.iloc[0].sum() - parts_s.iloc[1].sum()
+        saved_s[batch] = (default_s - best_s, by_model_s)
+    computed_s = pd.DataFrame.from_dict(
+        saved_s, orient="index", columns=["figure 8", "model"]
     )
-    return (
-        pd.DataFrame({"printed": texts})
-        .join(1e3 * saved_s, how="outer")
-        .rename_axis("batch")
-    )
+    table = pd.DataFrame({"printed": printed_ms}).join(1e3 * computed_s, how="outer")
+    return table.rename_axis("batch")
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
-    """Return what the figure's CSV holds: bars, and what the best saves.
+    """Return what the figure's CSV holds.
 
-    That stands beside the paper's best ones, and in a row for what the text alone has.
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured.
+
+    Returns
+    -------
+    DataFrame
+        A row for each bar, with ``where``, ``case`` and its parts in seconds. The
+        simulated bars of the best configuration also have `saved_ms`. The last rows are of
+        batches that only the text has.
     """
     table = pd.concat(bars(tables), names=["where", "case"]).reset_index()
     saved = saved_ms()
-    best = {f"{batch}, {model.best('ResNet-18', batch)}": batch for batch in BATCHES}
-    batches = table["case"].map(best).where(table["where"] == SIMULATED)
+    batch_of_best = {
+        f"{batch}, {model.best(NETWORK, batch)}": batch for batch in BATCHES
+    }
+    is_simulated = table["where"] == SIMULATED
+    batches = table["case"].map(batch_of_best).where(is_simulated)
     columns = saved.add_prefix("saved ").add_suffix(" [ms]")
-    both = pd.concat([table, columns.reindex(batches).reset_index(drop=True)], axis=1)
-    rest = saved[~saved.index.isin(BATCHES)]["printed"]
-    more = {"where": "paper", "case": [f"{batch}, best" for batch in rest.index]}
-    return pd.concat(
-        [both, pd.DataFrame(more | {"saved printed [ms]": rest})], ignore_index=True
+    with_saved = pd.concat(
+        [table, columns.reindex(batches).reset_index(drop=True)], axis=1
     )
+    only_text = saved[~saved.index.isin(BATCHES)]["printed"]
+    text_rows = pd.DataFrame(
+        {
+            "where": "paper",
+            "case": [f"{batch}, best" for batch in only_text.index],
+            "saved printed [ms]": only_text,
+        }
+    )
+    return pd.concat([with_saved, text_rows], ignore_index=True)
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw a panel of bars each for the model and the links, and what the best saves."""
+    """Draw a panel of bars for the model and for each link, and what the best saves."""
     saved = saved_ms()
     figure, ax = plots.paired_bars(pairs(bars(tables)), label="iteration")
     plots.points(
@@ -87,39 +119,62 @@ def draw(tables: Tables) -> Figure:
     return figure
 
 
-# -- claims --------------------------------------------------------------------------------------
+# -- claims --------------------------------------------------------------------------
 
 
 @check("sharing-fig06-gain-falls")
 def _gain_falls() -> Result:
-    each = [implied.gain("ResNet-18", batch) for batch in BATCHES]
-    middles = ", ".join(f"{(result.low + result.high) / 2:.1f}%" for result in each)
-    ends = each[-1].low / each[0].high, each[-1].high / each[0].low
+    """Return the gain of the best configuration at batch 128 over that at batch 16."""
+    gains = [implied.gain(NETWORK, batch) for batch in BATCHES]
+    middles = ", ".join(f"{(gain.low + gain.high) / 2:.1f}%" for gain in gains)
+    smallest_batch = gains[0]
+    largest_batch = gains[-1]
+    least = largest_batch.low / smallest_batch.high
+    most = largest_batch.high / smallest_batch.low
     note = f"from Fig 8: batch 128 over 16; batches 16 to 128 gain {middles}"
-    return own([ends], note)
+    return own([(least, most)], note)
 
 
 @check("sharing-fig06-batch16")
 def _saved_time() -> Result:
-    """What the best saves by figure 8, each iteration off by what AlexNet's profile is."""
-    text, ratios = prose("sharing"), list[float]()
-    default, best = (
-        implied.iteration_ms("ResNet-18", 16, which) for which in ("default", "best")
-    )
-    for which in ("default", "best"):
-        keys = (
-            f"fig07-alexnet-{part}"
-            for part in ("computation-only", f"communication-{which}")
-        )
-        profiled_ms = sum(text[key] for key in keys) + np.array([1, -1])
-        ratios += [*(profiled_ms / implied.iteration_ms("AlexNet", 64, which))]
-    factor = np.array([min(ratios), max(ratios)])
-    saved = " to ".join(f"{each:.2f}" for each in default - best[::-1])
+    """Return what the best saves by figure 8 at batch 16, in milliseconds.
+
+    The printed time is from a profile, in which an iteration may take longer than in
+    figure 8. How much longer is taken from AlexNet, whose profile is printed, too.
+    """
+    factors = [*_profile_over_figure8("default"), *_profile_over_figure8("best")]
+    factor = np.array([min(factors), max(factors)])
+    # Both are the shortest and the longest iteration. The least difference has the
+    # longest best.
+    default_ms = implied.iteration_ms(NETWORK, 16, "default")
+    best_ms = implied.iteration_ms(NETWORK, 16, "best")
+    saved = " to ".join(f"{ms:.2f}" for ms in default_ms - best_ms[::-1])
     note = (
         f"from Fig 8 ({saved} ms), iterations {factor[0]:.3f} to {factor[1]:.3f} of it, "
         "as AlexNet's at batch 64"
     )
-    return own([default * factor - (best * factor)[::-1]], note)
+    return own([default_ms * factor - (best_ms * factor)[::-1]], note)
+
+
+def _profile_over_figure8(configuration: str) -> Floats:
+    """Return the iteration of AlexNet's printed profile over that of figure 8.
+
+    Parameters
+    ----------
+    configuration : {"default", "best"}
+        The configuration. The time of computation only is printed once for both.
+
+    Returns
+    -------
+    ndarray, shape (2,)
+        The largest and the least ratio. Each of the two printed times may be off by half a
+        millisecond.
+    """
+    text = prose("sharing")
+    computation_only_ms = text["fig07-alexnet-computation-only"]
+    communication_ms = text[f"fig07-alexnet-communication-{configuration}"]
+    profiled_ms = computation_only_ms + communication_ms + np.array([1, -1])
+    return profiled_ms / implied.iteration_ms("AlexNet", 64, configuration)
 
 
 @check("sharing-fig06-constant")

@@ -30,87 +30,111 @@ NETWORKS = {
     "resnet50": "ResNet-50",
     "resnet101": "ResNet-101",
 }
-"""By what ids in prose.csv call a network: what the paper's tables call it."""
+"""The names of the networks in the paper's tables, by those in the ids of prose.csv."""
 QUANTITIES = {
-    **{part.replace(" ", "-"): [k] for k, part in enumerate(model.PARTS)},
+    "computation-only": [0],
+    "overlap": [1],
+    "communication-only": [2],
     "computation": [0, 1],
     "communication": [1, 2],
 }
-"""By what the text calls a time: which of `model.PARTS` it adds up."""
+"""Which of `model.PARTS` add up to each time that the text prints."""
 
 
 def bars(tables: Tables) -> Bars:
-    """Return parts of an iteration by network: simulated, and of each link as measured."""
+    """Return the parts of an iteration by network, simulated and measured on each link."""
     networks = dict.fromkeys(throughput().index.get_level_values("network"))
-    simulated = model.with_best({name: (name, BATCH) for name in networks})
-    return {SIMULATED: simulated} | measured(tables)
+    cases = {name: (name, BATCH) for name in networks}
+    return {SIMULATED: model.with_best(cases), **measured(tables)}
 
 
 def measured(tables: Tables) -> dict[str, pd.DataFrame]:
-    """Return bars of each link, at the middle one of each network's batches."""
-    every: dict[str, pd.DataFrame] = {}
+    """Return the bars of each link, at the middle one of each network's batches."""
+    by_place: dict[str, pd.DataFrame] = {}
     for link, rows in by_link(tables, "iterations"):
         batches = tables["iterations"].groupby("network")["batch"].unique()
-        middle = batches.map(lambda each: sorted(each)[len(each) // 2])
+        middle = batches.map(lambda sizes: sorted(sizes)[len(sizes) // 2])
         chosen = rows[rows["batch"] == rows["network"].map(middle)]
-        every |= measured_parts(link, chosen, "network")
-    return every
+        by_place.update(measured_parts(link, chosen, "network"))
+    return by_place
 
 
 def printed() -> pd.DataFrame:
-    """Return every time that the text gives, in ms, beside the model.
+    """Return every time that the text prints of figure 7, with that of the model.
 
-    AlexNet's time of computation only, which is said of both configurations, stands twice.
+    Returns
+    -------
+    DataFrame
+        A row for each ``network``, ``configuration`` and ``quantity``, with the times by
+        the ``paper`` and by the ``model`` in milliseconds.
     """
-    every = prose("sharing")
-    alone = "fig07-alexnet-computation-only"
-    every = {f"{alone}-{which}": every[alone] for which in ("default", "best")} | every
+    stated_ms = prose("sharing")
+    # The text says AlexNet's time of computation only of both configurations at once.
+    for_both_ms = stated_ms["fig07-alexnet-computation-only"]
+    times_ms = {
+        "fig07-alexnet-computation-only-default": for_both_ms,
+        "fig07-alexnet-computation-only-best": for_both_ms,
+        **stated_ms,
+    }
     rows = []
-    for key, value in every.items():
-        if words := re.fullmatch(r"fig07-([a-z0-9]+)-(.+)-(default|best)", key):
-            network, quantity = NETWORKS[words[1]], words[2]
-            name = DEFAULT if words[3] == "default" else model.best(network, BATCH)
-            parts_s = np.array(model.parts_s(network, BATCH, name))
-            model_ms = sum(1e3 * parts_s[QUANTITIES[quantity]])
-            rows.append((network, name, quantity, value, model_ms))
-    return pd.DataFrame(
-        rows, columns=["network", "configuration", "quantity", "paper", "model"]
-    )
+    for key, paper_ms in times_ms.items():
+        words = re.fullmatch(
+            r"fig07-(?P<network>[a-z0-9]+)-(?P<quantity>.+)-(?P<which>default|best)",
+            key,
+        )
+        if not words:
+            continue
+        network = NETWORKS[words["network"]]
+        configuration = DEFAULT
+        if words["which"] == "best":
+            configuration = model.best(network, BATCH)
+        parts_s = np.array(model.parts_s(network, BATCH, configuration))
+        model_ms = sum(1e3 * parts_s[QUANTITIES[words["quantity"]]])
+        rows.append(
+            {
+                "network": network,
+                "configuration": configuration,
+                "quantity": words["quantity"],
+                "paper": paper_ms,
+                "model": model_ms,
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
-    """Return what the figure's CSV holds: bars, and what the text prints of the paper's."""
+    """Return what the figure's CSV holds.
+
+    There is a row for each bar. The simulated bars also have the printed times.
+    """
     table = pd.concat(bars(tables), names=["where", "case"]).reset_index()
     times = printed()
-    cases = times["network"] + ", " + times["configuration"]
-    wide = times.assign(case=cases).pivot(
-        index="case", columns="quantity", values="paper"
-    )
+    times["case"] = times["network"] + ", " + times["configuration"]
+    wide = times.pivot(index="case", columns="quantity", values="paper")
     wide = wide.add_prefix("printed ").add_suffix(" [ms]")
-    of_paper = table["case"].where(table["where"] == SIMULATED)
-    return pd.concat([table, wide.reindex(of_paper).reset_index(drop=True)], axis=1)
+    simulated_case = table["case"].where(table["where"] == SIMULATED)
+    columns = wide.reindex(simulated_case).reset_index(drop=True)
+    return pd.concat([table, columns], axis=1)
 
 
 def draw() -> Figure:
-    """Draw each printed time and the model's, by default and best configuration."""
+    """Draw each printed time and the model's, under the default and the best."""
     times = printed()
-    off = (times["model"] / times["paper"] - 1).abs().median()
-    said = (
-        f"Half of the {len(times)} times by the model are within {off:.0%} of the times "
-        "that the paper prints"
+    median_error = (times["model"] / times["paper"] - 1).abs().median()
+    message = (
+        f"Half of the {len(times)} times by the model are within {median_error:.0%} of the "
+        "times that the paper prints"
     )
-    times["case"] = times["network"].map(network_title) + ", "
-    times["case"] += times["quantity"].str.replace("-", " ")
+    titles = times["network"].map(network_title)
+    times["case"] = titles + ", " + times["quantity"].str.replace("-", " ")
+    cases = list(dict.fromkeys(times["case"]))
     is_default = times["configuration"] == DEFAULT
     panels = {
         f"NCCL's default, {DEFAULT}": times[is_default],
         "Best configuration of figure 8": times[~is_default],
     }
-    cases = list(dict.fromkeys(times["case"]))
-    with plots.sheet(said, columns=2, height=3.8, sharex=True, sharey=True) as (
-        figure,
-        axes,
-    ):
+    sheet = plots.sheet(message, columns=2, height=3.8, sharex=True, sharey=True)
+    with sheet as (figure, axes):
         for ax, (name, rows) in zip(axes, panels.items(), strict=True):
             _draw_times(ax, cases, rows.set_index("case").loc[cases])
             plots.heading(ax, name)
@@ -119,16 +143,16 @@ def draw() -> Figure:
 
 
 def _draw_times(ax: Axes, cases: Sequence[str], times: pd.DataFrame) -> None:
-    """Draw a row a case: the printed time, the model's, and a line from one to the other."""
-    places = range(len(cases))
+    """Draw the printed and the modelled time of each case, and a line between them."""
+    heights = range(len(cases))
     case_rows(ax, cases, None)
-    ax.hlines(places, times["paper"], times["model"], color=SOFT, linewidth=1)
+    ax.hlines(heights, times["paper"], times["model"], color=SOFT, linewidth=1)
     for role in ("paper", "model"):
-        plots.points(ax, times[role], places, role, size=6)
+        plots.points(ax, times[role], heights, role, size=6)
     ax.set_xlabel("time in an iteration [ms]")
 
 
-# -- claims --------------------------------------------------------------------------------------
+# -- claims --------------------------------------------------------------------------
 
 check("sharing-fig07-vgg16", "VGG-16", 64)(implied.gain)
 
@@ -140,19 +164,21 @@ BOUNDED = {
     "resnet50": ("communication",),
     "resnet101": ("communication",),
 }
-"""Printed times that figure 8 and the others bound, by network."""
+"""The printed times that figure 8 and the other printed times bound, by network."""
 
 
-def _check_bound(claim: str, short: str, part: str, configuration: str) -> None:
-    given = f"fig07-{short}", NETWORKS[short], BATCH, part, configuration
-    check(claim, *given)(implied.time_left)
+def _check_bound(claim: str, network: str, part: str, configuration: str) -> None:
+    """Register the check of a printed time. ``network`` is one of the keys of NETWORKS."""
+    text = f"fig07-{network}"
+    register = check(claim, text, NETWORKS[network], BATCH, part, configuration)
+    register(implied.time_left)
 
 
-for _short, _bounded in BOUNDED.items():
-    for _part in _bounded:
-        for _which in ("default", "best"):
-            _id = f"sharing-fig07-{_short}-{_part}-{_which}"
-            _check_bound(_id, _short, _part, _which)
+for _network, _parts in BOUNDED.items():
+    for _part in _parts:
+        for _configuration in ("default", "best"):
+            _id = f"sharing-fig07-{_network}-{_part}-{_configuration}"
+            _check_bound(_id, _network, _part, _configuration)
 _check_bound(
     "sharing-fig07-alexnet-computation-only", "alexnet", "computation-only", "best"
 )
@@ -161,13 +187,25 @@ _check_bound(
 @check("sharing-fig07-vgg19-computation-only-default", "best", 1)
 @check("sharing-fig07-vgg19-computation-only-best", "default", -1)
 def _same_communication(other: str, sign: int) -> Result:
-    default, best = (
-        implied.iteration_ms("VGG-19", BATCH, which) for which in ("default", "best")
-    )
-    least, most = default - best[::-1] + [-0.5, 0.5]
+    """Return VGG-19's time of computation only from that under another configuration.
+
+    The text says that both configurations have the same communication, so that the times
+    of computation only differ by as much as the iterations of figure 8.
+
+    Parameters
+    ----------
+    other : {"default", "best"}
+        The configuration whose printed time is used.
+    sign : {1, -1}
+        1 if the other configuration has the shorter iteration, else -1.
+    """
+    default_ms = implied.iteration_ms("VGG-19", BATCH, "default")
+    best_ms = implied.iteration_ms("VGG-19", BATCH, "best")
+    # The other printed time is rounded to a millisecond.
+    least_ms, most_ms = default_ms - best_ms[::-1] + [-0.5, 0.5]
     other_ms = prose("sharing")[f"fig07-vgg19-computation-only-{other}"]
     note = (
         f"communication is the same, so from {other_ms:.0f} ms by Fig 8's iterations, "
         "one identity of both"
     )
-    return own([(other_ms + sign * least, other_ms + sign * most)], note)
+    return own([(other_ms + sign * least_ms, other_ms + sign * most_ms)], note)

@@ -30,65 +30,77 @@ PAPER = "paper"
 """What the panel of the paper's numbers is called in tables."""
 
 
-# -- every configuration -------------------------------------------------------------------------
+# -- every configuration -------------------------------------------------------------
 
 
 def panels(tables: Tables) -> pd.DataFrame:
-    """Return `shown.cells` of gains in per cent: the paper's, and of each link."""
+    """Return `shown.cells` of gains in per cent: the paper's, and those of each link."""
     paper = shown.cells(PAPER, gains(), "gain", "case")
     return pd.concat([paper, *measured(tables)], ignore_index=True)
 
 
 def measured(tables: Tables) -> list[pd.DataFrame]:
     """Return `shown.cells` of each link on which several networks were trained."""
-    return [
-        shown.cells(
-            link, with_case(throughputs(rows)).sort_values("case"), "gain", "case"
-        )
-        for link, rows in trained(tables)
-    ]
+    maps = []
+    for link, rows in trained(tables):
+        by_case = with_case(throughputs(rows)).sort_values("case")
+        maps.append(shown.cells(link, by_case, "gain", "case"))
+    return maps
 
 
 def trained(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Give each link on which several networks were trained, and its iterations.
+    """Yield each link on which several networks were trained, and its iterations.
 
-    They are of the configurations that at least half of the cases have.
+    The iterations are of the configurations that at least half of the cases have.
     """
-    for link, every in by_link(tables, "iterations"):
-        rows = with_case(plain(every))
-        shares = (
-            rows.groupby("configuration")["case"].nunique() / rows["case"].nunique()
-        )
+    for link, iterations in by_link(tables, "iterations"):
+        rows = with_case(plain(iterations))
+        cases = rows.groupby("configuration")["case"].nunique()
+        share = cases / rows["case"].nunique()
         if rows["network"].nunique() > 1:
-            yield link, rows[rows["configuration"].map(shares) >= 0.5]
+            yield link, rows[rows["configuration"].map(share) >= 0.5]
 
 
 def texts(tables: Tables) -> dict[str, pd.DataFrame]:
-    """Return all gains as text, by heading: rows are networks with a batch, columns configurations.
+    """Return all gains as text, a table for the paper and one for each link.
 
-    A heading counts the gains that are beyond their intervals, without those of the default.
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured.
+
+    Returns
+    -------
+    dict of str to DataFrame
+        By heading. Rows are networks with a batch, and columns are configurations. A
+        heading counts the gains, but for those of the default, that lie beyond their
+        intervals.
     """
-    gains_of = panels(tables)
-    written = {}
-    for name, rows in gains_of.groupby("panel", sort=False):
+    tables_by_heading = {}
+    for name, rows in panels(tables).groupby("panel", sort=False):
         others = rows[~rows["column"].isin(DEFAULTS)]
-        low, high = (others[end].fillna(others["value"]) for end in ENDS)
+        # A printed gain has no interval.
+        lower = others["lower"].fillna(others["value"])
+        upper = others["upper"].fillna(others["value"])
         where = "Paper, two V100S GPUs"
         if name != PAPER:
             rate = readable(name).removeprefix("Processor, ")
             where = f"Two processor cores, link of {rate}"
         heading = (
-            f"{where}: of {len(others)} gains, {sum(low > 0)} are above zero and "
-            f"{sum(high < 0)} are below zero"
+            f"{where}: of {len(others)} gains, {sum(lower > 0)} are above zero and "
+            f"{sum(upper < 0)} are below zero"
         )
         (panel,) = shown.maps(rows).values()
-        written[heading] = plots.texts(panel, "{:+.0f}").rename(columns=_in_words)
-    return written
+        written = plots.texts(panel, "{:+.0f}")
+        tables_by_heading[heading] = written.rename(columns=_in_words)
+    return tables_by_heading
 
 
 def _in_words(configuration: str) -> str:
-    """Return the name of a configuration for a head of a table, which says which is the default.
+    """Return how the head of a table calls a configuration, and whether it is the default.
 
+    Examples
+    --------
     >>> _in_words("t2 normal"), _in_words("t1 idle + t2 raised")
     ('2 threads, normal (default)', '1 thread, idle; last message: 2 threads, raised')
     """
@@ -98,11 +110,23 @@ def _in_words(configuration: str) -> str:
     return f"{words} (default)" if is_default else words
 
 
-# -- the best configuration ----------------------------------------------------------------------
+# -- the best configuration ----------------------------------------------------------
 
 
 def best(tables: Tables) -> pd.DataFrame:
-    """Return a row per panel, network and batch: the best configuration and its ``gain``."""
+    """Return the best configuration of each panel, network and batch.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured.
+
+    Returns
+    -------
+    DataFrame
+        The columns ``panel``, ``case``, ``network``, ``batch``, ``configuration``, its
+        ``gain`` in per cent, and ``lower`` and ``upper``, which the paper's gains lack.
+    """
     paper = gains()
     chosen = paper.loc[paper.groupby("case", sort=False)["gain"].idxmax()]
     frames = [chosen.assign(panel=PAPER)]
@@ -113,65 +137,91 @@ def best(tables: Tables) -> pd.DataFrame:
 
 
 def _chosen_by_other_rounds(iterations: pd.DataFrame) -> pd.DataFrame:
-    """Return the gain of the configuration that is best in the other rounds, so that luck does not choose.
+    """Return the gain of the best configuration, which luck does not choose.
 
-    The median is over the rounds, and the configuration is the one that is chosen most often.
+    In each round, the gain is that of the configuration with the largest median gain in
+    all other rounds.
+
+    Parameters
+    ----------
+    iterations : DataFrame
+        The iterations over a link.
+
+    Returns
+    -------
+    DataFrame
+        A row for each of CELL, with the median ``gain`` over rounds in per cent, its
+        ``lower`` and ``upper``, and the ``configuration`` that is chosen most often.
     """
     ratios = one_group(over_default(iterations, "iteration_s", CELL))
-    gain = ratios.eval("gain = 100 * (1 / ratio - 1)")
+    gain = ratios.assign(gain=100 * (1 / ratios["ratio"] - 1))
     judged = []
-    for repeat, inside in gain.groupby("repeat"):
+    for repeat, in_round in gain.groupby("repeat"):
         others = gain[gain["repeat"] != repeat]
         medians = others.groupby([*CELL, "configuration"])["gain"].median()
         winners = medians.loc[medians.groupby(CELL).idxmax()].reset_index()
-        judged.append(inside.merge(winners[[*CELL, "configuration"]]))
+        judged.append(in_round.merge(winners[[*CELL, "configuration"]]))
     rounds = pd.concat(judged)
-    names = rounds.groupby(CELL)["configuration"].agg(lambda each: each.mode().iloc[0])
-    return summed(rounds, CELL, "gain").merge(names.reset_index())
+    chosen = rounds.groupby(CELL)["configuration"]
+    most_often = chosen.agg(lambda names: names.mode().iloc[0])
+    return summed(rounds, CELL, "gain").merge(most_often.reset_index())
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
-    """Return what the figure's CSV holds: all gains, and those of the best configurations."""
-    names = {"case": "row", "configuration": "column", "gain": "best_gain"}
-    names |= {end: f"best_{end}" for end in ENDS}
-    chosen = best(tables).drop(columns=["network", "batch"]).rename(columns=names)
+    """Return what the figure's CSV holds.
+
+    There is a row for each gain. The row of a best configuration also has its ``best_gain``,
+    ``best_lower`` and ``best_upper``.
+    """
+    chosen = best(tables).drop(columns=["network", "batch"])
+    chosen = chosen.rename(
+        columns={
+            "case": "row",
+            "configuration": "column",
+            "gain": "best_gain",
+            "lower": "best_lower",
+            "upper": "best_upper",
+        }
+    )
     every = shown.as_saved(panels(tables))
     return every.merge(chosen, how="left", on=["panel", "row", "column"])
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw the gain of the best configuration by network and batch, of the paper and each link."""
+    """Draw the gain of the best configuration, a panel for the paper and each link."""
     table = best(tables)
     ours = table[table["panel"] != PAPER]
     printed = table.loc[table["panel"] == PAPER, "gain"]
-    said = (
+    message = (
         f"The best configuration gains {printed.min():.0f}% to {printed.max():.0f}% in the "
         "paper"
     )
     if len(ours):
-        clear = (ours["lower"] > 0).sum()
-        said += f", and {clear} of our {len(ours)} gains are certain"
+        n_certain = (ours["lower"] > 0).sum()
+        message += f", and {n_certain} of our {len(ours)} gains are certain"
+    by_panel = table.groupby("panel", sort=False)
     figure = plots.heat_maps(
-        {
-            readable(name): _panel(rows)
-            for name, rows in table.groupby("panel", sort=False)
-        },
+        {readable(name): _panel(rows) for name, rows in by_panel},
         label="gain over the default [%]",
         form="{:+.0f}",
         columns=1,
         height=2.1,
     )
-    plots.title(figure, said)
+    plots.title(figure, message)
     return figure
 
 
 def _panel(rows: pd.DataFrame) -> Panel:
-    """Return the map of one panel of `best`, networks down and batches along it."""
+    """Return the heat map of one panel of `best`: a row a network, a column a batch."""
     rows = rows.assign(
         network=rows["network"].map(readable),
-        name=rows["configuration"].map(readable),
+        configuration=rows["configuration"].map(readable),
     )
     wide = rows.pivot(index="network", columns="batch")
     wide = wide.loc[rows["network"].unique()].rename_axis(index=None)
-    gain, lower, upper = (wide[name].astype(float) for name in ("gain", *ENDS))
-    return Panel(gain, lower, upper, wide["name"])
+    return Panel(
+        grid=wide["gain"].astype(float),
+        low=wide["lower"].astype(float),
+        high=wide["upper"].astype(float),
+        names=wide["configuration"],
+    )

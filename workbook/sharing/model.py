@@ -156,15 +156,15 @@ class Fitted:
         ndarray, shape (B, 16)
             Iterations in seconds. Configurations are in the order of Fig 2.
         """
-        ready_shares, n_bytes = _buckets(network)
+        ready_shares, bucket_bytes = _buckets(network)
         relative = relative_times().to_numpy()
         images = np.asarray(batches, float)
         compute_s = self.start_s[network] + self.image_s[network] * images
         s_per_byte = self.allreduce_s / ALLREDUCE_BYTES
+        message_s = s_per_byte * np.outer(relative, bucket_bytes)
         # Axes are batches, configurations and buckets.
         ready_s, sent_s = np.broadcast_arrays(
-            compute_s[:, None, None] * ready_shares,
-            (s_per_byte * np.outer(relative, n_bytes))[None],
+            compute_s[:, None, None] * ready_shares, message_s[None]
         )
         slowdown = self.felt * kernel_slowdowns().to_numpy()[:, None]
         software_s = np.zeros(sent_s.shape)
@@ -222,73 +222,105 @@ def fitted(slowdowns: str) -> Fitted:
 
     printed = throughput()
     networks = list(dict.fromkeys(printed.index.get_level_values("network")))
-    logs = [
-        np.log(printed.loc[network].loc[list(FITTED)].to_numpy())
-        for network in networks
-    ]
+    log_throughputs = np.array(
+        [
+            np.log(printed.loc[network].loc[list(FITTED)].to_numpy())
+            for network in networks
+        ]
+    )
     n = len(networks)
-    batches = np.array(FITTED, float)
-
-    def model(unknowns: Floats) -> Fitted:
-        felt = 0.0
-        messages = 0.0
-        if slowdowns != "none":
-            felt, messages = unknowns[1:3].tolist()
-        start_s, image_s = np.exp(unknowns[3:]).reshape(2, n).tolist()
-        return Fitted(
-            allreduce_s=float(np.exp(unknowns[0])),
-            felt=felt,
-            messages=messages,
-            start_s=dict(zip(networks, start_s, strict=True)),
-            image_s=dict(zip(networks, image_s, strict=True)),
-        )
-
-    def residuals(unknowns: Floats) -> Floats:
-        candidate = model(unknowns)
-        seconds = np.array(
-            [candidate.iteration_s(network, batches) for network in networks]
-        )
-        difference = np.array(logs) - np.log(batches[:, None] / seconds)
-        # The paper prints no throughput for some cells.
-        return difference[np.isfinite(difference)]
-
-    # The search begins at the seconds that each further image adds under the fastest
-    # configuration, and at a small start.
-    between_batches = FITTED[1] - FITTED[0]
-    image_s = []
-    for log in logs:
-        fastest_s = batches / np.exp(np.nanmax(log, axis=1))
-        image_s.append(float(np.ptp(fastest_s)) / between_batches)
-    begin = [np.log(0.015), 0.1, 0.1, *np.full(n, np.log(1e-3)), *np.log(image_s)]
     lower = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
-    found = least_squares(
-        residuals,
-        begin,
+    solution = least_squares(
+        _residuals,
+        _first_guess(log_throughputs),
+        args=(networks, slowdowns, log_throughputs),
         bounds=(lower, np.inf),
         x_scale="jac",
         ftol=1e-13,
         xtol=1e-13,
         gtol=1e-13,
     )
-    return _rounded(model(found.x))
+    return _rounded(_model_of(solution.x, networks, slowdowns))
+
+
+def _model_of(unknowns: Floats, networks: list[str], slowdowns: str) -> Fitted:
+    """Return the model of a vector of unknowns, whose order `fitted` states."""
+    felt = 0.0
+    messages = 0.0
+    if slowdowns != "none":
+        felt, messages = unknowns[1:3].tolist()
+    times_s = np.exp(unknowns[3:])
+    start_s, image_s = times_s.reshape(2, len(networks)).tolist()
+    return Fitted(
+        allreduce_s=float(np.exp(unknowns[0])),
+        felt=felt,
+        messages=messages,
+        start_s=dict(zip(networks, start_s, strict=True)),
+        image_s=dict(zip(networks, image_s, strict=True)),
+    )
+
+
+def _residuals(
+    unknowns: Floats, networks: list[str], slowdowns: str, log_throughputs: Floats
+) -> Floats:
+    """Return by how much a model's throughputs miss the printed ones.
+
+    Parameters
+    ----------
+    unknowns : ndarray, shape (3 + 2 n,)
+        The vector of unknowns.
+    networks : list of str, length n
+        The networks.
+    slowdowns : {"both", "none"}
+        The model.
+    log_throughputs : ndarray, shape (n, 2, 16)
+        The logarithms of the printed images per second, by network, batch of FITTED, and
+        configuration. They are NaN for cells in which the paper prints nothing.
+
+    Returns
+    -------
+    ndarray, shape (m,)
+        The differences of the logarithms, of the printed cells alone.
+    """
+    model = _model_of(unknowns, networks, slowdowns)
+    batches = np.array(FITTED, float)
+    iterations_s = np.array([model.iteration_s(name, batches) for name in networks])
+    differences = log_throughputs - np.log(batches[:, None] / iterations_s)
+    return differences[np.isfinite(differences)]
+
+
+def _first_guess(log_throughputs: Floats) -> list[float]:
+    """Return the unknowns at which the search begins.
+
+    An image takes the seconds that each further image adds under the fastest
+    configuration, and the start is small.
+    """
+    batches = np.array(FITTED, float)
+    between_batches = FITTED[1] - FITTED[0]
+    image_s = []
+    for logs in log_throughputs:
+        fastest_s = batches / np.exp(np.nanmax(logs, axis=1))
+        image_s.append(float(np.ptp(fastest_s)) / between_batches)
+    log_starts = np.full(len(image_s), np.log(1e-3))
+    return [np.log(0.015), 0.1, 0.1, *log_starts, *np.log(image_s)]
 
 
 def _rounded(fit: Fitted, digits: int = 5) -> Fitted:
-    """Round fitted parameters to significant digits.
+    """Return a model with its parameters rounded to significant digits.
 
-    The minimum is flat: further digits depend on how a processor computes logarithms,
-    and would make the tables of two machines differ.
+    The minimum is flat. Further digits depend on how a processor computes logarithms, and
+    would make the tables of two machines differ.
     """
 
-    def short(value: float) -> float:
+    def rounded(value: float) -> float:
         return float(f"{value:.{digits}g}")
 
     return Fitted(
-        allreduce_s=short(fit.allreduce_s),
-        felt=short(fit.felt),
-        messages=short(fit.messages),
-        start_s={network: short(value) for network, value in fit.start_s.items()},
-        image_s={network: short(value) for network, value in fit.image_s.items()},
+        allreduce_s=rounded(fit.allreduce_s),
+        felt=rounded(fit.felt),
+        messages=rounded(fit.messages),
+        start_s={network: rounded(start_s) for network, start_s in fit.start_s.items()},
+        image_s={network: rounded(image_s) for network, image_s in fit.image_s.items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""Numbers that the sharing paper prints, as its model and several figures read them."""
+"""The numbers that the sharing paper prints, as its model and several figures read them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from workbook.common.claims import paper_table
 DEFAULT = "2x256"
 """NCCL's default: two blocks of 256 threads."""
 BATCHES = (16, 32, 64, 128)
-"""Batch sizes of figure 8 and of Table 2."""
+"""The batch sizes of figure 8 and of Table 2."""
 RESNET = ("ResNet-18", 32)
-"""Network and batch of figures 4 and 5."""
+"""The network and the batch of figures 4 and 5."""
 ROUNDING = np.array([-0.005, 0.005])
 """How far a number of figures 2 and 3, which print two decimals, may be off."""
 
 
 def configurations(grid: pd.DataFrame) -> list[str]:
-    """Return the configuration of each row with columns blocks and threads."""
+    """Return the configuration of each row, such as "2x256".
+
+    ``grid`` has the columns ``blocks`` and ``threads``.
+    """
     return [
         f"{blocks}x{threads}"
         for blocks, threads in grid[["blocks", "threads"]].to_numpy()
@@ -28,37 +31,44 @@ def configurations(grid: pd.DataFrame) -> list[str]:
 
 
 def figure_rows(name: str) -> pd.DataFrame:
-    """Return a figure's transcribed numbers, with their configuration."""
+    """Return the transcribed numbers of a figure, with their ``configuration``."""
     rows = paper_table("sharing", name)
     return rows.assign(configuration=configurations(rows))
 
 
 @cache
 def relative_times() -> pd.Series:
-    """Return the time of an all-reduce by configuration, over the default's (Fig 2)."""
+    """Return the time of an all-reduce over the default's, by configuration (Fig 2)."""
     grid = paper_table("sharing", "fig02")
     return grid["relative_time"].set_axis(configurations(grid))
 
 
 def throughput() -> pd.DataFrame:
-    """Return images per second, sharing Fig 8.
+    """Return the images per second of sharing Fig 8.
 
-    A row is a network and batch, and a column a configuration.
+    Returns
+    -------
+    DataFrame
+        A row for each network and batch, and a column for each configuration.
     """
     rows = paper_table("sharing", "fig08").set_index(["network", "batch"])
     return rows.filter(regex=r"^\d+x\d+$")
 
 
 def gains() -> pd.DataFrame:
-    """Return figure 8's gains over the default in per cent.
+    """Return the gains of sharing Fig 8 over the default.
 
-    A row has configuration, network, batch, `gain`, and network and batch as `case`.
+    Returns
+    -------
+    DataFrame
+        A row for each network, batch and configuration, with the ``gain`` in per cent
+        and the ``case``.
     """
-    images = throughput().rename_axis("configuration", axis=1)
-    percent = 100 * (images.div(images[DEFAULT], axis=0) - 1)
+    images_per_s = throughput().rename_axis("configuration", axis=1)
+    percent = 100 * (images_per_s.div(images_per_s[DEFAULT], axis=0) - 1)
     return with_case(percent.stack().rename("gain").reset_index())
 
 
 def with_case(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with network and batch as one text, `case`."""
+    """Return rows with ``case``, the network and the batch as one text."""
     return rows.assign(case=rows["network"] + ", " + rows["batch"].astype(str))

@@ -1,8 +1,8 @@
 """What machines measured of the sharing paper's figures, as several of them read it.
 
-A configuration is compared with the default of the same round, so that drift cancels;
-shown is the median over rounds, with its 95% interval. A single GPU trains beside a
-stand-in for messages.
+A configuration is compared with the default of the same round, so that drift cancels.
+Figures show the median over rounds with its 95% interval. On a single GPU, training runs
+during a stand-in for messages.
 """
 
 from __future__ import annotations
@@ -22,43 +22,73 @@ Tables = Mapping[str, pd.DataFrame]
 """What a machine measured, by one of KINDS."""
 KINDS = ("controls", "control", "messages", "kernels", "iterations", "spans")
 DEFAULTS = ("t2-free-normal", DEFAULT)
-"""Of gloo two threads; of the paper's NCCL two blocks."""
+"""The default configurations: two threads of gloo, and two blocks of the paper's NCCL."""
 OURS = ("resnet18", "resnet18_64")
-"""The network of figures 4 to 6: on a GPU; on a processor, with small pictures."""
+"""The network of figures 4 to 6, on a GPU, and with small images on a processor."""
 ENDS = ["lower", "upper"]
+"""The columns with the ends of an interval."""
 CELL = ["network", "batch", "plan", "link"]
-WHO = {"standin": "stand-in", "copy_engine": "copy engine"}
-COPY_WAY = r"_(h2d|d2h|both)$"  # which way a copy engine copies, after its name
+"""The columns that tell apart the cases in which configurations are compared."""
+SENDERS = {"standin": "stand-in", "copy_engine": "copy engine"}
+"""What communicates on a single GPU, by its name in recordings."""
+# The direction of a copy engine's copies, after the name of the engine.
+DIRECTION = r"_(h2d|d2h|both)$"
 
 
-# -- what is there -------------------------------------------------------------------------------
+# -- what is recorded ----------------------------------------------------------------
 
 
 def recorded(data: str = "") -> Tables:
-    """Return what a machine measured: training beside its messages, and on a single GPU.
+    """Return what a machine measured, with several ranks and on a single GPU.
 
-    data : its name or directory; without it, the first of each that is recorded
+    Parameters
+    ----------
+    data : str, optional
+        The name or the directory of a recording. By default, the first that has training
+        of several ranks, and the first that has a single GPU.
+
+    Returns
+    -------
+    mapping of str to DataFrame
+        Those of KINDS that are recorded.
     """
-    place, tables = open_sharing(data), {}
+    tables = {}
+    source = open_sharing(data)
     for kind in KINDS:
         name = kind if kind == "controls" else f"sharing_{kind}"
-        if place and place.has(name):
-            tables[kind] = (
-                place.rounds(name) if kind == "iterations" else place.table(name)
-            )
+        if not (source and source.has(name)):
+            continue
+        if kind == "iterations":
+            tables[kind] = source.rounds(name)
+        else:
+            tables[kind] = source.table(name)
     for kind, rows in one_gpu(data).items():
-        tables[kind] = pd.concat([tables[kind], rows]) if kind in tables else rows
+        if kind in tables:
+            rows = pd.concat([tables[kind], rows])
+        tables[kind] = rows
     return tables
 
 
 def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
-    """Return iterations and kernels of a single GPU.
+    """Return the iterations and the kernels of a single GPU.
 
-    data : a recording's name or directory; without it, the first that has such
+    Parameters
+    ----------
+    data : str, optional
+        The name or the directory of a recording. It comes before all other recordings.
+
+    Returns
+    -------
+    dict of str to DataFrame
+        "iterations", and "kernels" if they are recorded. It is empty if no recording has
+        a single GPU.
     """
-    named = Path(data) if "/" in data else places.RECORDED / data
-    for path in [*([named] if data else []), *places.list_recorded()]:
-        source = Source((path,))
+    directories = list(places.list_recorded())
+    if data:
+        named = Path(data) if "/" in data else places.RECORDED / data
+        directories = [named, *directories]
+    for directory in directories:
+        source = Source((directory,))
         if source.has("sharing") and "cuda" in set(source.table("sharing")["device"]):
             tables = {"iterations": _iterations(source.table("sharing"))}
             if source.has("contention"):
@@ -70,131 +100,200 @@ def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
 def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
     """Return the iterations of a ``sharing`` table, of which each sample is a round.
 
-    They are of single precision and at most two ranks.
+    They are of single precision and of at most two ranks.
     """
     rows = sharing.query(
         "precision == 'fp32' and ranks <= 2 and quantity == 'iteration'"
     )
     rows = rows.rename(columns={"sample": "repeat", "seconds": "iteration_s"})
+    shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
+    # A policy "first_last" sends the last message with other resources.
     last = rows["policy"].str.partition("_")[2]
-    name = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
     overlap_s = rows["communication_s"] - rows["exposed_communication_s"]
     return rows.assign(
         plan="ddp",
-        link=[_at("stand-in", rate) for rate in rows["bytes_per_s_asked"]],
-        configuration=name.where(last == "", name + "+" + last),
+        link=[_link("stand-in", rate) for rate in rows["bytes_per_s_asked"]],
+        configuration=shape.where(last == "", shape + "+" + last),
         overlap_s=overlap_s.clip(lower=0),
     )
 
 
 def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
-    """Return a ``contention`` table as kernels; a link is who communicates, and how fast."""
+    """Return the kernels of a ``contention`` table with their times alone.
+
+    The configuration is that of the stand-in, or the direction of a copy engine. The link
+    is what communicates, and how fast.
+    """
     rows = contention.query("kernel != 'idle' and fifo_bytes == 0")
-    by = ["kernel", "ranks"]
-    alone_s = rows[rows["communication"] == "none"].groupby(by)["seconds"].median()
-    rows = rows.join(alone_s.rename("kernel_alone_s"), on=by)
-    way = rows["communication"].str.extract(COPY_WAY, expand=False)
-    who = rows["communication"].str.replace(COPY_WAY, "", regex=True).map(WHO)
-    rows = rows.assign(who=who, way=way, kernel_beside_s=rows["seconds"])
-    rows = rows.dropna(subset="who")
+    same_kernel = ["kernel", "ranks"]
+    is_alone = rows["communication"] == "none"
+    alone_s = rows[is_alone].groupby(same_kernel)["seconds"].median()
+    rows = rows.join(alone_s.rename("kernel_alone_s"), on=same_kernel)
+
+    direction = rows["communication"].str.extract(DIRECTION, expand=False)
+    sender = rows["communication"].str.replace(DIRECTION, "", regex=True).map(SENDERS)
+    rows = rows.assign(
+        sender=sender, direction=direction, kernel_beside_s=rows["seconds"]
+    )
+    # Other communication, such as that of the processor, is not shown.
+    rows = rows.dropna(subset="sender")
     shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
-    links = [*map(_at, rows["who"], rows["bytes_per_s_asked"])]
-    return rows.assign(configuration=rows["way"].fillna(shape), link=links)
+    return rows.assign(
+        configuration=rows["direction"].fillna(shape),
+        link=list(map(_link, rows["sender"], rows["bytes_per_s_asked"])),
+    )
 
 
-def _at(who: str, rate: float) -> str:
-    if who != WHO["standin"]:
-        return who
-    return f"{who}, {rate / 1e9:g} GB/s" if rate else f"{who}, full speed"
+def _link(sender: str, bytes_per_s: float) -> str:
+    """Return how figures call a link of a single GPU. A rate of 0 is unlimited."""
+    if sender != SENDERS["standin"]:
+        return sender
+    if bytes_per_s:
+        return f"{sender}, {bytes_per_s / 1e9:g} GB/s"
+    return f"{sender}, full speed"
 
 
-# -- which rows ----------------------------------------------------------------------------------
+# -- which rows ----------------------------------------------------------------------
 
 
 def by_link(tables: Tables, kind: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Give each link on which a kind was measured, and its rows."""
-    for link, rows in tables[kind].groupby("link") if kind in tables else ():
-        yield str(link), rows
+    """Yield each link on which a kind was measured, and its rows."""
+    if kind in tables:
+        for link, rows in tables[kind].groupby("link"):
+            yield str(link), rows
 
 
 def default_of(rows: pd.DataFrame) -> str:
-    """Return the default among rows with a column ``configuration``.
-
-    It is "" where the default was not measured.
-    """
-    return next((name for name in DEFAULTS if name in set(rows["configuration"])), "")
+    """Return the default among the configurations of rows, or "" if they lack it."""
+    measured = set(rows["configuration"])
+    return next((name for name in DEFAULTS if name in measured), "")
 
 
 def plain(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return iterations or gains under DDP's own plan, of one computing thread a rank."""
-    return rows[
-        (rows["plan"] == "ddp")
-        & ~rows["configuration"].str.contains("-omp", regex=False)
-    ]
+    """Return the rows of DDP's own plan in which each rank computes with one thread."""
+    has_two_threads = rows["configuration"].str.contains("-omp", regex=False)
+    return rows[(rows["plan"] == "ddp") & ~has_two_threads]
 
 
 def one_group(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of which all messages have the same resources."""
+    """Return the rows in which all messages have the same resources."""
     return rows[~rows["configuration"].str.contains("+", regex=False)]
 
 
 def of_cell(rows: pd.DataFrame, cell: pd.Series) -> pd.DataFrame:
-    """Return rows of the same network, batch, plan and link as a row."""
+    """Return the rows with the network, batch, plan and link of another row."""
     return rows[(rows[CELL] == [cell[key] for key in CELL]).all(axis=1)]
 
 
 def least_first(name: str) -> tuple[int, ...]:
-    """Order configurations by what they take from compute; also without their threads."""
+    """Return a key that orders configurations by how much they take from compute.
+
+    Parameters
+    ----------
+    name : str
+        A configuration: blocks and threads ("2x256"), or threads, cores and priority
+        ("t2-free-normal"), of which the threads may be left out. After a "+" stand the
+        resources of the last message.
+
+    Returns
+    -------
+    tuple of int
+        Configurations with other resources for the last message are the last.
+    """
     first, last, _ = name.partition("+")
-    words = re.fullmatch(r"(?:t(\d)-)?(free|own|one)-(\w+)(-omp2)?", first)
+    words = re.fullmatch(
+        r"(?:t(?P<threads>\d)-)?(?P<cores>free|own|one)-(?P<priority>\w+)(?P<omp>-omp2)?",
+        first,
+    )
     if words is None:
-        return bool(last), *map(int, re.findall(r"\d+", first))
-    cores, priority = ("free", "own", "one"), ("idle", "nice10", "normal", "raised")
-    place = cores.index(words[2]), priority.index(words[3]), int(words[1] or 0)
-    return bool(last), bool(words[4]), *place
+        numbers = re.findall(r"\d+", first)
+        return (bool(last), *map(int, numbers))
+    cores = ("free", "own", "one").index(words["cores"])
+    priorities = ("idle", "nice10", "normal", "raised")
+    priority = priorities.index(words["priority"])
+    threads = int(words["threads"] or 0)
+    return (bool(last), bool(words["omp"]), cores, priority, threads)
 
 
-# -- medians over rounds -------------------------------------------------------------------------
+# -- medians over rounds -------------------------------------------------------------
 
 
 def over_default(rows: pd.DataFrame, value: str, keys: Sequence[str]) -> pd.DataFrame:
-    """Return a row per round and configuration, with ``ratio``.
+    """Return a quantity over that of the default in the same round.
 
-    It is value over that of the round's default.
+    Parameters
+    ----------
+    rows : DataFrame
+        Samples with columns ``configuration`` and ``repeat``, the number of the round.
+    value : str
+        The column of the quantity.
+    keys : sequence of str
+        The columns that tell cases apart.
+
+    Returns
+    -------
+    DataFrame
+        A row for each case, round and configuration, with the ``ratio``. It lacks rounds
+        without the default.
     """
-    keys = [*keys, "repeat"]
-    each = (
-        rows.groupby([*keys, "configuration"], sort=False)[value].mean().reset_index()
-    )
-    default = each[each["configuration"] == default_of(rows)].set_index(keys)[value]
-    ratios = each.join(default.rename("default"), on=keys)
-    return ratios.assign(ratio=ratios[value] / ratios["default"]).dropna(subset="ratio")
+    in_round = [*keys, "repeat"]
+    by_configuration = rows.groupby([*in_round, "configuration"], sort=False)
+    means = by_configuration[value].mean().reset_index()
+    is_default = means["configuration"] == default_of(rows)
+    default = means[is_default].set_index(in_round)[value]
+    ratios = means.join(default.rename("default"), on=in_round)
+    ratios = ratios.assign(ratio=ratios[value] / ratios["default"])
+    return ratios.dropna(subset="ratio")
 
 
 def summed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
-    """Return the median of ``value`` for each of ``keys``, and its interval over rows."""
-    medians = [
-        (*key, float(samples.median()), *median_interval(samples.to_numpy()))
-        for key, samples in rows.groupby(list(keys), sort=False)[value]
-    ]
+    """Return the median of a quantity over rows, and its 95% interval.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        The samples.
+    keys : sequence of str
+        The columns that tell cases apart.
+    value : str
+        The column of the quantity.
+
+    Returns
+    -------
+    DataFrame
+        A row for each case, with the keys, ``value``, ``lower`` and ``upper``.
+    """
+    medians = []
+    for case, samples in rows.groupby(list(keys), sort=False)[value]:
+        lower, upper = median_interval(samples.to_numpy())
+        medians.append((*case, float(samples.median()), lower, upper))
     return pd.DataFrame(medians, columns=[*keys, value, *ENDS])
 
 
 def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
-    """Return training's ``gain`` over the default of the same round, in per cent.
+    """Return the gain in throughput over the default of the same round.
 
-    Its interval has the ends ``lower`` and ``upper``.
+    Parameters
+    ----------
+    iterations : DataFrame
+        Iterations, as `recorded` returns them.
+
+    Returns
+    -------
+    DataFrame
+        A row for each of CELL and configuration, with the ``gain``, ``lower`` and
+        ``upper`` in per cent.
     """
-    each = over_default(iterations, "iteration_s", CELL)
-    gains = summed(
-        each.assign(gain=1 / each["ratio"] - 1), [*CELL, "configuration"], "gain"
-    )
+    ratios = over_default(iterations, "iteration_s", CELL)
+    ratios = ratios.assign(gain=1 / ratios["ratio"] - 1)
+    gains = summed(ratios, [*CELL, "configuration"], "gain")
     return gains.assign(**{name: 100 * gains[name] for name in ("gain", *ENDS)})
 
 
 def resnet_gains(iterations: pd.DataFrame) -> pd.DataFrame:
-    """Return the `throughputs` of OURS at the batch with most rows."""
-    gains = throughputs(plain(iterations[iterations["network"].isin(OURS)]))
+    """Return the `throughputs` of OURS at the batch with the most rows."""
+    resnet = iterations[iterations["network"].isin(OURS)]
+    gains = throughputs(plain(resnet))
     if gains.empty:
         return gains
     return gains[gains["batch"] == gains["batch"].value_counts().idxmax()]

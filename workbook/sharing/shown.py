@@ -13,7 +13,7 @@ from workbook.plots import Panel
 from workbook.sharing.recordings import ENDS, least_first, one_group
 
 SIMULATED = "V100S, simulated"
-PAPER = {
+TITLES = {
     "V100S": "V100S, by the model",
     SIMULATED: "V100S, by the model",
     "relu": "ReLU",
@@ -22,55 +22,100 @@ PAPER = {
     "paper, fig 4": "Paper, figure 4",
     "paper, fig 8": "Paper, figure 8",
 }
-_LINK = re.compile(r"(?:lab|emulated):(\d+)([mg])bit(?:-delay(\d+)ms)?")
+"""The names that are written out differently, without a rule."""
+_LINK = re.compile(
+    r"(?:lab|emulated):(?P<rate>\d+)(?P<prefix>[mg])bit(?:-delay(?P<delay_ms>\d+)ms)?"
+)
+_CONFIGURATION = re.compile(r"t\d-|free-|own-|one-")
 
 
 def readable(name: Any) -> Any:
     """Return a name as readers know it.
 
-    It is of a link, a configuration, a network, a batch, both of these, or a kernel.
+    Parameters
+    ----------
+    name : Any
+        The name of a link, a configuration, a network, a batch, a network and a batch, or
+        a kernel. What is no text, such as a number of blocks, is returned as it is.
 
+    Examples
+    --------
     >>> readable("here, emulated:1gbit-delay2ms"), readable("t1-free-idle+t2-own-raised")
     ('Processor, 1 Gbit/s, 2 ms', 't1 idle + t2 own raised')
     >>> readable("resnet18_64, 8")
     'ResNet-18, 64 px, 8'
     """
-    if not isinstance(name, str) or name in PAPER:
-        return PAPER.get(name, name)
-    if link := _LINK.fullmatch(name.removeprefix("here, ")):
-        delay = f", {link[3]} ms" if link[3] else ""
-        return f"Processor, {link[1]} {link[2].upper()}bit/s{delay}"
-    if re.match(r"t\d-|free-|own-|one-", name):
-        return re.sub("-free|^free-", "", name).replace("-", " ").replace("+", " + ")
-    first, comma, rest = name.removeprefix("here, ").partition(", ")
+    if not isinstance(name, str):
+        return name
+    if name in TITLES:
+        return TITLES[name]
+    without_place = name.removeprefix("here, ")
+    link = _LINK.fullmatch(without_place)
+    if link:
+        title = f"Processor, {link['rate']} {link['prefix'].upper()}bit/s"
+        if link["delay_ms"]:
+            title += f", {link['delay_ms']} ms"
+        return title
+    if _CONFIGURATION.match(name):
+        # Free cores are the common case, which goes without saying.
+        words = re.sub("-free|^free-", "", name)
+        return words.replace("-", " ").replace("+", " + ")
+    first, comma, rest = without_place.partition(", ")
     return f"{specs.network_title(first).replace('_', ' ')}{comma}{rest}"
 
 
-# -- heat maps -----------------------------------------------------------------------------------
+# -- heat maps -----------------------------------------------------------------------
 
 
 def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.DataFrame:
-    """Return a heat map as a table, a row a number, of rows with a configuration each.
+    """Return a heat map as a table with a row for each of its numbers.
 
-    index : the column that is down the map, and configurations are along it; without it
-        both are parts of the configuration's name
+    Parameters
+    ----------
+    panel : str
+        The name of the heat map.
+    rows : DataFrame
+        The numbers, each with its ``configuration``, and with ``lower`` and ``upper`` if
+        they have an interval.
+    value : str
+        The column of the numbers.
+    index : str, optional
+        The column that is down the map, while configurations are along it. By default,
+        both are parts of the configuration's name, such as blocks and threads, and only
+        configurations with the same resources for all messages count.
+
+    Returns
+    -------
+    DataFrame
+        The columns ``panel``, ``row``, ``column``, ``value``, ``lower``, ``upper``, and
+        ``order``, by which the columns of the map are sorted.
     """
-    rows = rows if index else one_group(rows)
-    names = rows["configuration"]
-    parts = names.str.extract(r"(?P<column>t\d)-(?P<row>.*)")
     if index:
-        parts = pd.DataFrame({"row": rows[index], "column": names})
-    elif not names.str.startswith("t").any():
-        parts = names.str.extract(r"(?P<row>\d+)x(?P<column>\d+)").astype(int)
-    ends = {end: rows.get(end, np.nan) for end in ENDS}
-    order, place = names.map(least_first), pd.factorize(rows[index])[0] if index else 0
+        parts = pd.DataFrame({"row": rows[index], "column": rows["configuration"]})
+        # Rows of the map stand in the order in which they are given.
+        row_order = pd.factorize(rows[index])[0]
+    else:
+        rows = one_group(rows)
+        parts = _parts_of_name(rows["configuration"])
+        row_order = 0
     table = parts.assign(
-        panel=panel, value=rows[value], **ends, place=place, order=order
+        panel=panel,
+        value=rows[value],
+        **{end: rows.get(end, np.nan) for end in ENDS},
+        row_order=row_order,
+        order=rows["configuration"].map(least_first),
     )
-    table = table.dropna(subset="value").sort_values(
-        ["place", "order"], ignore_index=True
-    )
+    table = table.dropna(subset="value")
+    table = table.sort_values(["row_order", "order"], ignore_index=True)
     return table[["panel", "row", "column", "value", *ENDS, "order"]]
+
+
+def _parts_of_name(configurations: pd.Series) -> pd.DataFrame:
+    """Return which ``row`` and ``column`` of a heat map each configuration has."""
+    if configurations.str.startswith("t").any():
+        return configurations.str.extract(r"(?P<column>t\d)-(?P<row>.*)")
+    shapes = configurations.str.extract(r"(?P<row>\d+)x(?P<column>\d+)")
+    return shapes.astype(int)
 
 
 def as_saved(table: pd.DataFrame) -> pd.DataFrame:
@@ -79,42 +124,56 @@ def as_saved(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def largest(table: pd.DataFrame) -> list[float]:
-    """Return the largest ratio of the first panel of `cells`, which is the paper's, and of the others.
+    """Return the largest number of the paper and, if there are any, of our panels.
 
-    The second is absent where there is no other panel.
+    The first panel of ``table``, which `cells` has made, is that of the paper.
     """
-    ours = table["panel"] != table["panel"].iloc[0]
-    return [
-        float(rows["value"].max()) for rows in (table[~ours], table[ours]) if len(rows)
-    ]
+    is_paper = table["panel"] == table["panel"].iloc[0]
+    groups = (table[is_paper], table[~is_paper])
+    return [float(rows["value"].max()) for rows in groups if len(rows)]
 
 
 def maps(table: pd.DataFrame, between: str = "") -> dict[str, Panel]:
-    """Return the heat maps of `cells` by heading.
+    """Return the heat maps of `cells` by their headings.
 
-    between : if given, it follows the panel's name in the heading, and after it stands
-        how many gains lie beyond their intervals
+    Parameters
+    ----------
+    table : DataFrame
+        The cells of all panels.
+    between : str, optional
+        If given, it follows the name of the panel in the heading. After it, the heading
+        counts the gains that lie beyond their intervals.
     """
     drawn = {}
     for name, rows in table.groupby("panel", sort=False):
-        says = readable(name)
+        heading = readable(name)
         if between:
-            low, high = (rows[end].fillna(rows["value"]) for end in ENDS)
-            says += (
-                f"{between}{sum(low > 0)} of {len(rows)} better, {sum(high < 0)} worse"
+            # A printed number has no interval.
+            lower = rows["lower"].fillna(rows["value"])
+            upper = rows["upper"].fillna(rows["value"])
+            heading += (
+                f"{between}{sum(lower > 0)} of {len(rows)} better, "
+                f"{sum(upper < 0)} worse"
             )
-        rows = rows.assign(
-            row=rows["row"].map(readable), column=rows["column"].map(readable)
-        )
-        order = rows["row"].unique(), rows.sort_values("order")["column"].unique()
-        axes = (
-            ("blocks", "threads")
-            if isinstance(order[0][0], int | np.integer)
-            else ("", "")
-        )
-        wide = rows.pivot(
-            index="row", columns="column", values=["value", *ENDS]
-        ).astype(float)
-        wide = wide.rename_axis(index=axes[0], columns=["", axes[1]])
-        drawn[says] = Panel(*(wide[end].loc[order] for end in ("value", *ENDS)))
+        drawn[heading] = _panel(rows)
     return drawn
+
+
+def _panel(rows: pd.DataFrame) -> Panel:
+    """Return the heat map of one panel of `cells`."""
+    rows = rows.assign(
+        row=rows["row"].map(readable), column=rows["column"].map(readable)
+    )
+    row_names = rows["row"].unique()
+    column_names = rows.sort_values("order")["column"].unique()
+    row_axis = ""
+    column_axis = ""
+    if isinstance(row_names[0], int | np.integer):
+        row_axis = "blocks"
+        column_axis = "threads"
+    wide = rows.pivot(index="row", columns="column", values=["value", *ENDS])
+    wide = wide.astype(float).rename_axis(index=row_axis, columns=["", column_axis])
+    numbers, lower, upper = (
+        wide[name].loc[row_names, column_names] for name in ("value", *ENDS)
+    )
+    return Panel(numbers, lower, upper)

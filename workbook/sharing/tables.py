@@ -1,4 +1,4 @@
-"""sharing Tables 1 and 2 beside what is computed here, and the checks of their claims."""
+"""Tables 1 and 2 of the sharing paper, as printed and computed, and their checks."""
 
 from __future__ import annotations
 
@@ -13,58 +13,96 @@ from workbook.sharing import equations, implied
 from workbook.sharing.printed import BATCHES, DEFAULT, throughput
 
 SHAPE = (64, 64, 224, 224)
-"""Of every kernel's input in Table 1.
+"""The shape of every kernel's input in Table 1: images, channels, height and width.
 
-The table leaves batch norm's out, and the linear layer's has the last two flattened.
+The table leaves out that of batch norm. For the linear layer, the last two are one.
 """
 
 
 def table1() -> pd.DataFrame:
-    """Return five kernels, the FLOP of their matrix products, and their least bytes.
+    """Return sharing Tab 1 with the FLOP and the least bytes of each kernel.
 
-    A multiply-add is 2 FLOP, and an element 4 bytes, in float32. Average pooling is not
-    defined: only the bytes that it reads are counted.
+    Returns
+    -------
+    DataFrame
+        The printed table, with two more columns:
+
+        flops_computed
+            The FLOP of matrix products, 2 a multiply-add, NaN for kernels without any.
+        bytes_computed
+            The bytes that are read or written, 4 an element. How average pooling is
+            applied is not stated, so that only the bytes that it reads count.
     """
-    rows, channels, *sides = SHAPE
-    elements, pixels, kernel, outputs = math.prod(SHAPE), math.prod(sides), 7 * 7, 64
-    convolved = elements / 4  # stride 2 in both directions
-    weights = outputs * channels * kernel
-    summed = rows * channels * outputs
-    work = {  # multiply-adds, and elements read or written
-        "Average Pooling": (math.nan, elements),
-        "Batch Norm": (math.nan, 2 * elements),
-        "Convolution": (convolved * channels * kernel, elements + convolved + weights),
-        "Linear": (summed * pixels, elements + summed + pixels * outputs + outputs),
-        "ReLU": (math.nan, 2 * elements),
+    images, channels, height, width = SHAPE
+    elements = math.prod(SHAPE)
+    pixels = height * width
+    outputs = 64
+    # The convolution has a stride of 2 in both directions, and filters of 7 x 7.
+    convolved = elements / 4
+    multiply_adds_a_value = channels * 7 * 7
+    weights = outputs * multiply_adds_a_value
+    linear_values = images * channels * outputs
+    linear_weights = pixels * outputs + outputs
+
+    multiply_adds = {
+        "Average Pooling": math.nan,
+        "Batch Norm": math.nan,
+        "Convolution": convolved * multiply_adds_a_value,
+        "Linear": linear_values * pixels,
+        "ReLU": math.nan,
     }
-    printed = paper_table("sharing", "tab01")
-    multiply_adds, moved = np.array([work[kernel] for kernel in printed["kernel"]]).T
-    return printed.assign(flops_computed=2 * multiply_adds, bytes_computed=4 * moved)
+    moved_elements = {
+        "Average Pooling": elements,
+        "Batch Norm": 2 * elements,
+        "Convolution": elements + convolved + weights,
+        "Linear": elements + linear_values + linear_weights,
+        "ReLU": 2 * elements,
+    }
+    table = paper_table("sharing", "tab01")
+    return table.assign(
+        flops_computed=2.0 * table["kernel"].map(multiply_adds),
+        bytes_computed=4.0 * table["kernel"].map(moved_elements),
+    )
 
 
 def table2() -> pd.DataFrame:
-    """Return the best configurations and gains by network and batch.
+    """Return the best configurations and their gains (sharing Tab 2).
 
-    They stand as printed, and as they follow from figure 8, of which all that tie.
+    Returns
+    -------
+    DataFrame
+        A row for each network and batch, with ``best`` and ``gain_percent`` as printed.
+        ``best_from_fig08`` has all configurations that tie for the best in figure 8, and
+        ``gain_percent_computed`` has their gain.
     """
-    printed, rows, gains = paper_table("sharing", "tab02"), [], []
-    for stated, batch in product(printed.to_dict("records"), BATCHES):
-        row = throughput().loc[(stated["network"], batch)]
-        best = " = ".join(row.index[row == row.max()])
-        gains.append(100 * equations.gain(row.max(), row[DEFAULT]))
-        cells = stated[f"best_{batch}"], best, stated[f"gain_{batch}_percent"]
-        rows.append((stated["network"], batch, *cells))
-    columns = ["network", "batch", "best", "best_from_fig08", "gain_percent"]
-    return recomputed(pd.DataFrame(rows, columns=columns), gain_percent=gains)
+    rows = []
+    gains = []
+    table = paper_table("sharing", "tab02")
+    for stated, batch in product(table.to_dict("records"), BATCHES):
+        images_per_s = throughput().loc[(stated["network"], batch)]
+        most = images_per_s.max()
+        gains.append(100 * equations.gain(most, images_per_s[DEFAULT]))
+        rows.append(
+            {
+                "network": stated["network"],
+                "batch": batch,
+                "best": stated[f"best_{batch}"],
+                "best_from_fig08": " = ".join(images_per_s.index[images_per_s == most]),
+                "gain_percent": stated[f"gain_{batch}_percent"],
+            }
+        )
+    return recomputed(pd.DataFrame(rows), gain_percent=gains)
 
 
-# -- claims --------------------------------------------------------------------------------------
+# -- claims --------------------------------------------------------------------------
 
 
 @check("sharing-best-gain")
 def _best_gain() -> Result:
+    """Return the largest gain of any network at any batch."""
     gains = throughput().max(axis=1) / throughput()[DEFAULT]
-    return implied.gain(*gains.idxmax())
+    network, batch = gains.idxmax()
+    return implied.gain(network, batch)
 
 
 @check("sharing-tab2-vit-flops")
@@ -77,7 +115,10 @@ def _vit_flops() -> Result:
 
 
 def _best_threads() -> pd.DataFrame:
-    """Return threads in all of Table 2's best configurations, by network; one column a batch."""
+    """Return how many threads the best configurations of Table 2 have in all blocks.
+
+    There is a row for each network, and a column for each batch.
+    """
     table = paper_table("sharing", "tab02").set_index("network")
     best = table[[f"best_{batch}" for batch in BATCHES]]
     return best.map(lambda name: math.prod(map(int, name.split("x"))))
@@ -85,10 +126,11 @@ def _best_threads() -> pd.DataFrame:
 
 @check("sharing-threads-fall")
 def _threads_fall() -> Result:
+    """Count the networks whose best number of threads never rises with the batch."""
     steps = _best_threads().diff(axis=1).iloc[:, 1:]
-    stay = ", ".join(steps.index[(steps == 0).all(axis=1)])
+    constant = ", ".join(steps.index[(steps == 0).all(axis=1)])
     note = (
-        f"from Table 2: all fall but {stay}; "
+        f"from Table 2: all fall but {constant}; "
         "by two of three ties of VGG-19 at batch 32 it would be 6"
     )
     return own((steps <= 0).all(axis=1).sum(), note)
@@ -96,15 +138,24 @@ def _threads_fall() -> Result:
 
 @check("sharing-intensity-order")
 def _intensity_order() -> Result:
-    """Networks that reach the least threads at no larger batch than any of lower intensity."""
+    """Count the networks that reach the least threads in the order of their intensity.
+
+    Such a network reaches 64 threads at no larger a batch than any of lower intensity.
+    """
     intensity = paper_table("sharing", "tab02").set_index("network")["intensity"]
-    least = _best_threads().loc[intensity.sort_values(kind="stable").index] == 64
-    reached = np.where(least.any(axis=1), least.to_numpy().argmax(axis=1), len(BATCHES))
-    late = reached > np.minimum.accumulate(reached)
-    rows = throughput().xs(32, level="batch").loc[least.index[late]]
-    by = ", ".join(
-        f"{name}, {x['1x64']:.0f} against {x.max():.0f} images/s"
-        for name, x in rows.iterrows()
+    by_intensity = intensity.sort_values(kind="stable").index
+    has_least = _best_threads().loc[by_intensity] == 64
+    # The number of the first batch with 64 threads, or that after the last.
+    first_batch = np.where(
+        has_least.any(axis=1), has_least.to_numpy().argmax(axis=1), len(BATCHES)
     )
-    note = "from Table 2; later than others of lower intensity (batch 32, Fig 8): " + by
-    return own(int((~late).sum()), note)
+    is_late = first_batch > np.minimum.accumulate(first_batch)
+    late = throughput().xs(32, level="batch").loc[has_least.index[is_late]]
+    rates = ", ".join(
+        f"{network}, {row['1x64']:.0f} against {row.max():.0f} images/s"
+        for network, row in late.iterrows()
+    )
+    note = (
+        f"from Table 2; later than others of lower intensity (batch 32, Fig 8): {rates}"
+    )
+    return own(int((~is_late).sum()), note)
