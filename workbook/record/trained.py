@@ -18,7 +18,7 @@ from ddlkit.measure.session import table_path
 from ddlkit.model import Calibration, forecast_case, make_plan, predictor
 from ddlkit.model.calibration import TRAINING
 from ddlkit.model.fits import table_cost
-from workbook.record.campaigns import predicted_by, said
+from workbook.record.campaigns import predicted_by, prediction_rows
 from workbook.validate import rivals
 
 COLLECTIVE = "all_reduce"
@@ -118,7 +118,7 @@ class Trained:
             workloads = {case.profile_sha256: self.profile.workload()}
             ours = forecast_case(case, workloads, calibration, compute_scatter=scatter)
             times = rivals.real_times(ours, calibration.of_case(case).others)
-            frames.append(said(case, ours, times))
+            frames.append(prediction_rows(case, ours, times))
         return pd.concat(frames, ignore_index=True)
 
     def predicted_by(self) -> str:
