@@ -389,7 +389,7 @@ class LabPoints:
     folder: str
     device: str
 
-    # -- tables --------------------------------------------------------------------------------
+    # -- tables ------------------------------------------------------------------------
 
     def path(self, schema: str, name: str = "") -> Path:
         """Return the path of a table of the campaign, which by default is the lab's own."""
@@ -421,43 +421,46 @@ class LabPoints:
         """Return the distinct collectives of the requests, in the order of the file."""
         return list(dict.fromkeys(request.collective for request in self.asked))
 
-    # -- profiles and selection ----------------------------------------------------------------
+    # -- profiles and selection --------------------------------------------------------
 
     def inputs(self) -> Iterator[Point]:
         """Yield points for what must be known before a case is planned: profiles and selection times."""
-        budget = EXTENTS[self.extent].profile_budget
-        networks = dict.fromkeys(
-            (request.network, request.batch) for request in self.asked
-        )
-        for name, batch in networks:
-            measure = partial(
-                layer_tables, name, batch, self.device, "fp32", budget, machine.cores()
-            )
-            yield Point(
-                "layers",
-                f"{name}-b{batch}-r1",
-                measure,
-                2 + budget.max_s,
-                ["layers", "samples"],
-                self.folder,
-            )
+        networks = [(request.network, request.batch) for request in self.asked]
+        for name, batch in dict.fromkeys(networks):
+            yield self._profile_point(name, batch)
         densities = {request.density for request in self.asked if request.sparse}
         for density in sorted(densities):
-            measure_size = partial(
-                measure_selection,
-                "cpu",
-                densities=[density],
-                budget=SELECTION_BUDGET,
-            )
-            # `map` is lazy: each size is measured when `all_or_partial` asks for its rows.
-            frames = map(measure_size, SELECTION_SIZES)
-            yield Point(
-                "selection",
-                f"rho{density:g}",
-                partial(all_or_partial, "selection", frames),
-                30.0,
-                folder=self.folder,
-            )
+            yield self._selection_point(density)
+
+    def _profile_point(self, network: str, batch: int) -> Point:
+        """Return the point that measures the layers of a network on one rank."""
+        budget = EXTENTS[self.extent].profile_budget
+        measure = partial(
+            layer_tables, network, batch, self.device, "fp32", budget, machine.cores()
+        )
+        return Point(
+            "layers",
+            f"{network}-b{batch}-r1",
+            measure,
+            2 + budget.max_s,
+            ["layers", "samples"],
+            self.folder,
+        )
+
+    def _selection_point(self, density: float) -> Point:
+        """Return the point that measures selecting at a density, on the processor."""
+        measure_size = partial(
+            measure_selection, "cpu", densities=[density], budget=SELECTION_BUDGET
+        )
+        # `map` is lazy. Each size is measured when `all_or_partial` asks for its rows.
+        frames = map(measure_size, SELECTION_SIZES)
+        return Point(
+            "selection",
+            f"rho{density:g}",
+            partial(all_or_partial, "selection", frames),
+            30.0,
+            folder=self.folder,
+        )
 
     def selection_times(self, density: float) -> SelectionTimes:
         """Return the seconds of selecting at a density, as recorded for the campaign."""
@@ -465,7 +468,7 @@ class LabPoints:
             self.path("selection", f"rho{density:g}"), density
         )
 
-    # -- calibration ---------------------------------------------------------------------------
+    # -- calibration -------------------------------------------------------------------
 
     def _largest_bytes(self, request: Request) -> int:
         """Return the bytes of one message with all gradients, as a calibration counts them."""
@@ -554,7 +557,7 @@ class LabPoints:
             rows = calibrate(lab, settings, timeout_s)
         return rows.assign(session=session)
 
-    # -- cases ---------------------------------------------------------------------------------
+    # -- cases -------------------------------------------------------------------------
 
     def _plan(self, request: Request) -> PlannedCase:
         """Return the planned case of a request, by its profile and the calibration before the replays."""
@@ -590,7 +593,7 @@ class LabPoints:
             distinct[key] = (first_case, max(rounds, most_rounds))
         return dict(distinct.values())
 
-    # -- replays -------------------------------------------------------------------------------
+    # -- replays -----------------------------------------------------------------------
 
     def _missing(self) -> list[tuple[PlannedCase, int]]:
         """Return the pairs (case, repeat) that are not in the table of runs, round by round."""
@@ -678,7 +681,7 @@ class LabPoints:
         if any(is_new):
             Origin().save(self.path(schema), rows[is_new], schema, append=True)
 
-    # -- predictions ---------------------------------------------------------------------------
+    # -- predictions -------------------------------------------------------------------
 
     def _predicted_by(self) -> str:
         cases = [planned.case for planned in self.planned()]

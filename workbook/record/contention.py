@@ -23,7 +23,7 @@ from ddlkit.measure.layers import compute_on
 from ddlkit.measure.session import Unavailable, all_or_partial
 from workbook.record.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 
-# -- kernels -----------------------------------------------------------------------------------
+# -- kernels ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,15 @@ def kernels(tiny: bool) -> dict[str, Kernel]:
         Whether the inputs are tiny, so that a test can run the kernels on a processor.
     """
     if tiny:
-        batch, side, product_side = 1, 32, 128
+        batch = 1
+        side = 32
+        product_side = 128
         # Sequences, heads, tokens and width.
         attention_shape = (1, 2, 64, 16)
     else:
-        batch, side, product_side = 64, 224, 8192
+        batch = 64
+        side = 224
+        product_side = 8192
         attention_shape = (4, 32, 4096, 128)
     images = (batch, 64, side, side)
     pixels = side**2
@@ -137,7 +141,7 @@ def _rows(
     return clock.sample_rows({**labels, **_NONE, **columns}, seconds)
 
 
-# -- in turn -------------------------------------------------------------------------------------
+# -- in turn ---------------------------------------------------------------------------
 
 QUICK_S = 0.05
 """Seconds below which a kernel is quick enough to be repeated `QUICK_REPEATS` times."""
@@ -185,85 +189,101 @@ def measure_in_turn(
     compute = kernel.build(torch.randn(kernel.shape, device=device).to(kernel.dtype))
     # The first call loads and allocates, which cannot be done while the neighbour runs.
     compute()
-    # By way, a function for each passage that reads what ran beside it. None is the kernel alone.
-    readers: dict[Any, list[Callable[[], Traffic]]] = {None: []}
-
-    def passage(way: Any) -> Marks:
-        marks, read = neighbour.beside(way, compute)
-        readers[way].append(read)
-        return marks
-
+    passages = _Passages(neighbour, compute)
     torch.cuda.synchronize()
-    alone_s = float(passage(None).seconds()[-1])
+    alone_s = float(passages.run(None).seconds()[-1])
     failure: Exception | None = None
     for way in ways:
-        readers[way] = []
         try:
-            _try(passage, way, readers[way], alone_s, neighbour.chances)
+            passages.check_overlap(way, alone_s)
         except Exception as error:
             if way == ways[0]:
                 raise
             failure = error
-            del readers[way]
+            passages.drop(way)
             break
     is_quick = alone_s < QUICK_S
     if is_quick and budget.min_repeats < QUICK_REPEATS <= budget.max_repeats:
         budget = replace(budget, min_repeats=QUICK_REPEATS)
     samples = clock.measure_interleaved(
-        {way: partial(passage, way) for way in readers},
+        {way: partial(passages.run, way) for way in passages.ways},
         budget,
         synchronize=torch.cuda.synchronize,
     )
     for way, seconds in samples.items():
-        # Passages of the trial and of the warm-up come first, and are no samples.
-        traffics = [read() for read in readers[way][-len(seconds) :]]
-        columns = {
-            **neighbour.labels,
-            "bytes_per_s": [traffic.bytes_per_s for traffic in traffics],
-            "overlap_share": [traffic.overlap_share for traffic in traffics],
-        }
-        if way:
-            columns |= neighbour.columns(way)
+        columns = passages.columns(way, len(seconds))
         yield _rows(name, kernel, columns, seconds)
     if failure:
         raise failure
 
 
-def _try(
-    passage: Callable[[Any], Marks],
-    way: Any,
-    readers: Sequence[Callable[[], Traffic]],
-    alone_s: float,
-    chances: int,
-) -> None:
-    """Raise UserError if a kernel and its neighbour take turns at every chance, as under a profiler.
+class _Passages:
+    """Passages of a kernel: runs of the kernel alone or beside its neighbour.
 
     Parameters
     ----------
-    passage : callable
-        Runs the kernel beside the neighbour, and appends to ``readers``.
-    way : object
-        The way in which the neighbour communicates.
-    readers : sequence of callable
-        Each reads what ran beside one passage.
-    alone_s : float
-        The seconds of the kernel alone.
-    chances : int
-        How many passages are tried.
+    neighbour : GpuStandIn or Queues
+        What communicates.
+    compute : callable
+        The kernel.
     """
-    for _ in range(chances):
-        seconds = float(passage(way).seconds()[-1])
-        overlap_share = readers[-1]().overlap_share
-        if overlap_share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
-            return
-    raise UserError(
-        f"beside {way} a kernel took {format_seconds(seconds)}, alone "
-        f"{format_seconds(alone_s)}, and both ran at the same time for "
-        f"{overlap_share:.0%} of it: something has them take turns"
-    )
+
+    def __init__(self, neighbour: Any, compute: Compute) -> None:
+        self._neighbour = neighbour
+        self._compute = compute
+        # By way, a function for each passage that reads what was sent. None is the kernel alone.
+        self._readers: dict[Any, list[Callable[[], Traffic]]] = {}
+
+    @property
+    def ways(self) -> list[Any]:
+        """Return the ways that have been run, in the order of their first passages."""
+        return list(self._readers)
+
+    def run(self, way: Any) -> Marks:
+        """Run the kernel once beside the neighbour, and return the marks of the kernel."""
+        # A way counts as run even if its first passage fails.
+        readers = self._readers.setdefault(way, [])
+        marks, read = self._neighbour.beside(way, self._compute)
+        readers.append(read)
+        return marks
+
+    def drop(self, way: Any) -> None:
+        """Forget a way, which will not be measured."""
+        del self._readers[way]
+
+    def check_overlap(self, way: Any, alone_s: float) -> None:
+        """Raise UserError if the kernel and its neighbour take turns at every chance, as under a profiler.
+
+        ``alone_s`` is the time of the kernel alone.
+        """
+        for _ in range(self._neighbour.chances):
+            seconds = float(self.run(way).seconds()[-1])
+            overlap_share = self._readers[way][-1]().overlap_share
+            if overlap_share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
+                return
+        raise UserError(
+            f"beside {way} a kernel took {format_seconds(seconds)}, alone "
+            f"{format_seconds(alone_s)}, and both ran at the same time for "
+            f"{overlap_share:.0%} of it: something has them take turns"
+        )
+
+    def columns(self, way: Any, n_samples: int) -> dict[str, Any]:
+        """Return the columns of table ``contention`` of a way, with a value for each of the last passages.
+
+        Passages before those of the samples belong to the check and to the warm-up.
+        """
+        traffics = [read() for read in self._readers[way][-n_samples:]]
+        columns = {
+            **self._neighbour.labels,
+            "bytes_per_s": [traffic.bytes_per_s for traffic in traffics],
+            "overlap_share": [traffic.overlap_share for traffic in traffics],
+        }
+        if way:
+            columns |= self._neighbour.columns(way)
+        return columns
 
 
-# -- the copy engine, and others in streams of their own -----------------------------------------
+# -- the copy engine, and others in streams of their own -------------------------------
 
 # Nobody can stop operations that are in a queue, so they last a multiple of the computation's time, and at
 # least a while.
@@ -426,7 +446,7 @@ class CopyEngine(Queues):
                 target.copy_(source, non_blocking=True)
 
 
-# -- cases -------------------------------------------------------------------------------------
+# -- cases -----------------------------------------------------------------------------
 
 # In bytes/s. Unlimited; what an adapter of 100 Gbit/s carries, and one block can; only room, no bandwidth.
 RATES = (0.0, 10e9, 1e6)

@@ -63,7 +63,7 @@ class Recipe:
         return falling * min(1.0, (step + 1) / self.steps)
 
 
-# -- networks and data -------------------------------------------------------------------------
+# -- networks and data -----------------------------------------------------------------
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "vgg16_eighth": partial(registry.vgg16_eighth, _CLASSES),
@@ -113,7 +113,7 @@ def started(network: str, seed: int) -> nn.Module:
         return make()
 
 
-# -- training ----------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------
 
 
 class _Training:
@@ -322,7 +322,7 @@ def train(
         return training.run(what, evaluated_on, labels)
 
 
-# -- sparsified --------------------------------------------------------------------------------
+# -- sparsified ------------------------------------------------------------------------
 
 METHODS = {"topk": "single", "lags": "none", "omgs": "omgs", "exact": "exact"}
 """Sparsified methods, and the planner of each (omgs Tab I; exact is this project's)."""

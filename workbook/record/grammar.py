@@ -301,12 +301,10 @@ def read(name: str | Path) -> Suite:
 def _parsed(file: Path) -> dict[str, Any]:
     """Return the mapping that a file holds. Raises UserError if it holds no mapping with points."""
     content = files.read_text(file)
-    if file.suffix == ".json":
-        language, parse = "JSON", files.parse_json
-    else:
-        language, parse = "YAML", files.parse_yaml
+    language = "JSON" if file.suffix == ".json" else "YAML"
+    parsers = {"JSON": files.parse_json, "YAML": files.parse_yaml}
     try:
-        given = parse(content)
+        given = parsers[language](content)
     except ImportError:
         advice = "install it, or write the file as JSON (.json)"
         raise UserError(f"{file}: reading YAML needs PyYAML: {advice}") from None

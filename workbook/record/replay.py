@@ -372,7 +372,7 @@ def replay(
         return read_replayed(directory, [planned.case for planned in cases])
 
 
-# -- in each rank ------------------------------------------------------------------------------
+# -- in each rank ----------------------------------------------------------------------
 
 
 @job(ReplaySettings)
@@ -538,7 +538,7 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
     return clock_s - start_s, sending
 
 
-# -- what comes back -----------------------------------------------------------------------------
+# -- what comes back -------------------------------------------------------------------
 
 
 def make_timeline(script: Script, ranks_s: Floats) -> Timeline:
@@ -611,7 +611,7 @@ def _span(
     }
 
 
-# -- the file ----------------------------------------------------------------------------------
+# -- the file --------------------------------------------------------------------------
 
 
 def append_iteration(

@@ -274,7 +274,7 @@ def read_message(record: torch.Tensor) -> tuple[float, int]:
     return message_s, int(chunks.sum())
 
 
-# -- CUDA compiled while the program runs --------------------------------------------------------
+# -- CUDA compiled while the program runs ----------------------------------------------
 # The way of torch itself insists on a toolkit, and has no clusters.
 
 # CUfunction_attribute
