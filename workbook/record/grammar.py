@@ -397,10 +397,11 @@ def points(
     from workbook.record.campaigns import campaign, labs_of
 
     suite = read(name)
+    torch_device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or suite.device or torch_device
     if networks and part != "layers":
         raise UserError(f"networks can be chosen for layers only, not for {part}")
-    device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and torch_device != "cuda":
         raise UserError(
             f"torch {torch.__version__} sees no GPU: install a CUDA build that fits the "
             "driver, or use --suite cpu"
@@ -415,15 +416,22 @@ def points(
         )
     if grids:
         listed += campaign(labs_of(grids, out, str(suite.file), device), predict)
-    # Points of drift are measured before and after all others, and name their moment last.
-    body = {}
-    drifts = {}
+    return _ordered(listed)
+
+
+def _ordered(listed: Sequence[Point]) -> PointList:
+    """Return the points in the order of a session, with those of drift first and last.
+
+    A point of drift names its moment, "start" or "end", at the end of its name. A point that is listed
+    twice is measured once.
+    """
+    body: dict[object, Point] = {}
+    drifts: dict[str, list[Point]] = {}
     for point in listed:
         if point.what == "drift":
             moment = point.name.rpartition("-")[2]
             drifts[moment] = [point]
         else:
-            # A point that is listed twice is measured once.
             body[point.key] = point
     return PointList([*body.values()], drifts.get("start", []), drifts.get("end", []))
 
