@@ -643,8 +643,9 @@ class LabPoints:
     def _replay(self) -> Tables:
         """Replay the missing iterations and save them. No table is returned, as all are saved here."""
         # Raises before a case that was not predicted is replayed in vain.
-        predicted = self._predicted_by()
+        predictions_hash = self._predicted_by()
         missing = self._missing()
+        # The distinct cases, in their order.
         cases = list(dict(missing))
         rounds = 1 + max(repeat for _, repeat in missing)
         # `replay` plays all rounds of all cases, except for iterations that are done.
@@ -665,7 +666,8 @@ class LabPoints:
             )
         self._save_new("timeline", _recorded_ranks(played.timeline, cases))
         # The runs are saved last, because an iteration counts as measured once its run is in the table.
-        self._save_new("runs", played.runs.assign(predicted=predicted))
+        runs = played.runs.assign(predicted=predictions_hash)
+        self._save_new("runs", runs)
         shutil.rmtree(self.unsaved)
         return {}
 
@@ -684,6 +686,7 @@ class LabPoints:
     # -- predictions -------------------------------------------------------------------
 
     def _predicted_by(self) -> str:
+        """Return the first digits of the hash of the table that predicted all cases, as `predicted_by`."""
         cases = [planned.case for planned in self.planned()]
         return predicted_by(self.path("predicted", "cases"), cases)
 

@@ -20,9 +20,16 @@ from ddlkit.store.files import scratch
 from workbook.pytorch.equations import GPUS, parts
 
 COLUMNS = ["estimator", "quantity", "what", "device", "ranks", "bytes", "estimate"]
+"""The columns of table ``estimators``.
+
+``estimator`` is the cost model and ``quantity`` is what it estimates: seconds, bytes/s or bytes, for example.
+``what`` is a collective, a link or a case.
+"""
 Row = tuple[str, str, str, str, int, int, float]
+"""A row of the table, whose values are in the order of `COLUMNS`."""
 RANKS = (2, 4, 8, 16, 32, 64)
 SIZES = (*(KIB << power for power in range(21)), 4 * MIB - 4, 100 * MIB)
+"""The sizes of messages in bytes: powers of two, one just below 4 MiB, and 100 MiB."""
 SEEN = {size * MIB: (50e-6 + size * MIB / 10e9,) for size in (1, 8, 25)}
 """The samples of a made-up profile, in seconds by bytes: 50 us, then 10 GB/s."""
 NAMES = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB")
