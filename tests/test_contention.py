@@ -18,7 +18,7 @@ from ddlkit.jobs.clock import Budget
 from ddlkit.measure.parts import Here
 from ddlkit.measure.session import Partial, Unavailable, all_or_partial
 from workbook.record import contention, standin
-from workbook.record.contention import COPIES, CopyEngine, flow
+from workbook.record.contention import COPIES, CopyEngine, traffic_of_marks
 from workbook.record.kinds import kernels_beside_messages
 from workbook.record.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 
@@ -69,7 +69,7 @@ def test_kernels_alone_and_beside_are_timed_in_turn_as_far_as_both_run_together(
 
     def rows(neighbour: Played, budget: Budget) -> dict[int, int]:
         how = (True, torch.device("cpu"), neighbour, THREE, budget)
-        table = all_or_partial("contention", contention.in_turn("relu", *how))
+        table = all_or_partial("contention", contention.measure_in_turn("relu", *how))
         assert set(table.loc[table["blocks"] > 0, "overlap_share"]) == {1.0}
         return table.groupby("blocks").size().to_dict()
 
@@ -115,7 +115,7 @@ def test_bytes_flow_evenly_while_a_copy_lasts(
         lines
     ).ravel()  # the first of each stream, the second of each, ...
     line = np.concatenate([[0.0], in_order, [opened_s, opened_s + takes_s]])
-    traffic = flow(line, len(copies), MIB)
+    traffic = traffic_of_marks(line, len(copies), MIB)
     ticks = np.linspace(opened_s, opened_s + takes_s, 20_001)
     rates = [
         np.where((ticks >= a) & (ticks < b), 1 / (b - a), 0.0)

@@ -50,7 +50,7 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     try:
         import torch
 
-        from ddlkit.jobs.clock import Budget, synchronizer
+        from ddlkit.jobs.clock import Budget
         from ddlkit.jobs.launch import Loopback, launch
         from ddlkit.measure.collectives import CollectivesSettings, collectives_job
         from ddlkit.measure.layers import layer_tables
@@ -61,21 +61,30 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     budget = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=1.0)
     settings = CollectivesSettings(["all_reduce"], SIZES, budget)
     try:
-        with redirect_stderr(StringIO()):  # lines of progress
+        # Lines of progress are no part of the notebook.
+        with redirect_stderr(StringIO()):
             tables = dict(layer_tables(network, batch, device, "fp32", budget, None))
             messages = launch(collectives_job, settings, ranks=2, place=Loopback())
     except UserError as error:
         return str(error)
-    products = []
+    tables["peaks"] = _products(device, clock)
+    tables["collectives"] = messages["collectives"]
+    for schema, table in tables.items():
+        store.save_table(
+            table, directory, f"{schema}-brief", schema=schema, command=sys.argv
+        )
+    return ""
+
+
+def _products(device: str, clock: Clock) -> pd.DataFrame:
+    """Return table ``peaks`` with one product of square matrices of each of the device's `SIDES`."""
+    import torch
+
+    from ddlkit.jobs.clock import synchronizer
+
+    rows = []
     for side in SIDES[device]:
         left, right = torch.rand(2, side, side, device=device)
         seconds = clock(partial(torch.mm, left, right), synchronizer(device))
-        products.append({"kernel": "product", "side": side, "seconds": seconds})
-    labels = {"device": device, "precision": "fp32", "sample": 0}
-    tables["peaks"] = pd.DataFrame(products).assign(**labels)
-    tables["collectives"] = messages["collectives"]
-    for kind, table in tables.items():
-        store.save_table(
-            table, directory, f"{kind}-brief", schema=kind, command=sys.argv
-        )
-    return ""
+        rows.append({"kernel": "product", "side": side, "seconds": seconds})
+    return pd.DataFrame(rows).assign(device=device, precision="fp32", sample=0)

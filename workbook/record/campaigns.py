@@ -1,7 +1,8 @@
-"""Campaigns: cases replayed in labs, each lab calibrated before and after, and predicted before that.
+"""Campaigns: cases that are replayed in labs, and can be predicted before that.
 
-Iterations are appended to a hidden directory: a kill loses the one in flight, and the next session goes on.
-A lab's come into its tables when all are there.
+Each lab is calibrated before and after its replays. The iterations of a replay are appended to a file in a
+hidden directory, so that a kill loses only the iteration in flight and the next session goes on. They enter
+the tables of the lab when all of them are complete.
 """
 
 from __future__ import annotations
@@ -58,28 +59,58 @@ from workbook.record.selection import measure_selection
 from workbook.validate import rivals
 
 CAMPAIGN = "campaign"
-MOST_ITERATIONS = 20_000  # each takes seconds: more are a slip in a grid
-BEFORE, AFTER = 0, 1
-MOMENTS = ("before", "after")  # the replays: sessions of a lab's calibration
+MOST_ITERATIONS = 20_000
+"""The most iterations of a grid. Each takes seconds, so that a larger number is a slip in the file."""
+BEFORE = 0
+"""The number of the calibration session before a lab's replays."""
+AFTER = 1
+"""The number of the calibration session after a lab's replays."""
+MOMENTS = ("before", "after")
+"""The names of the calibration sessions, by their numbers."""
 PARTIAL = ".partial"
-DIGITS = 12  # of the predictions' hash, in the runs that they predicted
-AROUND_S = 0.1  # of an iteration, in which recordings are exchanged
-SAMPLE_S = 0.25  # that the messages of a sample take together, on a link with a delay
-LAUNCH_S = 3.0  # a lab up, ranks met, and down again
-ALPHA_S = 6e-5  # of a message, per worker squared, until a lab has been calibrated
+"""The name of the hidden directory of iterations that are not in a table yet."""
+DIGITS = 12
+"""How many digits of the predictions' hash stand in the runs that they predicted."""
+AROUND_S = 0.1
+"""The seconds around an iteration in which the ranks exchange what they recorded."""
+SAMPLE_S = 0.25
+"""The seconds that all messages of a calibration's sample take, on a link with a delay."""
+LAUNCH_S = 3.0
+"""The seconds in which a lab is set up, its ranks meet, and the lab is taken down again."""
+ALPHA_S = 6e-5
+"""A guessed start-up in seconds per worker squared, until a lab has been calibrated."""
 SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
 SELECTION_BUDGET = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.5)
-# Powers of two KiB at which labs are calibrated, up to the largest message; seconds for each; how long
-# networks are measured that were not yet. Dense: doubling sizes where messages are cut into segments.
+
+
+class Extent(NamedTuple):
+    """How thoroughly a campaign measures.
+
+    Attributes
+    ----------
+    powers : sequence of int
+        Labs are calibrated at 2 to these powers KiB, up to the largest message.
+    max_s : float
+        The most seconds that are spent on each size.
+    profile_budget : Budget
+        How long a network without a profile is measured.
+    """
+
+    powers: Sequence[int]
+    max_s: float
+    profile_budget: Budget
+
+
 EXTENTS = {
-    "quick": (range(0, 20, 2), 0.15, Budget(1, 3, 20, 2.0)),
-    "dense": ((0, 2, 4, 6, 8, 10, 11, 12, 14), 0.3, Budget(2, 10, 60, 10.0)),
-    "full": (range(20), 1.0, Budget(2, 10, 60, 20.0)),
+    "quick": Extent(range(0, 20, 2), 0.15, Budget(1, 3, 20, 2.0)),
+    # The sizes from 1 MiB to 4 MiB double, because messages of these sizes are cut into segments.
+    "dense": Extent((0, 2, 4, 6, 8, 10, 11, 12, 14), 0.3, Budget(2, 10, 60, 10.0)),
+    "full": Extent(range(20), 1.0, Budget(2, 10, 60, 20.0)),
 }
 
 
 class Request(NamedTuple):
-    """A case whose lab has not been calibrated yet, so that its plan and its dilation are open."""
+    """A case whose lab has not been calibrated yet, so that its plan and its dilation are unknown."""
 
     network: str
     batch: int
@@ -89,21 +120,49 @@ class Request(NamedTuple):
 
     @property
     def sparse(self) -> bool:
-        """Return whether its case will be sparse, as `Case.sparse`."""
+        """Return whether the case will be sparse, as `Case.sparse` does."""
         return self.density < 1
 
     @property
     def collective(self) -> str:
-        """Return what its gradients are sent by."""
+        """Return the name of the collective that sends the gradients."""
         return of_gradients(sparse=self.sparse)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Cases of a campaign: the product of its lists. Raises UserError for what cannot be.
+    """The cases of a campaign, which are the product of all lists of this grid.
 
-    rates to losses : of labs; only emulated links have delays and losses; rounds : repeats of each case
-    name : tables lie in campaign-NAME below the session's directory, without one in that itself
+    Attributes
+    ----------
+    networks : sequence of (str, int)
+        Names of networks, each with the samples of its batch.
+    workers : sequence of int
+        Numbers of workers of a lab.
+    rates : sequence of float
+        Rates of a lab's links in bit/s.
+    plans : sequence of str
+        Names of plans.
+    engines : sequence of str
+        How a lab makes its links, of `ENGINES`.
+    delays, losses : sequence of float
+        Delays in seconds and shares of lost packets. Only emulated links have them.
+    density : sequence of float
+        Shares of the gradients that are sent.
+    stragglers : sequence of float
+        Factors by which the last worker computes more slowly.
+    rounds : int
+        How often each case is repeated.
+    calibration : str
+        How thoroughly labs are calibrated, of `EXTENTS`.
+    name : str
+        The tables lie in the folder campaign-NAME of the session's directory. Without a name they lie in the
+        directory itself.
+
+    Raises
+    ------
+    UserError
+        For an unknown network, a lab that cannot exist, and too many iterations.
     """
 
     networks: Sequence[tuple[str, int]]
@@ -124,66 +183,90 @@ class Grid:
         lists = [
             value for value in vars(self).values() if isinstance(value, (list, tuple))
         ]
-        cases = math.prod(map(len, lists))
-        if cases * self.rounds > MOST_ITERATIONS:
-            asked = (
-                f"{cases} cases, the product of its lists, of {self.rounds} rounds each"
-            )
+        n_cases = math.prod(map(len, lists))
+        if n_cases * self.rounds > MOST_ITERATIONS:
             raise UserError(
-                f"{asked}: at most {MOST_ITERATIONS} iterations: shorten a list"
+                f"{n_cases} cases, the product of its lists, of {self.rounds} rounds "
+                f"each: at most {MOST_ITERATIONS} iterations: shorten a list"
             )
         for name, _ in self.networks:
             known_networks.find(name)
-        list(self.shapes())  # each can be
+        # `shapes` raises for a lab that cannot exist.
+        list(self.shapes())
 
     def shapes(self) -> Iterator[LabShape]:
-        """Yield its labs. Raises UserError for one that cannot be."""
-        emulated = (self.delays, self.losses)
-        every: list[Any] = list(
-            itertools.starmap(Conditions, itertools.product(*emulated))
-        )
-        if ENGINES[0] in self.engines and every != [Conditions()]:
+        """Yield the shapes of all labs. Raises UserError for a lab that cannot exist."""
+        emulated_links = [
+            Conditions(delay_s, loss)
+            for delay_s, loss in itertools.product(self.delays, self.losses)
+        ]
+        if ENGINES[0] in self.engines and emulated_links != [Conditions()]:
             raise UserError(
                 "delays and the like: only links of engines: emulated have these"
             )
-        for workers, rate, engine in itertools.product(
-            self.workers, self.rates, self.engines
-        ):
+        labs = itertools.product(self.workers, self.rates, self.engines)
+        for workers, rate_bits_per_s, engine in labs:
             if workers < 2:
                 raise UserError(
                     "workers: one worker alone sends nothing: use at least 2"
                 )
-            for conditions in every if engine != ENGINES[0] else [None]:
-                yield LabShape(workers, rate, conditions)
+            if engine == ENGINES[0]:
+                yield LabShape(workers, rate_bits_per_s, None)
+                continue
+            for conditions in emulated_links:
+                yield LabShape(workers, rate_bits_per_s, conditions)
+
+    def requests(self) -> Iterator[Request]:
+        """Yield the requests that this grid makes of each of its labs."""
+        lists: Any = (self.networks, self.plans, self.density, self.stragglers)
+        for network_and_batch, plan, density, straggler in itertools.product(*lists):
+            network, batch = network_and_batch
+            yield Request(network, batch, plan, density, straggler)
 
 
 def labs_of(
     grids: Sequence[Grid], out: Path, file: str, device: str
 ) -> list[LabPoints]:
-    """Return a campaign's labs, each with all that its grids ask. Raises UserError where they disagree."""
+    """Return the labs of a campaign, each with the requests of all grids.
+
+    Parameters
+    ----------
+    grids : sequence of Grid
+        The grids of the campaign.
+    out : Path
+        The directory of the session.
+    file : str
+        The file of the campaign, as an error names it.
+    device : str
+        The device on which networks are measured, "cpu" or "cuda".
+
+    Raises
+    ------
+    UserError
+        If the grids have different calibrations or names.
+    """
     if len({(grid.calibration, grid.name) for grid in grids}) > 1:
         raise UserError(f"{file}: calibration, name: must be the same in all its grids")
     labs: dict[LabShape, dict[Request, int]] = {}
     for grid in grids:
-        lists: Any = (
-            grid.shapes(),
-            grid.networks,
-            grid.plans,
-            grid.density,
-            grid.stragglers,
-        )
-        for shape, network, *rest in itertools.product(*lists):
-            rounds, request = labs.setdefault(shape, {}), Request(*network, *rest)
+        for shape, request in itertools.product(grid.shapes(), grid.requests()):
+            rounds = labs.setdefault(shape, {})
+            # A request of two grids is repeated as often as either of them asks.
             rounds[request] = max(grid.rounds, rounds.get(request, 0))
+    extent = grids[0].calibration
     folder = f"{CAMPAIGN}-{grids[0].name}" if grids[0].name else ""
     return [
-        LabPoints(*lab, grids[0].calibration, out, folder, device)
-        for lab in labs.items()
+        LabPoints(shape, rounds, extent, out, folder, device)
+        for shape, rounds in labs.items()
     ]
 
 
 def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
-    """Yield all points, lab by lab; to predict, no replays, and yet sessions of a lab far apart."""
+    """Yield all points of a campaign, lab by lab.
+
+    To predict, no case is replayed. The second calibration of a lab then follows the first one of all
+    labs, so that the two sessions of a lab lie far apart in time.
+    """
     for lab in labs:
         yield from lab.inputs()
         yield from lab.calibrations(BEFORE)
@@ -193,12 +276,13 @@ def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
     if predict:
         for lab in labs:
             yield from lab.calibrations(AFTER)
-        measure, estimate_s = partial(predicted_cases, labs), 1.0 * len(labs)
+        measure = partial(predicted_cases, labs)
+        estimate_s = 1.0 * len(labs)
         yield Point("predicted", "cases", measure, estimate_s, folder=labs[0].folder)
 
 
 def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
-    """Return what models say of every case, before the first of them is replayed. Raises UserError after."""
+    """Return table ``predicted`` of all cases. Raises UserError once any of them has been replayed."""
     for lab in labs:
         if lab.saved("runs") or lab.unsaved.exists():
             raise UserError(
@@ -207,57 +291,98 @@ def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
     return pd.concat([lab.predicted() for lab in labs], ignore_index=True)
 
 
-def said(
+def prediction_rows(
     case: Case, ours: Forecast, times: Mapping[str, tuple[float, float]]
 ) -> pd.DataFrame:
-    """Return rows of a table ``predicted``, of one case: iteration and exposed by each model."""
-    cells = [(model, "iteration", seconds) for model, (seconds, _) in times.items()]
-    cells += [(model, "exposed", seconds) for model, (_, seconds) in times.items()]
-    ends = zip(("lower", "upper"), ours.paired_s or (), strict=False)
-    cells += [(rivals.OURS, end, seconds) for end, seconds in ends]
-    frame = pd.DataFrame(cells, columns=["model", "quantity", "seconds"]).dropna()
-    return frame.assign(case=case.key, cost="", drift="")
+    """Return the rows of table ``predicted`` of one case.
+
+    Parameters
+    ----------
+    case : Case
+        The case.
+    ours : Forecast
+        This project's forecast, whose interval of the iteration becomes the rows "lower" and "upper".
+    times : mapping
+        Seconds of the iteration and of exposed communication, by model.
+    """
+    rows = [
+        (model, "iteration", iteration_s) for model, (iteration_s, _) in times.items()
+    ]
+    rows += [(model, "exposed", exposed_s) for model, (_, exposed_s) in times.items()]
+    if ours.paired_s:
+        lower_s, upper_s = ours.paired_s
+        rows.append((rivals.OURS, "lower", lower_s))
+        rows.append((rivals.OURS, "upper", upper_s))
+    # A model that does not predict a quantity gives NaN, and has no row.
+    table = pd.DataFrame(rows, columns=["model", "quantity", "seconds"]).dropna()
+    return table.assign(case=case.key, cost="", drift="")
 
 
 def predicted_by(path: Path, cases: Iterable[Case]) -> str:
-    """Return how the hash begins of the table that predicted all cases; "" without. Raises UserError."""
+    """Return the first `DIGITS` digits of the hash of the table that predicted all cases.
+
+    The result is empty if there is no such table. Raises UserError if the table lacks a case.
+    """
     if not store.has_table(path):
         return ""
-    there = set(store.load_table(path)["case"])
+    predicted_keys = set(store.load_table(path)["case"])
     for case in cases:
-        if case.key not in there:
-            lacks = (
-                f"case {case.key}, {case.network} under {case.plan} over {case.link}"
+        if case.key not in predicted_keys:
+            raise UserError(
+                f"{path}: says nothing of case {case.key}, {case.network} under "
+                f"{case.plan} over {case.link}: name another file, and predict before "
+                "its runs"
             )
-            advice = "name another file, and predict before its runs"
-            raise UserError(f"{path}: says nothing of {lacks}: {advice}")
     return str(store.load_stamp(path)["sha256"])[:DIGITS]
 
 
 def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
-    """Return the wire at its rate, and a start-up that grows with the workers."""
-    beta = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
+    """Return a cost of messages for a lab that has not been calibrated.
+
+    Bytes travel at the rate of the link. The start-up grows with the square of the workers, and with the
+    delay of the link.
+    """
+    s_per_byte = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
     alpha_s = ALPHA_S * shape.workers**2 + 4 * shape.workers * one_way_delay_s(
         shape.link
     )
     return AlphaBeta(
-        alpha_s, beta, collective=collective, workers=shape.workers, algorithm="ring"
+        alpha_s,
+        s_per_byte,
+        collective=collective,
+        workers=shape.workers,
+        algorithm="ring",
     )
 
 
 @functools.cache
 def gradient_bytes(network: str) -> int:
-    """Return bytes of all of a network's gradients."""
-    with torch.device("meta"):  # sizes alone: weights would take seconds to draw
-        elements = (
-            tensor.numel() for tensor in known_networks.build(network).parameters()
-        )
-        return ELEMENT_BYTES * sum(elements)
+    """Return the bytes of all gradients of a network."""
+    # Only sizes are needed. On the meta device no weights are drawn, which would take seconds.
+    with torch.device("meta"):
+        parameters = known_networks.build(network).parameters()
+        return ELEMENT_BYTES * sum(tensor.numel() for tensor in parameters)
 
 
 @dataclass(frozen=True)
 class LabPoints:
-    """One lab of a campaign, and what is asked of it, in the file's order, each with its rounds."""
+    """One lab of a campaign with its points.
+
+    Attributes
+    ----------
+    shape : LabShape
+        The lab.
+    asked : mapping of Request to int
+        How many rounds of each request are asked for, in the order of the file.
+    extent : str
+        How thoroughly is measured, of `EXTENTS`.
+    out : Path
+        The directory of the session.
+    folder : str
+        The folder of the campaign's tables within ``out``.
+    device : str
+        The device on which networks are measured, "cpu" or "cuda".
+    """
 
     shape: LabShape
     asked: Mapping[Request, int]
@@ -266,76 +391,106 @@ class LabPoints:
     folder: str
     device: str
 
+    # -- tables ------------------------------------------------------------------------
+
     def path(self, schema: str, name: str = "") -> Path:
-        """Return where a table of the campaign lies; by default, the lab's own."""
+        """Return the path of a table of the campaign, which by default is the lab's own."""
         return table_path(self.out / self.folder, schema, name or self.shape.name)
 
     def rows(self, schema: str, name: str = "") -> pd.DataFrame:
-        """Return the rows of a table, none where it is not there yet."""
+        """Return the rows of a table, or no rows if the table does not exist yet."""
         path = self.path(schema, name)
         if not store.has_table(path):
             return pd.DataFrame(columns=["session", "case", "repeat"])
         return store.load_table(path)
 
+    def calibration_rows(self, collective: str) -> pd.DataFrame:
+        """Return the rows of table ``collectives`` of one collective in this lab."""
+        return self.rows("collectives", f"{self.shape.name}-{collective}")
+
+    def saved(self, schema: str) -> set[tuple[str, int]]:
+        """Return the pairs (key of the case, repeat) that a table of the lab holds."""
+        rows = self.rows(schema)
+        return set(zip(rows["case"], rows["repeat"], strict=True))
+
+    @property
+    def unsaved(self) -> Path:
+        """Return the directory in which a replay collects iterations until its tables are written."""
+        return self.out / self.folder / PARTIAL / self.shape.name
+
+    @property
+    def collectives(self) -> list[str]:
+        """Return the distinct collectives of the requests, in the order of the file."""
+        return list(dict.fromkeys(request.collective for request in self.asked))
+
+    # -- profiles and selection --------------------------------------------------------
+
     def inputs(self) -> Iterator[Point]:
-        """Yield what must be measured before its cases are known: profiles, and times of selection."""
-        budget, tables = EXTENTS[self.extent][2], ["layers", "samples"]
-        for name, batch in dict.fromkeys(
-            (asked.network, asked.batch) for asked in self.asked
-        ):
-            how = (name, batch, self.device, "fp32", budget, machine.cores())
-            measure, estimate_s = partial(layer_tables, *how), 2 + budget.max_s
-            yield Point(
-                "layers",
-                f"{name}-b{batch}-r1",
-                measure,
-                estimate_s,
-                tables,
-                self.folder,
-            )
-        for density in sorted({asked.density for asked in self.asked if asked.sparse}):
-            select = partial(
-                measure_selection, densities=[density], budget=SELECTION_BUDGET
-            )
-            frames = map(partial(select, "cpu"), SELECTION_SIZES)
-            measure = partial(all_or_partial, "selection", frames)
-            yield Point(
-                "selection", f"rho{density:g}", measure, 30.0, folder=self.folder
-            )
+        """Yield points for what must be known before a case is planned: profiles and selection times."""
+        networks = [(request.network, request.batch) for request in self.asked]
+        for name, batch in dict.fromkeys(networks):
+            yield self._profile_point(name, batch)
+        densities = {request.density for request in self.asked if request.sparse}
+        for density in sorted(densities):
+            yield self._selection_point(density)
+
+    def _profile_point(self, network: str, batch: int) -> Point:
+        """Return the point that measures the layers of a network on one rank."""
+        budget = EXTENTS[self.extent].profile_budget
+        measure = partial(
+            layer_tables, network, batch, self.device, "fp32", budget, machine.cores()
+        )
+        return Point(
+            "layers",
+            f"{network}-b{batch}-r1",
+            measure,
+            2 + budget.max_s,
+            ["layers", "samples"],
+            self.folder,
+        )
+
+    def _selection_point(self, density: float) -> Point:
+        """Return the point that measures selecting at a density, on the processor."""
+        measure_size = partial(
+            measure_selection, "cpu", densities=[density], budget=SELECTION_BUDGET
+        )
+        # `map` is lazy. Each size is measured when `all_or_partial` asks for its rows.
+        frames = map(measure_size, SELECTION_SIZES)
+        return Point(
+            "selection",
+            f"rho{density:g}",
+            partial(all_or_partial, "selection", frames),
+            30.0,
+            folder=self.folder,
+        )
+
+    def selection_times(self, density: float) -> SelectionTimes:
+        """Return the seconds of selecting at a density, as recorded for the campaign."""
+        return store.read_selection_times(
+            self.path("selection", f"rho{density:g}"), density
+        )
+
+    # -- calibration -------------------------------------------------------------------
 
     def _largest_bytes(self, request: Request) -> int:
-        """Return bytes of a message that carries all of a network, as the calibration counts it."""
+        """Return the bytes of one message with all gradients, as a calibration counts them."""
         n_bytes = gradient_bytes(request.network)
         if not request.sparse:
             return n_bytes
+        # An all-gather is counted by what all ranks contribute together.
         elements = selected(n_bytes // ELEMENT_BYTES, request.density)
         return self.shape.workers * ELEMENT_BYTES * elements
 
     def calibrations(self, session: int) -> Iterator[Point]:
-        """Yield one session of the lab's calibration, collective by collective; both add to one table."""
-        powers, max_s, _ = EXTENTS[self.extent]
-        budget = Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=max_s)
-        for collective in dict.fromkeys(request.collective for request in self.asked):
-            cases = [
-                request for request in self.asked if request.collective == collective
-            ]
-            largest = max(map(self._largest_bytes, cases))
-            sizes = [
-                *(KIB << power for power in powers if KIB << power < largest),
-                largest,
-            ]
-            cost, each = guessed_cost(self.shape, collective), MESSAGES_PER_SAMPLE
-            if one_way_delay_s(
-                self.shape.link
-            ):  # else a link saves as many up as a replay posts at once
-                each = int(np.clip(SAMPLE_S / float(cost(1)), 1, MESSAGES_PER_SAMPLE))
-            samples_s = [messages_at(size, each) * float(cost(size)) for size in sizes]
-            estimate_s = LAUNCH_S + sum(
-                max(3 * seconds, max_s) for seconds in samples_s
-            )
-            settings = CollectivesSettings(
-                [collective], sizes, budget, each, vitals.TRIES
-            )
+        """Yield a point for each collective of one calibration session, `BEFORE` or `AFTER`.
+
+        Both sessions add to the same tables.
+        """
+        for collective in self.collectives:
+            cost = guessed_cost(self.shape, collective)
+            sizes = self._calibration_sizes(collective)
+            settings = self._calibration_settings(collective, sizes, cost)
+            estimate_s = self._calibration_estimate_s(settings, cost)
             yield Point(
                 "collectives",
                 f"{self.shape.name}-{collective}",
@@ -346,33 +501,70 @@ class LabPoints:
                 left=partial(self._uncalibrated, session, settings),
             )
 
+    def _calibration_sizes(self, collective: str) -> list[int]:
+        """Return the message sizes in bytes, up to one message with all gradients of a network."""
+        largest = max(
+            self._largest_bytes(request)
+            for request in self.asked
+            if request.collective == collective
+        )
+        sizes = [KIB << power for power in EXTENTS[self.extent].powers]
+        return [*(size for size in sizes if size < largest), largest]
+
+    def _calibration_settings(
+        self, collective: str, sizes: Sequence[int], cost: MessageCost
+    ) -> CollectivesSettings:
+        """Return the settings of a calibration, whose messages are expected to have a given cost."""
+        messages = MESSAGES_PER_SAMPLE
+        # On a link without a delay, a sample has as many messages as a replay posts at once. With a delay
+        # they could take minutes.
+        if one_way_delay_s(self.shape.link):
+            messages = int(np.clip(SAMPLE_S / float(cost(1)), 1, MESSAGES_PER_SAMPLE))
+        budget = Budget(
+            warmup=1,
+            min_repeats=2,
+            max_repeats=30,
+            max_s=EXTENTS[self.extent].max_s,
+        )
+        return CollectivesSettings([collective], sizes, budget, messages, vitals.TRIES)
+
+    def _calibration_estimate_s(
+        self, settings: CollectivesSettings, cost: MessageCost
+    ) -> float:
+        """Return the seconds that a calibration is expected to take."""
+        samples_s = [
+            messages_at(size, settings.messages_per_sample) * float(cost(size))
+            for size in settings.sizes
+        ]
+        # The warm-up and two repeats are measured even where these exceed the budget.
+        max_s = EXTENTS[self.extent].max_s
+        return LAUNCH_S + sum(max(3 * sample_s, max_s) for sample_s in samples_s)
+
     def _uncalibrated(
         self, session: int, settings: CollectivesSettings
     ) -> Sequence[int]:
-        """Return the sizes that a session's rows lack."""
+        """Return the sizes in bytes that a session has not measured yet."""
         (collective,) = settings.collectives
-        rows = self.rows("collectives", f"{self.shape.name}-{collective}")
+        rows = self.calibration_rows(collective)
         rows = rows[rows["session"] == session]
         return missing_sizes(rows, collective, settings.sizes, self.shape.workers)
 
     def _calibrate(
         self, session: int, settings: CollectivesSettings, estimate_s: float
     ) -> pd.DataFrame:
+        """Return the rows of table ``collectives`` that a session has not measured yet."""
         settings = replace(settings, sizes=self._uncalibrated(session, settings))
+        timeout_s = 120 + 3 * vitals.TRIES * estimate_s
         with Lab(self.shape) as lab:
-            rows = calibrate(lab, settings, 120 + 3 * vitals.TRIES * estimate_s)
+            rows = calibrate(lab, settings, timeout_s)
         return rows.assign(session=session)
 
-    def selection_times(self, density: float) -> SelectionTimes:
-        """Return seconds to select, as recorded for the campaign."""
-        return store.read_selection_times(
-            self.path("selection", f"rho{density:g}"), density
-        )
+    # -- cases -------------------------------------------------------------------------
 
     def _plan(self, request: Request) -> PlannedCase:
-        """Return the case by its profile, and by the calibration before the replays alone."""
+        """Return the planned case of a request, by its profile and the calibration before the replays."""
         profile = self.path("layers", f"{request.network}-b{request.batch}-r1")
-        rows = self.rows("collectives", f"{self.shape.name}-{request.collective}")
+        rows = self.calibration_rows(request.collective)
         # The session after the replays would change the plans of what is replayed already.
         cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
         selection_sha256 = ""
@@ -391,37 +583,37 @@ class LabPoints:
         )
 
     def planned(self) -> dict[PlannedCase, int]:
-        """Return distinct cases with their rounds: of plans that come out the same, the first."""
+        """Return the distinct cases with their rounds.
+
+        Of several plans of a request that have the same groups, only the first is a case.
+        """
         distinct: dict[object, tuple[PlannedCase, int]] = {}
         for request, rounds in self.asked.items():
             case = self._plan(request)
-            key = request._replace(plan=""), case.plan.ends
-            first, most = distinct.get(key, (case, 0))
-            distinct[key] = first, max(rounds, most)
+            key = (request._replace(plan=""), case.plan.ends)
+            first_case, most_rounds = distinct.get(key, (case, 0))
+            distinct[key] = (first_case, max(rounds, most_rounds))
         return dict(distinct.values())
 
+    # -- replays -----------------------------------------------------------------------
+
     def _missing(self) -> list[tuple[PlannedCase, int]]:
-        """Return (case, repeat) of what is not in the tables, round by round."""
-        planned, saved = self.planned(), self.saved("runs")
-        turns = itertools.product(range(max(planned.values())), planned.items())
-        return [
-            (case, turn)
-            for turn, (case, rounds) in turns
-            if turn < rounds and (case.case.key, turn) not in saved
-        ]
-
-    def saved(self, schema: str) -> set[tuple[str, int]]:
-        """Return (case's key, repeat) of the rows of a table."""
-        rows = self.rows(schema)
-        return set(zip(rows["case"], rows["repeat"], strict=True))
-
-    @property
-    def unsaved(self) -> Path:
-        """Return where a replay leaves what it has, until all of it is in the tables."""
-        return self.out / self.folder / PARTIAL / self.shape.name
+        """Return the pairs (case, repeat) that are not in the table of runs, round by round."""
+        planned = self.planned()
+        saved = self.saved("runs")
+        missing = []
+        for repeat in range(max(planned.values())):
+            for case, rounds in planned.items():
+                if repeat < rounds and (case.case.key, repeat) not in saved:
+                    missing.append((case, repeat))
+        return missing
 
     def _left(self) -> Sequence[object]:
-        """Return what is left to replay: at first all that is asked, even if plans come out the same."""
+        """Return one object for each iteration that is left to replay.
+
+        Before the first run, the cases cannot be planned. All requests then count, even if some of their
+        plans turn out to be the same.
+        """
         if self.saved("runs"):
             return self._missing()
         return [
@@ -429,79 +621,102 @@ class LabPoints:
         ]
 
     def replay_point(self) -> Point:
-        """Return the point of all its replays, which compute as long as one message of everything takes."""
-        left = len(self._left())
+        """Return the point that replays all cases of the lab.
+
+        Its estimate follows from the dilation of a replay: an iteration computes as long as one message
+        with all gradients takes.
+        """
+        n_left = len(self._left())
         largest = max(self.asked, key=self._largest_bytes)
-        message_s = guessed_cost(self.shape, largest.collective)(
-            self._largest_bytes(largest)
-        )
+        cost = guessed_cost(self.shape, largest.collective)
+        message_s = float(cost(self._largest_bytes(largest)))
+        launch_s = LAUNCH_S if n_left else 0.0
         return Point(
             "replay",
             self.shape.name,
             self._replay,
-            LAUNCH_S * bool(left) + left * (AROUND_S + 2 * float(message_s)),
+            launch_s + n_left * (AROUND_S + 2 * message_s),
             ["runs", "timeline"],
             self.folder,
-            note=f"at most {left} iterations of {len(self.asked)} cases",
+            note=f"at most {n_left} iterations of {len(self.asked)} cases",
             left=self._left,
         )
 
     def _replay(self) -> Tables:
-        """Replay what is missing, and save it: nothing is returned."""
-        predicted = (
-            self._predicted_by()
-        )  # a case that is not predicted shall not be played in vain
+        """Replay the missing iterations and save them. No table is returned, as all are saved here."""
+        # Raises before a case that was not predicted is replayed in vain.
+        predictions_hash = self._predicted_by()
         missing = self._missing()
-        wanted, rounds = list(dict(missing)), 1 + max(turn for _, turn in missing)
-        every = {(case.case.key, turn) for case in wanted for turn in range(rounds)}
-        done = every - {(case.case.key, turn) for case, turn in missing}
+        # The distinct cases, in their order.
+        cases = list(dict(missing))
+        rounds = 1 + max(repeat for _, repeat in missing)
+        # `replay` plays all rounds of all cases, except for iterations that are done.
+        missing_keys = {(case.case.key, repeat) for case, repeat in missing}
+        case_keys = [case.case.key for case in cases]
+        done = set(itertools.product(case_keys, range(rounds))) - missing_keys
         self.unsaved.mkdir(parents=True, exist_ok=True)
         with Lab(self.shape) as lab:
             played = replay(
                 lab,
                 self.shape.workers,
-                wanted,
+                cases,
                 rounds,
-                selection=lambda n, density: self.selection_times(density)(n, density),
+                selection=self._selection_s,
                 done=done,
                 tries=vitals.TRIES,
                 out=self.unsaved,
             )
-        stragglers = {
-            c.case.key: c.case.workers - 1 for c in wanted if c.case.straggler > 1
-        }
-        rank, slowest = played.timeline["rank"], played.timeline["case"].map(stragglers)
-        shown = played.timeline[(rank == 0) | (rank == slowest)]
-        # Runs come last: only what stands there counts as measured.
-        for schema, frame in (
-            ("timeline", shown),
-            ("runs", played.runs.assign(predicted=predicted)),
-        ):
-            saved = self.saved(schema)
-            new = [
-                pair not in saved
-                for pair in zip(frame["case"], frame["repeat"], strict=True)
-            ]
-            if any(new):
-                Origin().save(self.path(schema), frame[new], schema, append=True)
+        self._save_new("timeline", _recorded_ranks(played.timeline, cases))
+        # The runs are saved last, because an iteration counts as measured once its run is in the table.
+        runs = played.runs.assign(predicted=predictions_hash)
+        self._save_new("runs", runs)
         shutil.rmtree(self.unsaved)
         return {}
 
+    def _selection_s(self, elements: Any, density: float) -> Any:
+        """Return the recorded seconds of selecting from so many elements, in the elements' shape."""
+        return self.selection_times(density)(elements, density)
+
+    def _save_new(self, schema: str, rows: pd.DataFrame) -> None:
+        """Append those rows to a table of the lab whose iterations the table does not hold yet."""
+        saved = self.saved(schema)
+        iterations = zip(rows["case"], rows["repeat"], strict=True)
+        is_new = [iteration not in saved for iteration in iterations]
+        if any(is_new):
+            Origin().save(self.path(schema), rows[is_new], schema, append=True)
+
+    # -- predictions -------------------------------------------------------------------
+
     def _predicted_by(self) -> str:
+        """Return the first digits of the hash of the table that predicted all cases, as `predicted_by`."""
         cases = [planned.case for planned in self.planned()]
         return predicted_by(self.path("predicted", "cases"), cases)
 
     def predicted(self) -> pd.DataFrame:
-        """Return rows of a table ``predicted``: what each model says of each case of the lab."""
-        kinds = dict.fromkeys(request.collective for request in self.asked)
-        rows = [self.rows("collectives", f"{self.shape.name}-{kind}") for kind in kinds]
+        """Return the rows of table ``predicted`` of all cases of the lab, by each model."""
+        rows = [self.calibration_rows(collective) for collective in self.collectives]
         calibration = Calibration.of(pd.concat(rows), also=rivals.TRIAL_COSTS)
         frames = []
         for case, workload, _ in self.planned():
-            workloads, selecting = {case.profile_sha256: workload}, {}
+            workloads = {case.profile_sha256: workload}
+            selecting = {}
             if case.sparse:
                 selecting[case.selection_sha256] = self.selection_times(case.density)
             ours = forecast_case(case, workloads, calibration, selecting)
             times = rivals.predicted_times(ours, calibration.of_case(case).others)
-            frames.append(said(case, ours, times))
+            frames.append(prediction_rows(case, ours, times))
         return pd.concat(frames, ignore_index=True)
+
+
+def _recorded_ranks(
+    timeline: pd.DataFrame, cases: Iterable[PlannedCase]
+) -> pd.DataFrame:
+    """Return the spans of rank 0 and of the straggler, which is the last rank, if a case has one."""
+    straggler_ranks = {
+        planned.case.key: planned.case.workers - 1
+        for planned in cases
+        if planned.case.straggler > 1
+    }
+    is_first = timeline["rank"] == 0
+    is_straggler = timeline["rank"] == timeline["case"].map(straggler_ranks)
+    return timeline[is_first | is_straggler]

@@ -23,12 +23,22 @@ from ddlkit.measure.layers import compute_on
 from ddlkit.measure.session import Unavailable, all_or_partial
 from workbook.record.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 
-# -- kernels -----------------------------------------------------------------------------------
+# -- kernels ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What computes: its input's shape and type, and how to make the call for an input on a device."""
+    """A computation on an input.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The shape of the input.
+    dtype : torch.dtype
+        The type of the input.
+    build : callable
+        Takes an input on a device and returns the call that computes with it.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -36,38 +46,63 @@ class Kernel:
 
 
 def kernels(tiny: bool) -> dict[str, Kernel]:
-    """Return kernels by name: tiny ones, or the first five of sharing Tab 1, and two of today.
+    """Return kernels by name: the first five of sharing Tab 1, and two of today.
 
-    Our choice where the paper is silent: only the forward pass, in fp32 without TF32, which its GPUs did not
-    have; average pooling as in a ResNet's stem (3 x 3, stride 2, padding 1).
+    Where the paper is silent, the choice is ours. Only the forward pass runs. It runs in fp32 without TF32,
+    which the paper's GPUs did not have. Average pooling is that of a ResNet's stem (3 x 3, stride 2,
+    padding 1).
+
+    Parameters
+    ----------
+    tiny : bool
+        Whether the inputs are tiny, so that a test can run the kernels on a processor.
     """
-    fp32, bf16 = torch.float32, torch.bfloat16
-    images, side, product = (1, 32, 128) if tiny else (64, 224, 8192)
-    image, pixels, square = (images, 64, side, side), side**2, (product, product)
-    attention = (
-        (1, 2, 64, 16) if tiny else (4, 32, 4096, 128)
-    )  # sequences, heads, tokens, width
-    attend = partial(nn.functional.scaled_dot_product_attention, is_causal=True)
+    if tiny:
+        batch = 1
+        side = 32
+        product_side = 128
+        # Sequences, heads, tokens and width.
+        attention_shape = (1, 2, 64, 16)
+    else:
+        batch = 64
+        side = 224
+        product_side = 8192
+        attention_shape = (4, 32, 4096, 128)
+    images = (batch, 64, side, side)
+    pixels = side**2
+    square = (product_side, product_side)
 
-    def module(kind: Callable[..., nn.Module], *sizes: int, **options: Any) -> Any:
-        return lambda x: partial(kind(*sizes, **options).to(x.device), x)
+    def attention(x: torch.Tensor) -> Compute:
+        attend = nn.functional.scaled_dot_product_attention
+        return partial(attend, x, x.clone(), x.clone(), is_causal=True)
 
-    convolve = module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
+    def matrix_product(x: torch.Tensor) -> Compute:
+        return partial(torch.mm, x, x.clone())
+
+    fp32 = torch.float32
+    bf16 = torch.bfloat16
+    pool = _module(nn.AvgPool2d, 3, stride=2, padding=1)
+    convolve = _module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
     return {
-        "average_pooling": Kernel(
-            image, fp32, module(nn.AvgPool2d, 3, stride=2, padding=1)
-        ),
-        "batch_norm": Kernel(image, fp32, module(nn.BatchNorm2d, 64)),
-        "convolution": Kernel(image, fp32, convolve),
-        "linear": Kernel((images, 64, pixels), fp32, module(nn.Linear, pixels, 64)),
-        "relu": Kernel(image, fp32, module(nn.ReLU, inplace=True)),
-        "matrix_product": Kernel(
-            square, bf16, lambda x: partial(torch.mm, x, x.clone())
-        ),
-        "attention": Kernel(
-            attention, bf16, lambda x: partial(attend, x, x.clone(), x.clone())
-        ),
+        "average_pooling": Kernel(images, fp32, pool),
+        "batch_norm": Kernel(images, fp32, _module(nn.BatchNorm2d, 64)),
+        "convolution": Kernel(images, fp32, convolve),
+        "linear": Kernel((batch, 64, pixels), fp32, _module(nn.Linear, pixels, 64)),
+        "relu": Kernel(images, fp32, _module(nn.ReLU, inplace=True)),
+        "matrix_product": Kernel(square, bf16, matrix_product),
+        "attention": Kernel(attention_shape, bf16, attention),
     }
+
+
+def _module(
+    kind: Callable[..., nn.Module], *sizes: int, **options: Any
+) -> Callable[[torch.Tensor], Compute]:
+    """Return the ``build`` of a kernel that is a module of torch, made on the device of the input."""
+
+    def build(x: torch.Tensor) -> Compute:
+        return partial(kind(*sizes, **options).to(x.device), x)
+
+    return build
 
 
 _NONE: dict[str, Any] = {
@@ -78,28 +113,47 @@ _NONE: dict[str, Any] = {
     **dict.fromkeys(("shared_bytes", "cluster", "fifo_bytes"), 0),
     **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "overlap_share"), 0.0),
 }
+"""The columns of table ``contention`` for a kernel that runs alone."""
 
 
 def _rows(
     name: str, kernel: Kernel, columns: Mapping[str, Any], seconds: Floats
 ) -> pd.DataFrame:
-    """Return rows of one kernel in one company; ``columns`` : that are not as of a kernel alone."""
-    shape, dtype = (
-        "x".join(map(str, kernel.shape)),
-        str(kernel.dtype).removeprefix("torch."),
-    )
-    labels = {"kernel": name, "shape": shape, "dtype": dtype, "device": "cuda"}
+    """Return rows of table ``contention`` of one kernel and one neighbour.
+
+    Parameters
+    ----------
+    name : str
+        The name of the kernel.
+    kernel : Kernel
+        The kernel.
+    columns : mapping
+        The columns that differ from those of a kernel that runs alone.
+    seconds : ndarray, shape (repeats,)
+        The seconds of the kernel.
+    """
+    labels = {
+        "kernel": name,
+        "shape": "x".join(map(str, kernel.shape)),
+        "dtype": str(kernel.dtype).removeprefix("torch."),
+        "device": "cuda",
+    }
     return clock.sample_rows({**labels, **_NONE, **columns}, seconds)
 
 
-# -- in turn -------------------------------------------------------------------------------------
+# -- in turn ---------------------------------------------------------------------------
 
-# Of what is this quick there are samples enough for an interval of the median that says something.
-QUICK_S, QUICK_REPEATS = 0.05, 20
-LEAST_OVERLAP, MOST_EXTRA_S = 0.98, 0.2  # else a kernel and its neighbour took turns
+QUICK_S = 0.05
+"""Seconds below which a kernel is quick enough to be repeated `QUICK_REPEATS` times."""
+QUICK_REPEATS = 20
+"""Repeats of a quick kernel, enough for a useful interval of the median."""
+LEAST_OVERLAP = 0.98
+"""With a smaller share of overlap, a kernel and its neighbour took turns."""
+MOST_EXTRA_S = 0.2
+"""A kernel that takes this much longer beside its neighbour waited until that had ended."""
 
 
-def in_turn(
+def measure_in_turn(
     name: str,
     tiny: bool,
     device: torch.device,
@@ -107,90 +161,164 @@ def in_turn(
     ways: Sequence[Any],
     budget: Budget,
 ) -> Iterator[pd.DataFrame]:
-    """Yield rows of a kernel alone, and of it beside its neighbour in each of ``ways``, timed in turn.
+    """Yield rows of a kernel alone, and of the kernel beside each way of its neighbour, timed in turn.
 
-    Each way is tried first: from the first that fails, or whose neighbour does not run at the same time, none
-    is measured; what it did is raised, at the end unless it was the first.
+    Each way is tried first. The ways from the first one that fails are not measured. A way also fails if
+    the neighbour does not run at the same time.
+
+    Parameters
+    ----------
+    name, tiny
+        The name and size of a kernel, of `kernels`.
+    device : torch.device
+        The device of the kernel.
+    neighbour : GpuStandIn or Queues
+        What communicates.
+    ways : sequence
+        The ways of communicating that ``neighbour`` takes: footprints or names of streams.
+    budget : Budget
+        How long to measure.
+
+    Raises
+    ------
+    Exception
+        The exception of the way that failed. For the first way it is raised at once, and for another way
+        after all rows.
     """
     kernel = kernels(tiny)[name]
     compute = kernel.build(torch.randn(kernel.shape, device=device).to(kernel.dtype))
-    compute()  # loads and allocates what cannot be while the neighbour runs
-    reads: dict[Any, list[Callable[[], Traffic]]] = {None: []}
-
-    def passage(way: Any) -> Marks:
-        marks, read = neighbour.beside(way, compute)
-        reads[way].append(read)
-        return marks
-
+    # The first call loads and allocates, which cannot be done while the neighbour runs.
+    compute()
+    passages = _Passages(neighbour, compute)
     torch.cuda.synchronize()
-    alone_s = float(passage(None).seconds()[-1])
-    failed: Exception | None = None
+    alone_s = float(passages.run(None).seconds()[-1])
+    failure: Exception | None = None
     for way in ways:
-        reads[way] = []
         try:
-            _try(passage, way, reads[way], alone_s, neighbour.chances)
+            passages.check_overlap(way, alone_s)
         except Exception as error:
             if way == ways[0]:
                 raise
-            failed = error
-            del reads[way]
+            failure = error
+            passages.drop(way)
             break
-    if alone_s < QUICK_S and budget.min_repeats < QUICK_REPEATS <= budget.max_repeats:
+    is_quick = alone_s < QUICK_S
+    if is_quick and budget.min_repeats < QUICK_REPEATS <= budget.max_repeats:
         budget = replace(budget, min_repeats=QUICK_REPEATS)
-    actions = {way: partial(passage, way) for way in reads}
     samples = clock.measure_interleaved(
-        actions, budget, synchronize=torch.cuda.synchronize
+        {way: partial(passages.run, way) for way in passages.ways},
+        budget,
+        synchronize=torch.cuda.synchronize,
     )
     for way, seconds in samples.items():
-        seen = [read() for read in reads[way][-len(seconds) :]]
-        rates = {"bytes_per_s": [traffic.bytes_per_s for traffic in seen]}
-        shares = {"overlap_share": [traffic.overlap_share for traffic in seen]}
-        company = neighbour.columns(way) if way else {}
-        columns = {**neighbour.labels, **rates, **shares, **company}
+        columns = passages.columns(way, len(seconds))
         yield _rows(name, kernel, columns, seconds)
-    if failed:
-        raise failed
+    if failure:
+        raise failure
 
 
-def _try(
-    passage: Callable[[Any], Marks],
-    way: Any,
-    reads: Sequence[Callable[[], Traffic]],
-    alone_s: float,
-    chances: int,
-) -> None:
-    """Raise UserError where a kernel takes turns with its neighbour, as under a profiler, at every chance."""
-    for _ in range(chances):
-        seconds = float(passage(way).seconds()[-1])
-        share = reads[-1]().overlap_share
-        if share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
-            return
-    raise UserError(
-        f"beside {way} a kernel took {format_seconds(seconds)}, alone {format_seconds(alone_s)}, and "
-        f"both ran at the same time for {share:.0%} of it: something has them take turns"
-    )
+class _Passages:
+    """Passages of a kernel: runs of the kernel alone or beside its neighbour.
+
+    Parameters
+    ----------
+    neighbour : GpuStandIn or Queues
+        What communicates.
+    compute : callable
+        The kernel.
+    """
+
+    def __init__(self, neighbour: Any, compute: Compute) -> None:
+        self._neighbour = neighbour
+        self._compute = compute
+        # By way, a function for each passage that reads what was sent. None is the kernel alone.
+        self._readers: dict[Any, list[Callable[[], Traffic]]] = {}
+
+    @property
+    def ways(self) -> list[Any]:
+        """Return the ways that have been run, in the order of their first passages."""
+        return list(self._readers)
+
+    def run(self, way: Any) -> Marks:
+        """Run the kernel once beside the neighbour, and return the marks of the kernel."""
+        # A way counts as run even if its first passage fails.
+        readers = self._readers.setdefault(way, [])
+        marks, read = self._neighbour.beside(way, self._compute)
+        readers.append(read)
+        return marks
+
+    def drop(self, way: Any) -> None:
+        """Forget a way, which will not be measured."""
+        del self._readers[way]
+
+    def check_overlap(self, way: Any, alone_s: float) -> None:
+        """Raise UserError if the kernel and its neighbour take turns at every chance, as under a profiler.
+
+        ``alone_s`` is the time of the kernel alone.
+        """
+        for _ in range(self._neighbour.chances):
+            seconds = float(self.run(way).seconds()[-1])
+            overlap_share = self._readers[way][-1]().overlap_share
+            if overlap_share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
+                return
+        raise UserError(
+            f"beside {way} a kernel took {format_seconds(seconds)}, alone "
+            f"{format_seconds(alone_s)}, and both ran at the same time for "
+            f"{overlap_share:.0%} of it: something has them take turns"
+        )
+
+    def columns(self, way: Any, n_samples: int) -> dict[str, Any]:
+        """Return the columns of table ``contention`` of a way, with a value for each of the last passages.
+
+        Passages before those of the samples belong to the check and to the warm-up.
+        """
+        traffics = [read() for read in self._readers[way][-n_samples:]]
+        columns = {
+            **self._neighbour.labels,
+            "bytes_per_s": [traffic.bytes_per_s for traffic in traffics],
+            "overlap_share": [traffic.overlap_share for traffic in traffics],
+        }
+        if way:
+            columns |= self._neighbour.columns(way)
+        return columns
 
 
-# -- the copy engine, and others in streams of their own -----------------------------------------
+# -- the copy engine, and others in streams of their own -------------------------------
 
-# How long operations last, as nobody can stop them: over the computation's time, and at least.
-AS_LONG, LEAST_S = 4.0, 0.05
-HOLD_CYCLES = 2_000_000  # of the GPU, 1 ms: until the host has given it the computation
+# Nobody can stop operations that are in a queue, so they last a multiple of the computation's time, and at
+# least a while.
+AS_LONG = 4.0
+LEAST_S = 0.05
+HOLD_CYCLES = 2_000_000
+"""Cycles for which the GPU waits, about 1 ms, until the host has given it the computation."""
 BOTH = "both"
+"""The way in which all streams have operations at the same time."""
 _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
 
 
 class Queues(ABC):
-    """Equal operations of ``n_bytes`` in a stream for each way, as many as outlast a computation."""
+    """Streams with equal operations that outlast a computation, as a neighbour of `measure_in_turn`.
 
-    chances = 3  # where a computation was held up, operations end too early
+    Parameters
+    ----------
+    device : torch.device
+        The GPU.
+    ways : sequence of str
+        The names of the streams.
+    n_bytes : float
+        The bytes that an operation moves.
+    """
+
+    chances = 3  # operations end too early if the host was late with a computation
     labels: Mapping[str, Any] = {"ranks": 1}
 
     def __init__(
         self, device: torch.device, ways: Sequence[str], n_bytes: float
     ) -> None:
-        self._device, self._bytes = device, n_bytes
+        self._device = device
+        self._bytes = n_bytes
         self.streams = {way: torch.cuda.Stream(device) for way in ways}
+        # The marks of the last computation that ran alone.
         self._alone = Marks(device)
 
     @abstractmethod
@@ -198,33 +326,37 @@ class Queues(ABC):
         """Put an operation into each of these streams."""
 
     def time(self) -> None:
-        """See how long an operation takes, in all streams at the same time."""
-        put, wait = partial(self.put, [*self.streams]), clock.synchronizer(self._device)
-        self._each_s = float(clock.measure(put, _FEW, synchronize=wait).min())
+        """Measure how long an operation takes, in all streams at the same time."""
+        put = partial(self.put, [*self.streams])
+        wait = clock.synchronizer(self._device)
+        self._operation_s = float(clock.measure(put, _FEW, synchronize=wait).min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
-        """Start operations of a way, or BOTH, then compute; None: alone. As of `GpuStandIn.beside`."""
+        """Start operations, then compute, as `GpuStandIn.beside` does.
+
+        Parameters
+        ----------
+        way : str or None
+            The stream that has operations, or `BOTH` for all streams. With None, the computation runs alone.
+        compute : callable
+            The computation.
+        """
         current = torch.cuda.current_stream(self._device)
         ways = [name for name in self.streams if way in (name, BOTH)]
-        line, inside = Marks(self._device), Marks(self._device)
-
-        def mark_each() -> None:
-            for name in ways:
-                with torch.cuda.stream(self.streams[name]):
-                    line.mark()
-
+        # The order of these marks is that of the argument of `traffic_of_marks`.
+        line = Marks(self._device)
+        inside = Marks(self._device)
         line.mark()
         for name in ways:
             self.streams[name].wait_stream(current)
-        mark_each()
-        if ways:
-            lasting_s = max(LEAST_S, AS_LONG * float(self._alone.seconds()[-1]))
-            for number in range(1 + math.ceil(lasting_s / self._each_s)):
-                self.put(ways)
-                mark_each()
-                if number == 0:
-                    for name in ways:
-                        current.wait_stream(self.streams[name])
+        self._mark_streams(line, ways)
+        for number in range(self._operations(ways)):
+            self.put(ways)
+            self._mark_streams(line, ways)
+            if number == 0:
+                # The computation begins once the first operation of each stream has ended.
+                for name in ways:
+                    current.wait_stream(self.streams[name])
         torch.cuda._sleep(HOLD_CYCLES)
         line.mark()
         inside.mark()
@@ -233,104 +365,168 @@ class Queues(ABC):
         line.mark()
         if not ways:
             self._alone = inside
-        return inside, lambda: flow(line.seconds(), len(ways), self._bytes)
+        return inside, lambda: traffic_of_marks(line.seconds(), len(ways), self._bytes)
+
+    def _mark_streams(self, line: Marks, ways: Sequence[str]) -> None:
+        """Add a mark of each of these streams to the line."""
+        for name in ways:
+            with torch.cuda.stream(self.streams[name]):
+                line.mark()
+
+    def _operations(self, ways: Sequence[str]) -> int:
+        """Return how many operations outlast the computation in each of these streams."""
+        if not ways:
+            return 0
+        lasting_s = max(LEAST_S, AS_LONG * float(self._alone.seconds()[-1]))
+        return 1 + math.ceil(lasting_s / self._operation_s)
 
 
-def flow(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
+def traffic_of_marks(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
     """Return what was moved while a computation ran.
 
-    seconds : of any moment; when operations began in each stream; when the first of each ended, the second of
-        each, and so on; of the computation's beginning and end
+    Parameters
+    ----------
+    seconds : ndarray
+        The times of the marks: any moment, the begin of the first operation in each stream, the end of the
+        first operation in each stream, the end of the second one in each stream and so on, and last the
+        begin and the end of the computation.
+    streams : int
+        The number of streams with operations.
+    n_bytes : float
+        The bytes that an operation moves.
     """
-    opened_s, closed_s = map(float, window := seconds[-2:])
+    window_s = seconds[-2:]
+    opened_s, closed_s = map(float, window_s)
+    # One row for each stream: the begin of its first operation, then the ends of all.
     lines = seconds[1:-2].reshape(-1, streams).T if streams else ()
-    moved = [np.ptp(np.interp(window, line, np.arange(len(line)))) for line in lines]
-    begins_s, ends_s = ([float(line[at]) for line in lines] for at in (0, -1))
-    return Traffic(begins_s, ends_s, opened_s, closed_s, float(sum(moved)) * n_bytes)
+    operations = 0.0
+    for line in lines:
+        # Operations that were complete at the ends of the window, in fractions.
+        complete = np.interp(window_s, line, np.arange(len(line)))
+        operations += float(np.ptp(complete))
+    return Traffic(
+        begins_s=[float(line[0]) for line in lines],
+        ends_s=[float(line[-1]) for line in lines],
+        opened_s=opened_s,
+        closed_s=closed_s,
+        sent_bytes=operations * n_bytes,
+    )
 
 
 DIRECTIONS = ("h2d", "d2h")
 COPIES = (*DIRECTIONS, BOTH)
-CHUNK_BYTES = (
-    16 * MIB
-)  # a quarter of a millisecond at 64 GB/s: starting a copy does not count
+CHUNK_BYTES = 16 * MIB
+"""The bytes of a copy, a quarter of a millisecond at 64 GB/s, so that starting it does not count."""
 
 
 class CopyEngine(Queues):
-    """Copies between host and GPU."""
+    """Copies between host and GPU, as a neighbour of `measure_in_turn`."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, DIRECTIONS, CHUNK_BYTES)
-        hosts = [
+        host_source, host_target = (
             torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
             for _ in DIRECTIONS
-        ]
-        near, far = (host.to(device) for host in hosts)
-        self._ends = {
-            "h2d": (near, hosts[0]),
-            "d2h": (hosts[1], far),
-        }  # (target, source)
+        )
+        self._target_and_source = {
+            "h2d": (host_source.to(device), host_source),
+            "d2h": (host_target, host_target.to(device)),
+        }
         self.time()
 
     def columns(self, way: str) -> dict[str, Any]:
-        """Return which way is copied, as columns of table ``contention``."""
+        """Return the columns of table ``contention`` that name a way of copying."""
         return {"communication": f"copy_engine_{way}"}
 
     def put(self, ways: Sequence[str]) -> None:
-        """Copy a chunk each way."""
+        """Copy a chunk in each of these directions."""
         for way in ways:
-            target, source = self._ends[way]
+            target, source = self._target_and_source[way]
             with torch.cuda.stream(self.streams[way]):
                 target.copy_(source, non_blocking=True)
 
 
-# -- cases -------------------------------------------------------------------------------------
+# -- cases -----------------------------------------------------------------------------
 
-# As fast as it can; what an adapter of 100 Gbit/s carries, and one block can; only room, no bandwidth.
+# In bytes/s. Unlimited; what an adapter of 100 Gbit/s carries, and one block can; only room, no bandwidth.
 RATES = (0.0, 10e9, 1e6)
-BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)  # that NCCL is asked for
+# Blocks and threads that NCCL is asked for.
+BLOCKS = (1, 2, 3, 4, 8, 16, 32)
+THREADS = (64, 128, 256, 512)
 FEW = ("convolution", "attention")
-# Kernels, and what to spend on each:
-_BRIEF = FEW, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
-_LONG = (
-    tuple(kernels(tiny=True)),
-    Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0),
-)
+_BRIEF_BUDGET = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
+_LONG_BUDGET = Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
 
 
 def measure_beside(
     device: str, name: str, ways: Sequence[Any], tiny: bool, budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``contention``: a kernel alone, beside footprints of the stand-in or some of COPIES."""
+    """Return table ``contention`` of one kernel, alone and beside each way of communicating.
+
+    Parameters
+    ----------
+    device : str
+        "cuda", or "cpu", where this raises Unavailable.
+    name, tiny
+        The name and size of a kernel, of `kernels`.
+    ways : sequence
+        Footprints of the stand-in, or some of `COPIES`.
+    budget : Budget
+        How long to measure.
+    """
     if device == "cpu":
         raise Unavailable("no stand-in and no copy engine: needs a GPU")
     with compute_on(f"{name} beside communication", device) as place, torch.no_grad():
-        neighbour = (
-            GpuStandIn() if isinstance(ways[0], Footprint) else CopyEngine(place)
-        )
-        return all_or_partial(
-            "contention", in_turn(name, tiny, place, neighbour, ways, budget)
-        )
+        neighbour: GpuStandIn | CopyEngine
+        if isinstance(ways[0], Footprint):
+            neighbour = GpuStandIn()
+        else:
+            neighbour = CopyEngine(place)
+        frames = measure_in_turn(name, tiny, place, neighbour, ways, budget)
+        return all_or_partial("contention", frames)
 
 
 def cases(device: str, brief: bool, copies: bool = False) -> Iterator[Any]:
-    """Yield (name, measurement, seconds that it takes) of each kernel; on a processor one, which says why."""
-    names, budget = _BRIEF if brief else _LONG
+    """Yield the name, the measurement and the estimated seconds of each kernel.
+
+    On a processor there is one case, whose measurement says why it is not available.
+
+    Parameters
+    ----------
+    device : str
+        "cuda" or "cpu".
+    brief : bool
+        Whether few, tiny kernels are measured for a short time.
+    copies : bool, optional
+        Whether the neighbour is the copy engine instead of the stand-in.
+    """
+    names = FEW if brief else tuple(kernels(tiny=True))
+    budget = _BRIEF_BUDGET if brief else _LONG_BUDGET
     ways: Sequence[Any] = COPIES if copies else footprints(brief)
-    lasts_s = 3.0 + 1.5 * budget.max_s
+    suffix = "-copies" if copies else ""
+    estimate_s = 3.0 + 1.5 * budget.max_s
     if device == "cpu":
-        names, lasts_s = names[:1], 0.0
+        names = names[:1]
+        estimate_s = 0.0
     for name in names:
         measure = partial(measure_beside, device, name, ways, brief, budget)
-        yield name + "-copies" * copies, measure, lasts_s
+        yield name + suffix, measure, estimate_s
 
 
 def footprints(brief: bool) -> list[Footprint]:
-    """Return at full speed the whole grid; threads matter less where a rate is kept."""
+    """Return the footprints to measure.
+
+    At full speed these are all of the grid. At a limited rate there are fewer, because the threads matter
+    less there.
+    """
     if brief:
         return [Footprint(1, 64), Footprint(4, 512, 1e9)]
-    grid = [Footprint(*both) for both in itertools.product(BLOCKS, THREADS)]
-    limited = itertools.product(RATES[1:], BLOCKS, (128, 512))
-    return grid + [
-        Footprint(blocks, threads, rate) for rate, blocks, threads in limited
+    unlimited = [
+        Footprint(blocks, threads)
+        for blocks, threads in itertools.product(BLOCKS, THREADS)
     ]
+    limited = [
+        Footprint(blocks, threads, rate)
+        for rate, blocks, threads in itertools.product(RATES[1:], BLOCKS, (128, 512))
+    ]
+    return unlimited + limited

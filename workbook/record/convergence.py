@@ -1,6 +1,8 @@
-"""Train small networks and follow the loss: with dense layers replaced (osf Fig 9), sparsified (omgs Fig 3).
+"""Training of small networks to convergence.
 
-Of one seed all but what is compared is the same: data and order, first weights, optimiser.
+Networks are trained with their dense layers replaced (osf Fig 9), and with sparsified gradients (omgs Fig 3).
+For one seed, all but what is compared is the same: the data and their order, the first weights and the
+optimiser.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -36,7 +38,7 @@ _CLASSES = len(drawn.CLASSES)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained: SGD with momentum, a rate that rises for an epoch and then falls."""
+    """How a network is trained: SGD with momentum, at a rate that rises for an epoch and then falls."""
 
     epochs: int = 40
     batch: int = 32  # of all ranks
@@ -49,16 +51,19 @@ class Recipe:
 
     @property
     def steps(self) -> int:
-        """Return the whole batches of an epoch."""
+        """Return the number of whole batches of an epoch."""
         return self.training_images // self.batch
 
     def rate_share(self, step: int) -> float:
-        """Return the rate's share in a step from 0: half a cosine to zero, less in the first epoch."""
+        """Return the share of the learning rate in a step, which counts from 0.
+
+        The share falls to 0 as half a cosine. In the first epoch it also rises linearly.
+        """
         falling = (1 + math.cos(math.pi * step / (self.epochs * self.steps))) / 2
         return falling * min(1.0, (step + 1) / self.steps)
 
 
-# -- networks and data -------------------------------------------------------------------------
+# -- networks and data -----------------------------------------------------------------
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "vgg16_eighth": partial(registry.vgg16_eighth, _CLASSES),
@@ -87,7 +92,10 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
 
 
 def started(network: str, seed: int) -> nn.Module:
-    """Return a network with the first weights of a seed: torch's own, or of NETWORKS by He et al. (2015)."""
+    """Return a network with the first weights of a seed.
+
+    Those of `NETWORKS` are drawn as in He et al. (2015), and all others as torch draws them.
+    """
     if network in NETWORKS:
         model = NETWORKS[network]()
         random = torch.Generator().manual_seed(seed)
@@ -101,17 +109,29 @@ def started(network: str, seed: int) -> nn.Module:
     # The network is made on the processor, so no generator of a GPU is needed.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return TASKS[network][0]()
+        make, _ = TASKS[network]
+        return make()
 
 
-# -- training ----------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------
 
 
 class _Training:
-    """A network in training, by ranks that one process plays, one after the other.
+    """A network in training by ranks that one process plays, one after the other.
 
-    networks : by rank; they share all parameters, and have statistics of batch normalisation of their own
-    exchange : None for dense training, whose gradients add up by themselves
+    Attributes
+    ----------
+    recipe : Recipe
+        How the network is trained.
+    model : Module
+        The network.
+    networks : list of Module
+        The network of each rank. They share all parameters. Each has its own statistics of batch
+        normalisation.
+    exchange : PlayedExchange or None
+        The exchange of gradients, or None for dense training, whose gradients add up by themselves.
+    training, held_out : list of Tensor
+        The inputs and labels that are trained on, and those that are not.
     """
 
     def __init__(
@@ -123,51 +143,74 @@ class _Training:
         ranks: int = 1,
         exchange: Callable[[nn.Module], PlayedExchange] | None = None,
     ) -> None:
-        torch.manual_seed(seed)  # of dropout
-        self.recipe, self.model = recipe, started(network, seed).to(device)
+        # The global generator draws dropout.
+        torch.manual_seed(seed)
+        self.recipe = recipe
+        self.model = started(network, seed).to(device)
+        # `deepcopy` takes what is in its memo as copied already, so that the parameters are shared.
         shared = {id(p): p for p in self.model.parameters()}
         self.networks = [copy.deepcopy(self.model, dict(shared)) for _ in range(ranks)]
         self.exchange = exchange(self.model) if exchange else None
-        how = recipe.learning_rate, recipe.momentum, 0, recipe.decay
-        self.optimizer = torch.optim.SGD(self.model.parameters(), *how)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(),
+            lr=recipe.learning_rate,
+            momentum=recipe.momentum,
+            weight_decay=recipe.decay,
+        )
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, recipe.rate_share
         )
-        counts = (recipe.training_images, False), (recipe.held_out_images, True)
-        both = (
-            drawn.examples(*count, SIDE if network in TASKS else None)
-            for count in counts
-        )
-        self.training, self.held_out = (
-            [part.to(device) for part in each] for each in both
-        )
+        side = SIDE if network in TASKS else None
+        self.training = [
+            part.to(device)
+            for part in drawn.examples(recipe.training_images, False, side)
+        ]
+        self.held_out = [
+            part.to(device)
+            for part in drawn.examples(recipe.held_out_images, True, side)
+        ]
         self._orders = torch.Generator().manual_seed(seed)
 
     def epoch(self) -> tuple[float, float]:
-        """Train on the whole batches of another order; return their loss and share right before the steps."""
+        """Train on the whole batches of the training images, in another random order at each call.
+
+        Returns
+        -------
+        loss : float
+            The mean loss of the images, each before the step that it is part of.
+        accuracy : float
+            The share of the images that were classified correctly.
+        """
         recipe = self.recipe
         for network in self.networks:
             network.train()
         order = torch.randperm(recipe.training_images, generator=self._orders)
         batches = order[: recipe.steps * recipe.batch].split(recipe.batch)
-        loss, right, count = np.sum(
-            [self._step(rows) for rows in batches], axis=0
-        ).tolist()
-        return loss / count, right / count
+        scores = [self._step(positions) for positions in batches]
+        loss, correct, count = np.sum(scores, axis=0).tolist()
+        return loss / count, correct / count
 
-    def _step(self, rows: Tensor) -> Any:
-        """Do one iteration; return all ranks' summed loss, number right, labels."""
-        total, ranks = np.zeros(3), len(self.networks)
+    def _step(self, positions: Tensor) -> Any:
+        """Do one iteration on the images at these positions.
+
+        Returns an array of the summed loss, the images that were classified correctly, and all images.
+        """
+        total = np.zeros(3)
+        ranks = len(self.networks)
         self.optimizer.zero_grad()
         for rank, network in enumerate(self.networks):
-            inputs, labels = (part[rows[rank::ranks]] for part in self.training)
+            inputs, labels = (part[positions[rank::ranks]] for part in self.training)
             logits = network(inputs)
             loss = nn.functional.cross_entropy(logits, labels)
-            (loss if self.exchange else loss / ranks).backward()
             if self.exchange:
+                # The exchange makes the mean of the ranks.
+                loss.backward()
                 self.exchange.take(rank)
-            right = int((logits.argmax(1) == labels).sum())
-            total += [len(labels) * loss.item(), right, len(labels)]
+            else:
+                # Gradients of all ranks add up in the shared parameters.
+                (loss / ranks).backward()
+            correct = int((logits.argmax(1) == labels).sum())
+            total += [len(labels) * loss.item(), correct, len(labels)]
         if self.exchange:
             self.exchange.finish()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.largest_gradient)
@@ -176,146 +219,213 @@ class _Training:
         return total
 
     @torch.no_grad()
-    def judged(self, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
-        """Return loss and share right without dropout, by the mean of all ranks' statistics."""
+    def evaluate(self, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
+        """Return the mean loss and the accuracy on images, without dropout.
+
+        Batch normalisation uses the mean of all ranks' statistics.
+        """
         for name, buffer in self.model.named_buffers():
             if buffer.is_floating_point():
-                buffer.copy_(
-                    torch.stack([n.get_buffer(name) for n in self.networks]).mean(0)
-                )
+                of_ranks = [network.get_buffer(name) for network in self.networks]
+                buffer.copy_(torch.stack(of_ranks).mean(0))
         self.model.eval()
         logits = self.model(inputs)
         loss = nn.functional.cross_entropy(logits, labels)
-        return loss.item(), (logits.argmax(1) == labels).float().mean().item()
+        accuracy = (logits.argmax(1) == labels).float().mean()
+        return loss.item(), accuracy.item()
 
-    def followed(
-        self, what: str, judged_on: Mapping[str, Any], labels: Mapping[str, Any]
+    def run(
+        self, what: str, evaluated_on: Mapping[str, Any], labels: Mapping[str, Any]
     ) -> pd.DataFrame:
-        """Train all epochs; return scores before and after each: "running", while they train, or judged."""
+        """Train all epochs and return a row for each epoch and each set of images.
+
+        Parameters
+        ----------
+        what : str
+            What is trained, as messages name it.
+        evaluated_on : mapping
+            Inputs and labels to evaluate after each epoch, by name. One is named "held_out".
+        labels : mapping
+            Further columns of the table.
+
+        Returns
+        -------
+        DataFrame
+            The scores, from epoch 0, which is before training. In column ``measured_on``, "running" is the
+            score while an epoch trains.
+
+        Raises
+        ------
+        UserError
+            If a loss is not finite.
+        """
         rows: list[tuple[int, str, float, float, float]] = []
-        recipe = self.recipe
-        for epoch in range(recipe.epochs + 1):
-            start_s = time.perf_counter()
-            scores = {"running": self.epoch()} if epoch else {}
-            seconds = (time.perf_counter() - start_s) if epoch else 0.0
-            scores |= {name: self.judged(*part) for name, part in judged_on.items()}
+        for epoch in range(self.recipe.epochs + 1):
+            scores = {}
+            seconds = 0.0
+            if epoch > 0:
+                start_s = time.perf_counter()
+                scores["running"] = self.epoch()
+                seconds = time.perf_counter() - start_s
+            for name, images in evaluated_on.items():
+                scores[name] = self.evaluate(*images)
             if not all(math.isfinite(loss) for loss, _ in scores.values()):
                 raise UserError(f"{what}: diverged in epoch {epoch}: lower the rate")
             rows += [
-                (epoch, on, loss, right, seconds)
-                for on, (loss, right) in scores.items()
+                (epoch, name, loss, accuracy, seconds)
+                for name, (loss, accuracy) in scores.items()
             ]
-            off, right = scores["held_out"]
-            say(f"{what}, epoch {epoch}: held out {off:.3f}, {right:.0%} right")
-        table = pd.DataFrame(
-            rows, columns=["epoch", "measured_on", "loss", "accuracy", "seconds"]
-        )
+            loss, accuracy = scores["held_out"]
+            say(f"{what}, epoch {epoch}: held out {loss:.3f}, {accuracy:.0%} right")
+        columns = ["epoch", "measured_on", "loss", "accuracy", "seconds"]
+        table = pd.DataFrame(rows, columns=columns)
+        return table.assign(**self._labels(), **labels)
+
+    def _labels(self) -> dict[str, Any]:
+        """Return the columns that describe the training."""
+        recipe = self.recipe
         device = self.held_out[0].device.type
-        return table.assign(
-            device=device,
-            threads=torch.get_num_threads() if device == "cpu" else 0,
-            parameters=sum(p.numel() for p in self.model.parameters()),
-            images=recipe.training_images,
-            batch=recipe.batch,
-            learning_rate=recipe.learning_rate,
-            epochs=recipe.epochs,
-            data_sha256=drawn.sha256(recipe.training_images),
-            **labels,
-        )
+        return {
+            "device": device,
+            "threads": torch.get_num_threads() if device == "cpu" else 0,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "images": recipe.training_images,
+            "batch": recipe.batch,
+            "learning_rate": recipe.learning_rate,
+            "epochs": recipe.epochs,
+            "data_sha256": drawn.sha256(recipe.training_images),
+        }
 
 
 def train(
     network: str, seed: int, recipe: Recipe, device: str, threads: int
 ) -> pd.DataFrame:
-    """Return table ``convergence`` of one of NETWORKS, judged on pictures that it trains on and held out."""
+    """Return table ``convergence`` of one of `NETWORKS`.
+
+    The network is evaluated on held-out images, and on as many of those that it trains on.
+    """
     what = f"{network}, seed {seed}"
     with compute_on(what, device, threads=threads) as place, torch.random.fork_rng():
         training = _Training(network, seed, recipe, place)
-        first = [part[: recipe.held_out_images] for part in training.training]
-        dense = [
-            layer for layer in training.model.modules() if isinstance(layer, nn.Linear)
-        ]
-        size = sum(p.numel() for layer in dense for p in layer.parameters())
+        trained_on = [part[: recipe.held_out_images] for part in training.training]
+        dense_parameters = 0
+        for layer in training.model.modules():
+            if isinstance(layer, nn.Linear):
+                dense_parameters += sum(p.numel() for p in layer.parameters())
         labels = {
             "network": network,
             "seed": seed,
-            "dense_parameters": size,
+            "dense_parameters": dense_parameters,
             "classes": _CLASSES,
         }
-        judged_on = {"training": first, "held_out": training.held_out}
-        return training.followed(what, judged_on, labels)
+        evaluated_on = {"training": trained_on, "held_out": training.held_out}
+        return training.run(what, evaluated_on, labels)
 
 
-# -- sparsified --------------------------------------------------------------------------------
+# -- sparsified ------------------------------------------------------------------------
 
 METHODS = {"topk": "single", "lags": "none", "omgs": "omgs", "exact": "exact"}
 """Sparsified methods, and the planner of each (omgs Tab I; exact is this project's)."""
 DENSE = "dense"
-PLANNED_BACKWARD_S = (
-    0.1  # that a network's backward pass takes where its plans are made
-)
+PLANNED_BACKWARD_S = 0.1
+"""The seconds of a network's backward pass for which its plans are made."""
 
 
 def workload(network: str) -> Workload:
-    """Return a network's tensors, with PLANNED_BACKWARD_S shared out by their layers' FLOP, and by size."""
+    """Return the workload of a network, whose times follow from FLOPs.
+
+    Of `PLANNED_BACKWARD_S`, each layer has the share of its FLOPs. A layer's share is divided between the
+    layer's tensors by their sizes.
+    """
     model = started(network, 0)
     inputs, _ = drawn.examples(1, True, SIDE)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(inputs)
-    counts = counter.get_flop_counts()
-    flops = {name.partition(".")[2]: sum(counts[name].values()) for name in counts}
-    sizes = pd.Series(
-        {name: p.numel() for name, p in reversed([*model.named_parameters()])}
-    )
-    layers = sizes.index.str.rpartition(".").get_level_values(0)
-    whole = sizes.groupby(layers).transform("sum").to_numpy()
-    shares = (
-        np.array([flops.get(layer, 0) for layer in layers]) / whole * sizes.to_numpy()
-    )
-    backward_s = PLANNED_BACKWARD_S * shares / shares.sum()
-    n_bytes = ELEMENT_BYTES * sizes.to_numpy()
+    # The counter's names begin with the class of the network.
+    layer_flops = {
+        name.partition(".")[2]: sum(counts.values())
+        for name, counts in counter.get_flop_counts().items()
+    }
+    # In ready order, which is the reverse order of registration.
+    parameters = list(model.named_parameters())[::-1]
+    elements = pd.Series({name: p.numel() for name, p in parameters})
+    layers = elements.index.str.rpartition(".").get_level_values(0)
+    elements_of_layer = elements.groupby(layers).transform("sum").to_numpy()
+    flops_of_layer = np.array([layer_flops.get(layer, 0) for layer in layers])
+    flops = flops_of_layer / elements_of_layer * elements.to_numpy()
+    backward_s = PLANNED_BACKWARD_S * flops / flops.sum()
+    n_bytes = ELEMENT_BYTES * elements.to_numpy()
     return Workload.from_arrays(PLANNED_BACKWARD_S / 2, backward_s, n_bytes)
 
 
 @cache
 def plans(network: str) -> dict[str, FusionPlan | None]:
-    """Return methods, joined by "+" where their plans are the same -> plan at published costs, or dense."""
-    work, cost = workload(network), published_cost(RANKS, DENSITY)
-    names: dict[tuple[int, ...], list[str]] = {}
+    """Return the plan of each method at the published costs, and None for dense training.
+
+    Methods that have the same plan are joined by "+".
+    """
+    network_workload = workload(network)
+    cost = published_cost(RANKS, DENSITY)
+    methods_by_ends: dict[tuple[int, ...], list[str]] = {}
     for method, spec in METHODS.items():
-        names.setdefault(make_plan(spec, work, cost).ends, []).append(method)
-    sparse = {
-        "+".join(methods): FusionPlan(methods[0], ends)
-        for ends, methods in names.items()
-    }
-    return {DENSE: None, **sparse}
+        plan = make_plan(spec, network_workload, cost)
+        methods_by_ends.setdefault(plan.ends, []).append(method)
+    plans_by_method: dict[str, FusionPlan | None] = {DENSE: None}
+    for ends, methods in methods_by_ends.items():
+        plans_by_method["+".join(methods)] = FusionPlan(methods[0], ends)
+    return plans_by_method
 
 
 def train_sparse(network: str, method: str, seed: int, recipe: Recipe) -> pd.DataFrame:
-    """Return table ``sparse_convergence`` of one of `plans` by RANKS on one thread. Raises as `train`."""
-    what, plan = f"{network}, {method}, seed {seed}", plans(network)[method]
-    density = DENSITY if plan else 1.0
-    exchange = (
-        partial(PlayedExchange, plan=plan, density=density, ranks=RANKS)
-        if plan
-        else None
-    )
+    """Return table ``sparse_convergence`` of one of `TASKS` by one of its `plans`.
+
+    One thread plays `RANKS` ranks. Raises UserError if a loss is not finite.
+    """
+    what = f"{network}, {method}, seed {seed}"
+    plan = plans(network)[method]
+    exchange = None
+    if plan:
+        exchange = partial(PlayedExchange, plan=plan, density=DENSITY, ranks=RANKS)
     with compute_on(what, "cpu", threads=1) as place, torch.random.fork_rng():
         training = _Training(network, seed, recipe, place, RANKS, exchange)
-        sizes = [p.numel() for p in training.model.parameters()]
-        ends = plan.ends if plan else ()
-        groups = np.add.reduceat(sizes[::-1], (0, *ends[:-1])).tolist() if plan else []
+        elements = [p.numel() for p in training.model.parameters()]
         labels = {
             "network": network,
             "method": method,
             "seed": seed,
-            "ends": ";".join(map(str, ends)),
-            "schedule": "constant",
-            "density": density,
-            "messages": max(1, len(groups)),
-            "selected": sum(selected(size, density) for size in groups) or sum(sizes),
+            **_plan_labels(plan, elements),
             "ranks": RANKS,
             "backend": "played",
-            "tensors": len(sizes),
+            "tensors": len(elements),
         }
-        return training.followed(what, {"held_out": training.held_out}, labels)
+        return training.run(what, {"held_out": training.held_out}, labels)
+
+
+def _plan_labels(plan: FusionPlan | None, elements: Sequence[int]) -> dict[str, Any]:
+    """Return the columns that describe a plan, or dense training.
+
+    Parameters
+    ----------
+    plan : FusionPlan or None
+        The plan, or None for dense training, which sends all elements in one message.
+    elements : sequence of int
+        The elements of each tensor, in the order of registration.
+    """
+    if plan is None:
+        return {
+            "ends": "",
+            "schedule": "constant",
+            "density": 1.0,
+            "messages": 1,
+            "selected": sum(elements),
+        }
+    begins = (0, *plan.ends[:-1])
+    # A plan is over the tensors in ready order, which is the reverse order of registration.
+    group_elements = np.add.reduceat(elements[::-1], begins).tolist()
+    return {
+        "ends": ";".join(map(str, plan.ends)),
+        "schedule": "constant",
+        "density": DENSITY,
+        "messages": len(group_elements),
+        "selected": sum(selected(size, DENSITY) for size in group_elements),
+    }

@@ -1,4 +1,4 @@
-"""A small data set, drawn from a seed: pictures of 24 classes, one of six shapes in one of four textures."""
+"""A small data set, drawn from a seed. Its 24 classes are six shapes in four textures each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ Pattern = Callable[[Floats, Floats], NDArray[np.bool_]]
 Random = np.random.Generator
 
 SIDE = 56
-MEAN, SPREAD = 0.35, 0.3  # about those of bytes / 255
-NOISE = 0.06  # standard deviation; brightness goes from 0 to 1
+"""The side of a picture in pixels."""
+# About the mean and the standard deviation of bytes / 255.
+MEAN = 0.35
+SPREAD = 0.3
+NOISE = 0.06
+"""The standard deviation of noise. Brightness goes from 0 to 1."""
 
 SHAPES: dict[str, Pattern] = {
     "disc": lambda u, v: np.hypot(u, v) < 0.9,
@@ -29,7 +33,7 @@ SHAPES: dict[str, Pattern] = {
     "ring": lambda u, v: (np.hypot(u, v) < 1) & (np.hypot(u, v) > 0.55),
     "star": lambda u, v: np.hypot(u, v) < 0.62 + 0.38 * np.cos(5 * np.arctan2(v, u)),
 }
-"""Which points belong to a shape of radius about 1 around the origin."""
+"""Which points (u, v) belong to a shape with a radius of about 1 around the origin."""
 
 TEXTURES: dict[str, Pattern] = {
     "plain": lambda p, q: np.ones_like(p, dtype=bool),
@@ -37,7 +41,7 @@ TEXTURES: dict[str, Pattern] = {
     "checks": lambda p, q: np.sin(p) * np.sin(q) > 0,
     "dots": lambda p, q: np.cos(p) + np.cos(q) > 0.7,
 }
-"""Which points have the first of a texture's two colours; it repeats every 2 pi."""
+"""Which points (p, q) have the first of a texture's two colours. A texture repeats every 2 pi."""
 
 CLASSES = tuple(f"{shape}, {texture}" for shape in SHAPES for texture in TEXTURES)
 
@@ -48,24 +52,42 @@ Pictures = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 @lru_cache(maxsize=4)
 def draw_pictures(count: int, seed: int) -> Pictures:
-    """Return ``count`` pictures in random order, equally many of each class, give or take one."""
+    """Return ``count`` pictures and their labels in random order, equally many of each class up to one."""
     random = np.random.default_rng(seed)
     labels = random.permutation(np.arange(count) % len(CLASSES)).astype(np.int64)
-    return np.stack([_picture(int(label), random) for label in labels]), labels
+    pictures = [_picture(int(label), random) for label in labels]
+    return np.stack(pictures), labels
 
 
 def sha256(count: int) -> str:
-    """Return the hash of so many pictures to train on, and their labels."""
-    return hashlib.sha256(
-        b"".join(each.tobytes() for each in draw_pictures(count, 0))
-    ).hexdigest()
+    """Return the hash of ``count`` pictures to train on and their labels."""
+    pictures, labels = draw_pictures(count, 0)
+    return hashlib.sha256(pictures.tobytes() + labels.tobytes()).hexdigest()
 
 
 def examples(
     count: int, held_out: bool, side: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels to train on, or that no training sees; averaged down to a side."""
-    pictures, labels = map(torch.from_numpy, draw_pictures(count, int(held_out)))
+    """Return normalised images and their labels.
+
+    Parameters
+    ----------
+    count : int
+        The number of images.
+    held_out : bool
+        Whether the images are those that no training sees.
+    side : int, optional
+        The side to which images are averaged down, in pixels.
+
+    Returns
+    -------
+    images : Tensor, shape (count, 3, side, side)
+        The images.
+    labels : Tensor, shape (count,)
+        Positions in `CLASSES`.
+    """
+    seed = int(held_out)
+    pictures, labels = map(torch.from_numpy, draw_pictures(count, seed))
     images = (pictures.float() / 255 - MEAN) / SPREAD
     if side:
         images = nn.functional.adaptive_avg_pool2d(images, side)
@@ -73,39 +95,84 @@ def examples(
 
 
 def _picture(label: int, random: Random) -> NDArray[np.uint8]:
-    """Return (3, SIDE, SIDE) bytes of one picture of a class."""
+    """Return the bytes of one picture of a class, shape (3, SIDE, SIDE)."""
+    # The middles of the pixels, from -1 to 1.
     axis = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
     y, x = np.meshgrid(axis, axis, indexing="ij")
     tilt = random.uniform(-0.15, 0.15, (2, 3, 1, 1))
     image = random.uniform(0, 0.3, (3, 1, 1)) + tilt[0] * x + tilt[1] * y
-    other = int(random.integers(len(SHAPES))), int(random.integers(len(TEXTURES)))
-    _put(image, (x, y), other, (0.12, 0.2), 0.9, random)
-    _put(image, (x, y), divmod(label, len(TEXTURES)), (0.45, 0.75), 0.3, random)
+    # A small shape of any class distracts. The shape of the label is larger, nearer to the middle and on top.
+    distracting_shape = int(random.integers(len(SHAPES)))
+    distracting_texture = int(random.integers(len(TEXTURES)))
+    _draw_shape(
+        image,
+        (x, y),
+        distracting_shape,
+        distracting_texture,
+        radii=(0.12, 0.2),
+        farthest=0.9,
+        random=random,
+    )
+    shape, texture = divmod(label, len(TEXTURES))
+    _draw_shape(
+        image,
+        (x, y),
+        shape,
+        texture,
+        radii=(0.45, 0.75),
+        farthest=0.3,
+        random=random,
+    )
     image += NOISE * random.standard_normal(image.shape)
     return np.clip(image * 255, 0, 255).astype(np.uint8)
 
 
-def _put(
+def _draw_shape(
     image: Floats,
     points: tuple[Floats, Floats],
-    kind: tuple[int, int],
-    radius: tuple[float, float],
-    place: float,
+    shape: int,
+    texture: int,
+    *,
+    radii: tuple[float, float],
+    farthest: float,
     random: Random,
 ) -> None:
-    """Draw a (shape, texture) into the image, at most ``place`` off the middle, its radius in between."""
-    (x, y), (shape, texture) = points, kind
-    size, (right, down) = random.uniform(*radius), random.uniform(-place, place, 2)
+    """Draw a shape into an image, turned at random. The order of random numbers decides what is drawn.
+
+    Parameters
+    ----------
+    image : ndarray, shape (3, SIDE, SIDE)
+        The image, which is changed.
+    points : (ndarray, ndarray), shape (SIDE, SIDE) each
+        The x and y of each pixel, from -1 to 1.
+    shape, texture : int
+        Positions in `SHAPES` and `TEXTURES`.
+    radii : (float, float)
+        The least and the largest radius.
+    farthest : float
+        How far the shape may lie from the middle in x and in y.
+    random : Generator
+        The source of random numbers.
+    """
+    x, y = points
+    radius = random.uniform(*radii)
+    right, down = random.uniform(-farthest, farthest, 2)
     u, v = _turned(x - right, y - down, random.uniform(0, 2 * np.pi))
-    inside = list(SHAPES.values())[shape](u / size, v / size)
+    is_in_shape = list(SHAPES.values())[shape](u / radius, v / radius)
     p, q = _turned(x, y, random.uniform(0, 2 * np.pi))
-    waves, (first, second) = random.uniform(9, 16), random.uniform(0, 2 * np.pi, 2)
-    bright = list(TEXTURES.values())[texture](waves * p + first, waves * q + second)
-    colour = random.uniform(0.5, 1, (3, 1, 1))
-    np.copyto(
-        image, np.where(bright, colour, colour * random.uniform(0, 0.4)), where=inside
+    waves = random.uniform(9, 16)
+    p_phase, q_phase = random.uniform(0, 2 * np.pi, 2)
+    has_first_colour = list(TEXTURES.values())[texture](
+        waves * p + p_phase, waves * q + q_phase
     )
+    first_colour = random.uniform(0.5, 1, (3, 1, 1))
+    second_colour = first_colour * random.uniform(0, 0.4)
+    colours = np.where(has_first_colour, first_colour, second_colour)
+    np.copyto(image, colours, where=is_in_shape)
 
 
 def _turned(x: Floats, y: Floats, angle: float) -> tuple[Floats, Floats]:
-    return x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
+    """Return the coordinates of points in axes that are turned by an angle in radians."""
+    turned_x = x * np.cos(angle) + y * np.sin(angle)
+    turned_y = y * np.cos(angle) - x * np.sin(angle)
+    return turned_x, turned_y

@@ -1,8 +1,8 @@
-"""What is to be measured, as files say it: points, each of a kind of `workbook.record.kinds`, with KEYS."""
+"""Files that say what is to be measured: points, each of a kind of `workbook.record.kinds`, with `KEYS`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
@@ -25,45 +25,61 @@ CAMPAIGN = "campaign"  # the kind of point that is a grid of replays in labs
 MOST = 10**12  # of what is counted: bytes, samples of a batch, seeds, elements
 
 Check = Callable[[Any], Any]
-"""Returns what is meant by what stands in a file. Raises ValueError or UserError for what cannot be."""
+"""Takes a value of a file and returns its meaning. Raises ValueError or UserError for a wrong value."""
 
 
 class Many(NamedTuple):
-    """A value, or a list of values, each of which is checked; they come as a list."""
+    """A check for a value or a list of values. The meaning is a list."""
 
     check: Check
 
 
 def rule(
-    what: str, fits: Callable[[Any], bool], make: Check = lambda value: value
+    requirement: str, fits: Callable[[Any], bool], make: Check = lambda value: value
 ) -> Check:
-    """Return a check for a value that fits, which gives what ``make`` makes of it."""
+    """Return a check for values that fit.
+
+    Parameters
+    ----------
+    requirement : str
+        What a value must be, as the error says it.
+    fits : callable
+        Whether a value fits.
+    make : callable, optional
+        Makes the meaning of a value that fits. By default the meaning is the value itself.
+    """
 
     def check(value: Any) -> Any:
         if not fits(value):
-            raise ValueError(f"must be {what}")
+            raise ValueError(f"must be {requirement}")
         return make(value)
 
     return check
 
 
 def whole(least: int) -> Check:
-    """Return a check for a whole number, at least so large and at most MOST."""
-    what = f"a whole number, at least {least} and at most {MOST}"
-    return rule(what, lambda value: type(value) is int and least <= value <= MOST)
+    """Return a check for a whole number from ``least`` to `MOST`."""
+
+    def fits(value: Any) -> bool:
+        # A bool is an int, but no number in a file.
+        return type(value) is int and least <= value <= MOST
+
+    return rule(f"a whole number, at least {least} and at most {MOST}", fits)
 
 
 def number(low: float, high: float) -> Check:
     """Return a check for a number from ``low`` to ``high``, both included."""
-    what = f"a number from {low:g} to {high:g}"
-    return rule(
-        what, lambda value: type(value) in (int, float) and low <= value <= high
-    )
+
+    def fits(value: Any) -> bool:
+        # A bool is an int, but no number in a file.
+        return type(value) in (int, float) and low <= value <= high
+
+    return rule(f"a number from {low:g} to {high:g}", fits)
 
 
-def text(what: str, parse: Check) -> Check:
-    """Return a check for a text, which gives what it is parsed to."""
-    return rule(what, lambda value: isinstance(value, str), parse)
+def text(requirement: str, parse: Check) -> Check:
+    """Return a check for a text, whose meaning is what ``parse`` makes of it."""
+    return rule(requirement, lambda value: isinstance(value, str), parse)
 
 
 def one_of(names: Sequence[str]) -> Check:
@@ -72,8 +88,9 @@ def one_of(names: Sequence[str]) -> Check:
 
 
 def budget(value: Any) -> Any:
-    """Return how long to measure, of a mapping: a `Budget`. Raises ValueError or UserError."""
-    from ddlkit.jobs.clock import Budget  # which needs torch
+    """Return the `Budget` that a mapping describes. Raises ValueError or UserError for a wrong one."""
+    # Needs torch, whose import takes seconds.
+    from ddlkit.jobs.clock import Budget
 
     try:
         return Budget(**value)
@@ -83,12 +100,12 @@ def budget(value: Any) -> Any:
 
 
 def _checked(value: Any, check: Check | Many) -> Any:
-    """Return what a value means. Raises UserError that names it."""
+    """Return the meaning of a value. Raises UserError that names a wrong value."""
     if isinstance(check, Many):
-        listed = value if isinstance(value, (list, tuple)) else [value]
-        if not listed:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if not values:
             raise UserError("[]: an empty list: give at least one value")
-        return [_checked(each, check.check) for each in listed]
+        return [_checked(element, check.check) for element in values]
     try:
         return check(value)
     except (ValueError, UserError) as error:
@@ -96,27 +113,38 @@ def _checked(value: Any, check: Check | Many) -> Any:
 
 
 def sizes(value: Any) -> tuple[int, ...]:
-    """Return bytes of ``"4KiB"``, ``"1KiB..64MiB"`` (each twice the one before), or a list of such.
+    """Return the bytes of a size, of a range or of a list of such.
 
+    In a range, each size is twice the one before.
+
+    >>> sizes("4KiB")
+    (4096,)
     >>> sizes("1KiB..4KiB")
     (1024, 2048, 4096)
     """
     if isinstance(value, list):
-        return tuple(size for each in value for size in sizes(each))
+        return tuple(size for element in value for size in sizes(element))
     if not isinstance(value, str):
         raise ValueError(
             "must be a size as 4KiB, or a range of doubling sizes as 1KiB..64MiB"
         )
     first, _, last = value.partition("..")
-    low, high = parse_bytes(first), parse_bytes(last or first)
+    low = parse_bytes(first)
+    high = parse_bytes(last or first)
     if not 1 <= low <= high:
         raise ValueError(
             "must be at least a byte, and rise from the first size to the last"
         )
-    return tuple(low << power for power in range(64) if low << power <= high)
+    doubled = []
+    size = low
+    while size <= high:
+        doubled.append(size)
+        size *= 2
+    return tuple(doubled)
 
 
-_count, _flag = whole(1), rule("true or false", lambda value: isinstance(value, bool))
+_count = whole(1)
+_flag = rule("true or false", lambda value: isinstance(value, bool))
 _rates = Many(text("a rate with its unit, as 1gbit", parse_bits_per_s))
 _times = Many(text("a time with its unit, as 2ms", parse_seconds))
 _shares = Many(text("a share, as 0.1%", parse_share))
@@ -131,9 +159,8 @@ KEYS: dict[str, Check | Many] = {
     "points": Many(rule("a mapping", lambda value: isinstance(value, dict))),
     **dict.fromkeys(("about", "out", "name", "link"), str),
     "device": one_of(("", "cpu", "cuda")),
-    "moment": one_of(
-        ("start", "end")
-    ),  # of drift: before all that a session measures, or after
+    # of drift: before all that a session measures, or after
+    "moment": one_of(("start", "end")),
     # of what is measured, and how
     **dict.fromkeys(("isolate", "by_name", "brief", "copies", "predict"), _flag),
     **dict.fromkeys(
@@ -163,28 +190,63 @@ KEYS: dict[str, Check | Many] = {
 
 def read_keys(
     given: Mapping[Any, Any], make: Callable[..., Any], where: str, skip: int = 0
-) -> Any:
-    """Return the checked arguments of ``make`` but for the first ``skip``. Raises UserError."""
-    keys, read = dict([*signature(make).parameters.items()][skip:]), {}
+) -> dict[str, Any]:
+    """Return the checked arguments with which ``make`` can be called.
+
+    Parameters
+    ----------
+    given : mapping
+        The keys and values of a file.
+    make : callable
+        The function whose parameters are the keys that a file may have.
+    where : str
+        The place in a file, as an error names it.
+    skip : int, optional
+        How many of the first parameters of ``make`` are no keys.
+
+    Raises
+    ------
+    UserError
+        If a key is unknown or missing, or if a value is wrong.
+    """
+    parameters = list(signature(make).parameters.values())[skip:]
+    keys = {parameter.name: parameter for parameter in parameters}
     for name in given:
         if name not in keys:
             raise UserError(
                 f"{where}: {name}: unknown key: use {', '.join(sorted(keys))}"
             )
-    for name, key in keys.items():
+    arguments = {}
+    for name, parameter in keys.items():
         if name in given:
             try:
-                read[name] = _checked(given[name], KEYS[name])
+                arguments[name] = _checked(given[name], KEYS[name])
             except UserError as error:
                 raise UserError(f"{where}: {name}: {error}") from None
-        elif key.default is Parameter.empty:
+        elif parameter.default is Parameter.empty:
             raise UserError(f"{where}: {name}: missing: give a value")
-    return read
+    return arguments
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Points, most valuable first. out : directory in build, or "recorded": one in data/recorded"""
+    """A file of points.
+
+    Attributes
+    ----------
+    file : Path
+        The file.
+    points : sequence of mapping
+        The keys and values of each point, the most valuable point first.
+    about : str
+        What a reader should know of the suite.
+    device : str
+        "cpu" or "cuda", or empty for the device of this machine.
+    isolate : bool
+        Whether each point is measured by a process of its own.
+    out : str
+        A directory in build, or "recorded" for one in data/recorded.
+    """
 
     file: Path
     points: Sequence[Mapping[str, Any]]
@@ -195,59 +257,104 @@ class Suite:
 
     @property
     def is_campaign(self) -> bool:
-        """Return whether campaigns are all that it holds."""
+        """Return whether all points are campaigns."""
         return all(described.get("measure") == CAMPAIGN for described in self.points)
 
     @property
     def folder(self) -> str:
-        """Return the name of the directory of its tables, "campaign-osf" for campaign_osf.yml."""
+        """Return the name of the directory of the tables, "campaign-osf" for campaign_osf.yml."""
         words = self.file.stem.replace("_", "-")
         return words if words.startswith(CAMPAIGN) else f"{CAMPAIGN}-{words}"
 
 
 def read(name: str | Path) -> Suite:
-    """Return what a YAML or JSON file says, or the suite of that name. Raises UserError where it is wrong.
+    """Return the suite of that name, or the one that a YAML or JSON file describes.
 
-    A key that is none of Suite's holds for all points that do not have it.
+    A key of the file that is no attribute of `Suite` holds for all points that lack the key.
+
+    Raises
+    ------
+    UserError
+        If there is no such suite or file, or if the file is wrong.
     """
-    suites, file = {path.stem: path for path in SUITES.glob("*.json")}, Path(name)
+    suites = {path.stem: path for path in SUITES.glob("*.json")}
+    file = Path(name)
     if str(name) in suites:
         file = suites[str(name)]
     elif not file.suffix:
-        advice = f"use {', '.join(sorted(suites))}, or a file .yml or .json"
-        raise UserError(f"{name}: no such suite: {advice}")
-    given, keys = _parsed(file), signature(Suite).parameters
-    shared = {key: value for key, value in given.items() if key not in keys}
-    stated = {key: value for key, value in given.items() if key in keys}
-    stated = read_keys(stated, Suite, str(file), 1)
-    stated["points"] = [{**shared, **described} for described in stated["points"]]
-    return Suite(file, **stated)
+        raise UserError(
+            f"{name}: no such suite: use {', '.join(sorted(suites))}, or a file .yml "
+            "or .json"
+        )
+    given = _parsed(file)
+    attributes = signature(Suite).parameters
+    of_suite = {key: value for key, value in given.items() if key in attributes}
+    of_points = {key: value for key, value in given.items() if key not in attributes}
+    # The first attribute is the file itself.
+    arguments = read_keys(of_suite, Suite, str(file), skip=1)
+    arguments["points"] = [
+        {**of_points, **described} for described in arguments["points"]
+    ]
+    return Suite(file, **arguments)
 
 
 def _parsed(file: Path) -> dict[str, Any]:
-    """Return the mapping that the file holds."""
-    is_json, text = file.suffix == ".json", files.read_text(file)
+    """Return the mapping that a file holds. Raises UserError if it holds no mapping with points."""
+    content = files.read_text(file)
+    language = "JSON" if file.suffix == ".json" else "YAML"
+    parsers = {"JSON": files.parse_json, "YAML": files.parse_yaml}
     try:
-        given = files.parse_json(text) if is_json else files.parse_yaml(text)
+        given = parsers[language](content)
     except ImportError:
         advice = "install it, or write the file as JSON (.json)"
         raise UserError(f"{file}: reading YAML needs PyYAML: {advice}") from None
     except ValueError as error:
-        raise UserError(
-            f"{file}: is not {'JSON' if is_json else 'YAML'}: {error}"
-        ) from None
+        raise UserError(f"{file}: is not {language}: {error}") from None
     if not isinstance(given, dict) or "points" not in given:
         raise UserError(f"{file}: must be a mapping with points")
     return given
 
 
 class Described(NamedTuple):
-    """What may be said of any points. device : "" for every one; by_name : whether "all" lacks them"""
+    """The keys that any point of a file may have.
+
+    Attributes
+    ----------
+    measure : str
+        The kind of the point.
+    about : str
+        What a reader should know of the point.
+    device : str
+        The only device on which the point is measured, or empty for every device.
+    by_name : bool
+        Whether the point is measured only if its part is asked for, and not with "all".
+    """
 
     measure: str
     about: str = ""
     device: str = ""
     by_name: bool = False
+
+
+class _Wanted(NamedTuple):
+    """A point of a suite that is to be measured.
+
+    Attributes
+    ----------
+    where : str
+        The place in the file, as an error names it.
+    part : str
+        What the point belongs to, such as "layers".
+    make : callable
+        Makes the points of the session, or `campaigns.Grid`.
+    arguments : dict
+        The checked arguments of ``make``.
+    """
+
+    where: str
+    part: str
+    make: Callable[..., Any]
+    arguments: dict[str, Any]
 
 
 def points(
@@ -260,95 +367,160 @@ def points(
     networks: Sequence[str] = (),
     predict: bool = False,
 ) -> PointList:
-    """Return the points of the suite of that name, or in that file.
+    """Return the points of a suite for a session.
 
-    part : what of it, "all" or what points belong to, as "layers"; device : in place of the suite's own
-    networks : in place of its own, of layers only; predict : the cases of campaigns, and replay none
+    Parameters
+    ----------
+    out : Path
+        The directory of the session.
+    session : int
+        The number of the session.
+    name : str
+        The name of the suite, or its file.
+    part : str, optional
+        What the points belong to, such as "layers". By default all parts.
+    device : str, optional
+        "cpu" or "cuda", in place of the suite's own.
+    networks : sequence of str, optional
+        Networks in place of the suite's own. Only layers can be measured of them.
+    predict : bool, optional
+        Whether the cases of campaigns and of trainings are only predicted, and not measured.
 
-    Raises UserError for a wrong file or network, and when a GPU is wanted and torch sees none.
+    Raises
+    ------
+    UserError
+        If the file or a network is wrong, if a GPU is asked for and torch sees none, and if there is
+        nothing to predict.
     """
     import torch
 
-    from ddlkit.lab import network as lab
-    from ddlkit.measure.parts import Here
-    from workbook.record.campaigns import Grid, campaign, labs_of
+    from workbook.record.campaigns import campaign, labs_of
 
     suite = read(name)
+    torch_device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or suite.device or torch_device
     if networks and part != "layers":
         raise UserError(f"networks can be chosen for layers only, not for {part}")
-    device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        advice = "install a CUDA build that fits the driver, or use --suite cpu"
-        raise UserError(f"torch {torch.__version__} sees no GPU: {advice}")
-    made: list[Point] = []
-    grids: list[Grid] = []
-    for where, what, make, arguments in _wanted(suite, part, device, networks):
-        try:
-            if make is Grid:
-                grids.append(Grid(**arguments))
-            elif any(arguments.get("rate", ())) and (reason := lab.available()):
-                say(f"no lab, so no {what} there: {reason}")
-            else:
-                made += make(Here(device, session, out), **arguments)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
-    made = with_predictions(made, out, predict)
-    if predict and not (
-        suite.is_campaign or any(point.what == "predicted" for point in made)
-    ):
+    if device == "cuda" and torch_device != "cuda":
+        raise UserError(
+            f"torch {torch.__version__} sees no GPU: install a CUDA build that fits the "
+            "driver, or use --suite cpu"
+        )
+    wanted = _wanted(suite, part, device, networks)
+    listed, grids = _points_and_grids(wanted, device, session, out)
+    listed = with_predictions(listed, out, predict)
+    has_predictions = any(point.what == "predicted" for point in listed)
+    if predict and not (suite.is_campaign or has_predictions):
         raise UserError(
             f"--predict: {suite.file} is no campaign: only its cases are predicted"
         )
     if grids:
-        made += campaign(labs_of(grids, out, str(suite.file), device), predict)
-    body = {point.key: point for point in made if point.what != "drift"}
-    drifts = {
-        point.name.rpartition("-")[2]: [point]
-        for point in made
-        if point.what == "drift"
-    }
+        listed += campaign(labs_of(grids, out, str(suite.file), device), predict)
+    return _ordered(listed)
+
+
+def _ordered(listed: Sequence[Point]) -> PointList:
+    """Return the points in the order of a session, with those of drift first and last.
+
+    A point of drift names its moment, "start" or "end", at the end of its name. A point that is listed
+    twice is measured once.
+    """
+    body: dict[object, Point] = {}
+    drifts: dict[str, list[Point]] = {}
+    for point in listed:
+        if point.what == "drift":
+            moment = point.name.rpartition("-")[2]
+            drifts[moment] = [point]
+        else:
+            body[point.key] = point
     return PointList([*body.values()], drifts.get("start", []), drifts.get("end", []))
 
 
+def _points_and_grids(
+    wanted: Iterable[_Wanted], device: str, session: int, out: Path
+) -> tuple[list[Point], list[Any]]:
+    """Return the points of a suite, and the grids of its campaigns, whose points are not made yet.
+
+    Points in a lab are left out, with a message, where no lab is available.
+    """
+    from ddlkit.lab import network as lab
+    from ddlkit.measure.parts import Here
+    from workbook.record.campaigns import Grid
+
+    listed: list[Point] = []
+    grids: list[Grid] = []
+    for where, part, make, arguments in wanted:
+        # A rate of 0 means outside a lab.
+        is_in_lab = any(arguments.get("rate", ()))
+        try:
+            if make is Grid:
+                grids.append(Grid(**arguments))
+                continue
+            lacking = lab.available() if is_in_lab else ""
+            if lacking:
+                say(f"no lab, so no {part} there: {lacking}")
+            else:
+                listed += make(Here(device, session, out), **arguments)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    return listed, grids
+
+
 def with_predictions(points: Sequence[Point], out: Path, predict: bool) -> list[Point]:
-    """Return the points with a table of what models say before the first that asks; to predict, none such."""
+    """Return the points, with one that predicts cases before the first point that asks for predictions.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        The points of a session.
+    out : Path
+        The directory of the session.
+    predict : bool
+        Whether the points that ask for predictions are left out.
+    """
     from workbook.record.trained import predicted_trainings
 
     asking = [point for point in points if point.predicted]
     if not asking:
         return [*points]
     measure = partial(predicted_trainings, [point.predicted for point in asking], out)
-    table = Point("predicted", "cases", measure, 1.0 * len(asking))
+    prediction = Point("predicted", "cases", measure, 1.0 * len(asking))
     first = points.index(asking[0])
-    return [
-        *points[:first],
-        table,
-        *(p for p in points[first:] if not (predict and p.predicted)),
-    ]
+    before = points[:first]
+    after = points[first:]
+    if predict:
+        after = [point for point in after if not point.predicted]
+    return [*before, prediction, *after]
 
 
 def _wanted(
     suite: Suite, part: str, device: str, networks: Sequence[str]
-) -> Iterator[tuple[str, str, Callable[..., Any], dict[str, Any]]]:
-    """Yield where, KINDS' two and checked arguments of what the suite has of that part on the device.
+) -> Iterator[_Wanted]:
+    """Yield the points of a suite that belong to a part and are measured on a device.
 
-    networks : in place of those of layers by one rank, and nothing else then
+    Where ``networks`` are given, they replace those of layers on one rank, and other points are left out.
     """
     from workbook.record.kinds import KINDS
 
+    # The kinds are known only once they are imported, which needs torch.
     KEYS["measure"] = one_of(list(KINDS))
     for position, described in enumerate(suite.points):
         where = f"{suite.file}: points[{position}]"
         common = {
             key: value for key, value in described.items() if key in Described._fields
         }
-        of_any = Described(**read_keys(common, Described, where))
-        what, make = KINDS[of_any.measure]
         special = {key: value for key, value in described.items() if key not in common}
-        arguments = read_keys(special, make, where, int(what != CAMPAIGN))
-        wanted = not of_any.by_name if part == "all" else part == what
+        point = Described(**read_keys(common, Described, where))
+        part_of_point, make = KINDS[point.measure]
+        # The first parameter of all but a grid is the place of the session.
+        skip = 0 if part_of_point == CAMPAIGN else 1
+        arguments = read_keys(special, make, where, skip)
+        if part == "all":
+            is_wanted = not point.by_name
+        else:
+            is_wanted = part == part_of_point
         if networks:
-            wanted &= arguments.get("ranks", [1]) == [1]
-            arguments["networks"] = [_checked(each, network_of) for each in networks]
-        if wanted and of_any.device in ("", device):
-            yield where, what, make, arguments
+            is_wanted = is_wanted and arguments.get("ranks", [1]) == [1]
+            arguments["networks"] = [_checked(name, network_of) for name in networks]
+        if is_wanted and point.device in ("", device):
+            yield _Wanted(where, part_of_point, make, arguments)

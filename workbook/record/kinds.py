@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,31 +43,34 @@ from workbook.record.trained import Trained, recorded
 DISTINCT_PLANS = 8  # that a network is replayed under, at most
 
 KINDS: dict[str, tuple[str, Callable[..., Any]]] = {CAMPAIGN: (CAMPAIGN, Grid)}
-"""What points belong to, as "layers", and what makes them of a place and a file's keys; by kind."""
+"""By kind, the part that its points belong to, such as "layers", and the function that makes the points.
+
+The function takes a `Here` and the keys of a file as its arguments.
+"""
 
 
-def kind(what: str) -> Callable[[Any], Any]:
-    """Return what registers a function as the kind of its name."""
+def kind(part: str) -> Callable[[Any], Any]:
+    """Return a decorator that registers a function as the kind of its name, whose points belong to a part."""
 
     def register(make: Callable[..., Iterator[Point]]) -> Any:
-        KINDS[make.__name__] = what, make
+        KINDS[make.__name__] = (part, make)
         return make
 
     return register
 
 
-for _what, _make in (
+for _part, _make in (
     ("layers", parts.layers),
     ("collectives", parts.collectives),
     ("slowdown", parts.slowdowns),
     ("copies", parts.memory_copies),
 ):
-    KINDS[_make.__name__] = _what, _make
+    KINDS[_make.__name__] = (_part, _make)
 
 
 @kind("drift")
 def drift(here: Here, moment: str, side: int, size: Sequence[int]) -> Iterator[Point]:
-    """What a session measures before all others, and after them: moments start and end."""
+    """Yield what a session measures before all other points, or after them: moments start and end."""
     measure = partial(speed.measure_drift, moment, here.device, side, *size)
     yield Point("drift", f"s{here.session}-{moment}", measure, 4)
 
@@ -75,6 +79,7 @@ def drift(here: Here, moment: str, side: int, size: Sequence[int]) -> Iterator[P
 def matrix_products(
     here: Here, precisions: Sequence[str], sides: Sequence[int], budget: Budget
 ) -> Iterator[Point]:
+    """Yield products of square matrices at each precision and side."""
     measure = partial(speed.measure_peaks, here.device, precisions, sides, budget)
     estimate_s = 1 + 1.5 * budget.max_s * len(precisions) * len(sides)
     yield Point("peaks", here.device, measure, estimate_s)
@@ -84,23 +89,32 @@ def matrix_products(
 def input_alone(
     here: Here, budget: Budget, width: int, height: int, batch: int, side: int
 ) -> Iterator[Point]:
-    """Reading and decoding, each with nothing else going on."""
-    measure = partial(
-        speed.measure_inputs, here.out, (width, height), batch, side, budget
+    """Yield reading and decoding of pictures, each with nothing else going on.
+
+    Files hold pictures of ``width`` x ``height``, which are decoded to ``side`` x ``side``.
+    """
+    shape = (width, height)
+    measure = partial(speed.measure_inputs, here.out, shape, batch, side, budget)
+    yield Point(
+        "input",
+        f"alone-{here.device}",
+        measure,
+        3 + 12 * budget.max_s,
+        ["inputs"],
+        folder="input",
     )
-    name, estimate_s = f"alone-{here.device}", 3 + 12 * budget.max_s
-    yield Point("input", name, measure, estimate_s, ["inputs"], folder="input")
 
 
 @kind("estimators")
 def cost_models_of_torch(here: Here) -> Iterator[Point]:
-    """What the installed PyTorch's own cost models say, by its version."""
+    """Yield the estimates of the installed PyTorch's own cost models, named by its version."""
     name = f"torch-{torch.__version__.partition('+')[0]}"
     yield Point("estimators", name, cost_models.measure_estimators)
 
 
 @kind("selection")
 def selections(here: Here, brief: bool = False) -> Iterator[Point]:
+    """Yield selections of the largest elements, by the number of elements."""
     for case in selection.cases(here.device, brief):
         yield Point("selection", *case)
 
@@ -109,7 +123,7 @@ def selections(here: Here, brief: bool = False) -> Iterator[Point]:
 def kernels_beside_messages(
     here: Here, brief: bool = False, copies: bool = False
 ) -> Iterator[Point]:
-    """Or beside copies of a copy engine."""
+    """Yield kernels beside the stand-in of communication, or beside copies of a copy engine."""
     for case in contention.cases(here.device, brief, copies):
         yield Point("contention", *case)
 
@@ -118,14 +132,19 @@ def kernels_beside_messages(
 def training_beside_messages(
     here: Here, networks: Networks, budget: Budget, brief: bool = False
 ) -> Iterator[Point]:
-    measure, compared = (
-        sharing_training.measure_sharing,
-        sharing_training.sharing_settings(brief),
-    )
+    """Yield training of each network beside the stand-in, which sends the gradients."""
+    compared = sharing_training.sharing_settings(brief)
     for name, batch in networks:
-        run = partial(measure, here.device, name, batch, compared, budget)
+        measure = partial(
+            sharing_training.measure_sharing,
+            here.device,
+            name,
+            batch,
+            compared,
+            budget,
+        )
         estimate_s = 2 * BUILD_S + WARMTH * budget.max_s
-        yield Point("sharing", f"{name}-b{batch}-fp32", run, estimate_s)
+        yield Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
 
 
 @kind("convergence")
@@ -136,7 +155,7 @@ def convergences(
     training_images: int = convergence.Recipe.training_images,
     held_out_images: int = convergence.Recipe.held_out_images,
 ) -> Iterator[Point]:
-    """All networks of one seed before the next seed."""
+    """Yield dense training to convergence (osf Fig 9), all networks of one seed before the next seed."""
     recipe = convergence.Recipe(
         epochs, training_images=training_images, held_out_images=held_out_images
     )
@@ -160,20 +179,25 @@ def sparse_convergences(
     training_images: int = convergence.Recipe.training_images,
     held_out_images: int = convergence.Recipe.held_out_images,
 ) -> Iterator[Point]:
-    """omgs Fig 3, on a core of the processor, seed by seed; epochs : in place of each network's own."""
+    """Yield sparsified training to convergence (omgs Fig 3), seed by seed.
+
+    Each runs on one core of the processor. ``epochs`` above 0 replace each network's own.
+    """
     for seed, name in product(seeds, convergence.TASKS):
-        _, recipe = convergence.TASKS[name]
+        _, own_recipe = convergence.TASKS[name]
         recipe = replace(
-            recipe,
-            epochs=epochs or recipe.epochs,
+            own_recipe,
+            epochs=epochs or own_recipe.epochs,
             training_images=training_images,
             held_out_images=held_out_images,
         )
         for method in convergence.plans(name):
-            key = f"{name}-{method.replace('+', '-')}-e{recipe.epochs}-s{seed}"
-            measure = partial(convergence.train_sparse, name, method, seed, recipe)
             yield Point(
-                "convergence", key, measure, 4.0 * recipe.epochs, ["sparse_convergence"]
+                "convergence",
+                f"{name}-{method.replace('+', '-')}-e{recipe.epochs}-s{seed}",
+                partial(convergence.train_sparse, name, method, seed, recipe),
+                4.0 * recipe.epochs,
+                ["sparse_convergence"],
             )
 
 
@@ -235,21 +259,21 @@ def trainings(
 def _trained(
     here: Here, case: parts.TrainingCase, plans: Sequence[str], accumulate: int
 ) -> Trained:
-    """Return the training of a case as what was measured in its place makes its plans."""
-    count = case.members.count
+    """Return the training of a case, whose plans follow from what was measured in its place."""
+    n_ranks = case.members.count
     if case.in_lab:
         messages = f"lab-{case.place}"
     else:
         # The place is "p2-loopback", its table of collectives is "loopback-p2".
         link = case.place.partition("-")[2]
-        messages = f"{link}-p{count}"
+        messages = f"{link}-p{n_ranks}"
     return Trained(
         here.out,
         messages,
         f"{case.network}-b{case.batch}-{case.place}",
         case.network,
         case.batch,
-        count,
+        n_ranks,
         here.device,
         plans,
         accumulate,
@@ -259,7 +283,7 @@ def _trained(
 def _planned_settings(
     trained: Trained, repeats: int, iterations: int
 ) -> training.TrainingSettings:
-    """Return the settings of training under plans, once what they need is measured."""
+    """Return the settings of training under plans. The layers and messages must have been measured."""
     return training.TrainingSettings(
         trained.network,
         trained.batch,
@@ -281,35 +305,47 @@ def replays(
     plans: Sequence[str],
     rounds: int,
 ) -> Iterator[Point]:
-    """Yield replays of the profiles and the calibration at hand, under DISTINCT_PLANS plans of each."""
+    """Yield replays of measured profiles over measured links.
 
-    def measure(members: Ranks, lab_name: str) -> Tables:
-        rows = store.load_table(recorded(here.out, "collectives", lab_name))
-        cost, cases = (
-            table_cost(rows[rows["collective"] == "all_reduce"], members.count),
-            [],
-        )
-        with members.place() as place:
-            for name, batch in networks:
-                profile = store.read_profile(
-                    recorded(here.out, "layers", f"{name}-b{batch}-r1")
-                )
-                planned = (
-                    replay.plan_case(profile, spec, cost, place) for spec in plans
-                )
-                distinct = {case.plan.ends: case for case in planned}
-                cases += [*distinct.values()][:DISTINCT_PLANS]
-            played = replay.replay(place, members.count, cases, rounds, tries=TRIES)
-        return {
-            "runs": played.runs,
-            "timeline": played.timeline[played.timeline["rank"] == 0],
-        }
-
+    Each network is replayed under at most `DISTINCT_PLANS` plans.
+    """
     estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * LAB_ITERATION_S
-    for count, bits in product(ranks, rate):
-        members, lab_name = ranks_in_lab(count, bits)
-        name, run = (
-            f"replay-{lab_name.removeprefix('lab-')}",
-            partial(measure, members, lab_name),
+    for count, rate_bits_per_s in product(ranks, rate):
+        members, lab_name = ranks_in_lab(count, rate_bits_per_s)
+        measure = partial(
+            _replayed, here.out, networks, plans, rounds, members, lab_name
         )
-        yield Point("replay", name, run, estimate_s, ["runs", "timeline"])
+        yield Point(
+            "replay",
+            f"replay-{lab_name.removeprefix('lab-')}",
+            measure,
+            estimate_s,
+            ["runs", "timeline"],
+        )
+
+
+def _replayed(
+    out: Path,
+    networks: Networks,
+    plans: Sequence[str],
+    rounds: int,
+    members: Ranks,
+    lab_name: str,
+) -> Tables:
+    """Replay networks under plans in a lab, and return tables ``runs`` and ``timeline`` of rank 0."""
+    collectives = store.load_table(recorded(out, "collectives", lab_name))
+    all_reduces = collectives[collectives["collective"] == "all_reduce"]
+    cost = table_cost(all_reduces, members.count)
+    cases: list[replay.PlannedCase] = []
+    with members.place() as place:
+        for name, batch in networks:
+            profile = store.read_profile(recorded(out, "layers", f"{name}-b{batch}-r1"))
+            # Of plans with the same groups, the last one is replayed.
+            distinct = {}
+            for spec in plans:
+                case = replay.plan_case(profile, spec, cost, place)
+                distinct[case.plan.ends] = case
+            cases += [*distinct.values()][:DISTINCT_PLANS]
+        played = replay.replay(place, members.count, cases, rounds, tries=TRIES)
+    is_first_rank = played.timeline["rank"] == 0
+    return {"runs": played.runs, "timeline": played.timeline[is_first_rank]}

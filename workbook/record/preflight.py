@@ -1,4 +1,7 @@
-"""Whether all that a recording needs works: points of a session, so that a fault costs that check alone."""
+"""Checks of whether all that a recording needs works.
+
+The checks are points of a session, so that a check that fails or hangs does not stop the others.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +22,37 @@ from ddlkit.measure.session import MEASURED, Point, PointList, Tables, say
 from ddlkit.measure.session.engine import run_session
 from ddlkit.store import machine
 
-EXPECTED_S = 8.0  # of a check, at most; the engine ends one that hangs
-OVERLAP = 0.9  # a stand-in that runs beside less of a product does not run beside it
+EXPECTED_S = 8.0
+"""The most seconds that a check is expected to take. The engine ends one that hangs."""
+OVERLAP = 0.9
+"""A stand-in that runs beside a smaller share of a product does not run beside it."""
 OVERLAP_TRIES = 5
 NVIDIA = ("NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS")
-HARMFUL = (
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    *NVIDIA,
-)  # variables that change what is measured
+HARMFUL = ("PYTORCH_NO_CUDA_MEMORY_CACHING", *NVIDIA)
+"""Environment variables that change what is measured."""
 
 Check = Callable[[str], str]
-"""Returns how the device is, or raises."""
+"""Takes a device and returns a description of its state. Raises an error if something does not work."""
 
 
 def preflight(device: str) -> int:
-    """Have all checks say a line each; returns the exit status. Raises UserError without the GPU."""
+    """Run all checks of a device and print a line for each.
+
+    Returns
+    -------
+    int
+        The exit status, which is 0 if all checks passed and otherwise 1.
+
+    Raises
+    ------
+    UserError
+        If the device is "cuda" and there is no GPU.
+    """
     if device == "cuda" and not machine.describe()["gpus"]:
         raise UserError("no GPU here: nothing can be checked; use --suite cpu")
     start_s = time.monotonic()
     with TemporaryDirectory() as out:
-        # That others use the GPU is for a check to say.
+        # A check finds out whether others use the GPU, so the session shall start in spite of them.
         run_session(
             partial(checks, device=device),
             Path(out),
@@ -46,36 +60,39 @@ def preflight(device: str) -> int:
             gpu=device == "cuda",
             ignore_load=True,
         )
-        rows = store.load_table(Path(out) / "outcomes.csv", "outcomes")
-    failed = rows["point"][rows["outcome"] != MEASURED]
+        outcomes = store.load_table(Path(out) / "outcomes.csv", "outcomes")
+    failed = outcomes["point"][outcomes["outcome"] != MEASURED]
     verdict = f"FAILED: {', '.join(failed)}" if len(failed) else "all is well"
     print(f"preflight: {verdict}, after {format_seconds(time.monotonic() - start_s)}")
     return int(len(failed) > 0)
 
 
 def checks(*, out: Path, session: int, device: str) -> PointList:
-    """Return each check of the device as a point, which is never measured already."""
-
-    def passed(name: str, check: Check) -> Tables:
-        say(f"{name}: {check(device)}")
-        return {}
-
-    named = {**CHECKS, **(GPU_CHECKS if device == "cuda" else {})}
+    """Return each check of the device as a point. No check counts as done already."""
+    named = dict(CHECKS)
+    if device == "cuda":
+        named |= GPU_CHECKS
     points = [
         Point(
             "check",
             name,
-            partial(passed, name, each),
+            partial(_run_check, name, check, device),
             EXPECTED_S,
             left=lambda: ["all of it"],
         )
-        for name, each in named.items()
+        for name, check in named.items()
     ]
     return PointList(points)
 
 
+def _run_check(name: str, check: Check, device: str) -> Tables:
+    """Run a check and print its result. No table is returned."""
+    say(f"{name}: {check(device)}")
+    return {}
+
+
 def environment(device: str) -> str:
-    """Return whose code it is, and that ranks can talk. Raises UserError for what harms."""
+    """Return which commit runs. Raises UserError if a recording would be wrong or ranks could not talk."""
     harmful = [name for name in HARMFUL if os.environ.get(name)]
     if device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         harmful.append("CUDA_VISIBLE_DEVICES")
@@ -83,38 +100,44 @@ def environment(device: str) -> str:
         raise UserError(
             f"unset {', '.join(harmful)}: what is measured would be something else"
         )
-    if (commit := machine.commit()) == "unknown":
+    commit = machine.commit()
+    if commit == "unknown":
         raise UserError(
             "commit unknown, and every stamp would say so: set DDLKIT_COMMIT"
         )
-    free_port()  # 127.0.0.1 is down in a new network namespace: this says so
+    # In a new network namespace, 127.0.0.1 is down. This call then raises an error.
+    free_port()
     return f"commit {commit}, loopback answers"
 
 
 def packages(device: str) -> str:
-    """Return the versions of the packages that measure. Raises UserError for one that is missing."""
+    """Return the versions of the packages that measure. Raises UserError if one is missing."""
     importlib.import_module("ddlkit.measure.networks").import_torchvision()
     names = ("numpy", "pandas", "scipy", "torch", "torchvision")
     return ", ".join(f"{name} {machine.installed(name)}" for name in names)
 
 
 def nvidia_smi(device: str) -> str:
-    """Return that nobody else uses the GPU. Raises UserError where somebody does, or it is not told."""
-    asked = machine.cells(
-        machine.ask_gpus(("utilization.gpu", "memory.used", "persistence_mode"))
-    )
-    if not asked:
+    """Return the state of the GPU. Raises UserError if others use it, or if nvidia-smi does not answer."""
+    fields = ("utilization.gpu", "memory.used", "persistence_mode")
+    gpus = machine.cells(machine.ask_gpus(fields))
+    if not gpus:
         raise UserError(
             "nvidia-smi does not answer: no vitals, and others are not noticed"
         )
-    if used := vitals.gpu_in_use():
-        raise UserError(used)
-    load, used_mib, mode = asked[0]
+    use_by_others = vitals.gpu_in_use()
+    if use_by_others:
+        raise UserError(use_by_others)
+    load, used_mib, mode = gpus[0]
     return f"{load}% {used_mib} MiB; persistence mode {mode}; nobody else is there"
 
 
 def stand_in(device: str) -> str:
-    """Return that NVRTC compiles the stand-in, which runs beside a product as long as that takes."""
+    """Return the compiled size of the stand-in, and its overlap with a product of matrices.
+
+    Raises UserError if torch sees no GPU, if the stand-in does not compile, and if it does not run at the
+    same time as the product.
+    """
     import torch
 
     from workbook.record.standin import Footprint, GpuStandIn, cubin
@@ -123,17 +146,26 @@ def stand_in(device: str) -> str:
         raise UserError(
             f"torch {torch.__version__} sees no GPU: install a build for this driver"
         )
-    architecture = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    major, minor = torch.cuda.get_device_capability()
+    architecture = f"sm_{major}{minor}"
     size = format_bytes(len(cubin(architecture)))
-    standin, a = GpuStandIn(), torch.randn(2048, 2048, device="cuda")
-    standin.beside(None, lambda: a @ a)
-    share, tries = 0.0, iter(range(OVERLAP_TRIES))  # the first one loads the kernel
-    while share <= OVERLAP and next(tries, None) is not None:
-        _, read = standin.beside(Footprint(blocks=8, threads=512), lambda: a @ a)
+    neighbour = GpuStandIn()
+    matrix = torch.randn(2048, 2048, device="cuda")
+
+    def multiply() -> object:
+        return matrix @ matrix
+
+    neighbour.beside(None, multiply)
+    footprint = Footprint(blocks=8, threads=512)
+    # The first try loads the kernel, which takes turns with the product.
+    for _ in range(OVERLAP_TRIES):
+        _, read = neighbour.beside(footprint, multiply)
         torch.cuda.synchronize()
-        share = read().overlap_share
-    line = f"{size} for {architecture}, runs beside {share:.1%} of a product"
-    if share <= OVERLAP:
+        overlap = read().overlap_share
+        if overlap > OVERLAP:
+            break
+    line = f"{size} for {architecture}, runs beside {overlap:.1%} of a product"
+    if overlap <= OVERLAP:
         raise UserError(f"{line}: kernels take turns here")
     return line
 

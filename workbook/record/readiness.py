@@ -39,18 +39,29 @@ class LoopSettings:
 @job(LoopSettings, "timeline")
 def loop_job(me: Rank, settings: LoopSettings) -> Iterator[Tables]:
     """Run the loop on this rank, and yield a span for each gradient, which ends when it is ready."""
-    names: dict[str, Any] = {}
-    exec(settings.source, names)
-    ready = [*names[settings.name](me.rank)]
-    of_all: list[Any] = [None] * me.world_size
-    dist.all_gather_object(of_all, ready)
-    yield {"timeline": pd.DataFrame(_spans(of_all))}
+    # Defines the loop's function in a namespace of its own.
+    namespace: dict[str, Any] = {}
+    exec(settings.source, namespace)
+    loop: Loop = namespace[settings.name]
+    ready_by_rank: list[Any] = [None] * me.world_size
+    dist.all_gather_object(ready_by_rank, [*loop(me.rank)])
+    yield {"timeline": pd.DataFrame(_spans(ready_by_rank))}
 
 
-def _spans(of_all: Sequence[Sequence[tuple[str, float]]]) -> Iterator[dict[str, Any]]:
-    """Yield a row of table ``timeline`` for each gradient, from when the one before it was ready."""
-    for rank, ready in enumerate(of_all):
-        before_s = ready[0][1]
+def _spans(
+    ready_by_rank: Sequence[Sequence[tuple[str, float]]],
+) -> Iterator[dict[str, Any]]:
+    """Yield a row of table ``timeline`` for each gradient.
+
+    A span begins when the gradient before it was ready. The first span of a rank has no length.
+
+    Parameters
+    ----------
+    ready_by_rank : sequence
+        For each rank, the name of each gradient and the second at which it was ready, in this order.
+    """
+    for rank, ready in enumerate(ready_by_rank):
+        _, previous_ready_s = ready[0]
         for tensor, ready_s in ready:
             yield {
                 "case": "loop",
@@ -62,11 +73,11 @@ def _spans(of_all: Sequence[Sequence[tuple[str, float]]]) -> Iterator[dict[str, 
                 "iteration": 0,
                 "group": -1,
                 "origin": "measured",
-                "start_s": before_s,
+                "start_s": previous_ready_s,
                 "end_s": ready_s,
                 "bytes": 0,
             }
-            before_s = ready_s
+            previous_ready_s = ready_s
 
 
 def watch(loop: Loop, ranks: int = 2) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Recordings: a suite, a part of one, or a file of points is measured into the directory it belongs to."""
+"""Recordings: a suite, a part of a suite or a file of points is measured into its directory."""
 
 from __future__ import annotations
 
@@ -47,32 +47,44 @@ def record(
     pack: Path | None = None,
     ignore_load: bool = False,
 ) -> Path | str:
-    """Measure a suite, a file of points, or one of `PARTS`; return where, or of a dry run what is missing.
+    """Measure a suite, a file of points, or a part of a suite.
 
     Parameters
     ----------
-    what : name of a suite, a file of points, or one of `PARTS` of the suite ``profile``
-    device : "cpu" or "cuda", in place of the suite's own
-    networks : with batch sizes, as in "resnet50:32", in place of the suite's own; for layers only
-    predict : of a campaign: write down what models say of its cases, and replay none
-    budget_s, pack, ignore_load : as of `run_session`
+    what : str
+        The name of a suite, a file of points, or one of `PARTS` of the suite ``profile``.
+    profile : str, optional
+        The suite of which a part is measured.
+    device : str, optional
+        "cpu" or "cuda", in place of the suite's own.
+    out : Path, optional
+        The directory of the tables, in place of the suite's own.
+    dry_run : bool, optional
+        Whether to say only what is missing.
+    networks : sequence of str, optional
+        Networks with batch sizes, as in "resnet50:32", in place of the suite's own. Only layers can be
+        measured of them.
+    predict : bool, optional
+        Whether to write down what models say of the cases of a campaign, and to replay none.
+    budget_s, pack, ignore_load
+        As of `run_session`.
+
+    Returns
+    -------
+    Path or str
+        The directory of the tables, or of a dry run what is missing.
 
     Raises
     ------
     UserError
         As `run_session` does, for a wrong file, and where a lab or a GPU is needed and lacking.
     """
-    name, part = what, "all"
-    if what in PARTS:
-        name, part = profile, what
+    name = profile if what in PARTS else what
+    part = what if what in PARTS else "all"
     suite = read(name)
-    gpus = bool(machine.describe()["gpus"])
-    if suite.isolate:
-        device = device or suite.device or ("cuda" if gpus else "cpu")
-    if device == "cuda" and not gpus:
-        raise UserError("no GPU here: nvidia-smi lists none; use --device cpu")
+    device = _checked_device(suite, device)
     out = out or _default_out(suite, device)
-    make = partial(
+    make_points = partial(
         points,
         name=str(suite.file),
         part=part,
@@ -80,30 +92,44 @@ def record(
         networks=networks,
         predict=predict,
     )
-    remark = ""
-    if suite.file == read("full").file:
-        remark = LONG
+    is_full = suite.file == read("full").file
+    if is_full:
         _refuse_short_tables(out)
     if dry_run:
-        return estimate(make, out)
+        return estimate(make_points, out)
     if suite.is_campaign or part == CAMPAIGN:
-        if reason := network.available():
-            raise UserError(f"no campaign here: {reason}")
+        lacking = network.available()
+        if lacking:
+            raise UserError(f"no campaign here: {lacking}")
     return run_session(
-        make,
+        make_points,
         out,
         isolate=suite.isolate,
         gpu=device == "cuda",
         budget_s=budget_s,
         pack=pack,
         ignore_load=ignore_load,
-        remark=remark,
+        remark=LONG if is_full else "",
         pack_tables=out.resolve().is_relative_to(places.RECORDED.resolve()),
     )
 
 
+def _checked_device(suite: Suite, device: str) -> str:
+    """Return the device of a suite, which may be left open as "".
+
+    The device of a suite whose points run in processes of their own is decided here. For other suites,
+    torch decides later. Raises UserError if a GPU is asked for and there is none.
+    """
+    has_gpus = bool(machine.describe()["gpus"])
+    if suite.isolate:
+        device = device or suite.device or ("cuda" if has_gpus else "cpu")
+    if device == "cuda" and not has_gpus:
+        raise UserError("no GPU here: nvidia-smi lists none; use --device cpu")
+    return device
+
+
 def _refuse_short_tables(out: Path) -> None:
-    """Raise UserError where the directory holds tables that the suite full did not measure."""
+    """Raise UserError if the directory holds tables that the suite full did not measure."""
     for path in filter(is_stamped, store.list_tables(out)):
         if LONG not in store.load_stamp(path).get("remark", ""):
             raise UserError(
@@ -113,10 +139,17 @@ def _refuse_short_tables(out: Path) -> None:
 
 
 def _default_out(suite: Suite, device: str) -> Path:
-    """Return where a suite measures: a recording has its GPU's name or, of processors, one of its own."""
+    """Return the directory of a suite's tables.
+
+    A recording is named after the GPU, or after the processor with the ending "-suite".
+    """
     if suite.is_campaign and not suite.out:
         return places.recorded_dir() / suite.folder
-    name = machine.name() if device == "cuda" else f"{machine.name('cpu')}-suite"
+    if device == "cuda":
+        name = machine.name()
+    else:
+        name = f"{machine.name('cpu')}-suite"
     if suite.out == "recorded":
         return places.recorded_dir(name)
-    return places.BUILD / (suite.out or "measured") / (name if suite.isolate else "")
+    directory = places.BUILD / (suite.out or "measured")
+    return directory / name if suite.isolate else directory

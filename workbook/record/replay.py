@@ -1,10 +1,11 @@
 """Replay of recorded compute with real collectives: what training would take on this network.
 
-Each rank, all on one machine, whose clock they share, waits out the recorded compute by absolute deadlines
-and posts a group's collective when its last gradient would be ready: an all-reduce, or of sparsified
-gradients, after the recorded time of selecting, an all-gather of values and one of indices. Waiting is
-sleeping: with more ranks than cores, one that spins would take the processor from gloo's threads. Rank 0
-appends each iteration to a file when it is complete, so that a kill loses only the one under way.
+Each rank waits out the recorded compute by absolute deadlines. All ranks are on one machine and share its
+clock. When the last gradient of a group would be ready, a rank posts the group's collective. This is an
+all-reduce. For sparsified gradients it is an all-gather of values and one of indices, after the recorded
+time of selecting. Waiting is sleeping, because with more ranks than cores a rank that spins would take the
+processor from gloo's threads. Rank 0 appends each iteration to a file when the iteration is complete, so that
+a kill loses only the iteration in flight.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ from ddlkit.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.store.files import append_text
 
 ITERATIONS = "replay.jsonl"
-HEAD_START_S = (
-    0.01  # from the barrier to the common start: all ranks must have heard of it
-)
-SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
-MESSAGES_PER_SAMPLE = (
-    16  # of a calibration: posted together, as a replay posts its groups
-)
+"""The name of the file of iterations. Each line holds the row of an iteration and its spans."""
+HEAD_START_S = 0.01
+"""Seconds from the barrier to the common start, in which all ranks must have heard of the start."""
+SETTLE_S = 0.1
+"""Seconds around an iteration for checks and for the exchange of recorded times."""
+MESSAGES_PER_SAMPLE = 16
+"""How many messages a calibration posts at once, as a replay posts its groups."""
 JOIN = {"backend": "gloo"}
 """How ranks join for a replay in the lab, and must for a calibration that is to predict one."""
 
 
 class PlannedCase(NamedTuple):
-    """A case that can be replayed: its plan, and its workload before dilation."""
+    """A case that can be replayed, with its workload before dilation and its plan."""
 
     case: Case
     workload: Workload
@@ -74,24 +75,37 @@ def plan_case(
     straggler: float = 1.0,
     selection_sha256: str = "",
 ) -> PlannedCase:
-    """Plan the profile by ``spec``. Raises UserError for a plan that cannot be made for it.
+    """Return the case of a profile under a plan.
 
-    Time is dilated so that an iteration computes as long as one message of everything takes, where a model
-    of their overlap has most to lose.
+    Compute is dilated so that an iteration computes as long as one message with all gradients takes. This
+    is where a model of their overlap has most to lose.
 
-    cost : of a group by its dense size. What a `sparse.SparseGather` knows of selecting is dilated, too
-    density, straggler, selection_sha256 : as of `Case`
+    Parameters
+    ----------
+    profile : LayerProfile
+        The measured layers of the network.
+    spec : str
+        The name of the plan.
+    cost : MessageCost
+        The cost of sending a group, by the group's dense bytes. The selection times of a
+        `sparse.SparseGather` are dilated, too.
+    place : Place
+        Where the ranks run.
+    density, straggler, selection_sha256
+        As of `Case`.
+
+    Raises
+    ------
+    UserError
+        If the plan cannot be made for the profile.
     """
     workload = profile.workload()
-    dilation = float(f"{float(cost(workload.bytes.sum())) / workload.compute_s:.4g}")
-    if (
-        isinstance(cost, sparse.SparseGather)
-        and (selecting := cost.selecting) is not None
-    ):
-        cost = replace(
-            cost, selecting=lambda n, density: dilation * selecting(n, density)
-        )
-    plan = make_plan(spec, workload.scaled(dilation), cost)
+    largest_message_s = float(cost(workload.bytes.sum()))
+    # The factor is rounded to four digits.
+    dilation = float(f"{largest_message_s / workload.compute_s:.4g}")
+    plan = make_plan(
+        spec, workload.scaled(dilation), _with_dilated_selection(cost, dilation)
+    )
     case = Case(
         kind="replay",
         network=profile.network,
@@ -112,13 +126,40 @@ def plan_case(
     return PlannedCase(case, workload, plan)
 
 
+def _with_dilated_selection(cost: MessageCost, dilation: float) -> MessageCost:
+    """Return the cost with its selection times dilated, if it has any."""
+    if not isinstance(cost, sparse.SparseGather) or cost.selecting is None:
+        return cost
+    selecting = cost.selecting
+
+    def dilated(elements: Any, density: float) -> Any:
+        return dilation * selecting(elements, density)
+
+    return replace(cost, selecting=dilated)
+
+
 @dataclass(frozen=True)
 class Script:
-    """What a rank plays in one iteration; times in seconds from the common start, dilated.
+    """What a rank plays in one iteration. All times are dilated.
 
-    ready_s : when each group is ready, without the selections before it
-    kept : how many elements of each group are sent, () where all are
-    selection_s : how long each selection takes, () where there is none
+    Attributes
+    ----------
+    case : Case
+        The case that is replayed.
+    forward_s : float
+        The end of the forward pass, in seconds from the common start.
+    ready_s : sequence of float
+        When each group is ready, in seconds from the common start, without the selections before it.
+    bytes : sequence of int
+        The dense bytes of each group.
+    elements : sequence of int
+        The number of elements of each group.
+    update_s : float
+        The seconds of the update.
+    kept : sequence of int
+        How many elements of each group are sent. Empty if all are sent.
+    selection_s : sequence of float
+        The seconds of selecting from each group. Empty if nothing is selected.
     """
 
     case: Case
@@ -134,73 +175,98 @@ class Script:
     def from_case(
         cls, planned: PlannedCase, selection: sparse.Selecting | None = None
     ) -> Script:
-        """Make the script of a case; a sparse one waits out recorded times of selection.
+        """Return the script of a case.
 
-        Raises UserError without these, and for a collective that a replay does not post.
+        Parameters
+        ----------
+        planned : PlannedCase
+            The case.
+        selection : Selecting, optional
+            The recorded seconds of selecting, which a sparse case waits out.
+
+        Raises
+        ------
+        UserError
+            If the case is sparse and no ``selection`` is given, or if the case names a collective that a
+            replay does not post.
         """
-        case, plan = planned.case, planned.plan
-        slow = planned.workload.scaled(case.dilation)
-        elements = sparse.elements_of(plan.group_bytes(slow)).astype(int)
-        kept: Sequence[int] = ()
-        selection_s: Sequence[float] = ()
-        if case.collective != (posted := of_gradients(sparse=case.sparse)):
+        case = planned.case
+        plan = planned.plan
+        posted = of_gradients(sparse=case.sparse)
+        if case.collective != posted:
             kind = "sparse" if case.sparse else "dense"
             raise UserError(
                 f"replay: case {case.key} names {case.collective}: {kind} gradients are "
                 f"sent by {posted}"
             )
+        dilated = planned.workload.scaled(case.dilation)
+        elements = sparse.elements_of(plan.group_bytes(dilated)).astype(int)
+        kept: Sequence[int] = ()
+        selection_s: Sequence[float] = ()
         if case.sparse:
             if selection is None:
                 raise UserError(
                     f"replay: case {case.key} waits out selections of unknown times"
                 )
-            waited_s = case.dilation * selection(elements, case.density)
             kept = [sparse.selected(size, case.density) for size in elements.tolist()]
-            selection_s = waited_s.tolist()
+            dilated_s = case.dilation * selection(elements, case.density)
+            selection_s = dilated_s.tolist()
         return cls(
             case=case,
-            forward_s=slow.forward_s,
-            ready_s=plan.group_ready_s(slow).tolist(),
-            bytes=plan.group_bytes(slow).tolist(),
+            forward_s=dilated.forward_s,
+            ready_s=plan.group_ready_s(dilated).tolist(),
+            bytes=plan.group_bytes(dilated).tolist(),
             elements=elements.tolist(),
-            update_s=slow.update_s,
+            update_s=dilated.update_s,
             kept=kept,
             selection_s=selection_s,
         )
 
     @property
     def compute_s(self) -> float:
-        """Return the iteration without communication."""
+        """Return the seconds of the iteration without communication."""
         return self.ready_s[-1] + sum(self.selection_s) + self.update_s
 
     @property
     def sent_bytes(self) -> Sequence[int]:
-        """Return bytes that a rank sends of each group; beside values that are selected, their indices."""
-        return [2 * sparse.ELEMENT_BYTES * k for k in self.kept] or self.bytes
+        """Return the bytes that a rank sends of each group.
+
+        Each selected value is sent with its index, which is as large.
+        """
+        if not self.kept:
+            return self.bytes
+        return [2 * sparse.ELEMENT_BYTES * k for k in self.kept]
 
     @property
     def expected_s(self) -> float:
-        """Return generous seconds of the iteration: no overlap, and twice the bytes each way."""
+        """Return a generous estimate of the iteration in seconds, for a limit of time.
+
+        Nothing overlaps, and the bytes travel twice each way.
+        """
         case = self.case
-        byte_s = 16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
-        wire_s = sum(self.sent_bytes) * byte_s * (case.workers if self.kept else 1)
-        wire_s += (
-            len(self.bytes) * 4 * case.workers * one_way_delay_s(case.link)
-        )  # a step asks first
+        # Twice 8 bits for each byte. Where the rate is unknown, 100 MB/s are assumed.
+        s_per_byte = 16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
+        copies = case.workers if self.kept else 1
+        wire_s = sum(self.sent_bytes) * s_per_byte * copies
+        # A step of a collective asks first, so that it takes a round trip.
+        wire_s += len(self.bytes) * 4 * case.workers * one_way_delay_s(case.link)
         return self.compute_s * case.straggler + wire_s + SETTLE_S
 
     def played_by(self, rank: int) -> Script:
-        """Return the script of that rank: the last one is the straggler, if there is one."""
-        slower = self.case.straggler if rank == self.case.workers - 1 else 1.0
-        times = ("forward_s", "ready_s", "selection_s", "update_s")
-        slow: Any = {
-            name: np.multiply(slower, getattr(self, name)).tolist() for name in times
-        }
-        return replace(self, **slow)
+        """Return the script of a rank. The last rank is the straggler, if there is one."""
+        is_last = rank == self.case.workers - 1
+        factor = self.case.straggler if is_last else 1.0
+        return replace(
+            self,
+            forward_s=factor * self.forward_s,
+            ready_s=[factor * ready_s for ready_s in self.ready_s],
+            selection_s=[factor * seconds for seconds in self.selection_s],
+            update_s=factor * self.update_s,
+        )
 
 
 class Replayed(NamedTuple):
-    """Tables of a replay: ``runs``, and of the first round ``timeline``; times are dilated."""
+    """The tables of a replay: ``runs``, and ``timeline`` of the first round. Times are dilated."""
 
     runs: pd.DataFrame
     timeline: pd.DataFrame
@@ -209,7 +275,7 @@ class Replayed(NamedTuple):
 def calibrate(
     lab: Lab, settings: CollectivesSettings, timeout_s: float = 600.0
 ) -> pd.DataFrame:
-    """Measure table ``collectives`` of all ranks of the lab."""
+    """Measure collectives between all ranks of the lab and return table ``collectives``."""
     tables = launch(
         collectives_job,
         settings,
@@ -223,7 +289,17 @@ def calibrate(
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """What CONFIG.json of this job holds; turns : (repeat, number of the script) of each iteration."""
+    """The settings of the job.
+
+    Attributes
+    ----------
+    scripts : sequence of Script
+        The script of each case.
+    turns : sequence of (int, int)
+        The repeat and the number of the script of each iteration, in the order of play.
+    tries : int
+        How often an iteration is played at most, while others disturb the machine.
+    """
 
     scripts: Sequence[Script]
     turns: Sequence[tuple[int, int]]
@@ -241,226 +317,325 @@ def replay(
     tries: int = 1,
     out: Path | None = None,
 ) -> Replayed:
-    """Replay every case once per round, all in one launch, so that drift meets all cases alike.
+    """Replay every case once per round.
 
-    selection : recorded times of it, needed for sparse cases
-    done : (case's key, repeat) of iterations that need not be played
-    tries : how often an iteration is played, at most, while the machine's host disturbs it
-    out : where rows are appended as they come; what an interrupted replay left there is not played again
+    All iterations run in one launch, so that drift meets all cases alike.
 
-    Raises UserError as `launch` does.
+    Parameters
+    ----------
+    place : Place
+        Where the ranks run.
+    ranks : int
+        The number of ranks.
+    cases : sequence of PlannedCase
+        The cases.
+    rounds : int, optional
+        How often each case is played.
+    selection : Selecting, optional
+        The recorded seconds of selecting, which sparse cases need.
+    done : collection of (str, int), optional
+        The key of the case and the repeat of each iteration that need not be played.
+    tries : int, optional
+        How often an iteration is played at most, while others disturb the machine.
+    out : Path, optional
+        The directory of the file to which iterations are appended. An iteration that an interrupted replay
+        left there is not played again.
+
+    Returns
+    -------
+    Replayed
+        The tables of all iterations in ``out``.
+
+    Raises
+    ------
+    UserError
+        As `launch` and `Script.from_case` do.
     """
     scripts = [Script.from_case(planned, selection) for planned in cases]
-    keys = [planned.case.key for planned in cases]
-    limit_s = 60 + 3 * tries * rounds * sum(script.expected_s for script in scripts)
+    round_s = sum(script.expected_s for script in scripts)
     with workspace(out) as directory:
         played = {*keep_complete(directory), *done}
-        every = product(range(rounds), range(len(keys)))
-        turns = [(repeat, n) for repeat, n in every if (keys[n], repeat) not in played]
+        turns = [
+            (repeat, number)
+            for repeat, number in product(range(rounds), range(len(cases)))
+            if (cases[number].case.key, repeat) not in played
+        ]
         launch(
             replay_job,
             ReplaySettings(scripts, turns, tries),
             ranks=ranks,
             place=place,
             join=JOIN,
-            timeout_s=limit_s,
+            timeout_s=60 + 3 * tries * rounds * round_s,
             out=directory,
         )
         return read_replayed(directory, [planned.case for planned in cases])
 
 
-# -- in each rank ------------------------------------------------------------------------------
+# -- in each rank ----------------------------------------------------------------------
 
 
 @job(ReplaySettings)
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
-    """Play all turns. Rank 0 appends to a file, which a kill leaves usable."""
+    """Play all turns on this rank. Rank 0 appends them to a file, which a kill leaves usable."""
     retries = Retries(len(settings.turns) // 4)
-    turns = deque(
-        (repeat, settings.scripts[n], settings.tries) for repeat, n in settings.turns
+    pending = deque(
+        (repeat, settings.scripts[number], settings.tries)
+        for repeat, number in settings.turns
     )
-    while turns:
-        repeat, script, tries = turns.popleft()
-        seen_s, used = _iterate(me, script)
-        if tries > 1 and retries.again(used):
-            turns.append((repeat, script, tries - 1))
+    while pending:
+        repeat, script, tries_left = pending.popleft()
+        recorded_s, usage = _iterate(me, script)
+        # A disturbed iteration is played again after all others.
+        if tries_left > 1 and retries.again(usage):
+            pending.append((repeat, script, tries_left - 1))
             continue
-        everyone = peers.everyones(seen_s)
+        ranks_s = peers.everyones(recorded_s)
         if me.rank == 0:
-            append_iteration(me.out, script, repeat, everyone, used)
+            append_iteration(me.out, script, repeat, ranks_s, usage)
     return ()
 
 
 class _Messages:
-    """A rank's messages of one iteration: their memory, sending and checking.
+    """The messages of a rank in one iteration: their memory, sending and checking.
 
-    A thread waits for the collectives in turn and notes when each is complete, late by one wake-up, as the
-    waiting rank itself is. A callback on the collective would hold up the next one in gloo's thread.
+    A thread waits for the collectives one after the other and notes when each is complete. The note is late
+    by one wake-up, as is the waiting rank. A callback on the collective would instead hold up the next
+    collective in gloo's thread.
     """
 
     def __init__(self, me: Rank, script: Script) -> None:
-        self._script, self._ranks = script, me.world_size
+        self._script = script
+        self._ranks = me.world_size
         self._works: list[dist.Work] = []
-        mine = me.rank + 1.0
-        self._dense = [
-            torch.full((n,), mine) for n in script.elements if not script.kept
-        ]
-        sent = [
-            (torch.full((n,), mine), torch.arange(n, dtype=torch.int32))
-            for n in script.kept
-        ]
-        self._sparse = [
-            [(part.new_zeros(me.world_size * len(part)), part) for part in pair]
-            for pair in sent
-        ]
-        self._last: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
+        # Each rank sends its number, counted from 1, so that sums and gathered parts can be checked.
+        own_value = me.rank + 1.0
+        self._dense: list[torch.Tensor] = []
+        self._sparse: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        if script.kept:
+            for k in script.kept:
+                values = torch.full((k,), own_value)
+                indices = torch.arange(k, dtype=torch.int32)
+                self._sparse.append([self._gathered(values), self._gathered(indices)])
+        else:
+            self._dense = [torch.full((n,), own_value) for n in script.elements]
+        # The last collective of each group, in the order of posting.
+        self._posted: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: list[float] = []
         self._noting = threading.Thread(target=self._note, daemon=True)
         self._noting.start()
 
+    def _gathered(self, sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return memory for what an all-gather of ``sent`` receives, and ``sent`` itself."""
+        return sent.new_zeros(self._ranks * len(sent)), sent
+
     def post(self, group: int) -> float:
-        """Send a group; returns when that was done."""
+        """Post the collectives of a group. Return the clock's seconds when that was done."""
         if self._script.kept:
-            pairs = self._sparse[group]
-            works = [peers.gather_single(*pair, async_op=True) for pair in pairs]
+            works = [
+                peers.gather_single(received, sent, async_op=True)
+                for received, sent in self._sparse[group]
+            ]
         else:
             works = [dist.all_reduce(self._dense[group], async_op=True)]
-        self._last.put(works[-1])
+        self._posted.put(works[-1])
         self._works += works
         return time.perf_counter()
 
     def wait(self) -> tuple[float, Floats]:
-        """Return when all that was posted is complete, and when each group was, (G,) seconds."""
+        """Wait until all posted collectives are complete.
+
+        Returns
+        -------
+        waited_s : float
+            The clock's seconds at the end of the wait.
+        complete_s : ndarray, shape (G,)
+            The clock's seconds at which each group was complete.
+        """
         for work in self._works:
             work.wait()
         waited_s = time.perf_counter()
         self._noting.join()
+        # The noting thread may wake up after the rank, which knows by then that all is complete.
         return waited_s, np.minimum(self._complete_s, waited_s)
 
     def check(self) -> None:
-        """Raise RuntimeError unless every sum is right, and every gathered element where it belongs."""
+        """Raise RuntimeError unless every sum is right and every gathered element is in its place."""
         n = self._ranks
-        right = [bool((part == n * (n + 1) / 2).all()) for part in self._dense]
-        for (values, _), (indices, sent) in self._sparse:
-            of_ranks = values.view(n, -1) == torch.arange(1.0, n + 1)[:, None]
-            right.append(bool(of_ranks.all() and (indices.view(n, -1) == sent).all()))
-        if not all(right):
-            where = f"group {right.index(False)} of case {self._script.case.key}"
-            raise RuntimeError(f"replay: wrong values in {where}")
+        is_right = [bool((sums == n * (n + 1) / 2).all()) for sums in self._dense]
+        expected_values = torch.arange(1.0, n + 1)[:, None]
+        for (values, _), (indices, sent_indices) in self._sparse:
+            values_right = (values.view(n, -1) == expected_values).all()
+            indices_right = (indices.view(n, -1) == sent_indices).all()
+            is_right.append(bool(values_right and indices_right))
+        if not all(is_right):
+            group = is_right.index(False)
+            raise RuntimeError(
+                f"replay: wrong values in group {group} of case {self._script.case.key}"
+            )
 
     def _note(self) -> None:
+        """Note when each group is complete, in the noting thread."""
         for _ in self._script.ready_s:
-            self._last.get().wait()
+            self._posted.get().wait()
             self._complete_s.append(time.perf_counter())
 
 
 def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
-    """Return one iteration, started by all ranks at once, as of `make_timeline`; and how cores were used.
+    """Play one iteration, which all ranks start at once.
 
-    They count as busy from the first message to the last: over a whole iteration, ranks mostly sleep.
+    Returns
+    -------
+    recorded_s : ndarray, shape (4 G + 3,)
+        The times of this rank, as in `make_timeline`.
+    usage : Usage
+        How all ranks used the cores. Cores count as busy only from the first message to the last, because
+        ranks mostly sleep over a whole iteration.
     """
     script = script.played_by(me.rank)
-    messages, watch = _Messages(me, script), Watch(me.rank)
+    messages = _Messages(me, script)
+    watch = Watch(me.rank)
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
-    seen_s, sending = _play(script, messages, start_s)
-    used = peers.usage_of_all(replace(watch.usage(), busy=sending.busy))
+    recorded_s, sending = _play(script, messages, start_s)
+    usage = peers.usage_of_all(replace(watch.usage(), busy=sending.busy))
     messages.check()
-    return seen_s, used
+    return recorded_s, usage
 
 
 def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, Usage]:
-    """Return times of one iteration, as of `make_timeline`, and how cores were used while it sent."""
-    awake_s, selected_s, posted_s = np.empty((3, len(script.ready_s)))
-    spent_s = 0.0  # by the selections so far: all that follows is later by it
+    """Wait out the compute of a script and post its messages.
+
+    Returns
+    -------
+    recorded_s : ndarray, shape (4 G + 3,)
+        Seconds since ``start_s``, as in `make_timeline`.
+    sending : Usage
+        How cores were used from the first message to the last.
+    """
+    n_groups = len(script.ready_s)
+    awake_s = np.empty(n_groups)
+    selected_s = np.empty(n_groups)
+    posted_s = np.empty(n_groups)
+    # The selections so far delay all that follows by this.
+    selecting_s = 0.0
     forward_end_s = sleep_until(start_s + script.forward_s)
     for group, planned_s in enumerate(script.ready_s):
-        ready_s = start_s + planned_s + spent_s
-        awake_s[group] = selected_s[group] = sleep_until(ready_s)
+        ready_s = start_s + planned_s + selecting_s
+        awake_s[group] = sleep_until(ready_s)
+        selected_s[group] = awake_s[group]
         if script.selection_s:
-            spent_s += script.selection_s[group]
+            selecting_s += script.selection_s[group]
             selected_s[group] = sleep_until(ready_s + script.selection_s[group])
         if group == 0:
-            before = processor_times()
+            times_before = processor_times()
         posted_s[group] = messages.post(group)
-    waited_s, done_s = messages.wait()
-    sending = processor_usage(before, processor_times())
+    waited_s, complete_s = messages.wait()
+    sending = processor_usage(times_before, processor_times())
     end_s = sleep_until(waited_s + script.update_s)
-    groups = (awake_s, selected_s, posted_s, done_s)
-    return np.hstack([*groups, forward_end_s, waited_s, end_s]) - start_s, sending
+    clock_s = np.hstack(
+        [awake_s, selected_s, posted_s, complete_s, forward_end_s, waited_s, end_s]
+    )
+    return clock_s - start_s, sending
 
 
-# -- what comes back -----------------------------------------------------------------------------
+# -- what comes back -------------------------------------------------------------------
 
 
-def make_timeline(script: Script, everyone: Floats) -> Timeline:
-    """Make spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
+def make_timeline(script: Script, ranks_s: Floats) -> Timeline:
+    """Return the spans of all ranks, in seconds from the common start.
 
-    everyone : (ranks, 4 G + 3) seconds: when a rank woke with each group's gradients, had selected, went on
-        computing, and saw its messages complete; ends of forward, of waiting and of the update
+    A collective begins when it is posted and the collective before it has ended. The ``bytes`` of a
+    collective are those that a rank sends.
 
-    A collective begins when it is posted and its predecessor has ended.
+    Parameters
+    ----------
+    script : Script
+        The script of the case.
+    ranks_s : ndarray, shape (ranks, 4 G + 3)
+        The times of each rank. For each of G groups: when the rank woke up with the gradients, when it had
+        selected, when it had posted the group, and when the collectives were complete. Then the ends of the
+        forward pass, of waiting and of the update.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
-        for rank, seen_s in enumerate(everyone)
-        for span in _spans(script.played_by(rank), seen_s)
+        for rank, rank_s in enumerate(ranks_s)
+        for span in _spans(script.played_by(rank), rank_s)
     )
 
 
-def _spans(script: Script, seen_s: Floats) -> Iterable[dict[str, Any]]:
-    forward_end_s, waited_s, end_s = seen_s[-3:].tolist()
-
-    def span(
-        kind: str,
-        group: int,
-        start_s: float,
-        end_s: float,
-        stream: str = "compute",
-        n_bytes: int = 0,
-    ) -> dict[str, Any]:
-        return {
-            "task": kind if group < 0 else f"{kind} {group}",
-            "kind": kind,
-            "stream": stream,
-            "group": group,
-            "start_s": start_s,
-            "end_s": max(start_s, end_s),
-            "bytes": n_bytes,
-        }
-
-    yield span("forward", -1, 0.0, forward_end_s)
-    begin_s, free_s = forward_end_s, 0.0
+def _spans(script: Script, recorded_s: Floats) -> Iterable[dict[str, Any]]:
+    """Yield the spans of one rank from its recorded times, shape (4 G + 3,), as in `make_timeline`."""
+    forward_end_s, waited_s, end_s = recorded_s[-3:].tolist()
+    groups_s = recorded_s[:-3].reshape(4, -1).T.tolist()
+    yield _span("forward", -1, 0.0, forward_end_s)
+    backward_begin_s = forward_end_s
+    # When the collective before ended.
+    link_free_s = 0.0
     for group, n_bytes in enumerate(script.bytes):
-        awake_s, selected_s, posted_s, done_s = (
-            seen_s[:-3].reshape(4, -1)[:, group].tolist()
-        )
-        yield span("backward", group, begin_s, awake_s, n_bytes=n_bytes)
+        awake_s, selected_s, posted_s, complete_s = groups_s[group]
+        yield _span("backward", group, backward_begin_s, awake_s, n_bytes=n_bytes)
         if script.kept:
-            yield span("sparsify", group, awake_s, selected_s, n_bytes=n_bytes)
-        yield span(
+            yield _span("sparsify", group, awake_s, selected_s, n_bytes=n_bytes)
+        yield _span(
             script.case.collective,
             group,
-            max(selected_s, free_s),
-            done_s,
+            max(selected_s, link_free_s),
+            complete_s,
             stream="communication",
             n_bytes=script.sent_bytes[group],
         )
-        begin_s, free_s = posted_s, done_s
-    yield span("wait", -1, begin_s, waited_s)
-    yield span("update", -1, waited_s, end_s)
+        backward_begin_s = posted_s
+        link_free_s = complete_s
+    yield _span("wait", -1, backward_begin_s, waited_s)
+    yield _span("update", -1, waited_s, end_s)
 
 
-# -- the file ----------------------------------------------------------------------------------
+def _span(
+    kind: str,
+    group: int,
+    start_s: float,
+    end_s: float,
+    stream: str = "compute",
+    n_bytes: int = 0,
+) -> dict[str, Any]:
+    """Return a row of table ``timeline``. The group is -1 where a span belongs to no group."""
+    return {
+        "task": kind if group < 0 else f"{kind} {group}",
+        "kind": kind,
+        "stream": stream,
+        "group": group,
+        "start_s": start_s,
+        # A group may have been noted as complete before the rank went on.
+        "end_s": max(start_s, end_s),
+        "bytes": n_bytes,
+    }
+
+
+# -- the file --------------------------------------------------------------------------
 
 
 def append_iteration(
-    out: Path, script: Script, repeat: int, everyone: Floats, used: Usage
+    out: Path, script: Script, repeat: int, ranks_s: Floats, usage: Usage
 ) -> None:
-    """Add an iteration to the file in ``out``: a line of its row, and in the first round its spans."""
-    iteration_s = float(everyone[:, -1].max())
-    compute_s = script.played_by(
-        len(everyone) - 1
-    ).compute_s  # of the straggler, if there is one
+    """Append an iteration to the file in ``out``: a line with its row, and its spans in the first round.
+
+    Parameters
+    ----------
+    out : Path
+        The directory of the file.
+    script : Script
+        The script of the case.
+    repeat : int
+        The round.
+    ranks_s : ndarray, shape (ranks, 4 G + 3)
+        The times of each rank, as in `make_timeline`.
+    usage : Usage
+        How all ranks used the cores.
+    """
+    iteration_s = float(ranks_s[:, -1].max())
+    # The last rank is the straggler, if there is one.
+    last_rank = len(ranks_s) - 1
+    compute_s = script.played_by(last_rank).compute_s
     row = {
         "case": script.case.key,
         "repeat": repeat,
@@ -468,44 +643,53 @@ def append_iteration(
         "iteration_s": iteration_s,
         "compute_s": compute_s,
         "exposed_communication_s": iteration_s - compute_s,
-        "processor_load": used.busy,
-        "processor_limited": used.limited,
-        "stolen": used.stolen,
-        "late": used.late,
-        "others": used.others,
-        "disturbed": used.disturbed,
+        "processor_load": usage.busy,
+        "processor_limited": usage.limited,
+        "stolen": usage.stolen,
+        "late": usage.late,
+        "others": usage.others,
+        "disturbed": usage.disturbed,
     }
-    spans = (
-        [] if repeat else make_timeline(script, everyone).to_frame().to_dict("records")
-    )
+    spans = []
+    if repeat == 0:
+        spans = make_timeline(script, ranks_s).to_frame().to_dict("records")
     append_text(out / ITERATIONS, json.dumps([row, spans]) + "\n")
 
 
 def keep_complete(out: Path) -> list[tuple[str, int]]:
-    """Return (case's key, repeat) of the iterations in ``out``; half a line, of a kill, is removed."""
-    (out / ITERATIONS).write_text(text := _complete(out))
-    return [
-        (row["case"], row["repeat"]) for row, _ in map(json.loads, text.splitlines())
-    ]
+    """Return the key of the case and the repeat of each iteration in ``out``.
+
+    Half a line, which a kill leaves at the end, is removed from the file.
+    """
+    text = _complete(out)
+    (out / ITERATIONS).write_text(text)
+    rows = [row for row, _ in map(json.loads, text.splitlines())]
+    return [(row["case"], row["repeat"]) for row in rows]
 
 
 def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
-    """Read the iterations of ``cases`` that a replay into ``out`` completed. Raises UserError for none."""
-    described = {case.key: asdict(case) for case in cases}
-    runs, shown = [], []
+    """Return the tables of those iterations in ``out`` that belong to ``cases``.
+
+    Raises UserError if there is no such iteration.
+    """
+    columns_by_key = {case.key: asdict(case) for case in cases}
+    runs = []
+    timeline = []
     for row, spans in map(json.loads, _complete(out).splitlines()):
-        if case := described.get(row["case"]):
-            runs.append({**row, **case, "origin": "replayed"})
-            shown += [
-                {"case": row["case"], "repeat": row["repeat"], **span} for span in spans
-            ]
+        # The file may hold iterations of other cases, which an interrupted replay has left.
+        if row["case"] not in columns_by_key:
+            continue
+        runs.append({**row, **columns_by_key[row["case"]], "origin": "replayed"})
+        iteration = {"case": row["case"], "repeat": row["repeat"]}
+        timeline += [{**iteration, **span} for span in spans]
     if not runs:
         raise UserError(f"replay: no iteration was completed in {out}")
     columns = ["case", "repeat", *TIMELINE_COLUMNS]
-    return Replayed(pd.DataFrame(runs), pd.DataFrame(shown, columns=columns))
+    return Replayed(pd.DataFrame(runs), pd.DataFrame(timeline, columns=columns))
 
 
 def _complete(out: Path) -> str:
     """Return the whole lines of the file in ``out``, without half a line that a kill has left."""
-    text = (out / ITERATIONS).read_text() if (out / ITERATIONS).exists() else ""
+    path = out / ITERATIONS
+    text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1]

@@ -1,7 +1,7 @@
-"""Keep only the largest gradients: selecting exactly k of d, what it costs, and training's exchange of them.
+"""Selecting exactly the k largest of d gradients, what this costs, and the exchange of sparsified gradients.
 
-Beside torch.topk stands `tournament`, which finds the same set: the k largest elements lie in the k groups
-with the largest maxima (the delegates of Gaihre et al., Dr. Top-k, SC 2021), so torch.topk sees only few.
+`tournament` finds the same elements as torch.topk. The k largest elements lie in the k groups with the
+largest maxima (the delegates of Gaihre et al., Dr. Top-k, SC 2021), so that torch.topk sees only few.
 """
 
 from __future__ import annotations
@@ -28,35 +28,57 @@ GROUP = 64  # elements whose maximum is taken at once: 256 bytes
 
 
 def tournament(magnitudes: Tensor, k: int) -> Tensor:
-    """Return (k,) positions of the k largest of (d,), 1 <= k <= d, in any order; raise UserError for NaN."""
+    """Return the positions of the k largest elements, in any order.
+
+    Parameters
+    ----------
+    magnitudes : Tensor, shape (d,)
+        The elements.
+    k : int
+        How many to select, from 1 to d.
+
+    Returns
+    -------
+    Tensor, shape (k,)
+        The positions.
+
+    Raises
+    ------
+    UserError
+        If an element is NaN.
+    """
     d = magnitudes.numel()
     if d < SMALL or k > d // 32:
         return _topk(magnitudes, k)
-    size = min(
-        GROUP, 2 ** round(np.log2(d / k) / 2)
-    )  # the root: as many groups as then remain
-    n_groups = d // size
-    groups = magnitudes[: n_groups * size].view(n_groups, size)
-    best = torch.topk(groups.amax(dim=1), k, sorted=False).indices  # amax passes NaN on
-    inside = torch.arange(size, device=magnitudes.device)
-    left_over = torch.arange(n_groups * size, d, device=magnitudes.device)
-    positions = torch.cat([(best[:, None] * size + inside).flatten(), left_over])
-    remaining = torch.cat(
-        [groups.index_select(0, best).flatten(), magnitudes[n_groups * size :]]
+    # With groups of sqrt(d / k) elements there are as many groups, d / size, as elements remain, k x size.
+    group_size = min(GROUP, 2 ** round(np.log2(d / k) / 2))
+    n_groups = d // group_size
+    grouped = magnitudes[: n_groups * group_size].view(n_groups, group_size)
+    left_over = magnitudes[n_groups * group_size :]
+    # The maximum of a group with NaN is NaN, so that its group is among the best.
+    best_groups = torch.topk(grouped.amax(dim=1), k, sorted=False).indices
+    remaining = torch.cat([grouped.index_select(0, best_groups).flatten(), left_over])
+    inside = torch.arange(group_size, device=magnitudes.device)
+    positions_in_best = (best_groups[:, None] * group_size + inside).flatten()
+    left_over_positions = torch.arange(
+        n_groups * group_size, d, device=magnitudes.device
     )
+    positions = torch.cat([positions_in_best, left_over_positions])
     return positions[_topk(remaining, k)]
 
 
 def _topk(magnitudes: Tensor, k: int) -> Tensor:
+    """Return the positions of the k largest elements by torch.topk. Raises UserError for NaN."""
     values, positions = torch.topk(magnitudes, k, sorted=False)
-    if bool(values.isnan().any()):  # to torch.topk, NaN is larger than any number
+    # To torch.topk, NaN is larger than any number, so that it is among the values.
+    if bool(values.isnan().any()):
         raise UserError(
             "cannot select the largest of elements: NaN among them has no order"
         )
     return positions
 
 
-# -- measuring ---------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------
 
 WAYS: dict[str, Callable[[Tensor, int], object]] = {
     "topk_unsorted": lambda magnitudes, k: torch.topk(magnitudes, k, sorted=False),
@@ -72,71 +94,113 @@ AT_ONCE = 2**22  # elements of the tensors that take turns
 def measure_selection(
     device: str, elements: int, densities: Sequence[float], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``selection``: mean seconds to select from normal numbers (fp32), caches flushed."""
+    """Return table ``selection``: the seconds of selecting from normal numbers in fp32.
 
-    def frames() -> Iterator[pd.DataFrame]:
-        with compute_on(
-            f"selecting from {elements} elements on {device}", device
-        ) as place:
-            count = max(1, min(MOST_IN_A_ROW, AT_ONCE // elements))
-            random = torch.Generator(place).manual_seed(0)
-            magnitudes = torch.randn(
-                count, elements, generator=random, device=place
-            ).abs_()
-            labels = {"device": place.type, "dtype": "float32", "elements": elements}
-            labels |= {"threads": torch.get_num_threads() if place.type == "cpu" else 0}
+    Caches are flushed before each sample. A sample is the mean over several tensors.
 
-            def on_each(way: Callable[[Tensor, int], object], k: int) -> None:
-                for tensor in magnitudes:
-                    way(tensor, k)
+    Parameters
+    ----------
+    device : str
+        "cpu" or "cuda".
+    elements : int
+        The elements of a tensor.
+    densities : sequence of float
+        The shares of the elements that are selected.
+    budget : Budget
+        How long to measure at each density.
+    """
+    frames = _selection_frames(device, elements, densities, budget)
+    return all_or_partial("selection", frames)
 
-            flush = torch.ones(clock.FLUSH_BYTES[place.type] // 4, device=place).sum
-            synchronize = clock.synchronizer(place)
-            for density in densities:
-                k = selected(elements, density)
-                actions = {
-                    name: clock.timed(partial(on_each, way, k), place)
-                    for name, way in WAYS.items()
-                }
-                samples = clock.measure_interleaved(
-                    actions, budget, synchronize=synchronize, setup=flush
-                )
-                each = {name: seconds / count for name, seconds in samples.items()}
-                named = {**labels, "density": density, "distribution": "normal"}
-                yield clock.rows_by("operation", each, named)
 
-    return all_or_partial("selection", frames())
+def _selection_frames(
+    device: str, elements: int, densities: Sequence[float], budget: Budget
+) -> Iterator[pd.DataFrame]:
+    """Yield the rows of `measure_selection` for each density."""
+    with compute_on(f"selecting from {elements} elements on {device}", device) as place:
+        # Small tensors are selected from in turn, so that a sample is long enough to be timed.
+        n_tensors = max(1, min(MOST_IN_A_ROW, AT_ONCE // elements))
+        random = torch.Generator(place).manual_seed(0)
+        numbers = torch.randn(n_tensors, elements, generator=random, device=place)
+        magnitudes = numbers.abs_()
+        flush = torch.ones(clock.FLUSH_BYTES[place.type] // 4, device=place).sum
+        for density in densities:
+            k = selected(elements, density)
+            actions = {
+                name: clock.timed(partial(_select_from_each, way, magnitudes, k), place)
+                for name, way in WAYS.items()
+            }
+            samples = clock.measure_interleaved(
+                actions,
+                budget,
+                synchronize=clock.synchronizer(place),
+                setup=flush,
+            )
+            seconds = {name: sample_s / n_tensors for name, sample_s in samples.items()}
+            labels = {
+                "device": place.type,
+                "dtype": "float32",
+                "elements": elements,
+                "threads": torch.get_num_threads() if place.type == "cpu" else 0,
+                "density": density,
+                "distribution": "normal",
+            }
+            yield clock.rows_by("operation", seconds, labels)
+
+
+def _select_from_each(
+    way: Callable[[Tensor, int], object], tensors: Tensor, k: int
+) -> None:
+    """Select the k largest elements from each row of ``tensors``, one after the other."""
+    for tensor in tensors:
+        way(tensor, k)
 
 
 def cases(
     device: str, brief: bool
 ) -> Iterator[tuple[str, Callable[[], pd.DataFrame], float]]:
-    """Yield (name, measurement, seconds that it takes) of each size, smallest first; ``brief``: few."""
-    # Kernels of a GPU take milliseconds, so it can afford a median that is known well.
-    budget = Budget(1, 20, 20, 2.0) if device == "cuda" else Budget(1, 6, 15, 5.0)
-    sizes, densities = ELEMENTS, DENSITIES
+    """Yield the name, the measurement and the estimated seconds of each size, smallest first.
+
+    With ``brief``, few sizes and densities are measured for a short time.
+    """
     if brief:
-        budget, sizes, densities = (
-            Budget(1, 2, 15, 0.1),
-            (1_000, 8 * SMALL),
-            (1e-3, 0.1),
-        )
+        sizes: Sequence[int] = (1_000, 8 * SMALL)
+        densities: Sequence[float] = (1e-3, 0.1)
+        budget = Budget(1, 2, 15, 0.1)
+    else:
+        sizes = ELEMENTS
+        densities = DENSITIES
+        # Kernels of a GPU take milliseconds, so that a well-known median costs little there.
+        on_gpu = Budget(1, 20, 20, 2.0)
+        on_cpu = Budget(1, 6, 15, 5.0)
+        budget = on_gpu if device == "cuda" else on_cpu
     for size in sizes:
-        on_gpu_s, on_cpu_s = len(densities) * budget.max_s / 2, 2 + size * 1e-6
-        estimate_s = on_gpu_s if device == "cuda" else on_cpu_s
-        yield (
-            f"d{size}",
-            partial(measure_selection, device, size, densities, budget),
-            estimate_s,
-        )
+        if device == "cuda":
+            estimate_s = len(densities) * budget.max_s / 2
+        else:
+            estimate_s = 2 + size * 1e-6
+        measure = partial(measure_selection, device, size, densities, budget)
+        yield f"d{size}", measure, estimate_s
 
 
-# -- exchanging --------------------------------------------------------------------------------
+# -- exchanging ------------------------------------------------------------------------
 
 
 @dataclass
 class Group:
-    """The tensors of a rank's message; residual : (n,) not sent yet; positions, values : (k,) sent last."""
+    """The tensors that a rank sends in one message.
+
+    Attributes
+    ----------
+    parameters : dict
+        The tensors by name, in ready order.
+    residual : Tensor, shape (n,)
+        The gradients that have not been sent yet.
+    k : int
+        How many elements are sent.
+    positions, values : Tensor, shape (k,)
+        What was sent last.
+    """
 
     parameters: dict[str, nn.Parameter]
     residual: Tensor
@@ -145,16 +209,18 @@ class Group:
     values: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def parts(self, whole: Tensor) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
-        """Yield each tensor with its share of an (n,) tensor, in its own shape."""
-        parts = whole.split(
-            [parameter.numel() for parameter in self.parameters.values()]
-        )
-        for (name, parameter), part in zip(self.parameters.items(), parts, strict=True):
-            yield name, parameter, part.view(parameter.shape)
+        """Yield the name and parameter of each tensor with its part of an (n,) tensor, in its own shape."""
+        sizes = [parameter.numel() for parameter in self.parameters.values()]
+        parts = iter(whole.split(sizes))
+        for name, parameter in self.parameters.items():
+            yield name, parameter, next(parts).view(parameter.shape)
 
     @torch.no_grad()
     def choose(self) -> None:
-        """Add gradients to the residual, and take out what to send. Raises UserError for infinite ones."""
+        """Add the gradients to the residual, and take the k largest elements out of it.
+
+        Raises UserError if a gradient is not finite.
+        """
         for name, parameter, part in self.parts(self.residual):
             if parameter.grad is not None:
                 part.add_(parameter.grad)
@@ -170,26 +236,38 @@ class Group:
 class PlayedExchange:
     """Exchange a module's gradients, sparsified, under a plan (omgs Algorithm 2, with error feedback).
 
-    One process plays all ranks: each goes backward and is taken; then `finish` leaves the mean in ``.grad``.
-    plan : over the module's tensors in ready order; density : share of each group's elements that is sent
+    One process plays all ranks. After the backward pass of each rank, `take` selects from its gradients.
+    After all ranks, `finish` leaves the mean of what was sent in ``.grad``.
+
+    Parameters
+    ----------
+    module : Module
+        The network.
+    plan : FusionPlan
+        The plan, over the tensors of the module in ready order.
+    density : float
+        The share of each group's elements that is sent.
+    ranks : int
+        The number of ranks.
     """
 
     def __init__(
         self, module: nn.Module, plan: FusionPlan, density: float, ranks: int
     ) -> None:
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad][
-            ::-1
+        # In ready order, which is the reverse order of registration.
+        trained = [
+            (name, parameter)
+            for name, parameter in reversed([*module.named_parameters()])
+            if parameter.requires_grad
         ]
-        groups = [dict(named[part]) for part in plan.slices]
-        sizes = [sum(p.numel() for p in group.values()) for group in groups]
-
-        def group(parameters: dict[str, nn.Parameter], size: int) -> Group:
-            return Group(parameters, torch.zeros(size), selected(size, density))
-
-        self.ranks = [[*map(group, groups, sizes)] for _ in range(ranks)]
+        # The groups of each rank, with their residuals.
+        self.ranks: list[list[Group]] = []
+        for _ in range(ranks):
+            groups = [_group(dict(trained[part]), density) for part in plan.slices]
+            self.ranks.append(groups)
 
     def take(self, rank: int) -> None:
-        """Select from the gradients as that rank, and clear them. Raises UserError as `Group.choose`."""
+        """Select from the gradients as that rank, and clear the gradients. Raises as `Group.choose` does."""
         for group in self.ranks[rank]:
             group.choose()
             for parameter in group.parameters.values():
@@ -197,10 +275,17 @@ class PlayedExchange:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Make each gradient the mean of what all ranks sent, added up in the order of ranks."""
-        for groups in zip(*self.ranks, strict=True):
-            mean = torch.zeros_like(groups[0].residual)
-            for group in groups:
-                mean.index_add_(0, group.positions, group.values)
-            for _, parameter, part in groups[0].parts(mean / len(groups)):
+        """Make each gradient the mean of what all ranks have sent, added up in the order of ranks."""
+        for group_of_ranks in zip(*self.ranks, strict=True):
+            first = group_of_ranks[0]
+            total = torch.zeros_like(first.residual)
+            for group in group_of_ranks:
+                total.index_add_(0, group.positions, group.values)
+            for _, parameter, part in first.parts(total / len(group_of_ranks)):
                 parameter.grad = part.clone()
+
+
+def _group(parameters: dict[str, nn.Parameter], density: float) -> Group:
+    """Return the group of these tensors, with nothing left unsent."""
+    elements = sum(parameter.numel() for parameter in parameters.values())
+    return Group(parameters, torch.zeros(elements), selected(elements, density))

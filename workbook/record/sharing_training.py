@@ -1,14 +1,14 @@
 """Training iterations of one process that shares its GPU with messages of its own gradients.
 
-Beside the stand-in (sharing Fig 4 to 8, Tab 2) gradients travel as DistributedDataParallel sends them: in
-buckets by its rule, each once its last gradient is ready and all before it have left; the update waits for
-them. For every bucket the stand-in moves what each rank of an all-reduce sends: bucket bytes x 2 (n - 1) / n
-of n ranks that are not there. The paper's proposal, to give the last message more (5), is a policy here.
+The stand-in (sharing Fig 4 to 8, Tab 2) sends gradients as DistributedDataParallel does. They form buckets by
+DDP's rule. A bucket leaves once its last gradient is ready and all buckets before it have left, and the
+update waits for all buckets. For every bucket, the stand-in moves what a rank of an all-reduce sends. This
+is bucket bytes x 2 (n - 1) / n for n ranks, which do not exist. The paper's proposal to give more to the last
+message (sharing 5) is a policy here.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +33,17 @@ from workbook.record.standin import TICK_S, Footprint, GpuStandIn, read_message
 
 @dataclass(frozen=True)
 class Setting:
-    """How gradients are sent: footprint : of every message, or all but the ``last``; ranks : emulated."""
+    """How gradients are sent.
+
+    Attributes
+    ----------
+    footprint : Footprint
+        The footprint of every message, or of all but the last one.
+    last : Footprint, optional
+        The footprint of the last message, if it is another.
+    ranks : int
+        The number of ranks whose all-reduce is emulated.
+    """
 
     footprint: Footprint
     last: Footprint | None = None
@@ -41,8 +51,10 @@ class Setting:
 
     @property
     def policy(self) -> str:
-        """Return its name in tables."""
-        return f"last_{self.last.blocks}x{self.last.threads}" if self.last else "same"
+        """Return the name of the policy in tables."""
+        if self.last is None:
+            return "same"
+        return f"last_{self.last.blocks}x{self.last.threads}"
 
 
 # Messages of no chunks: what the host spends on each is not what sharing costs.
@@ -53,29 +65,70 @@ GRID = ((1, 64), (1, 512), (2, 256), (4, 64), (4, 512), (16, 512))
 
 
 def sharing_settings(brief: bool) -> list[Setting]:
-    """Return equal footprints, the last with more, and more ranks; ``brief``: few."""
-    least, most = (
-        [Footprint(*shape, rate) for rate in RATES] for shape in (GRID[0], GRID[-1])
-    )
-    equal = itertools.product(RATES, GRID[: 1 if brief else None])
-    alike = (Setting(Footprint(*shape, rate)) for rate, shape in equal)
-    return [*alike, *map(Setting, least, most), Setting(least[-1], ranks=8)]
+    """Return the settings to compare.
+
+    They are equal footprints, then the largest footprint for the last message alone, and 8 ranks. With
+    ``brief``, there are few equal footprints.
+    """
+    settings = []
+    for rate in RATES:
+        for blocks, threads in GRID[:1] if brief else GRID:
+            settings.append(Setting(Footprint(blocks, threads, rate)))
+    for rate in RATES:
+        smallest = Footprint(*GRID[0], rate)
+        largest = Footprint(*GRID[-1], rate)
+        settings.append(Setting(smallest, last=largest))
+    settings.append(Setting(Footprint(*GRID[0], RATES[-1]), ranks=8))
+    return settings
 
 
 def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> list[int]:
-    """Return each block's chunks of each message; what exceeds one is credited to the next."""
+    """Return how many chunks each block sends of each message.
+
+    Messages consist of whole chunks. The bytes by which a message exceeds its size are credited to the
+    messages after it.
+
+    Parameters
+    ----------
+    sizes : sequence of float
+        The bytes of each message.
+    round_bytes : sequence of int
+        The bytes that all blocks of each message send when each block sends a chunk.
+    """
     ends = np.cumsum(sizes)
-    chunks, sent = [], 0
-    for end, each in zip(ends, round_bytes, strict=True):
-        chunks.append(max(0, int(np.ceil((end - sent) / each))))
-        sent += chunks[-1] * each
+    chunks = []
+    sent_bytes = 0
+    for end, bytes_of_round in zip(ends, round_bytes, strict=True):
+        rounds = max(0, int(np.ceil((end - sent_bytes) / bytes_of_round)))
+        chunks.append(rounds)
+        sent_bytes += rounds * bytes_of_round
     return chunks
 
 
 class Run:
-    """One repeat, and what is sent in it: by which footprint, chunks of each block, and what a kernel wrote.
+    """One iteration and the messages that are sent in it.
 
-    marks : start, ends of forward, backward, waiting and update
+    Parameters
+    ----------
+    sizes : sequence of int
+        The bytes of each bucket.
+    setting : Setting
+        How the buckets are sent.
+    stand_in : GpuStandIn
+        What sends them.
+
+    Attributes
+    ----------
+    footprints : list of Footprint
+        The footprint of each message.
+    chunks : list of int
+        The chunks of each block of each message.
+    n_bytes : int
+        The bytes of all messages.
+    records : list of Tensor
+        What the kernel of each message writes down.
+    marks : Marks
+        The start, and the ends of the forward pass, of the backward pass, of waiting and of the update.
     """
 
     def __init__(
@@ -83,29 +136,37 @@ class Run:
     ) -> None:
         self.footprints = [setting.footprint] * (len(sizes) - 1)
         self.footprints.append(setting.last or setting.footprint)
-        each = [at.blocks * stand_in.chunk_bytes(at.threads) for at in self.footprints]
+        round_bytes = [
+            footprint.blocks * stand_in.chunk_bytes(footprint.threads)
+            for footprint in self.footprints
+        ]
         # One rank alone sends nothing: 0 bytes.
         all_reduce = COLLECTIVES["all_reduce"]
-        sent = [all_reduce.wire_bytes(setting.ranks, size) for size in sizes]
-        self.chunks = chunks_of_messages(sent, each)
-        self.n_bytes = int(np.dot(self.chunks, each))
+        wire_bytes = [all_reduce.wire_bytes(setting.ranks, size) for size in sizes]
+        self.chunks = chunks_of_messages(wire_bytes, round_bytes)
+        self.n_bytes = int(np.dot(self.chunks, round_bytes))
         self.records = [
             stand_in.record(footprint.blocks) for footprint in self.footprints
         ]
         self.marks = Marks(self.records[0].device)
 
-    def seen(self) -> dict[str, float]:
-        """Return columns of what marks and records say. Raises UserError where a message is not whole."""
-        spans_s, sent = zip(*map(read_message, self.records), strict=True)
-        whole = np.multiply(self.chunks, [at.blocks for at in self.footprints])
-        if list(sent) != whole.tolist():
+    def columns(self) -> dict[str, float]:
+        """Return the columns of table ``sharing`` that follow from marks and records.
+
+        Raises UserError if a message was not sent completely.
+        """
+        messages_s, sent_chunks = zip(*map(read_message, self.records), strict=True)
+        blocks = [footprint.blocks for footprint in self.footprints]
+        expected_chunks = np.multiply(self.chunks, blocks)
+        if list(sent_chunks) != expected_chunks.tolist():
             raise UserError(
-                f"stand-in as {self.footprints[-1]}: sent {sum(sent)} of {whole.sum()} chunks "
-                "in the time that a message may take; ask for a higher rate"
+                f"stand-in as {self.footprints[-1]}: sent {sum(sent_chunks)} of "
+                f"{expected_chunks.sum()} chunks in the time that a message may take; "
+                "ask for a higher rate"
             )
-        communication_s = max(TICK_S, sum(spans_s))
-        _, _, backward_s, waited_s, _ = self.marks.seconds().tolist()
-        exposed_s = waited_s - backward_s
+        communication_s = max(TICK_S, sum(messages_s))
+        _, _, backward_end_s, waited_s, _ = self.marks.seconds().tolist()
+        exposed_s = waited_s - backward_end_s
         return {
             "bytes": self.n_bytes,
             "bytes_per_s": self.n_bytes / communication_s,
@@ -116,50 +177,69 @@ class Run:
 
 
 class SendingTraining:
-    """A network in training whose gradients a stand-in sends; sizes : (buckets,) bytes, as they leave."""
+    """A network in training whose gradients a stand-in sends.
+
+    Attributes
+    ----------
+    training : Training
+        The training.
+    stand_in : GpuStandIn
+        What sends the gradients.
+    sizes : list of int
+        The bytes of each bucket, in the order in which the buckets leave.
+    """
 
     def __init__(self, training: Training, stand_in: GpuStandIn) -> None:
-        self.training, self.stand_in = training, stand_in
+        self.training = training
+        self.stand_in = stand_in
+        # One iteration shows the order in which gradients become ready.
         ready: list[str] = []
         with training.watched(lambda _: None, ready.append):
             training.iterate()
-        named = dict(training.model.named_parameters())
-        n_bytes = [named[tensor].nbytes for tensor in ready]
-        plan = ddp(workload := Workload.from_arrays(0, [0] * len(ready), n_bytes))
+        parameters = dict(training.model.named_parameters())
+        n_bytes = [parameters[tensor].nbytes for tensor in ready]
+        # The rule of DDP depends on sizes alone, so that no times are needed.
+        workload = Workload.from_arrays(0, [0] * len(ready), n_bytes)
+        plan = ddp(workload)
         self.sizes: list[int] = plan.group_bytes(workload).tolist()
-        parts = [ready[part] for part in plan.slices]
-        self._bucket = {tensor: k for k, part in enumerate(parts) for tensor in part}
-        self._tensors = [len(part) for part in parts]
+        # The bucket of each tensor, and the number of tensors of each bucket.
+        self._bucket: dict[str, int] = {}
+        self._tensors: list[int] = []
+        for bucket, part in enumerate(plan.slices):
+            tensors = ready[part]
+            self._tensors.append(len(tensors))
+            self._bucket.update(dict.fromkeys(tensors, bucket))
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Have gradients leave when they are ready, and the update wait for them."""
+        """Send gradients when they become ready, and have the update wait for them."""
         handle = self.training.optimizer.register_step_pre_hook(self._wait)
         with self.training.watched(lambda _: None, self._ready):
             yield
         handle.remove()
 
     def iterate(self, setting: Setting) -> Run:
-        """Do one iteration, within `hooked`."""
-        self._missing, self._next = list(self._tensors), 0
+        """Do one iteration and return it. Must be called within `hooked`."""
+        # How many gradients of each bucket are not ready yet, and the bucket that leaves next.
+        self._missing = list(self._tensors)
+        self._next = 0
         self._run = Run(self.sizes, setting, self.stand_in)
         self.training.iterate(self._run.marks.mark)
         return self._run
 
     def _ready(self, tensor: str) -> None:
-        """Send, in the order of the buckets, whatever is whole now that this gradient is ready."""
+        """Send, in the order of the buckets, all that are complete now that this gradient is ready."""
         self._missing[self._bucket[tensor]] -= 1
-        run = self._run
-        while self._next < len(self._missing) and not self._missing[self._next]:
-            message = (
-                run.footprints[self._next],
-                run.chunks[self._next],
-                run.records[self._next],
+        while self._next < len(self._missing) and self._missing[self._next] == 0:
+            self.stand_in.send(
+                self._run.footprints[self._next],
+                self._run.chunks[self._next],
+                self._run.records[self._next],
             )
-            self.stand_in.send(*message)
             self._next += 1
 
     def _wait(self, *_: object) -> None:
+        """Wait for all messages before the update, as a hook of the optimizer."""
         self.stand_in.join()
         self._run.marks.mark()
 
@@ -167,17 +247,21 @@ class SendingTraining:
 def measure_sharing(
     device: str, network: str, batch: int, compared: Sequence[Setting], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``sharing``: one network's iterations without messages, and with them by each setting.
+    """Return table ``sharing`` of one network: iterations without messages, and with them by each setting.
 
-    ``seconds`` are the device's own: of quantity "compute" with messages of no bytes (as many, so that the
-    host issues the same), of "iteration" with them.
-    communication_s : in which messages were under way; exposed_communication_s : from the end of backward to
-        the update; overlap_share : of communication_s, what is not exposed
+    Column ``seconds`` has the times of iterations by the device's own clock. Of quantity "compute", the
+    messages have no bytes. There are as many, so that the host issues the same calls. Column
+    ``communication_s`` has the time in which messages were under way, and ``exposed_communication_s`` the
+    time from the end of the backward pass to the update. ``overlap_share`` is the share of
+    ``communication_s`` that is not exposed.
+
+    Raises Unavailable on a processor.
     """
     if device == "cpu":
         raise Unavailable("no stand-in: needs a GPU")
     with compute_on(f"{network} at batch {batch} beside the stand-in", device) as place:
-        sending = SendingTraining(known(network, batch, place, PRECISION), GpuStandIn())
+        training = known(network, batch, place, PRECISION)
+        sending = SendingTraining(training, GpuStandIn())
         rows = measure_sending(sending, compared, budget)
     return rows.assign(
         network=network, device=place.type, batch=batch, precision=PRECISION
@@ -187,33 +271,49 @@ def measure_sharing(
 def measure_sending(
     sending: SendingTraining, compared: Sequence[Setting], budget: Budget
 ) -> pd.DataFrame:
-    """Return the same rows of a training that is ready, which they do not name."""
+    """Return the rows of `measure_sharing` without the columns that name the training."""
     runs: dict[Setting, list[Run]] = {setting: [] for setting in (EMPTY, *compared)}
 
-    def once(setting: Setting) -> Marks:
-        runs[setting].append(sending.iterate(setting))
-        return runs[setting][-1].marks
+    def iterate(setting: Setting) -> Marks:
+        run = sending.iterate(setting)
+        runs[setting].append(run)
+        return run.marks
 
     with sending.hooked():
-        actions = {setting: partial(once, setting) for setting in runs}
-        wait = clock.synchronizer(sending.training.device)
-        samples = clock.measure_interleaved(actions, budget, synchronize=wait)
+        samples = clock.measure_interleaved(
+            {setting: partial(iterate, setting) for setting in runs},
+            budget,
+            synchronize=clock.synchronizer(sending.training.device),
+        )
     frames = []
     for setting, seconds in samples.items():
-        columns = {
+        columns: dict[str, Any] = {
             "quantity": "compute",
             "ranks": setting.ranks,
             "policy": "none",
             **_NONE,
         }
         if setting != EMPTY:
-            taken = sending.stand_in.columns(setting.footprint)
-            columns |= {name: taken[name] for name in taken.keys() & columns}
-            seen = pd.DataFrame([run.seen() for run in runs[setting][-len(seconds) :]])
-            columns |= {"quantity": "iteration", "policy": setting.policy, **seen}
-            columns |= {"buckets": len(sending.sizes)}
+            # Runs of the warm-up come first, and are no samples.
+            sampled = runs[setting][-len(seconds) :]
+            columns |= _sent_columns(sending, setting, sampled)
         frames.append(clock.sample_rows(columns, seconds))
     return pd.concat(frames, ignore_index=True)
+
+
+def _sent_columns(
+    sending: SendingTraining, setting: Setting, runs: Sequence[Run]
+) -> dict[str, Any]:
+    """Return the columns of iterations with messages: values, and a series of all runs where they differ."""
+    taken = sending.stand_in.columns(setting.footprint)
+    return {
+        "quantity": "iteration",
+        "policy": setting.policy,
+        "buckets": len(sending.sizes),
+        # Table ``sharing`` has only some of the columns of table ``contention``.
+        **{name: value for name, value in taken.items() if name in _NONE},
+        **pd.DataFrame([run.columns() for run in runs]),
+    }
 
 
 _NONE: dict[str, Any] = {
@@ -221,3 +321,4 @@ _NONE: dict[str, Any] = {
     **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "communication_s"), 0.0),
     **dict.fromkeys(("exposed_communication_s", "overlap_share"), 0.0),
 }
+"""The columns of table ``sharing`` for iterations without messages."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import os
 import resource
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,8 @@ from ddlkit.measure.session import Tables, Unavailable, all_or_partial
 from ddlkit.store.files import scratch
 from workbook.record import drawn
 
-CACHE_BYTES = (
-    256 * MIB
-)  # more than the caches of a device hold: operands in turn come from memory
+CACHE_BYTES = 256 * MIB
+"""More than the caches of a device hold, so that operands in turn come from memory."""
 MOST_SETS = 16
 DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
 
@@ -32,7 +33,10 @@ DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
 def measure_peaks(
     device: str, precisions: Sequence[str], sides: Sequence[int], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``peaks``: products of square matrices of random numbers, 2 side^3 FLOP each."""
+    """Return table ``peaks``: products of square matrices of random numbers, 2 side^3 FLOPs each.
+
+    Every precision is measured at every side.
+    """
     frames = []
     for precision, side in itertools.product(precisions, sides):
         seconds = product_s(torch.device(device), precision, side, budget)
@@ -49,48 +53,67 @@ def measure_peaks(
 def product_s(
     device: torch.device, precision: str, side: int, budget: Budget
 ) -> Floats:
-    """Return (repeats,) seconds of one side x side product: means over sets that leave the caches."""
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    count = min(MOST_SETS, max(2, -(-CACHE_BYTES // (3 * side * side * kind.itemsize))))
-    with compute_on(
-        f"{count} x 3 matrices of {side} x {side} on {device}", device, precision
-    ):
-        shape = (count, 3, side, side)
-        sets = [each.unbind() for each in torch.randn(shape, device=device, dtype=kind)]
+    """Return the seconds of one product of square matrices, shape (repeats,).
+
+    A sample is the mean over several sets of matrices, which together leave the caches.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    set_bytes = 3 * side * side * dtype.itemsize
+    n_sets = min(MOST_SETS, max(2, math.ceil(CACHE_BYTES / set_bytes)))
+    what = f"{n_sets} x 3 matrices of {side} x {side} on {device}"
+    with compute_on(what, device, precision):
+        # Of each set: the left and the right matrix, and their product.
+        numbers = torch.randn((n_sets, 3, side, side), device=device, dtype=dtype)
+        sets = [matrices.unbind() for matrices in numbers]
 
         def multiply() -> None:
             for left, right, result in sets:
                 torch.mm(left, right, out=result)
 
-        return clock.measure_on(device, multiply, budget) / count
+        return clock.measure_on(device, multiply, budget) / n_sets
 
 
 def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.DataFrame:
-    """Return table ``drift``: one product in fp32 and one copy in memory, the same at every ``moment``."""
+    """Return table ``drift``: one product in fp32 and one copy in memory, the same at every ``moment``.
+
+    Parameters
+    ----------
+    moment : str
+        "start" or "end" of a session, as a column of the table.
+    device : str
+        "cpu" or "cuda".
+    side : int
+        The side of the matrices.
+    copy_bytes : int
+        The bytes of the copy.
+    """
     place = torch.device(device)
     source = torch.randn(copy_bytes // 4, device=place)
     target = torch.empty_like(source)
-    work = {
-        f"fp32 product {side}": product_s(place, "fp32", side, DRIFT_BUDGET),
-        f"copy {copy_bytes} bytes": clock.measure_on(
-            place, lambda: target.copy_(source), DRIFT_BUDGET
-        ),
+    product_seconds = product_s(place, "fp32", side, DRIFT_BUDGET)
+    copy_seconds = clock.measure_on(place, lambda: target.copy_(source), DRIFT_BUDGET)
+    seconds_by_work = {
+        f"fp32 product {side}": product_seconds,
+        f"copy {copy_bytes} bytes": copy_seconds,
     }
-    return clock.rows_by("work", work, {"moment": moment, "device": place.type})
+    labels = {"moment": moment, "device": place.type}
+    return clock.rows_by("work", seconds_by_work, labels)
 
 
-# -- a batch of pictures, before training sees it -----------------------------------------------
+# -- a batch of pictures, before training sees it --------------------------------------
 
-GRAIN = (
-    8.0  # standard deviation of noise drawn on top, of 255: photographs are not smooth
-)
-DISTINCT = 8  # pictures that are drawn; files repeat them
-BLOCK_BYTES = 512  # the unit in which the kernel counts what it read from disks
-QUALITY = 90  # of JPEG
+GRAIN = 8.0
+"""The standard deviation of noise, of 255, that is drawn on pictures, as photographs are not smooth."""
+DISTINCT = 8
+"""How many pictures are drawn. Files repeat them."""
+BLOCK_BYTES = 512
+"""The unit in which the kernel counts what it has read from disks."""
+QUALITY = 90
+"""The quality of JPEG files."""
 
 
 def pillow() -> Any:
-    """Return PIL.Image, which decodes. Raises Unavailable where Pillow is not installed."""
+    """Return module PIL.Image, which decodes pictures. Raises Unavailable if Pillow is not installed."""
     try:
         from PIL import Image
     except ImportError:
@@ -99,83 +122,138 @@ def pillow() -> Any:
 
 
 def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
-    """Write ``count`` JPEG files, the same at every call, which lie on the disk afterwards."""
-    random, made = np.random.default_rng(0), []
-    for small in drawn.draw_pictures(min(count, DISTINCT), seed=0)[0]:
+    """Write JPEG files onto the disk and return their paths. The files are the same at every call.
+
+    Parameters
+    ----------
+    directory : Path
+        The directory of the files.
+    shape : (int, int)
+        The width and height of the pictures.
+    count : int
+        The number of files.
+    """
+    width, height = shape
+    random = np.random.default_rng(0)
+    small_pictures, _ = drawn.draw_pictures(min(count, DISTINCT), seed=0)
+    pictures = []
+    for small in small_pictures:
+        # Pillow takes (height, width, colours).
         large = pillow().fromarray(small.transpose(1, 2, 0)).resize(shape)
-        grain = GRAIN * random.standard_normal((*shape[::-1], 1), np.float32)
-        made.append(
-            pillow().fromarray(
-                np.clip(np.asarray(large) + grain, 0, 255).astype(np.uint8)
-            )
-        )
-    paths = [directory / f"{at}.jpeg" for at in range(count)]
-    for at, path in enumerate(paths):
-        with open(path, "wb") as out:
-            made[at % len(made)].save(out, "JPEG", quality=QUALITY)
-            out.flush()
-            os.fsync(out.fileno())  # what the kernel still has to write it cannot drop
+        grain = GRAIN * random.standard_normal((height, width, 1), np.float32)
+        grainy = np.clip(np.asarray(large) + grain, 0, 255)
+        pictures.append(pillow().fromarray(grainy.astype(np.uint8)))
+    paths = [directory / f"{number}.jpeg" for number in range(count)]
+    for number, path in enumerate(paths):
+        with open(path, "wb") as file:
+            pictures[number % len(pictures)].save(file, "JPEG", quality=QUALITY)
+            file.flush()
+            # The kernel cannot drop from its page cache what it still has to write.
+            os.fsync(file.fileno())
     return paths
 
 
 def decoded(content: bytes, side: int) -> torch.Tensor:
-    """Return (3, side, side) numbers of a JPEG's bytes, about 0 with deviation about 1."""
-    whole = np.asarray(
-        pillow().open(io.BytesIO(content)).convert("RGB").resize((side, side))
-    )
-    return torch.from_numpy(whole.transpose(2, 0, 1).astype(np.float32) / 64 - 2)
+    """Return a JPEG file's picture as numbers about 0 with a deviation of about 1, shape (3, side, side)."""
+    picture = pillow().open(io.BytesIO(content)).convert("RGB").resize((side, side))
+    numbers = np.asarray(picture).transpose(2, 0, 1).astype(np.float32)
+    return torch.from_numpy(numbers / 64 - 2)
 
 
 def measure_inputs(
     directory: Path, shape: tuple[int, int], batch: int, side: int, budget: Budget
 ) -> Tables:
-    """Return table ``inputs``: seconds of a batch: "decode" on one core, and a cold "read".
+    """Return table ``inputs``: the seconds in which a batch is decoded on one core, and read from the disk.
 
-    The kernel forgets files, and counts its reads from the disk; a virtual machine's host may hold them.
+    Before a batch is read, the kernel drops its files, and the kernel counts what it reads from the disk. The
+    host of a virtual machine may nevertheless hold the files in memory.
+
+    Parameters
+    ----------
+    directory : Path
+        A directory on the disk.
+    shape : (int, int)
+        The width and height of the pictures in the files.
+    batch : int
+        The pictures of a batch.
+    side : int
+        The side of the decoded pictures.
+    budget : Budget
+        How long to measure.
     """
-    with scratch(directory) as place:
-        made = _frames(stored(place, shape, batch), side, budget)
-        return {"inputs": all_or_partial("inputs", made)}
+    with scratch(directory) as folder:
+        frames = _input_frames(stored(folder, shape, batch), side, budget)
+        return {"inputs": all_or_partial("inputs", frames)}
 
 
-def _frames(paths: Sequence[Path], side: int, budget: Budget) -> Iterator[pd.DataFrame]:
+def _input_frames(
+    paths: Sequence[Path], side: int, budget: Budget
+) -> Iterator[pd.DataFrame]:
+    """Yield the rows of decoding files, then those of reading them from the disk.
+
+    Raises Unavailable if files cannot be read from the disk.
+    """
     contents = [path.read_bytes() for path in paths]
     n_bytes = sum(map(len, contents))
-    labels = {
+    labels: dict[str, Any] = {
         "device": "cpu",
         "stored": "jpeg",
         "batch": len(paths),
         "bytes": n_bytes,
         "ranks": 1,
     }
-    seconds = clock.measure(
-        lambda: [decoded(content, side) for content in contents], budget
-    )
-    what: dict[str, Any] = {"quantity": "decode", "how": "one core", "from_disk": 0.0}
-    yield clock.sample_rows(labels | what, seconds)
+
+    def decode_all() -> None:
+        for content in contents:
+            decoded(content, side)
+
+    seconds = clock.measure(decode_all, budget)
+    decoding = {"quantity": "decode", "how": "one core", "from_disk": 0.0}
+    yield clock.sample_rows({**labels, **decoding}, seconds)
+    seconds, disk_bytes = _cold_reads(paths, budget)
+    from_disk = disk_bytes / n_bytes
+    if from_disk.min() < 1:
+        raise Unavailable(
+            f"no cold reads: {from_disk.min():.0%} of a dropped file came from the disk"
+        )
+    reading = {"quantity": "read", "how": "cold files", "from_disk": from_disk}
+    yield clock.sample_rows({**labels, **reading}, seconds)
+
+
+def _cold_reads(paths: Sequence[Path], budget: Budget) -> tuple[Floats, Floats]:
+    """Read files that the kernel has dropped from its page cache.
+
+    Returns
+    -------
+    seconds : ndarray, shape (samples,)
+        The seconds in which all files were read.
+    disk_bytes : ndarray, shape (samples,)
+        The bytes that came from the disk.
+    """
     if not hasattr(os, "posix_fadvise"):
         raise Unavailable(
             "no cold reads: this system cannot drop a file from its page cache"
         )
-    from_disk: list[int] = []
-
-    def forget_all() -> None:
-        for path in paths:
-            with open(path, "rb", buffering=0) as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    disk_bytes: list[float] = []
 
     def read_all() -> None:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+        blocks_before = _blocks_read()
         for path in paths:
             path.read_bytes()
-        blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before
-        from_disk.append(blocks * BLOCK_BYTES)
+        disk_bytes.append((_blocks_read() - blocks_before) * BLOCK_BYTES)
 
-    seconds = clock.measure(read_all, budget, setup=forget_all)
-    share = np.array(from_disk[-len(seconds) :]) / n_bytes
-    if share.min() < 1:
-        raise Unavailable(
-            f"no cold reads: {share.min():.0%} of a dropped file came from the disk"
-        )
-    what = {"quantity": "read", "how": "cold files", "from_disk": share}
-    yield clock.sample_rows(labels | what, seconds)
+    seconds = clock.measure(read_all, budget, setup=partial(_forget, paths))
+    # Reads of the warm-up come first, and are no samples.
+    return seconds, np.array(disk_bytes[-len(seconds) :])
+
+
+def _forget(paths: Sequence[Path]) -> None:
+    """Have the kernel drop these files from its page cache."""
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _blocks_read() -> int:
+    """Return how many blocks of `BLOCK_BYTES` this process has had read from disks."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock

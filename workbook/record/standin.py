@@ -1,9 +1,10 @@
-"""A kernel that loads a GPU as a communication kernel does, for where there is no one to talk to.
+"""A kernel that loads a GPU as a communication kernel does, for where there is no other GPU to talk to.
 
-It occupies what NCCL's ring kernel does (2.28 on Hopper: a block a channel, 96 registers a thread, about
-102 KiB of dynamic shared memory a block, clusters of 4 blocks where that divides), reads two buffers and
-writes their sum, at a rate of sums. Not faithful: NCCL's buffers live largely in the L2 cache, and nobody
-waits: at full speed it is an upper bound, at a link's rate fair.
+The kernel takes the resources of NCCL's ring kernel (2.28 on Hopper): a block for each channel, 96 registers
+a thread, about 102 KiB of dynamic shared memory a block, and clusters of 4 blocks where that divides. It
+reads two buffers and writes their sum, at a given rate. The kernel is not faithful in two ways. NCCL's
+buffers live largely in the L2 cache, and nobody waits for the stand-in. At full speed it is therefore an
+upper bound, while at the rate of a link it is a fair comparison.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from ddlkit.jobs.clock import Marks
 Compute = Callable[[], object]
 
 MOST_THREADS = 640  # that NCCL ever gives to a block
-FEWEST_THREADS, WARP = 128, 32
+FEWEST_THREADS = 128
+WARP = 32
 SHARED_BYTES = 102 * KIB
 CLUSTER = 4
 BUFFER_BYTES = 256 * MIB  # three of these pass through no cache
@@ -53,18 +55,29 @@ OPTIONS = ("--maxrregcount=96", f"-DUNROLL={UNROLL}", f"-DMOST_THREADS={MOST_THR
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 
 TICK_S = 1e-6  # the GPU's timer may not see what is shorter
-_OPENED, _CLOSED, _HEAD = 2, 4, 6  # as in the source
+# Positions in a record, as in standin.cu.
+_OPENED = 2
+_CLOSED = 4
+_HEAD = 6
 _NS = 1e9
 
 
 def nccl_threads(asked: int) -> int:
-    """Return how many threads a block has where NCCL is asked for ``asked``: it adds a warp of its own."""
+    """Return how many threads a block has if NCCL is asked for ``asked``. NCCL adds a warp of its own."""
     return min(MOST_THREADS, max(FEWEST_THREADS, asked + WARP))
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """How much communicates, and how fast all blocks together (0: unlimited)."""
+    """The resources of a communication kernel.
+
+    Attributes
+    ----------
+    blocks, threads : int
+        The blocks, and the threads of each block that NCCL is asked for.
+    bytes_per_s : float
+        The rate of all blocks together in bytes/s, or 0 for no limit.
+    """
 
     blocks: int
     threads: int
@@ -73,7 +86,17 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What was sent from ``opened_s`` to ``closed_s``, around a computation; begins_s, ends_s : of blocks."""
+    """What was sent around a computation.
+
+    Attributes
+    ----------
+    begins_s, ends_s : sequence of float
+        When each block of the communication began and ended, in seconds.
+    opened_s, closed_s : float
+        When the computation began and ended, by the same clock.
+    sent_bytes : float
+        The bytes that were sent in between.
+    """
 
     begins_s: Sequence[float]
     ends_s: Sequence[float]
@@ -86,17 +109,19 @@ class Traffic:
         """Return the share of the computation's time in which every block of the kernel ran."""
         if not len(self.begins_s):
             return 0.0
-        both_s = min(self.closed_s, *self.ends_s) - max(self.opened_s, *self.begins_s)
-        return max(0.0, both_s / (self.closed_s - self.opened_s))
+        overlap_begin_s = max(self.opened_s, *self.begins_s)
+        overlap_end_s = min(self.closed_s, *self.ends_s)
+        overlap_s = overlap_end_s - overlap_begin_s
+        return max(0.0, overlap_s / (self.closed_s - self.opened_s))
 
     @property
     def bytes_per_s(self) -> float:
-        """Return the rate of sending while the computation ran."""
+        """Return the rate of sending while the computation ran, in bytes/s."""
         return self.sent_bytes / (self.closed_s - self.opened_s)
 
 
 Passage = tuple[Marks, Callable[[], Traffic]]
-"""One computation: its time by the device's clock, and, once it is over, what ran beside it."""
+"""The marks of a computation, and a function that reads what was sent once the computation is over."""
 
 
 class GpuStandIn:
@@ -106,26 +131,25 @@ class GpuStandIn:
     labels: Mapping[str, Any] = {"ranks": 1}
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
-        torch.cuda.synchronize()  # makes torch's context the current one, where modules belong
+        # Makes torch's context the current one, to which modules belong.
+        torch.cuda.synchronize()
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+        image = cubin(f"sm_{gpu.major}{gpu.minor}")
         module = c_void_p()
-        _driver(
-            "cuModuleLoadData",
-            byref(module),
-            c_char_p(cubin(f"sm_{gpu.major}{gpu.minor}")),
-        )
+        _driver("cuModuleLoadData", byref(module), c_char_p(image))
         most_bytes = getattr(gpu, "shared_memory_per_block_optin", 48 * KIB)
-        self._shared_bytes, self._clusters = (
-            min(SHARED_BYTES, most_bytes),
-            gpu.major >= 9,
-        )
+        self._shared_bytes = min(SHARED_BYTES, most_bytes)
+        # GPUs have clusters from Hopper on.
+        self._has_clusters = gpu.major >= 9
         self._send = CudaFunction(module, "standin", self._shared_bytes)
         self._gate = CudaFunction(module, "gate")
-        self.a, self.b, self.c = torch.randn(3, buffer_bytes // 16 * 4, device="cuda")
+        # Whole loads of 16 bytes, which are 4 numbers.
+        elements = buffer_bytes // 16 * 4
+        self.a, self.b, self.c = torch.randn(3, elements, device="cuda")
         self._stream = torch.cuda.Stream()
 
     def columns(self, footprint: Footprint) -> dict[str, Any]:
-        """Return what the kernel takes, as columns of table ``contention``."""
+        """Return the columns of table ``contention`` that say what the kernel takes."""
         return {
             "blocks": footprint.blocks,
             "threads": footprint.threads,
@@ -135,38 +159,81 @@ class GpuStandIn:
             "bytes_per_s_asked": footprint.bytes_per_s,
             "registers": self._send.registers,
             "shared_bytes": self._shared_bytes,
-            # As NCCL does it, from Hopper on.
-            "cluster": CLUSTER
-            if self._clusters and footprint.blocks % CLUSTER == 0
-            else 1,
+            "cluster": self._cluster(footprint.blocks),
         }
 
+    def _cluster(self, blocks: int) -> int:
+        """Return how many blocks form a cluster, as in NCCL."""
+        if self._has_clusters and blocks % CLUSTER == 0:
+            return CLUSTER
+        return 1
+
     def chunk_bytes(self, threads: int) -> int:
-        """Return what a block sums at a time where ``threads`` are asked for."""
+        """Return the bytes that a block sums at a time if ``threads`` are asked for."""
         return 16 * UNROLL * nccl_threads(threads)
 
     def send(self, footprint: Footprint, chunks: int, record: torch.Tensor) -> None:
-        """Put the kernel into its stream: to end by the flag in `record`, or after ``chunks`` a block."""
+        """Put the kernel into its stream.
+
+        Parameters
+        ----------
+        footprint : Footprint
+            What the kernel takes.
+        chunks : int
+            The chunks after which each block ends.
+        record : Tensor, shape (6 + 3 blocks,)
+            What the kernel writes down. A flag in the record ends the kernel, too.
+        """
         chunk_bytes = self.chunk_bytes(footprint.threads)
-        in_buffer = self.c.nbytes // chunk_bytes
-        rate = footprint.bytes_per_s
-        chunk_ns = _NS * chunk_bytes * footprint.blocks / rate if rate else 0.0
-        limits = (in_buffer, chunks, chunk_ns, int(LONGEST_S * _NS))
-        shape = footprint.blocks, nccl_threads(footprint.threads)
+        chunks_in_buffer = self.c.nbytes // chunk_bytes
+        chunk_ns = 0.0
+        if footprint.bytes_per_s:
+            # All blocks sum a chunk in this time.
+            chunk_ns = _NS * chunk_bytes * footprint.blocks / footprint.bytes_per_s
+        longest_ns = int(LONGEST_S * _NS)
+        # In the order of the kernel's parameters.
+        arguments = [
+            self.a,
+            self.b,
+            self.c,
+            chunks_in_buffer,
+            chunks,
+            chunk_ns,
+            longest_ns,
+            record,
+        ]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             record.record_stream(self._stream)
-            arguments = [self.a, self.b, self.c, *limits, record]
-            self._send.launch(*shape, arguments, self.columns(footprint)["cluster"])
+            self._send.launch(
+                footprint.blocks,
+                nccl_threads(footprint.threads),
+                arguments,
+                self._cluster(footprint.blocks),
+            )
 
     def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
-        """Start communicating, then compute, which must have run before, then stop; or compute alone."""
-        blocks, chunk_bytes, record = 0, 0, self.record(0)
+        """Start communicating, compute, and stop communicating.
+
+        Parameters
+        ----------
+        footprint : Footprint or None
+            What communicates. With None, the computation runs alone.
+        compute : callable
+            The computation, which must have run before.
+        """
         if footprint:
-            blocks, chunk_bytes = footprint.blocks, self.chunk_bytes(footprint.threads)
+            blocks = footprint.blocks
+            chunk_bytes = self.chunk_bytes(footprint.threads)
             record = self.record(blocks)
+            # The most chunks that fit into 64 bits: the gate ends the kernel.
             self.send(footprint, 2**63 - 1, record)
+        else:
+            blocks = 0
+            chunk_bytes = 0
+            record = self.record(0)
         marks = Marks("cuda")
+        # The first gate waits until all blocks run, and the second one ends them.
         self._gate.launch(1, 1, [record, _OPENED, blocks, HOLD_NS, PATIENCE_NS, 0])
         marks.mark()
         compute()
@@ -184,32 +251,40 @@ class GpuStandIn:
 
 
 def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
-    """Return what stands in a record once all has ended; nanoseconds are of the GPU's global timer."""
+    """Return what a record holds once the computation is over, in seconds since the computation began."""
     words = record.tolist()
-    opened, sent_before, closed, sent_after = words[_OPENED:_HEAD]
+    opened_ns, chunks_before, closed_ns, chunks_after = words[_OPENED:_HEAD]
+    # Of all blocks: begins and ends in nanoseconds of the GPU's global timer, and chunks.
     blocks = np.reshape(np.array(words[_HEAD:], dtype=np.int64), (3, -1))
-    # Relative to the opening first: a double does not hold the timer's nanoseconds.
-    begins_s, ends_s = (blocks[:2] - opened) / _NS
-    sent_bytes = float((sent_after - sent_before) * chunk_bytes)
+    # The opening is taken off first, because a double does not hold the timer's nanoseconds.
+    begins_s, ends_s = (blocks[:2] - opened_ns) / _NS
     return Traffic(
-        begins_s, ends_s, 0.0, max(TICK_S, (closed - opened) / _NS), sent_bytes
+        begins_s,
+        ends_s,
+        opened_s=0.0,
+        closed_s=max(TICK_S, (closed_ns - opened_ns) / _NS),
+        sent_bytes=float((chunks_after - chunks_before) * chunk_bytes),
     )
 
 
 def read_message(record: torch.Tensor) -> tuple[float, int]:
-    """Return seconds from a message's first block's begin to its last one's end, and chunks."""
+    """Return the seconds of a message, from its first block's begin to its last block's end, and chunks."""
     begins_ns, ends_ns, chunks = np.reshape(record.tolist()[_HEAD:], (3, -1))
-    return int(ends_ns.max() - begins_ns.min()) / _NS, int(chunks.sum())
+    message_s = int(ends_ns.max() - begins_ns.min()) / _NS
+    return message_s, int(chunks.sum())
 
 
-# -- CUDA compiled while the program runs: torch's own way insists on a toolkit, and has no clusters --
+# -- CUDA compiled while the program runs ----------------------------------------------
+# The way of torch itself insists on a toolkit, and has no clusters.
 
-_REGISTERS, _DYNAMIC_SHARED_BYTES = 4, 8  # CUfunction_attribute
-_CLUSTER, _CLUSTER_POLICY, _SPREAD = (
-    4,
-    5,
-    1,
-)  # CUlaunchAttributeID, CUclusterSchedulingPolicy
+# CUfunction_attribute
+_REGISTERS = 4
+_DYNAMIC_SHARED_BYTES = 8
+# CUlaunchAttributeID
+_CLUSTER = 4
+_CLUSTER_POLICY = 5
+# CUclusterSchedulingPolicy
+_SPREAD = 1
 
 
 class _Attribute(ctypes.Structure):
@@ -232,92 +307,141 @@ class _Launch(ctypes.Structure):
 
 
 class CudaFunction:
-    """A function on the current GPU; registers : of each thread; shared_bytes : a block's dynamic memory."""
+    """A function on the current GPU.
+
+    Parameters
+    ----------
+    module : c_void_p
+        The module that holds the function.
+    name : str
+        The name of the function.
+    shared_bytes : int, optional
+        The dynamic shared memory of a block.
+
+    Attributes
+    ----------
+    registers : int
+        The registers of each thread.
+    """
 
     def __init__(self, module: c_void_p, name: str, shared_bytes: int = 0) -> None:
-        self._function, count, self._shared_bytes = c_void_p(), c_int(), shared_bytes
-        _driver(
-            "cuModuleGetFunction",
-            byref(self._function),
-            module,
-            c_char_p(name.encode()),
-        )
-        _driver("cuFuncGetAttribute", byref(count), _REGISTERS, self._function)
+        self._function = c_void_p()
+        self._shared_bytes = shared_bytes
+        function_name = c_char_p(name.encode())
+        _driver("cuModuleGetFunction", byref(self._function), module, function_name)
+        registers = c_int()
+        _driver("cuFuncGetAttribute", byref(registers), _REGISTERS, self._function)
         # Without being allowed more, a block may ask for 48 KiB.
         _driver(
             "cuFuncSetAttribute", self._function, _DYNAMIC_SHARED_BYTES, shared_bytes
         )
-        self.registers = count.value
+        self.registers = registers.value
 
     def launch(
         self, blocks: int, threads: int, arguments: Sequence[Any], cluster: int = 1
     ) -> None:
         """Put the function into torch's current stream.
 
-        arguments : tensors go as addresses, and live until it has ended; ints as 64 bits without sign
-        cluster : blocks that run near each other, yet spread
+        Parameters
+        ----------
+        blocks, threads : int
+            The blocks, and the threads of each block.
+        arguments : sequence of Tensor, int or float
+            Tensors go as addresses, and must live until the function has ended. Whole numbers go as 64 bits
+            without sign.
+        cluster : int, optional
+            How many blocks form a cluster. The blocks of a cluster are spread over its processors.
         """
         attributes = (_Attribute * 2)()
-        attributes[0].id, attributes[0].value[:3] = _CLUSTER, (cluster, 1, 1)
-        attributes[1].id, attributes[1].value[0] = _CLUSTER_POLICY, _SPREAD
-        grid, block, stream = (
+        attributes[0].id = _CLUSTER
+        attributes[0].value[:3] = (cluster, 1, 1)
+        attributes[1].id = _CLUSTER_POLICY
+        attributes[1].value[0] = _SPREAD
+        # Neither attribute applies without clusters, and GPUs before Hopper refuse them.
+        n_attributes = len(attributes) if cluster > 1 else 0
+        configuration = _Launch(
             (blocks, 1, 1),
             (threads, 1, 1),
-            torch.cuda.current_stream(),
+            self._shared_bytes,
+            torch.cuda.current_stream().cuda_stream,
+            attributes,
+            n_attributes,
         )
-        given = attributes, len(attributes) if cluster > 1 else 0
-        how = _Launch(grid, block, self._shared_bytes, stream.cuda_stream, *given)
-        kinds: dict[type, Any] = {int: c_uint64, float: c_double}
-        kinds[torch.Tensor] = lambda x: c_void_p(x.data_ptr())
-        values = [kinds[type(argument)](argument) for argument in arguments]
-        places = (c_void_p * len(values))(*map(ctypes.addressof, values))
-        _driver("cuLaunchKernelEx", byref(how), self._function, places, None)
+        values = [_c_value(argument) for argument in arguments]
+        addresses = (c_void_p * len(values))(*map(ctypes.addressof, values))
+        _driver(
+            "cuLaunchKernelEx", byref(configuration), self._function, addresses, None
+        )
+
+
+def _c_value(argument: torch.Tensor | int | float) -> Any:
+    """Return an argument of a CUDA function as a value of C."""
+    if isinstance(argument, torch.Tensor):
+        return c_void_p(argument.data_ptr())
+    if isinstance(argument, int):
+        return c_uint64(argument)
+    return c_double(argument)
 
 
 @functools.cache
 def cubin(architecture: str) -> bytes:
-    """Compile the source for an architecture such as "sm_90". Raises UserError with why it cannot."""
-    nvrtc, program, size = _nvrtc(), c_void_p(), c_size_t()
+    """Return the compiled source for an architecture such as "sm_90".
 
-    def fetch(what: str) -> Any:
-        getattr(nvrtc, f"nvrtcGet{what}Size")(program, byref(size))
-        data = (c_char * size.value)()
-        getattr(nvrtc, f"nvrtcGet{what}")(program, data)
-        return data
-
-    words = [f"--gpu-architecture={architecture}", *OPTIONS]
-    given = (c_char_p * len(words))(*(word.encode() for word in words))
-    named = c_char_p(SOURCE.encode()), c_char_p(b"ddlkit.cu")
-    nvrtc.nvrtcCreateProgram(byref(program), *named, 0, None, None)
+    Raises UserError with the compiler's first error if the source does not compile.
+    """
+    nvrtc = _nvrtc()
+    program = c_void_p()
+    options = [f"--gpu-architecture={architecture}", *OPTIONS]
+    c_options = (c_char_p * len(options))(*(option.encode() for option in options))
+    source = c_char_p(SOURCE.encode())
+    name = c_char_p(b"ddlkit.cu")
+    nvrtc.nvrtcCreateProgram(byref(program), source, name, 0, None, None)
     try:
-        if failed := nvrtc.nvrtcCompileProgram(program, len(words), given):
-            lines = fetch("ProgramLog").value.decode(errors="replace").splitlines()
-            complaint = next(
-                (line for line in lines if "error" in line), f"status {failed}"
-            )
+        status = nvrtc.nvrtcCompileProgram(program, len(options), c_options)
+        if status:
+            log = _fetch(nvrtc, program, "ProgramLog").value.decode(errors="replace")
+            errors = [line for line in log.splitlines() if "error" in line]
+            complaint = errors[0] if errors else f"status {status}"
             raise UserError(f"CUDA source does not compile: {complaint}")
-        return bytes(fetch("CUBIN").raw)
+        return bytes(_fetch(nvrtc, program, "CUBIN").raw)
     finally:
         nvrtc.nvrtcDestroyProgram(byref(program))
 
 
+def _fetch(nvrtc: ctypes.CDLL, program: c_void_p, what: str) -> Any:
+    """Return an output of a compilation, "ProgramLog" or "CUBIN", as an array of bytes."""
+    size = c_size_t()
+    getattr(nvrtc, f"nvrtcGet{what}Size")(program, byref(size))
+    data = (c_char * size.value)()
+    getattr(nvrtc, f"nvrtcGet{what}")(program, data)
+    return data
+
+
 def in_wheels(pattern: str) -> list[Path]:
-    """Return files that NVIDIA's wheels brought along."""
+    """Return the files that NVIDIA's wheels have installed and that match a pattern."""
     wheels = importlib.util.find_spec("nvidia")
-    places = (wheels.submodule_search_locations if wheels else None) or ()
-    return [path for place in places for path in Path(place).glob(pattern)]
+    if wheels is None or not wheels.submodule_search_locations:
+        return []
+    paths: list[Path] = []
+    for folder in wheels.submodule_search_locations:
+        paths += Path(folder).glob(pattern)
+    return paths
 
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """Return NVRTC of torch's CUDA version, of wheels, of torch itself, or where the loader finds it."""
+    """Return NVRTC of torch's CUDA version, NVIDIA's compiler as a library.
+
+    It is looked for in wheels, then in torch itself, and then where the loader finds it.
+    """
     version = (torch.version.cuda or "*").partition(".")[0]
     paths = in_wheels(f"*/lib/libnvrtc.so.{version}")
     paths += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")
     for path in paths:
         with suppress(OSError):
-            for half in path.parent.glob("libnvrtc-builtins.so*"):
-                ctypes.CDLL(str(half), ctypes.RTLD_GLOBAL)
+            # NVRTC opens this second library by its name only, so it must be loaded before.
+            for builtins in path.parent.glob("libnvrtc-builtins.so*"):
+                ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(str(path))
     with suppress(OSError):
         return ctypes.CDLL(f"libnvrtc.so.{version}".removesuffix(".*"))
@@ -327,14 +451,14 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 def _driver(call: str, *arguments: object) -> None:
-    """Call the CUDA driver. Raises UserError with its words where it fails."""
+    """Call a function of the CUDA driver. Raises UserError with the driver's words if the call fails."""
     library = _libcuda()
-    if status := getattr(library, call)(*arguments):
+    status = getattr(library, call)(*arguments)
+    if status:
         words = c_char_p()
         library.cuGetErrorString(status, byref(words))
-        raise UserError(
-            f"{call}: {(words.value or b'unknown error').decode()} ({status})"
-        )
+        reason = (words.value or b"unknown error").decode()
+        raise UserError(f"{call}: {reason} ({status})")
 
 
 # Opened once: looking it up takes longer than a launch, for which training waits.

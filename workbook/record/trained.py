@@ -1,4 +1,4 @@
-"""Real training of one network in one place: its plans and cases, and what models say of them before."""
+"""Real training of one network in one place: its plans, its cases and their predictions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ddlkit.measure.session import table_path
 from ddlkit.model import Calibration, forecast_case, make_plan, predictor
 from ddlkit.model.calibration import TRAINING
 from ddlkit.model.fits import table_cost
-from workbook.record.campaigns import predicted_by, said
+from workbook.record.campaigns import predicted_by, prediction_rows
 from workbook.validate import rivals
 
 COLLECTIVE = "all_reduce"
 
 
 def recorded(out: Path, schema: str, name: str) -> Path:
-    """Return a table that other points gave. Raises UserError where it is not there."""
+    """Return the path of a table that other points have measured. Raises UserError if it is missing."""
     path = table_path(out, schema, name)
     if not store.has_table(path):
         raise UserError(
@@ -36,9 +36,22 @@ def recorded(out: Path, schema: str, name: str) -> Path:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network on some ranks of a place whose messages and layers were measured, under ``plans``.
+    """A network in training on the ranks of a place whose messages and layers were measured.
 
-    messages : what its table of collectives is called; key : network, batch, ranks and link, of others
+    Attributes
+    ----------
+    out : Path
+        The directory of the tables.
+    messages : str
+        The name of the place's table of collectives.
+    key : str
+        The name of the place's table of slowdown, of network, batch, ranks and link.
+    network, batch, ranks, device
+        What is trained, and where.
+    plans : sequence of str
+        The names of the plans.
+    accumulate : int
+        How many batches are computed for each exchange.
     """
 
     out: Path
@@ -51,30 +64,38 @@ class Trained:
     plans: Sequence[str]
     accumulate: int = 1
 
+    @property
+    def _profile_name(self) -> str:
+        """The name of the tables of layers and samples, which so many ranks measured at the same time."""
+        return f"{self.network}-b{self.batch}-r{self.ranks}"
+
     @cached_property
     def profile(self) -> LayerProfile:
-        """Its layers, measured by so many ranks at the same time."""
-        return store.read_profile(
-            recorded(self.out, "layers", f"{self.network}-b{self.batch}-r{self.ranks}")
-        )
+        """The layers of the network, measured by so many ranks at the same time."""
+        return store.read_profile(recorded(self.out, "layers", self._profile_name))
 
     @cached_property
     def collectives(self) -> pd.DataFrame:
-        """Rows of what messages take there."""
+        """The rows of table ``collectives`` of the place, of all-reduces."""
         rows = store.load_table(recorded(self.out, "collectives", self.messages))
         return rows[rows["collective"] == COLLECTIVE]
 
     @cached_property
     def planned(self) -> dict[str, FusionPlan]:
-        """Its plans by their names; of those that come out the same, the first."""
+        """The distinct plans by their names. Of plans with the same groups, the first is kept."""
         workload = self.profile.workload().accumulated(self.accumulate)
         cost = table_cost(self.collectives, self.ranks)
-        made = {spec: make_plan(spec, workload, cost) for spec in self.plans}
-        first = {plan.ends: spec for spec, plan in reversed(made.items())}
-        return {spec: plan for spec, plan in made.items() if first[plan.ends] == spec}
+        distinct = {}
+        seen_ends = set()
+        for spec in self.plans:
+            plan = make_plan(spec, workload, cost)
+            if plan.ends not in seen_ends:
+                seen_ends.add(plan.ends)
+                distinct[spec] = plan
+        return distinct
 
     def group_bytes(self) -> dict[str, Sequence[int]]:
-        """Return bytes of each message by plan."""
+        """Return the bytes of each message, by plan."""
         workload = self.profile.workload()
         return {
             spec: plan.group_bytes(workload).tolist()
@@ -82,7 +103,7 @@ class Trained:
         }
 
     def cases(self) -> list[Case]:
-        """Return what will be measured, if DDP makes the buckets that are asked of it."""
+        """Return the cases that will be measured if DDP makes the buckets that are asked of it."""
         first = self.collectives.iloc[0]
         return [
             Case(
@@ -103,34 +124,54 @@ class Trained:
         ]
 
     def predicted(self) -> pd.DataFrame:
-        """Return rows of a table ``predicted``, by all that was measured of the place before."""
-        beside = table_path(self.out, "slowdown", self.key)
-        slowdown = store.load_table(beside) if store.has_table(beside) else None
+        """Return the rows of table ``predicted`` of all cases, by each model.
+
+        Models know all that was measured of the place before. The slowdown need not have been measured.
+        """
+        slowdown = None
+        slowdown_path = table_path(self.out, "slowdown", self.key)
+        if store.has_table(slowdown_path):
+            slowdown = store.load_table(slowdown_path)
         calibration = Calibration.of(
             self.collectives, also=rivals.TRIAL_COSTS, slowdown=slowdown
         )
-        samples = recorded(
-            self.out, "samples", f"{self.network}-b{self.batch}-r{self.ranks}"
-        )
+        samples = recorded(self.out, "samples", self._profile_name)
         scatter = predictor.scatter_of(store.load_table(samples))
+        workloads = {self.profile.sha256: self.profile.workload()}
         frames = []
         for case in self.cases():
-            workloads = {case.profile_sha256: self.profile.workload()}
             ours = forecast_case(case, workloads, calibration, compute_scatter=scatter)
             times = rivals.real_times(ours, calibration.of_case(case).others)
-            frames.append(said(case, ours, times))
+            frames.append(prediction_rows(case, ours, times))
         return pd.concat(frames, ignore_index=True)
 
     def predicted_by(self) -> str:
-        """Return how the hash begins of the table that predicted its cases; "" without. Raises UserError."""
+        """Return the first digits of the hash of the table that predicted all cases.
+
+        The result is empty without such a table. Raises UserError if the table lacks a case.
+        """
         return predicted_by(table_path(self.out, "predicted", "cases"), self.cases())
 
 
 def predicted_trainings(
     asked: Sequence[tuple[str, Trained]], out: Path
 ) -> pd.DataFrame:
-    """Return what models say of every case, before the first of them ran. Raises UserError after."""
+    """Return table ``predicted`` of all cases of several trainings.
+
+    Parameters
+    ----------
+    asked : sequence of (str, Trained)
+        The name of each training's table of runs, and the training.
+    out : Path
+        The directory of the tables.
+
+    Raises
+    ------
+    UserError
+        If one of the trainings has runs already.
+    """
     for name, _ in asked:
-        if store.has_table(path := table_path(out, "runs", name)):
+        path = table_path(out, "runs", name)
+        if store.has_table(path):
             raise UserError(f"a prediction comes before its runs: {path} is there")
     return pd.concat([trained.predicted() for _, trained in asked], ignore_index=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,23 +18,23 @@ from ddlkit.measure.networks import (
     torchvision_network,
 )
 
-STEPS, VOCABULARY = 35, 10_000  # of a training sequence of the Penn Treebank
-TEXT = 2_000  # words that a small network of our own knows
-_VGG16 = (
-    (64, 2),
-    (128, 2),
-    (256, 3),
-    (512, 3),
-    (512, 3),
-)  # width and number of convolutions
+STEPS = 35
+"""The words of a training sequence of the Penn Treebank."""
+VOCABULARY = 10_000
+"""The distinct words of the Penn Treebank."""
+TEXT = 2_000
+"""The distinct words that a small network of our own knows."""
+_VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+"""The width of each block of VGG-16, and its number of convolutions."""
 
 
 def _named(**layers: nn.Module) -> nn.Sequential:
+    """Return layers that are applied one after the other, with their names."""
     return nn.Sequential(OrderedDict(layers))
 
 
 def lenet5() -> nn.Module:
-    """Return LeNet-5 with ReLU and max pooling, for 28x28 images: small enough to try anything."""
+    """Return LeNet-5 with ReLU and max pooling, for 28x28 images. It is small enough to try anything."""
     return _named(
         conv1=nn.Conv2d(1, 6, 5, padding=2),
         relu1=nn.ReLU(),
@@ -52,29 +51,44 @@ def lenet5() -> nn.Module:
     )
 
 
-# -- VGG-16 ------------------------------------------------------------------------------------
+# -- VGG-16 ----------------------------------------------------------------------------
 
 # An eighth of the channels and units, for images of a quarter of the side: with the last two of five
 # poolings left out the last map is 7x7 as published, and the linear layers keep their share of parameters.
-SMALL = EIGHTH, EIGHTH_POOLINGS = 8, 3
+EIGHTH = 8
+EIGHTH_POOLINGS = 3
+SMALL = (EIGHTH, EIGHTH_POOLINGS)
 
 
 def _vgg16_features(*, norm: bool, narrower: int, poolings: int = 5) -> nn.Sequential:
-    """Return VGG-16's convolutions, 1/``narrower`` as wide; the first blocks end in a pooling."""
+    """Return the convolutions of VGG-16.
+
+    Parameters
+    ----------
+    norm : bool
+        Whether batch normalisation follows each convolution.
+    narrower : int
+        By which factor each convolution is narrower than published.
+    poolings : int
+        How many blocks end in a pooling. They are the first ones.
+    """
     layers: list[nn.Module] = []
     inputs = 3
     for block, (full_width, convolutions) in enumerate(_VGG16):
         width = full_width // narrower
         for _ in range(convolutions):
             layers.append(nn.Conv2d(inputs, width, 3, padding=1))
-            layers += [nn.BatchNorm2d(width), nn.ReLU()] if norm else [nn.ReLU()]
+            if norm:
+                layers.append(nn.BatchNorm2d(width))
+            layers.append(nn.ReLU())
             inputs = width
-        layers += [nn.MaxPool2d(2)] if block < poolings else []
+        if block < poolings:
+            layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers)
 
 
 def vgg16_cifar(classes: int = 10, narrower: int = 1) -> nn.Module:
-    """Return VGG-16 for 32x32 images: batch normalisation, and one linear layer (omgs Tab V)."""
+    """Return VGG-16 for 32x32 images, with batch normalisation and one linear layer (omgs Tab V)."""
     features = _vgg16_features(norm=True, narrower=narrower)
     dense = nn.Linear(512 // narrower, classes)
     return _named(features=features, flatten=nn.Flatten(), classifier=dense)
@@ -111,15 +125,20 @@ def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
     )
 
 
-# -- ResNet-20 ---------------------------------------------------------------------------------
+# -- ResNet-20 -------------------------------------------------------------------------
 
 
 class _Residual(nn.Module):
-    """Two convolutions and a shortcut without parameters, which is halved and padded with zeros."""
+    """Two convolutions and a shortcut without parameters.
+
+    Where a block has twice as many outputs as inputs, the shortcut takes every second pixel and pads the
+    missing channels with zeros.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.stride, self.padding = outputs // inputs, outputs - inputs
+        self.stride = outputs // inputs
+        self.padding = outputs - inputs
         self.conv1 = nn.Conv2d(inputs, outputs, 3, self.stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
@@ -128,13 +147,14 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
         shortcut = x[:, :, :: self.stride, :: self.stride]
-        return torch.relu(
-            inner + nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.padding))
-        )
+        # From the last dimension: nothing on either side of width and height, zeros after the channels.
+        padded = nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.padding))
+        return torch.relu(inner + padded)
 
 
 def resnet20_half(classes: int) -> nn.Module:
-    """Return ResNet-20 of He et al. (2016) for small images, half as wide."""
+    """Return ResNet-20 of He et al. (2016) for small images, half as wide as published."""
+    # The channels before the first block, and after each block.
     widths = (8, 8, 8, 8, 16, 16, 16, 32, 32, 32)
     return _named(
         conv=nn.Conv2d(3, widths[0], 3, padding=1, bias=False),
@@ -147,11 +167,11 @@ def resnet20_half(classes: int) -> nn.Module:
     )
 
 
-# -- other than one row of logits a sample -----------------------------------------------------
+# -- other than one row of logits a sample ---------------------------------------------
 
 
 class AllHeads(nn.Module):
-    """A network with auxiliary heads whose outputs are stacked: a batch of n gives (heads x n) rows."""
+    """A network with auxiliary heads, whose outputs are stacked. A batch of n gives (heads x n) rows."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -185,28 +205,39 @@ class SmallGpt(nn.Module):
 
     def __init__(self, width: int = 256, blocks: int = 4, heads: int = 4) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(TEXT, width), nn.Embedding(STEPS, width)
-        how: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        self.words = nn.Embedding(TEXT, width)
+        self.places = nn.Embedding(STEPS, width)
         block = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, activation="gelu", **how
+            width,
+            heads,
+            4 * width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
         )
         self.blocks = nn.TransformerEncoder(block, blocks, enable_nested_tensor=False)
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, TEXT, bias=False)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, TEXT, bias=False)
 
     def forward(self, words: Tensor) -> Tensor:
+        """Return the logits of the next word, shape (batch x steps, TEXT), of words (batch, steps)."""
         steps = words.shape[1]
-        later = nn.Transformer.generate_square_subsequent_mask(
+        # An encoder whose words do not see the words after them is a decoder without cross attention.
+        mask_later_words = nn.Transformer.generate_square_subsequent_mask(
             steps, device=words.device
         )
-        inner = self.words(words) + self.places.weight[:steps]
-        logits: Tensor = self.head(
-            self.norm(self.blocks(inner, mask=later, is_causal=True))
-        )
+        embedded = self.words(words) + self.places.weight[:steps]
+        states = self.blocks(embedded, mask=mask_later_words, is_causal=True)
+        logits: Tensor = self.head(self.norm(states))
         return logits.flatten(end_dim=1)
 
 
 def _words(words: int) -> Callable[[int, torch.Generator], Batch]:
-    """Return what draws (batch, steps) words, and the word after each, as (batch x steps) labels."""
+    """Return a function that draws (batch, steps) words, and the word after each as (batch x steps) labels.
+
+    ``words`` is the number of distinct words.
+    """
 
     def sample(batch: int, generator: torch.Generator) -> Batch:
         text = torch.randint(words, (batch, STEPS + 1), generator=generator)
@@ -216,6 +247,7 @@ def _words(words: int) -> Callable[[int, torch.Generator], Batch]:
 
 
 def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
+    """Draw images, and their labels once for each of three heads."""
     images, labels = IMAGENET(batch, generator)
     return images, labels.repeat(3)
 
