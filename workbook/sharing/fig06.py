@@ -114,7 +114,7 @@ def draw(tables: Tables) -> Figure:
     share = saved["model"].sum() / saved["figure 8"].sum()
     plots.heading(
         ax,
-        f"Over all batch sizes, the best saves by the model {share:.0%} of what figure 8 shows\n",
+        f"Summed over batch sizes, the model saves {share:.0%} of what figure 8 shows\n",
     )
     return figure
 
