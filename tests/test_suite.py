@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -100,33 +101,51 @@ def test_a_wrong_suite_is_one_line_that_names_file_and_key(
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+# Loads everything once, and records a suite into each of several directories, in a process of its own.
+RECORDINGS = """
+import os, sys
+from workbook import cli
+from workbook.record import kinds
+file, *directories = sys.argv[1:]
+for out in directories:
+    started = os.fork()
+    if not started:
+        sys.exit(cli.main(["record", file, "--out", out]))
+    print(started, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(started, 0)[1]), flush=True)
+"""
+
+
 @pytest.mark.fault(
     fault="measuring is interrupted, terminated, or its terminal is closed",
     injected="SIGINT, SIGTERM, SIGHUP between two tables",
     holds="one line; status 130, or 143; whole tables only, which the next run keeps",
 )
-def test_being_ended_is_one_line_and_leaves_no_half_table(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_being_ended_is_one_line_and_leaves_no_half_table(tmp_path: Path) -> None:
     # nohup would have us hand on that it is ignored
     before = signal.signal(signal.SIGHUP, lambda *_: None)
     endless = {**BUDGET, "max_s": 60, "max_repeats": 10**6}
     longer = {**TINY, "networks": "lenet5:8", "budget": endless}
-    file, out = written(tmp_path, TINY, longer), tmp_path / "out"
-    argv = [sys.executable, "-m", "workbook", "record", file, "--out", str(out)]
-    how: Any = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
-    process = subprocess.Popen(argv, start_new_session=True, **how)
-    signal.signal(signal.SIGHUP, before)
-    assert wait_for((out / "samples-lenet5-b4-r1.csv").exists)
-    process.send_signal(number)
-    printed = process.communicate(timeout=PATIENCE_S)[1]
-    assert process.returncode == (130 if number == signal.SIGINT else 143)
-    assert "interrupted; what was measured is kept" in printed
+    ends = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+    directories = {number: tmp_path / number.name for number in ends}
+    argv = [sys.executable, "-c", RECORDINGS, written(tmp_path, TINY, longer)]
+    argv += map(str, directories.values())
+    how: Any = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(argv, start_new_session=True, **how) as process:
+        signal.signal(signal.SIGHUP, before)
+        for number, status in ends.items():
+            recording_id = int(process.stdout.readline())
+            out = directories[number]
+            assert wait_for((out / "samples-lenet5-b4-r1.csv").exists)
+            os.kill(recording_id, number)
+            assert int(process.stdout.readline()) == status
+            kept = sorted(path.name for path in out.glob("*.csv"))
+            assert kept == ["layers-lenet5-b4-r1.csv", "samples-lenet5-b4-r1.csv"]
+            assert store.read_profile(out / kept[0]).network == "lenet5"
+        printed = process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == 0
+    assert printed.count("interrupted; what was measured is kept") == len(ends)
     assert "Traceback" not in printed
-    kept = sorted(path.name for path in out.glob("*.csv"))
-    assert kept == ["layers-lenet5-b4-r1.csv", "samples-lenet5-b4-r1.csv"]
-    assert store.read_profile(out / kept[0]).network == "lenet5"
 
 
 def test_tables_of_the_quick_profile_are_not_taken_for_those_of_full(
