@@ -24,7 +24,7 @@ Described = dict[str, Any]
 BRIEF = {"warmup": 0, "min_repeats": 2, "max_repeats": 2, "max_s": 0.05}
 NETWORK = "lenet5:2"
 LAB = {"ranks": 2, "rate": "1gbit"}
-FEW = {"epochs": 1, "seeds": [0], "training_images": 64, "held_out_images": 8}
+FEW = {"epochs": 1, "seeds": [0], "training_images": 32, "held_out_images": 8}
 LAYERS = {"measure": "layers", "networks": NETWORK, "budget": BRIEF}
 MESSAGES = {
     "measure": "collectives",
@@ -120,7 +120,7 @@ def test_every_kind_has_its_smallest_point() -> None:
     assert not SMALLEST.keys() & GPU.keys()
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_every_kind_leaves_the_tables_of_its_smallest_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,7 +134,7 @@ def test_every_kind_leaves_the_tables_of_its_smallest_point(
     assert tables_of(measured(tmp_path, capsys, *points)) == {*expected}
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.usefixtures("require_lab")
 def test_replays_and_training_in_a_lab_follow_what_is_measured_there(
@@ -157,7 +157,7 @@ def test_replays_and_training_in_a_lab_follow_what_is_measured_there(
     assert kinds == {"replay", "training"}
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.usefixtures("require_lab")
 def test_a_campaign_measures_what_its_replays_need(

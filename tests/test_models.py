@@ -306,7 +306,7 @@ def two_agents(*what: object) -> list[str]:
 def test_ranks_that_torchrun_counts_measure_together(tmp_path: Path) -> None:
     """By the variables that torchrun gives each of two ranks; torchrun itself is in the test below."""
     argv = [sys.executable, "-m", "ddlkit", "measure", "layers"]
-    argv += ["--model", f"{FILE}:tied", "--out", str(tmp_path), "--budget", "1s"]
+    argv += ["--model", f"{FILE}:tied", "--out", str(tmp_path), "--budget", "0.3s"]
     meeting = {
         "PYTHONPATH": str(ROOT),
         "GLOO_SOCKET_IFNAME": "lo",

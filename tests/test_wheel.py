@@ -230,7 +230,7 @@ def test_a_trace_becomes_a_profile(installed: Installed) -> None:
 def test_layers_are_measured_in_the_working_directory(installed: Installed) -> None:
     """Without --out the tables go to ``measured``; of networks by name the plan is made only."""
     installed.run(
-        *("ddlkit", "measure", "layers", "--model", "mine.py:net", "--budget", "2s")
+        *("ddlkit", "measure", "layers", "--model", "mine.py:net", "--budget", "0.5s")
     )
     (table,) = (installed.work / "measured").glob("layers*.csv")
     layers = store.load_table(table, "layers")
