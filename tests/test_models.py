@@ -338,7 +338,7 @@ def test_ranks_that_torchrun_counts_measure_together(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_two_agents_of_torchrun_are_advised_together(tmp_path: Path) -> None:
-    minutes = ["--minutes", 0.1, "--confirm-minutes", 1e-5]
+    minutes = ["--minutes", 0.2, "--confirm-minutes", 1e-5]
     said = two_agents(
         "advise", "--model", f"{FILE}:pure_bf16", *minutes, "--out", tmp_path
     )
