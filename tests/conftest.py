@@ -154,7 +154,7 @@ def require_emulated(require_lab: None) -> None:
 
 @pytest.fixture(scope="session")
 def require_compiler() -> None:
-    """A C++ compiler must be there: the kernels of a GPU are compiled for the processor with it."""
+    """A C++ compiler must be there: torch's inductor compiles with it."""
     if shutil.which("g++") is None:
         _missing("no g++ on the PATH")
 

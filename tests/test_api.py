@@ -6,8 +6,10 @@ import ast
 import inspect
 import pydoc
 import re
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import ddlkit
 from workbook.site import sources
 
 ROOT = Path(__file__).resolve().parent.parent
+IMPORT_S = 0.3
 NAMES = [name for names in ddlkit.GROUPS.values() for name in names]
 
 
@@ -125,3 +128,16 @@ def test_the_types_of_a_users_script_resolve(tmp_path: Path) -> None:
     errors = re.findall(r"error: (.*)", done.stdout)
     assert len(errors) == 2, done.stdout
     assert "alpha" in errors[0] and "predicted" in errors[1]
+
+
+@pytest.mark.alone
+def test_importing_the_library_takes_a_moment() -> None:
+    """Beyond what a bare interpreter takes; medians of fresh ones, taken in turn."""
+    took_s: dict[str, list[float]] = {"pass": [], "import ddlkit": []}
+    for _ in range(7):
+        for code, times_s in took_s.items():
+            begin_s = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+            times_s.append(time.perf_counter() - begin_s)
+    bare_s, imported_s = map(statistics.median, took_s.values())
+    assert imported_s - bare_s < IMPORT_S

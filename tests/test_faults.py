@@ -686,7 +686,7 @@ def test_tests_pass_in_any_order_and_twice(tmp_path: Path) -> None:
         "no:cacheprovider",
         "--shuffle=7",
     ]
-    twice = 2 * ("tests/test_workload.py", "tests/test_link.py")
+    twice = 2 * ("tests/test_workload.py", "tests/test_ring.py")
     done = run([*argv, f"--basetemp={tmp_path / 'p'}", "--keep-duplicates", *twice])
     assert done.returncode == 0, done.stdout[-2000:]
 

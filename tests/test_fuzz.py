@@ -20,7 +20,7 @@ assert (
 )  # what is loaded by the first input counts neither as its time nor its memory
 
 INPUTS = int(os.environ.get("DDLKIT_FUZZ", "0"))
-"""So many in all, if given: 50000 for a night. Else 1,000, and 20,000 with --long."""
+"""So many in all, if given: 50000 for a night. Else 400, and 20,000 with --long."""
 SHARES = {
     "import": 0.3,
     "predict": 0.38,
@@ -73,7 +73,7 @@ def test_a_mutated_input_is_refused_in_one_line_or_answered_sanely(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    inputs = INPUTS or (20_000 if request.config.getoption("--long") else 1000)
+    inputs = INPUTS or (20_000 if request.config.getoption("--long") else 400)
     ended: set[int | str] = set()
     for number in range(round(inputs * SHARES[kind])):
         given = fuzzing.mutated(kind, number)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlkit.model.advice import measured_gain
@@ -34,6 +34,7 @@ def pairs(draw: st.DrawFn) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+@settings(max_examples=15)  # a figure each
 @given(pairs(), pairs())
 def test_the_figure_names_advised_changes_and_counts_all_pairs(
     before: pd.DataFrame, after: pd.DataFrame

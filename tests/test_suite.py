@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
-from places import PATIENCE_S, wait_for
+from places import PATIENCE_S, ROOT, wait_for
 from workbook.record import grammar, recording
 from workbook.record.recording import record
 
@@ -100,33 +100,57 @@ def test_a_wrong_suite_is_one_line_that_names_file_and_key(
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+# The command is ours, the points are those of a test: what is loaded is loaded once for all recordings.
+RECORDINGS = """
+import os, sys
+import faulty_points
+from workbook import cli
+from workbook.record import recording
+recording.points = faulty_points.long
+recording.partial = lambda make, **_: make
+for out in sys.argv[1:]:
+    started = os.fork()
+    if not started:
+        sys.exit(cli.main(["record", "cpu", "--device", "cpu", "--out", out]))
+    print(started, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(started, 0)[1]), flush=True)
+"""
+
+
 @pytest.mark.fault(
     fault="measuring is interrupted, terminated, or its terminal is closed",
     injected="SIGINT, SIGTERM, SIGHUP between two tables",
     holds="one line; status 130, or 143; whole tables only, which the next run keeps",
 )
-def test_being_ended_is_one_line_and_leaves_no_half_table(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_being_ended_is_one_line_and_leaves_no_half_table(tmp_path: Path) -> None:
     # nohup would have us hand on that it is ignored
     before = signal.signal(signal.SIGHUP, lambda *_: None)
-    endless = {**BUDGET, "max_s": 60, "max_repeats": 10**6}
-    longer = {**TINY, "networks": "lenet5:8", "budget": endless}
-    file, out = written(tmp_path, TINY, longer), tmp_path / "out"
-    argv = [sys.executable, "-m", "workbook", "record", file, "--out", str(out)]
-    how: Any = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
-    process = subprocess.Popen(argv, start_new_session=True, **how)
+    ends = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
+    directories = {number: tmp_path / number.name for number in ends}
+    argv = [sys.executable, "-c", RECORDINGS, *map(str, directories.values())]
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    process = subprocess.Popen(
+        argv,
+        env={**os.environ, **paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     signal.signal(signal.SIGHUP, before)
-    assert wait_for((out / "samples-lenet5-b4-r1.csv").exists)
-    process.send_signal(number)
+    assert process.stdout is not None
+    for number, status in ends.items():
+        recording_id = int(process.stdout.readline())
+        out = directories[number]
+        assert wait_for((out / "drift-first.csv").exists)
+        os.kill(recording_id, number)
+        assert int(process.stdout.readline()) == status
+        assert [path.name for path in out.glob("drift*.csv")] == ["drift-first.csv"]
+        assert len(store.load_table(out / "drift-first.csv", "drift")) == 1
     printed = process.communicate(timeout=PATIENCE_S)[1]
-    assert process.returncode == (130 if number == signal.SIGINT else 143)
-    assert "interrupted; what was measured is kept" in printed
+    assert process.returncode == 0
+    assert printed.count("interrupted; what was measured is kept") == len(ends)
     assert "Traceback" not in printed
-    kept = sorted(path.name for path in out.glob("*.csv"))
-    assert kept == ["layers-lenet5-b4-r1.csv", "samples-lenet5-b4-r1.csv"]
-    assert store.read_profile(out / kept[0]).network == "lenet5"
 
 
 def test_tables_of_the_quick_profile_are_not_taken_for_those_of_full(

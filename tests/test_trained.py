@@ -38,7 +38,7 @@ POINTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_predictions_come_before_their_runs_and_runs_say_which(tmp_path: Path) -> None:
     file, out = tmp_path / "mine.json", tmp_path / "out"
     file.write_text(json.dumps({"device": "cpu", "points": POINTS}))

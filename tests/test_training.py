@@ -25,7 +25,7 @@ def ready_bytes(network: str) -> list[int]:
     return [int(size) for size in profile.workload().bytes]
 
 
-NETWORK = "lenet5"
+NETWORK, BATCH = "lenet5", 16
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame
         "impossible": [20, sum(sizes) - 20],  # ends inside the first tensor
     }
     out = tmp_path_factory.mktemp("training")
-    settings = TrainingSettings(NETWORK, 256, plans, repeats=2, iterations=2)
+    settings = TrainingSettings(NETWORK, BATCH, plans, repeats=2, iterations=2)
     tables = launch(training_job, settings, ranks=2, place=Loopback(), out=out)
     assert not (out / LOGS).exists()
     return tables
@@ -76,7 +76,7 @@ def test_runs_are_rows_of_their_case(measured: dict[str, pd.DataFrame]) -> None:
         "loopback",
         2,
     )
-    assert (first["batch"], first["origin"]) == (256, "measured")
+    assert (first["batch"], first["origin"]) == (BATCH, "measured")
     assert set(runs["precision"]) == {"fp32"}
     assert np.allclose(
         runs["exposed_communication_s"],
