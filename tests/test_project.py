@@ -163,7 +163,6 @@ MAY_SPREAD = {
     "workbook/common/claims.py: Claim": "rows of a table that is checked by its hash",
     "workbook/course/exercises.py: Key": "what a solution defines, by the fields of the class",
     "workbook/dag/settings.py: Setting": "the axes of a grid, each named as its field",
-    "workbook/omgs/settings.py: Setting": "a row of a table by the fields of the class",
     "workbook/omgs/tables.py: claims.recomputed": "takes any column, by its name",
     "workbook/plots/style.py: Style": "YAML, read at import",
     "workbook/record/contention.py: kind": "modules of torch",

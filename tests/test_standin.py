@@ -210,7 +210,7 @@ def test_a_table_of_kernels_beside_the_stand_in_holds_its_parameters(
 ) -> None:
     ways = contention.footprints(brief=True)
     twice = Budget(warmup=0, min_repeats=2, max_repeats=2)
-    samples = contention.in_turn(
+    samples = contention.measure_in_turn(
         "relu", True, torch.device("cpu"), GpuStandIn(1 << 20), ways, twice
     )
     rows = all_or_partial("contention", samples)
