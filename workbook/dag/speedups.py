@@ -51,7 +51,8 @@ def draw_bars(bars: pd.DataFrame, over: str) -> Figure:
     whole = rows.loc[rows["gpus"] == most, "model"]
     said = (
         f"In the most central setting {most} GPUs are {whole.min():.1f} to "
-        f"{whole.max():.1f} times as fast as {over}; \"nearly linear\" (paper) is drawn at {rows['paper'].max():g}"
+        f"{whole.max():.1f} times as fast as {over}; "
+        f'the paper\'s "nearly linear" is drawn at {rows["paper"].max():g}'
     )
     with plots.sheet(said, columns=3, rows=2, height=4.3, sharex=True, sharey=True) as (
         figure,
