@@ -169,7 +169,7 @@ class _Samples(NamedTuple):
     seconds: Floats
     weights: Floats
     link_s_per_byte: Floats
-    workers: Floats
+    workers: Ints
     delay_s: Floats
     burst_s: Floats
 
