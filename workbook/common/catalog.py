@@ -78,7 +78,7 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
     path = path or places.DATA / "figures.yml"
     entries: dict[str, Entry] = {}
     for item in own_yaml(store.files.read_text(path)):
-        fields = {}
+        fields: dict[str, Any] = {}
         for name, value in item.items():
             fields[name] = tuple(value) if isinstance(value, list) else value
         try:
