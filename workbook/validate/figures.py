@@ -1,6 +1,7 @@
 """Figures of prediction errors.
 
-They are wb-lab-errors, wb-validate-training, wb-training-campaign, wb-lab-extrapolation and wb-advice.
+They are wb-lab-errors, wb-validate-training, wb-training-campaign, wb-lab-extrapolation and
+wb-advice.
 """
 
 from __future__ import annotations
@@ -31,26 +32,29 @@ def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
     added to the compute time that was measured around the run. A plan with one message
     overlaps nothing and tests no model of overlap, so its training is left out.
 
-    replays, training : `accuracy.labelled` cases
+    Parameters
+    ----------
+    replays, training : DataFrame
+        Cases, as `accuracy.labelled` returns them.
     """
     training = training[~sends_one_message(training)]
-    kinds = {
-        f"{len(replays)} replays": (replays, "error"),
-        f"{len(training)} real trainings": (training, "paired_error"),
-    }
+    kinds = [
+        (f"{len(replays)} replays", replays, "error"),
+        (f"{len(training)} real trainings", training, "paired_error"),
+    ]
     models = {OURS: "our model", "no_overlap": "no overlap"}
-    rows = {
-        f"{kind},\n{name}": cases[f"{model}_{error}"]
-        for model, name in models.items()
-        for kind, (cases, error) in kinds.items()
-    }
-    ours_replayed, ours_trained, replayed, trained = (
-        errors.abs().median() for errors in rows.values()
-    )
+    rows = {}
+    styles = []
+    for model, name in models.items():
+        for kind, cases, error in kinds:
+            rows[f"{kind},\n{name}"] = cases[f"{model}_{error}"]
+            styles.append(look(model))
+    medians = [errors.abs().median() for errors in rows.values()]
+    ours_replayed, ours_trained, replayed, trained = medians
     figure, ax = plots.canvas(height=3.2)
     label = f"error of the step time, {ERROR}"
-    styles = [look(model) for model in models for _ in kinds]
     plots.error_rows(ax, rows, label=label, styles=styles)
+    # A line between the rows of the two models.
     ax.axhline(1.5, color=SOFT, linewidth=0.8)
     plots.title(
         figure,
@@ -87,17 +91,22 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     that it tests no model of overlap. Its row is the last one of its network and link, and
     grey.
 
-    cases : `accuracy.labelled` cases of real training
+    Parameters
+    ----------
+    cases : DataFrame
+        Cases of real training, as `accuracy.labelled` returns them.
     """
     one_message = sends_one_message(cases)
     cases = cases.assign(one_message=one_message)
     cases = cases.sort_values(["network", "link", "one_message"], kind="stable")
+    # Each network and link has a row with its title, then a row for each plan.
     names: list[str] = []
     rows: list[int] = []
     for (network, link), runs in cases.groupby(["network", "link"], sort=False):
         names.append(f"{network_title(network)}, {link_title(link)}:")
-        rows += range(len(names), len(names) + len(runs))
-        names += [PLANS.get(plan, look(plan).label) for plan in runs["plan"]]
+        for plan in runs["plan"]:
+            rows.append(len(names))
+            names.append(PLANS.get(plan, look(plan).label))
     cases = cases.set_axis(rows)
     tested = cases[~cases["one_message"]]
 
@@ -132,7 +141,10 @@ def training_errors(cases: pd.DataFrame) -> Figure:
 def paired_repeatability(cases: pd.DataFrame) -> pd.Series:
     """Return how far two rounds differ in the step without its compute, as a share of the step.
 
-    cases : `accuracy.labelled` cases
+    Parameters
+    ----------
+    cases : DataFrame
+        Cases, as `accuracy.labelled` returns them.
     """
     exposed = cases["measured_exposed_communication_s"] / cases["measured_iteration_s"]
     return cases["repeatability_exposed"] * exposed
@@ -166,7 +178,10 @@ KNOWING = {
 def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
     """Draw paired errors of real training by two costs of messages, with and without slowdowns.
 
-    cases : `accuracy.trained` cases
+    Parameters
+    ----------
+    cases : DataFrame
+        Cases, as `accuracy.trained` returns them.
     """
     rows = {
         name: cases[f"{model}_paired_error"] for name, (_, model) in KNOWING.items()
@@ -201,7 +216,12 @@ DECIDES = {
 def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
     """Draw errors of messages in labs that were left out, by what decides there.
 
-    errors : `labs.held_out`; medians : medians of the absolute errors, by kind and lab
+    Parameters
+    ----------
+    errors : DataFrame
+        Errors, as `labs.held_out` returns them.
+    medians : Series
+        Medians of the absolute errors, by kind and lab.
     """
     figure, axes = plots.canvas(columns=2, height=2.6, sharex=True, sharey=True)
     for ax, (kind, heading) in zip(axes, KINDS.items(), strict=True):
