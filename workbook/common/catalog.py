@@ -325,8 +325,8 @@ def command(
     Parameters
     ----------
     check : bool, optional
-        Whether to check the catalog, the page and the minutes of notebooks. Problems are
-        printed on standard error, one line each.
+        Whether to check the catalog, the page and the minutes of notebooks. Problems
+        are printed on standard error, one line each.
     write : bool, optional
         Whether to write the page. Without ``check`` and ``write``, entries are listed.
     reports : Path, optional

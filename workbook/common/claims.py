@@ -1,11 +1,11 @@
 """What the papers print, and the checks of their claims.
 
-The transcribed claims, tables and numbers of prose are read from data/papers. A claim is
-a row of data/papers/<key>/claims.csv. Its check is a function that is registered under
-the id of the claim, never sees the printed value, and returns a `Result`. A claim agrees
-with a result if the printed number, with its tolerance, meets a number that was computed.
-A statement about an unstated setting is judged by the settings that agree with the other
-statements, which is the task of `workbook.common.settings.LeftOut`.
+The transcribed claims, tables and numbers of prose are read from data/papers. A claim
+is a row of data/papers/<key>/claims.csv. Its check is a function that is registered
+under the id of the claim, never sees the printed value, and returns a `Result`. A claim
+agrees with a result if the printed number, with its tolerance, meets a number that was
+computed. A statement about an unstated setting is judged by the settings that agree
+with the other statements, which is the task of `workbook.common.settings.LeftOut`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ RELATIONS = ("=", "<=", ">=")
 Values = float | Iterable[float] | Iterable[Sequence[float] | Floats]
 """The numbers that a check has computed.
 
-They are a single number, or all numbers that the quantity takes (over links, networks or
-settings), or pairs of the ends of intervals in which all numbers are taken."""
+They are a single number, or all numbers that the quantity takes (over links, networks
+or settings), or pairs of the ends of intervals in which all numbers are taken."""
 
 
 class Verdict(NamedTuple):
@@ -245,8 +245,8 @@ def by_model(
     Returns
     -------
     Result
-        The values of the quantity in the settings that meet the most *other* statements.
-        They judge the claim.
+        The values of the quantity in the settings that meet the most *other*
+        statements. They judge the claim.
     """
 
     def judge(low: float, high: float) -> Verdict:
@@ -324,7 +324,8 @@ class Claim:
     quantity : str
         What the number is of.
     relation : str
-        One of RELATIONS. An ordering ("A is above B") is a ratio or a count with a bound.
+        One of RELATIONS. An ordering ("A is above B") is a ratio or a count with a
+        bound.
     value : float
         The printed number, in ``unit``.
     unit : str
@@ -371,9 +372,9 @@ class Claim:
         Parameters
         ----------
         result : Result
-            What was computed. If it has a ``judge``, that decides. Of measured or counted
-            numbers, over links, networks or repeats, all must be accepted. Of other
-            evidence, one accepted number suffices.
+            What was computed. If it has a ``judge``, that decides. Of measured or
+            counted numbers, over links, networks or repeats, all must be accepted. Of
+            other evidence, one accepted number suffices.
 
         Raises
         ------
@@ -435,7 +436,8 @@ def waiting() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        By the id of the claim, the ``notebook`` that will decide it ("" if none can), and
+        By the id of the claim, the ``notebook`` that will decide it ("" if none can),
+        and
         ``why`` it is open.
     """
     tables = [paper_table(paper, "open") for paper in PAPERS]

@@ -209,9 +209,9 @@ _INCEPTION = (
 )
 """The modules of GoogLeNet.
 
-The numbers are the side, the channels of the 1x1 convolution, those of the 3x3 convolution
-after its own 1x1, those of the 5x5 convolution after its own 1x1, and those of the 1x1
-convolution after the pool."""
+The numbers are the side, the channels of the 1x1 convolution, those of the 3x3
+convolution after its own 1x1, those of the 5x5 convolution after its own 1x1, and those
+of the 1x1 convolution after the pool."""
 _AUXILIARY = (3, 6)
 """The modules, counted from 0, whose inputs the two auxiliary classifiers take."""
 
@@ -241,10 +241,10 @@ def _googlenet(*, heads: bool) -> Iterator[Layer]:
 def _inception_v4() -> Iterator[Layer]:
     """Yield the layers of Inception-v4 (Szegedy et al., 2017, Figures 3 to 9).
 
-    The file inception_v4.json lists stages, their blocks, the branches of a block, and the
-    units of a branch. A unit is [channels, kernel], which keeps the side of the image,
-    [channels, kernel, stride] without padding, "mean" over 3x3 places, "halve" (the
-    maximum of 3x3 places at every second one), or a fork into further branches.
+    The file inception_v4.json lists stages, their blocks, the branches of a block, and
+    the units of a branch. A unit is [channels, kernel], which keeps the side of the
+    image, [channels, kernel, stride] without padding, "mean" over 3x3 places, "halve"
+    (the maximum of 3x3 places at every second one), or a fork into further branches.
     """
     path = Path(__file__).with_name("inception_v4.json")
     stages = json.loads(path.read_text(encoding="utf-8"))
@@ -314,8 +314,8 @@ def _branch(
 def _cifar_vgg16() -> Iterator[Layer]:
     """Yield the layers of the VGG-16 for Cifar-10.
 
-    They are 13 convolutions with a weight, a bias, and the scale and the shift of a batch
-    norm, and one linear layer for 10 classes.
+    They are 13 convolutions with a weight, a bias, and the scale and the shift of a
+    batch norm, and one linear layer for 10 classes.
     """
     for layer in _vgg_convolutions(VGG_CONVOLUTIONS["VGG16"], 32):
         weights, outputs = layer.tensors

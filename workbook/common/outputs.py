@@ -28,7 +28,8 @@ Number = int | float | str | bool
 def reports_dir() -> Path:
     """Return the directory for reports.
 
-    It is ``$DDLKIT_REPORTS``, which the book sets for its notebooks, else build/reports.
+    It is ``$DDLKIT_REPORTS``, which the book sets for its notebooks, else
+    build/reports.
     """
     return Path(os.environ.get(REPORTS_VARIABLE) or places.BUILD / "reports")
 

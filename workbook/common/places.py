@@ -28,7 +28,8 @@ def recorded_dir(machine_name: str | None = None) -> Path:
     Raises
     ------
     UserError
-        If the name has other characters than lower-case letters, digits, dots and dashes.
+        If the name has other characters than lower-case letters, digits, dots and
+        dashes.
     """
     name = machine_name
     if name is None:

@@ -44,8 +44,8 @@ def datasheet(device: str, quantity: str) -> float:
     device : str
         The device as nvidia-smi names it.
     quantity : str
-        One of {fp32,tf32,bf16,fp16}_flops_per_s (dense, on tensor cores if these have the
-        precision), or memory_bytes_per_s.
+        One of {fp32,tf32,bf16,fp16}_flops_per_s (dense, on tensor cores if these have
+        the precision), or memory_bytes_per_s.
 
     Returns
     -------

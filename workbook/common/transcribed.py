@@ -18,8 +18,8 @@ def read_transcribed(path: Path) -> bytes:
     Raises
     ------
     UserError
-        If the directory of the file has a SHA256SUMS, and this does not list the hash of
-        the content.
+        If the directory of the file has a SHA256SUMS, and this does not list the hash
+        of the content.
     """
     data = files.read(path)
     sums = path.with_name(SUMS)

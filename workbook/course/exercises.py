@@ -1,9 +1,9 @@
 """Exercises of a notebook, whose answers are judged by solutions in the folder solutions/.
 
-A notebook calls ``judge = exercises.of("03_predicting_a_step", globals())`` and, for each
-exercise in a cell of its own, ``judge(1, answer_1)``. Its solution is the cell tagged
-"solution-1" of the notebook of the same name in solutions/. It runs in a copy of the names
-of the notebook and sets
+A notebook calls ``judge = exercises.of("03_predicting_a_step", globals())`` and, for
+each exercise in a cell of its own, ``judge(1, answer_1)``. Its solution is the cell
+tagged "solution-1" of the notebook of the same name in solutions/. It runs in a copy of
+the names of the notebook and sets
 
 ``answer_1``    a number, a list of numbers, a function, or a text of three lines, each a
                 point with which readers compare their own text
@@ -113,8 +113,8 @@ class Judge:
         Raises
         ------
         UserError
-            If there is no such exercise, or if a solution that answers itself is wrong or
-            accepts wrong answers.
+            If there is no such exercise, or if a solution that answers itself is wrong
+            or accepts wrong answers.
         """
         if number not in self.solutions:
             numbers = ", ".join(map(str, self.solutions))

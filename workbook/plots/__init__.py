@@ -1,6 +1,7 @@
 """Functions that draw tables on given axes.
 
-Numbers are in base units. The index of a table has cases or sizes, and a column is a series.
+Numbers are in base units. The index of a table has cases or sizes, and a column is a
+series.
 """
 
 from __future__ import annotations
@@ -343,8 +344,8 @@ def intervals(
     printed : mapping of str to (float, float), optional
         By name a range of a paper, which is shaded over all rows.
     mirrored : bool, optional
-        Whether printed ranges are of absolute values, so that they are also shaded at the
-        other side of 0.
+        Whether printed ranges are of absolute values, so that they are also shaded at
+        the other side of 0.
     reference : float, optional
         Where a line is drawn over all rows.
     """

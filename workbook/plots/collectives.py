@@ -20,7 +20,8 @@ def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
     samples : DataFrame
         Measured ``seconds`` by ``bytes`` and ``series``.
     medians : DataFrame
-        The same columns and ``floor_s``, the least seconds that the link allows, or NaN.
+        The same columns and ``floor_s``, the least seconds that the link allows, or
+        NaN.
     """
     finding = (
         "A small message takes a constant time, a large one a time in proportion to its "

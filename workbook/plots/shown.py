@@ -68,8 +68,8 @@ def save_figure(
 def write_png(figure: Figure, path: Path, *, tight: bool = False) -> Path:
     """Write a figure as a PNG file whose bytes depend on nothing but the figure.
 
-    An older file is kept if nobody could tell its image from the new one: the last digits
-    that processors compute can shade a dozen pixels differently.
+    An older file is kept if nobody could tell its image from the new one: the last
+    digits that processors compute can shade a dozen pixels differently.
 
     Parameters
     ----------
@@ -152,7 +152,8 @@ def table(
     numbers : DataFrame, optional
         The numbers of the CSV file. By default those of the table.
     summary : str, optional
-        The summary under which the table is folded. Without it, the table is not folded.
+        The summary under which the table is folded. Without it, the table is not
+        folded.
 
     Returns
     -------
@@ -245,7 +246,8 @@ def caption(name: str, numbers: Path) -> str:
     Parameters
     ----------
     name : str
-        The id of the figure. If the catalog has it, its caption and its grade come first.
+        The id of the figure. If the catalog has it, its caption and its grade come
+        first.
     numbers : Path
         The CSV file of the figure, to which a link leads.
     """
@@ -435,7 +437,8 @@ def on_this_machine(sentence: str, figure: Figure | None = None) -> None:
     sentence : str
         What the numbers measured here say, made from them.
     figure : Figure, optional
-        A drawing of them. The figure is shown and not saved: reports/ holds figures of recordings only.
+        A drawing of them. The figure is shown and not saved: reports/ holds figures of
+        recordings only.
     """
     words = f"<b>On this machine.</b> {escape(sentence)}"
     show(f'<div class="live" style="border: 2px solid; padding: 0.5em">{words}</div>')

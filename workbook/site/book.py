@@ -1,8 +1,8 @@
 """The book: run the notebooks in reading order, and build from them the site and reports.
 
-Papermill runs each notebook in a process of its own, with a kernel of the same Python. The
-results of a notebook are kept as long as its inputs are the same: all notebooks up to this
-one, its parameter, the packages and the data.
+Papermill runs each notebook in a process of its own, with a kernel of the same Python.
+The results of a notebook are kept as long as its inputs are the same: all notebooks up
+to this one, its parameter, the packages and the data.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def build(
     Parameters
     ----------
     recorded : bool
-        Whether nothing that was measured on this machine is shown. Then ``reports`` is reports/, the
-        published record, by default; else it is build/reports.
+        Whether nothing that was measured on this machine is shown. Then ``reports`` is
+        reports/, the published record, by default; else it is build/reports.
     data : Path, optional
-        The directory of what was measured on this machine, which notebooks show under *On this machine*.
-        It is their parameter ``here``.
+        The directory of what was measured on this machine, which notebooks show under
+        *On this machine*. It is their parameter ``here``.
     reports : Path, optional
         The directory for figures, key numbers and the two reports.
     only : sequence of str
@@ -181,8 +181,8 @@ def run(
     Raises
     ------
     UserError
-        If a notebook fails (the error names it, the cell and the exception), if it takes
-        longer than ``timeout_s``, or if too few files may be open.
+        If a notebook fails (the error names it, the cell and the exception), if it
+        takes longer than ``timeout_s``, or if too few files may be open.
     """
     _check_open_files()
     common = _common_state(here, inputs)

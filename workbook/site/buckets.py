@@ -29,9 +29,9 @@ def cases() -> dict[str, dict[str, Any]]:
     Returns
     -------
     dict
-        For each network its layers in ready order, the cost of its messages, and the plan
-        with which the page opens. It is PyTorch's default for the recorded networks, and
-        one message per gradient for the network "toy".
+        For each network its layers in ready order, the cost of its messages, and the
+        plan with which the page opens. It is PyTorch's default for the recorded
+        networks, and one message per gradient for the network "toy".
     """
     recording = source.open_source()
     collectives = recording.table("collectives")

@@ -110,8 +110,8 @@ def list_parameters(
 ) -> None:
     """Make a list of the lines ``name : description`` of a docstring.
 
-    Without this, reST takes these lines for one paragraph. The sections of numpydoc, from
-    the first underlined heading on, are left to numpydoc.
+    Without this, reST takes these lines for one paragraph. The sections of numpydoc,
+    from the first underlined heading on, are left to numpydoc.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """How a notebook is shown on the site, with folds and with solutions of its exercises.
 
-`as_page` takes an executed notebook and returns another one, which myst-nb renders. Nothing
-is run, written, or read from a network here.
+`as_page` takes an executed notebook and returns another one, which myst-nb renders.
+Nothing is run, written, or read from a network here.
 """
 
 from __future__ import annotations
@@ -55,17 +55,18 @@ def as_page(
     solutions : mapping of int to Solution
         The solutions of its exercises, by number.
     figures : Path, optional
-        The directory of published figures. An image that is there byte for byte is linked
-        to, at ``../reports/figures``, instead of being embedded.
+        The directory of published figures. An image that is there byte for byte is
+        linked to, at ``../reports/figures``, instead of being embedded.
     picture : Entry, optional
         The figure whose thumbnail is shown next to the title.
 
     Returns
     -------
     NotebookNode
-        Cells that import, set parameters or draw have the tag ``hide-input``. Consecutive
-        cells that answer a prediction are in one ``<details class="answer">``. An exercise
-        is its hint and its solution, in ``<details class="solution">``.
+        Cells that import, set parameters or draw have the tag ``hide-input``.
+        Consecutive cells that answer a prediction are in one fold of the class
+        ``answer``. An exercise is its hint and its solution, each in a fold of the class
+        ``solution``.
 
     Raises
     ------
@@ -157,7 +158,7 @@ def _has_heading(cell: Any) -> bool:
     return is_markdown and re.search(r"^#{1,6} ", cell.source, re.MULTILINE) is not None
 
 
-# -- code -----------------------------------------------------------------------------------------
+# -- code ----------------------------------------------------------------------------
 
 
 def _fold_code(cell: Any) -> None:
@@ -175,8 +176,8 @@ def _fold_code(cell: Any) -> None:
 def code_summary(source: str, tags: Sequence[str] = ()) -> str:
     """Return the line above collapsed code, or "" if the code is shown.
 
-    Code with a ``def`` is an algorithm and is shown, except in the cell that imports and
-    checks parameters.
+    Code with a ``def`` is an algorithm and is shown, except in the cell that imports
+    and checks parameters.
 
     >>> code_summary("def step(): ..."), code_summary("import numpy as np")
     ('', 'Code: imports')
@@ -209,7 +210,7 @@ def _only_imports(source: str) -> bool:
     )
 
 
-# -- outputs --------------------------------------------------------------------------------------
+# -- outputs -------------------------------------------------------------------------
 
 
 def _shown(outputs: Sequence[Any], figures: Path | None) -> Iterator[Any]:
@@ -239,7 +240,7 @@ def _figure(match: re.Match[str], figures: Path | None) -> str:
     return f'<figure class="result"><div class="scroll">{image}</div>{match["caption"]}</figure>'
 
 
-# -- exercises ------------------------------------------------------------------------------------
+# -- exercises -----------------------------------------------------------------------
 
 
 def _exercise_number(tags: Sequence[str]) -> int | None:

@@ -45,8 +45,8 @@ class Page:
     core : bool
         Whether it belongs to the core path.
     minutes, working : int
-        The minutes that it takes to read, and with its exercises. They are 0 if they are
-        not stated.
+        The minutes that it takes to read, and with its exercises. They are 0 if they
+        are not stated.
     """
 
     def __init__(self, path: Path) -> None:

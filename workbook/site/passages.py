@@ -56,7 +56,7 @@ def _passage(function: Callable[[], str]) -> Callable[[], str]:
     return function
 
 
-# -- files ----------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------
 
 
 def filled(text: str) -> str:
@@ -124,7 +124,7 @@ def _paragraph(text: str) -> str:
     )
 
 
-# -- how long the notebooks take ------------------------------------------------------------------
+# -- how long the notebooks take -----------------------------------------------------
 
 
 def notebooks() -> list[Page]:
@@ -193,7 +193,7 @@ def _in_a_table(sentence: str) -> str:
     return text[0].lower() + text[1:]
 
 
-# -- the running example --------------------------------------------------------------------------
+# -- the running example -------------------------------------------------------------
 
 
 @_passage
@@ -237,7 +237,7 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms"
 
 
-# -- goals ----------------------------------------------------------------------------------------
+# -- goals ---------------------------------------------------------------------------
 
 
 @_passage
@@ -263,7 +263,7 @@ def goals_by_standing() -> str:
     )
 
 
-# -- the repository, and how to cite --------------------------------------------------------------
+# -- the repository, and how to cite -------------------------------------------------
 
 
 def citation() -> dict[str, Any]:

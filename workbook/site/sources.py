@@ -1,8 +1,8 @@
 """The files that Sphinx reads: a mirror of the repository, and pages written from data.
 
 A page has the same place as in the repository, so that a link between two files of the
-repository is a link between their pages. Files that are no pages are copied if a page links
-to them, so that readers can download them.
+repository is a link between their pages. Files that are no pages are copied if a page
+links to them, so that readers can download them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def assemble(
     Parameters
     ----------
     executed : sequence of Path
-        Executed copies of notebooks. A notebook without a copy is shown without outputs.
+        Executed copies of notebooks. A notebook without a copy is shown without
+        outputs.
     folder : Path
         The directory, which is made anew.
     reports : Path
@@ -308,8 +309,8 @@ class Mirror:
         Parameters
         ----------
         name : str
-            The path from the root of the repository. If there is no such file, nothing is
-            copied.
+            The path from the root of the repository. If there is no such file, nothing
+            is copied.
         """
         source = self.source(name)
         if source is None or name in self.files:

@@ -1,6 +1,7 @@
 """The outcome of every claim, and by what evidence it was reached.
 
-Importing the papers' ``claims`` registers one check for each claim that can be computed.
+Importing the papers' ``claims`` registers one check for each claim that can be
+computed.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each claim, the strongest evidence first. The columns are the fields of
-        the claim, RESULT, ``outcome``, ``note`` and ``notebook``. For an open claim,
+        A row for each claim, the strongest evidence first. The columns are the fields
+        of the claim, RESULT, ``outcome``, ``note`` and ``notebook``. For an open claim,
         ``low`` and ``high`` are NaN, ``note`` has the reason, and ``notebook`` is the one
-        that will decide the claim. A claim that cannot be judged is open, too, and a line
-        of standard error says why.
+        that will decide the claim. A claim that cannot be judged is open, too, and a
+        line of standard error says why.
     """
     if listed is None:
         listed = claims.load_claims()

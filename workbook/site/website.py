@@ -87,8 +87,8 @@ def build(source: Path, folder: Path, repository: str = "") -> None:
     folder : Path
         The directory of the site, which is replaced if the build succeeds.
     repository : str, optional
-        The address of the repository. With it, pages link to Binder, to Colab and to the
-        issues of the repository.
+        The address of the repository. With it, pages link to Binder, to Colab and to
+        the issues of the repository.
 
     Raises
     ------

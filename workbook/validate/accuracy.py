@@ -1,12 +1,13 @@
 """Predictions compared with measurements, whether they were made before or after.
 
 A prediction uses a layer profile, and a cost that is fitted to collectives which were
-measured on their own. No row of the judged runs enters a prediction. The truth of a case
-is the median of its iterations. Errors are relative. A prediction interval is for a single
-iteration.
+measured on their own. No row of the judged runs enters a prediction. The truth of a
+case is the median of its iterations. Errors are relative. A prediction interval is for
+a single iteration.
 
-A *paired* error uses the compute time of the run itself instead of the predicted compute
-time: a machine drifts between profile and run, and the error of communication remains.
+A *paired* error uses the compute time of the run itself instead of the predicted
+compute time: a machine drifts between profile and run, and the error of communication
+remains.
 """
 
 from __future__ import annotations
@@ -207,8 +208,9 @@ def _with_errors(cases: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return the cases with three relative errors of each model.
 
     ``<model>_error`` is of the iteration and ``<model>_exposed_error`` of the exposed
-    communication. ``<model>_paired_error`` is of the iteration with the measured compute
-    time instead of the predicted one, so that only exposed communication differs.
+    communication. ``<model>_paired_error`` is of the iteration with the measured
+    compute time instead of the predicted one, so that only exposed communication
+    differs.
     """
     iteration_s = cases["measured_iteration_s"]
     exposed_s = cases["measured_exposed_communication_s"]
@@ -320,8 +322,8 @@ def joined(campaign: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Rows as of `validate`. In addition, ``covered`` of the ``runs`` single iterations
-        lie in the interval of the case.
+        Rows as of `validate`. In addition, ``covered`` of the ``runs`` single
+        iterations lie in the interval of the case.
 
     Raises
     ------
@@ -625,7 +627,8 @@ def goals_met(standing: str) -> tuple[int, int]:
     Parameters
     ----------
     standing : str
-        "confirmatory" for preset goals, or "exploratory" for those that were set with the data in sight.
+        "confirmatory" for preset goals, or "exploratory" for those that were set with
+        the data in sight.
     """
     goals = _with_a_number(frozen("goals"))
     of_standing = goals[goals["standing"] == standing]

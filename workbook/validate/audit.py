@@ -51,7 +51,8 @@ def random_audit(
     DataFrame
         One row for each network and planner. The columns are ``instance``,
         ``start_ups_over_compute`` (the start-ups of one message per gradient over the
-        compute time), ``planner`` and ``gap`` (its iteration over the best one, minus 1).
+        compute time), ``planner`` and ``gap`` (its iteration over the best one, minus
+        1).
     """
     random = np.random.default_rng(seed)
     rows = []
@@ -86,8 +87,8 @@ DENSE = (
 def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
     """Return a network of 5 to 40 tensors, and a straight line as its cost.
 
-    Sizes, times of layers and costs are spread over decades. Compute takes 1 s, of which
-    forward takes a third.
+    Sizes, times of layers and costs are spread over decades. Compute takes 1 s, of
+    which forward takes a third.
     """
     n = int(rng.integers(5, 41))
     sizes = (10 ** rng.uniform(3, 7.5, n)).astype(np.int64)
@@ -136,7 +137,8 @@ def random_workload(
     Returns
     -------
     workload : Workload
-        Sizes are whole thousands of elements. They and the times are spread over decades.
+        Sizes are whole thousands of elements. They and the times are spread over
+        decades.
     alpha_s, beta_s : float
         The seconds of a message, and those of each of its elements.
     """

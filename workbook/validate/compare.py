@@ -27,7 +27,8 @@ def steps(source: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each profile. The columns are ``network``, ``device``, ``precision``,
+        One row for each profile. The columns are ``network``, ``device``,
+        ``precision``,
         ``batch``, ``ranks``, ``rate`` (FLOP/s, osf Eq 4) and ``c`` (the rate over that of
         the fastest product, osf Eq 5, NaN if no product was measured).
     """

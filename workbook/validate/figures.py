@@ -1,7 +1,7 @@
 """Figures of prediction errors.
 
-They are wb-lab-errors, wb-validate-training, wb-training-campaign, wb-lab-extrapolation and
-wb-advice.
+They are wb-lab-errors, wb-validate-training, wb-training-campaign, wb-lab-extrapolation
+and wb-advice.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from workbook.validate.rivals import BARE, LINE, LINE_BESIDE, OURS
 ERROR = "predicted / measured - 1 [%]"
 
 
-# -- wb-lab-errors --------------------------------------------------------------------------------
+# -- wb-lab-errors -------------------------------------------------------------------
 
 
 def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
     """Draw the error of every case by our model, and by a model without overlap.
 
-    Errors of real training are paired: what a model predicts for exposed communication is
-    added to the compute time that was measured around the run. A plan with one message
-    overlaps nothing and tests no model of overlap, so its training is left out.
+    Errors of real training are paired: what a model predicts for exposed communication
+    is added to the compute time that was measured around the run. A plan with one
+    message overlaps nothing and tests no model of overlap, so its training is left out.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
     return figure
 
 
-# -- wb-validate-training -------------------------------------------------------------------------
+# -- wb-validate-training ------------------------------------------------------------
 
 TRIVIAL = {
     "perfect_overlap": "perfect\noverlap",
@@ -86,10 +86,10 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     """Draw paired errors of real training by our model and by two trivial models.
 
     A paired error compares what a model predicts for exposed communication with the
-    measured step without its own compute, and is a share of the measured step. The grey band
-    is the repeatability of the same quantity. A plan with one message overlaps nothing, so
-    that it tests no model of overlap. Its row is the last one of its network and link, and
-    grey.
+    measured step without its own compute, and is a share of the measured step. The grey
+    band is the repeatability of the same quantity. A plan with one message overlaps
+    nothing, so that it tests no model of overlap. Its row is the last one of its
+    network and link, and grey.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def _span(shares: pd.Series) -> str:
     return f"{100 * shares.min():.0f} to {shares.max():.0%}"
 
 
-# -- wb-training-campaign -------------------------------------------------------------------------
+# -- wb-training-campaign ------------------------------------------------------------
 
 KNOWING = {
     "our model,\nwith slowdowns": (OURS, OURS),
@@ -200,7 +200,7 @@ def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
     return figure
 
 
-# -- wb-lab-extrapolation -------------------------------------------------------------------------
+# -- wb-lab-extrapolation ------------------------------------------------------------
 
 KINDS = {"emulated": "Links with a delay", "tbf": "Links without a delay"}
 """Kinds of labs, and the headings of their panels."""
@@ -241,7 +241,7 @@ def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
     return figure
 
 
-# -- wb-advice ------------------------------------------------------------------------------------
+# -- wb-advice -----------------------------------------------------------------------
 
 KEPT_STEP = 0.45
 """The distance of rows of pairs for which no change is advised; other rows are 1 apart."""
@@ -257,8 +257,8 @@ OWN_TITLES = {
 def advised_gains(before: pd.DataFrame, after: pd.DataFrame) -> Figure:
     """Draw predicted and measured gains of advised plans, before and after goals were set.
 
-    Rows of advised changes are named. The other pairs, whose advice is to keep the default, are
-    drawn closer together below them.
+    Rows of advised changes are named. The other pairs, whose advice is to keep the
+    default, are drawn closer together below them.
 
     Parameters
     ----------

@@ -20,18 +20,20 @@ INTERVALS = ["gain", "low", "high", "measured", "measured_low", "measured_high"]
 def of_campaign(campaign: Source) -> pd.DataFrame:
     """Return the gain of the plan that would have been advised, for each network and link.
 
-    Only plans that were trained are considered. The predicted interval is one for the measured gain,
-    so it contains the noise of rounds and what the model misses.
+    Only plans that were trained are considered. The predicted interval is one for the
+    measured gain, so it contains the noise of rounds and what the model misses.
 
     Parameters
     ----------
     campaign : Source
-        A campaign of real training, in which each round trained under every plan in turn.
+        A campaign of real training, in which each round trained under every plan in
+        turn.
 
     Returns
     -------
     DataFrame
-        One row for each pair of a network and a link. The columns are ``network``, ``link``, ``plan``,
+        One row for each pair of a network and a link. The columns are ``network``,
+        ``link``, ``plan``,
         ``advised`` (whether a change is advised) and those of `INTERVALS`, as shares of a step under
         PyTorch's default.
     """

@@ -1,12 +1,12 @@
 """How far a measured cost reaches: between its sizes, and in other labs.
 
-A lab is a link and a number of ranks. Each lab is left out in turn and predicted from the
-others. The rules were stated before anything was computed (2026-11-22). The truth are the
-medians of the sizes of a lab. What decides the time of a message is read from the time of
-its bytes, at the rate of the link less framing, against the median of the smallest size.
-The start-up decides if the bytes take less than half of that median, the bytes decide if
-they take more than twice as long, and between these is the knee. A lab is well predicted
-if the median of the absolute errors of all sizes is at most 3%.
+A lab is a link and a number of ranks. Each lab is left out in turn and predicted from
+the others. The rules were stated before anything was computed (2026-11-22). The truth
+are the medians of the sizes of a lab. What decides the time of a message is read from
+the time of its bytes, at the rate of the link less framing, against the median of the
+smallest size. The start-up decides if the bytes take less than half of that median, the
+bytes decide if they take more than twice as long, and between these is the knee. A lab
+is well predicted if the median of the absolute errors of all sizes is at most 3%.
 """
 
 from __future__ import annotations

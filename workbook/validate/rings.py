@@ -9,9 +9,9 @@ segment before the last one are done. It then tells its neighbour that it is rea
 sends as soon as its other neighbour is ready. A small message therefore pays one round
 trip r for each pair of segments.
 
-If the bytes of a segment take x seconds, a pair of segments takes T seconds, of which the
-link is busy for 2x. Ranks are not in step, so that the notice of readiness may reach the
-link at any time of these. Then the link is free, on average, x seconds later:
+If the bytes of a segment take x seconds, a pair of segments takes T seconds, of which
+the link is busy for 2x. Ranks are not in step, so that the notice of readiness may
+reach the link at any time of these. Then the link is free, on average, x seconds later:
 
     T = r + x + (2x / T) x    or    T = ((r + x) + sqrt((r + x)^2 + 8 x^2)) / 2
 """
@@ -54,8 +54,8 @@ class GlooRing:
         Seconds of software in a round trip, if each rank has a core. With too few cores
         it takes ``workers * core_share`` times as long.
     link_s_per_byte, delay_s, burst_s : float or ndarray
-        The time of a byte, the delay, and the seconds of bytes that a burst lets pass, of
-        each link. A round trip passes four delays.
+        The time of a byte, the delay, and the seconds of bytes that a burst lets pass,
+        of each link. A round trip passes four delays.
     workers : int or ndarray
         The number of ranks.
     core_share : float or ndarray
@@ -78,8 +78,8 @@ class GlooRing:
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Return the seconds of an all-reduce, a float for a single size.
 
-        An all-reduce has two halves, which take equally long: the ranks add their parts,
-        and then they pass the sums on.
+        An all-reduce has two halves, which take equally long: the ranks add their
+        parts, and then they pass the sums on.
         """
         sizes = np.asarray(n_bytes, float)
         ranks = self.workers
@@ -161,8 +161,8 @@ def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
 class _Samples(NamedTuple):
     """The medians of all labs, one row each, with what is known of the link of each row.
 
-    Every field is an ndarray of shape (n,). ``weights`` let each lab count alike, however
-    many sizes it has.
+    Every field is an ndarray of shape (n,). ``weights`` let each lab count alike,
+    however many sizes it has.
     """
 
     bytes: Floats

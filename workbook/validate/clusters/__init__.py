@@ -1,7 +1,7 @@
 """What others measured on their clusters (data/external).
 
-Readers of the published files return seconds and bytes. Rules say which rows may calibrate
-a model, and which rows are predicted.
+Readers of the published files return seconds and bytes. Rules say which rows may
+calibrate a model, and which rows are predicted.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def abci_iterations(path: Path) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each logged step. The columns are ``step``, ``iteration_s`` (from the
-        throughput that the log prints), ``ranks``, ``batch`` (of one GPU) and ``amp``
-        (whether the precision is mixed).
+        One row for each logged step. The columns are ``step``, ``iteration_s`` (from
+        the throughput that the log prints), ``ranks``, ``batch`` (of one GPU) and
+        ``amp`` (whether the precision is mixed).
     """
     entries = []
     for line in read(path).splitlines():
@@ -459,8 +459,8 @@ def judged(predicted: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         One row for each table. ``median`` and ``below_25_mib`` are medians of absolute
-        relative errors, over all sizes and over small ones. ``covered`` of the ``n`` rows
-        lie in their interval, whose median relative half width is ``half_width``.
+        relative errors, over all sizes and over small ones. ``covered`` of the ``n``
+        rows lie in their interval, whose median relative half width is ``half_width``.
         ``held`` is whether both medians reach GOAL and GOAL_SMALL.
     """
     sizes = predicted.eval("error = abs(predicted_s / measured_s - 1)")

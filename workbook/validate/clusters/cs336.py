@@ -1,13 +1,13 @@
 """cs336: iterations of a model as large as GPT-2 XL on two GPUs, by the size of buckets.
 
 Iterations without buckets calibrate the models. By its source
-(damek/cs336-assignment2-systems, 749e968) buckets are filled with parameters from the last
-registered one on. A bucket is copied together and sent when its last gradient is ready.
-After backward each bucket is waited for, divided by the number of ranks and copied back.
-Gradients that are sent alone are only divided.
+(damek/cs336-assignment2-systems, 749e968) buckets are filled with parameters from the
+last registered one on. A bucket is copied together and sent when its last gradient is
+ready. After backward each bucket is waited for, divided by the number of ranks and
+copied back. Gradients that are sent alone are only divided.
 
-That the GPUs are A100s of 80 GB on PCIe is inferred from three facts: the kernels are of
-compute capability 8.0, 51 GB are in use, and all-reduces reach 21 GB/s.
+That the GPUs are A100s of 80 GB on PCIe is inferred from three facts: the kernels are
+of compute capability 8.0, 51 GB are in use, and all-reduces reach 21 GB/s.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def messages(sequence: int, bucket_bytes: int) -> Workload:
 def _order_in_buckets(layer: str) -> tuple[int, int]:
     """Return a key that sorts layers as they fill buckets.
 
-    First are the head and the last norm, then the blocks from the last to the first, and
-    then the embedding of tokens.
+    First are the head and the last norm, then the blocks from the last to the first,
+    and then the embedding of tokens.
     """
     block, _, kind = layer.partition(".")
     if kind:

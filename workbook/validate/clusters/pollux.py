@@ -1,7 +1,7 @@
 """Pollux: iterations on T4 GPUs in many placements, predicted from their smallest batch.
 
-The models know two numbers. C is the seconds of compute alone. W is the seconds that all
-bytes take on the link alone. Nobody has timed W. It is inferred from the row of a
+The models know two numbers. C is the seconds of compute alone. W is the seconds that
+all bytes take on the link alone. Nobody has timed W. It is inferred from the row of a
 placement that calibrates.
 """
 
@@ -169,9 +169,9 @@ _NODE = re.compile(
 def pipedream_workload(network: str) -> Workload:
     """Return a network as PipeDream's profiler recorded it, with one tensor per layer.
 
-    The recording does not state the batch. A layer without parameters counts towards the
-    last layer before it that has some, or towards the first layer that has some. The
-    input is left out, because its time is that of loading data.
+    The recording does not state the batch. A layer without parameters counts towards
+    the last layer before it that has some, or towards the first layer that has some.
+    The input is left out, because its time is that of loading data.
     """
     path = clusters.EXTERNAL / "pipedream" / f"{network}.txt.gz"
     rows = []
@@ -220,8 +220,8 @@ SHAPES: dict[str, Callable[[], Workload]] = {
 }
 """The shares of compute and of bytes by layer, which ``shape`` of a rule names.
 
-PipeDream's ResNet-18 has 1,000 classes and 224 pixels, and that of Pollux has 10 classes
-and 32 pixels."""
+PipeDream's ResNet-18 has 1,000 classes and 224 pixels, and that of Pollux has 10
+classes and 32 pixels."""
 
 
 # -- predictions ---------------------------------------------------------------------
