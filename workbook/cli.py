@@ -178,6 +178,7 @@ _DEFAULT_OUT = "build/measured, or the directory in data/recorded that the suite
 
 
 def _session_options() -> tuple[Argument, ...]:
+    """Return the options of commands that measure for a long time."""
     predict = group("how to measure", flag("--predict", _PREDICT))
     return (*predict, *session_options(_DEFAULT_OUT))
 

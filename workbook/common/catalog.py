@@ -48,7 +48,7 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure or table; the fields are explained at the top of data/figures.yml."""
+    """One figure or table, with the fields that the top of data/figures.yml explains."""
 
     id: str
     caption: str

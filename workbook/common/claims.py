@@ -24,7 +24,7 @@ import pandas as pd
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Floats
 from workbook.common import papers, places, transcribed
-from workbook.common.settings import SettingSearch
+from workbook.common.settings import LeftOut, SettingSearch
 
 PAPERS = tuple(papers.PAPERS)
 
@@ -250,26 +250,41 @@ def by_model(
     """
 
     def judge(low: float, high: float) -> Verdict:
-        ends = ((end - offset) / scale for end in (low, high))
-        left = search.without(quantity, *ends)
-        least, most = (offset + scale * end for end in left.ends)
-        together = "it holds nowhere"
-        if left.with_it >= 0:
-            together = f"{left.with_it} with it"
-        text = (
-            f"of {left.others} other statements at most {left.most} hold together, "
-            f"{together}; it holds in {left.counted:.0%} of the {left.settings:,} "
-            f"settings that meet the most, itself counted ({least:.4g} to {most:.4g}), "
-            f"in {left.uncounted:.0%} of those with the most others"
-        )
-        for name, values in left.only.items():
-            if len(values) <= FEW:
-                listed = " or ".join(f"{value:.3g}" for value in values)
-                text += f"; only where {name} is {listed}"
-        return Verdict(Outcome(left.standing), text)
+        lower = (low - offset) / scale
+        upper = (high - offset) / scale
+        left_out = search.without(quantity, lower, upper)
+        least, most = (offset + scale * end for end in left_out.ends)
+        outcome = Outcome(left_out.standing)
+        return Verdict(outcome, _how_it_stands(left_out, least, most))
 
     values = offset + scale * search.without(quantity).values
     return replace(modelled(values, note), judge=judge)
+
+
+def _how_it_stands(left_out: LeftOut, least: float, most: float) -> str:
+    """Return the text of a verdict on a statement that is judged by the others.
+
+    Parameters
+    ----------
+    left_out : LeftOut
+        How the statement stands with the others.
+    least, most : float
+        The range of the claim's number in the settings that meet the most statements.
+    """
+    together = "it holds nowhere"
+    if left_out.with_it >= 0:
+        together = f"{left_out.with_it} with it"
+    text = (
+        f"of {left_out.others} other statements at most {left_out.most} hold together, "
+        f"{together}; it holds in {left_out.counted:.0%} of the {left_out.settings:,} "
+        f"settings that meet the most, itself counted ({least:.4g} to {most:.4g}), "
+        f"in {left_out.uncounted:.0%} of those with the most others"
+    )
+    for name, values in left_out.only.items():
+        if len(values) <= FEW:
+            listed = " or ".join(f"{value:.3g}" for value in values)
+            text += f"; only where {name} is {listed}"
+    return text
 
 
 def over_compatible(search: SettingSearch) -> str:

@@ -106,7 +106,7 @@ def _looks_alike(path: Path, image: bytes) -> bool:
 
 
 def _shell() -> Any:
-    """Return the notebook that runs this; None elsewhere."""
+    """Return the shell of the notebook that runs this, or None outside of notebooks."""
     if "IPython" not in sys.modules:
         return None
     from IPython import get_ipython
@@ -115,7 +115,7 @@ def _shell() -> Any:
 
 
 def show(page: str) -> None:
-    """Display HTML where a notebook runs; nothing elsewhere."""
+    """Display HTML in a notebook. Outside of notebooks, display nothing."""
     if _shell() is not None:
         from IPython.display import HTML, display
 

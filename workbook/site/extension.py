@@ -166,7 +166,7 @@ def _name_of(alias: TypeAliasForwardRef) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register all of it; Sphinx calls this."""
+    """Register everything of this module, when Sphinx calls this function."""
     app.add_config_value("repository_address", "", "html", types=(str,))
     app.add_html_math_renderer(
         "mathml",

@@ -1,4 +1,4 @@
-"""What the pages of the site are written from: facts of notebooks, templates, and two reports.
+"""What pages of the site are written from: notebooks, templates and two reports.
 
 ``REPRODUCTION.md`` and ``GOALS.md`` are published in ``reports/``, and are pages of the site as well.
 """

@@ -636,7 +636,7 @@ def goals_met(standing: str) -> tuple[int, int]:
 
 
 def outcome(campaign: str) -> str:
-    """Return which goals a campaign met and missed, and whether its predictions came before its runs.
+    """Return which goals a campaign met and missed, and if predictions preceded its runs.
 
     Raises
     ------
