@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.main(argv, PROGRAM)
 
 
-# ---------------------------------------------------------------- the report
+# -- the report ------------------------------------------------------------------------
 
 
 @command(
@@ -165,7 +165,7 @@ def texts(arguments: argparse.Namespace) -> int:
     return 1 if outdated else 0
 
 
-# ---------------------------------------------------------------- recordings
+# -- recordings ------------------------------------------------------------------------
 
 _NAME = """What to measure: a suite (quick, full, cpu, gpu, smoke), a file of points
 (see examples/), or one part of a suite: layers, collectives, slowdown, copies,
@@ -178,6 +178,7 @@ _DEFAULT_OUT = "build/measured, or the directory in data/recorded that the suite
 
 
 def _session_options() -> tuple[Argument, ...]:
+    """Return the options of commands that measure for a long time."""
     predict = group("how to measure", flag("--predict", _PREDICT))
     return (*predict, *session_options(_DEFAULT_OUT))
 

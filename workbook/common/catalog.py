@@ -1,4 +1,7 @@
-"""The catalog of figures and tables, listed and checked; and how long executed notebooks take to read."""
+"""The catalog of figures and tables, and how long executed notebooks take to read.
+
+Both are listed and checked by ``python -m workbook figures``.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +22,33 @@ from workbook.common import outputs, places
 
 _HEAD = Path(__file__).with_name("figures.head.md").read_text(encoding="utf-8")
 MOST_OWN = 18
-"""Figures of the workbook's own, at most."""
-BEGIN, PACE = 3.0, {"words": 0.006, "figures": 1.9, "tables": 1.3, "sentences": 0.32}
-"""Minutes that every notebook takes, and that a word, figure, table and printed sentence take."""
+"""The largest number of figures of the workbook's own."""
+BEGIN = 3.0
+"""The minutes that beginning a notebook takes."""
+PACE = {"words": 0.006, "figures": 1.9, "tables": 1.3, "sentences": 0.32}
+"""The minutes that a word, a figure, a table and a printed sentence take."""
 LIMIT_MINUTES = 25.0
-"""A notebook takes at most so many minutes to read."""
+"""The minutes that a notebook may take to read."""
 LONGER = {"06": 31.0, "09": 33.0, "10": 30.0, "14": 33.0}
 """The notebooks that may take longer, and their minutes."""
-COURSE_MINUTES, CORE_MINUTES = 300.0, 90.0
-"""Minutes that reading all notebooks may take, and reading the core path."""
+COURSE_MINUTES = 300.0
+"""The minutes that all notebooks together may take."""
+CORE_MINUTES = 90.0
+"""The minutes that the core path may take."""
 CORE_NUMBERS = ("00", "01", "02", "03", "04", "05")
+"""The notebooks of the core path."""
 REFERENCE = "14"
-"""The notebook in which numbers are looked up: it does not count among those that are read."""
+"""The notebook in which numbers are looked up. It does not count among those that are read."""
 _FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
-# -- figures and tables ---------------------------------------------------------------------------
+# -- figures and tables --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure or table; the fields are explained at the top of data/figures.yml."""
+    """One figure or table, with the fields that the top of data/figures.yml explains."""
 
     id: str
     caption: str
@@ -54,207 +63,319 @@ class Entry:
 
 
 def load(path: Path | None = None) -> tuple[Entry, ...]:
-    """Return the entries of data/figures.yml (or ``path``). Raises UserError for a wrong field or id."""
-    path, entries = path or places.DATA / "figures.yml", dict[str, Entry]()
+    """Return the entries of the catalog.
+
+    Parameters
+    ----------
+    path : Path, optional
+        The file of the catalog. By default data/figures.yml.
+
+    Raises
+    ------
+    UserError
+        If an entry has an unknown field, or if two entries have one id.
+    """
+    path = path or places.DATA / "figures.yml"
+    entries: dict[str, Entry] = {}
     for item in own_yaml(store.files.read_text(path)):
-        lists = {
-            name: tuple(value)
-            for name, value in item.items()
-            if isinstance(value, list)
-        }
+        fields: dict[str, Any] = {}
+        for name, value in item.items():
+            fields[name] = tuple(value) if isinstance(value, list) else value
         try:
-            entry = Entry(**{**item, **lists})
+            entry = Entry(**fields)
         except TypeError as error:
             raise UserError(f"{path}, {item.get('id')}: {error}") from error
-        if entries.setdefault(entry.id, entry) is not entry:
+        if entry.id in entries:
             raise UserError(f"{path}, {entry.id}: id appears twice: give each its own")
+        entries[entry.id] = entry
     return tuple(entries.values())
 
 
 def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
-    """Return what is wrong with entries that are done, one line each; empty when all is well."""
+    """Return what is wrong with the entries that are done.
+
+    Parameters
+    ----------
+    reports : Path
+        The reports directory, which has their images and numbers.
+    entries : sequence of Entry
+        The entries. Those that are not done are not checked.
+
+    Returns
+    -------
+    list of str
+        One line for each problem.
+    """
     done = [entry for entry in entries if entry.status == "done"]
-    lines = [
-        f"{entry.id}: {line}" for entry in done for line in _missing(entry, reports)
-    ]
+    problems = []
+    for entry in done:
+        problems += [f"{entry.id}: {problem}" for problem in _problems(entry, reports)]
     own = sum(entry.id.startswith("wb-") for entry in done)
-    return lines + [f"{own} figures of the workbook's own, limit {MOST_OWN}"] * (
-        own > MOST_OWN
-    )
+    if own > MOST_OWN:
+        problems.append(f"{own} figures of the workbook's own, limit {MOST_OWN}")
+    return problems
 
 
-def _missing(entry: Entry, reports: Path) -> list[str]:
-    inputs = [name for name in entry.inputs if not store.list_tables(places.ROOT, name)]
-    lines = [f"input {name} matches no file" for name in inputs]
+def _problems(entry: Entry, reports: Path) -> list[str]:
+    """Return what is wrong with the inputs, the image and the numbers of one entry."""
+    problems = []
+    for name in entry.inputs:
+        if not store.list_tables(places.ROOT, name):
+            problems.append(f"input {name} matches no file")
     image, numbers = outputs.figure_files(entry.id, reports)
-    if not image.is_file() or not image.read_bytes().startswith(b"\x89PNG\r\n\x1a\n"):
-        lines.append(f"image {image} is missing, or not a PNG")
+    if not image.is_file() or not image.read_bytes().startswith(_PNG_SIGNATURE):
+        problems.append(f"image {image} is missing, or not a PNG")
     try:
         frame = pd.read_csv(numbers)
     except (OSError, ValueError) as error:
-        return [*lines, f"CSV {numbers} cannot be read: {error}"]
-    lines += [f"CSV {numbers} has no row"] * frame.empty
-    return lines + [line for line, holds in deviations(entry, frame) if not holds]
+        return [*problems, f"CSV {numbers} cannot be read: {error}"]
+    if frame.empty:
+        problems.append(f"CSV {numbers} has no row")
+    for sentence, is_within in deviations(entry, frame):
+        if not is_within:
+            problems.append(sentence)
+    return problems
 
 
 def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
-    """Return (sentence, within its limit) for each statistic of the entry's tolerance, from its CSV."""
+    """Return how far the numbers of an entry deviate.
+
+    Parameters
+    ----------
+    entry : Entry
+        The entry. Its tolerance has limits of statistics of columns.
+    frame : DataFrame
+        The numbers of its CSV file.
+
+    Returns
+    -------
+    list of (str, bool)
+        For each statistic a sentence, and whether the statistic is within its limit.
+    """
     sentences = []
     for column, limits in (entry.tolerance or {}).items():
-        values = pd.to_numeric(
-            frame.get(column, pd.Series([None])), errors="coerce"
-        ).abs()
+        # A missing column counts as one NaN, which is within no limit.
+        cells = frame.get(column, pd.Series([None]))
+        sizes = pd.to_numeric(cells, errors="coerce").abs()
         for statistic, limit in limits.items():
-            value = float(values.agg(statistic, skipna=False))
+            value = float(sizes.agg(statistic, skipna=False))
             shown = outputs.format_number(value) or "not finite"
-            words = f"{statistic} of |{column}| is {shown}, limit {limit:g}"
-            sentences.append((words, value <= limit))
+            sentence = f"{statistic} of |{column}| is {shown}, limit {limit:g}"
+            sentences.append((sentence, value <= limit))
     return sentences
 
 
-# -- minutes of notebooks -------------------------------------------------------------------------
+# -- minutes of notebooks ------------------------------------------------------------
 
 
 def count_shown(cells: Sequence[Any]) -> Counter[str]:
-    """Count words, figures, tables and printed lines ("sentences") in executed cells, but of exercises.
+    """Count what executed cells show to a reader.
 
-    What is folded is looked up and not read: it does not count.
+    Exercises do not count, nor what is folded, because that is looked up and not read.
+
+    Parameters
+    ----------
+    cells : sequence of NotebookNode
+        The cells of a notebook.
+
+    Returns
+    -------
+    Counter
+        How many "words", "figures", "tables" and "sentences" (printed lines) are shown.
     """
     counts: Counter[str] = Counter()
-    exercises = False
+    in_exercises = False
     for cell in cells:
         text = cell.source if cell.cell_type == "markdown" else ""
-        exercises = (exercises or "## Exercises" in text) and not text.startswith(
-            "**Next:**"
-        )
-        if exercises:
+        if "## Exercises" in text:
+            in_exercises = True
+        # After the exercises, the last cell names the next notebook.
+        if text.startswith("**Next:**"):
+            in_exercises = False
+        if in_exercises:
             continue
         counts["words"] += len(text.split())
         for output in cell.get("outputs", ()):
-            data = output.get("data", {})
-            page = _FOLDED.sub("", str(data.get("text/html", "")))
-            figure, tables = (
-                "<figure" in page or "image/png" in data,
-                page.count("<table"),
-            )
-            counts += Counter(figures=int(figure), tables=tables)
-            printed = str(output.get("text", "") or data.get("text/markdown", ""))
-            if not printed and not figure and not tables:
-                printed = re.sub(r"<[^>]*>", "", page)
-            counts["words"] += len(printed.split())
-            counts["sentences"] += sum(
-                bool(line.strip()) for line in printed.splitlines()
-            )
+            counts += _count_output(output)
     return counts
 
 
+def _count_output(output: Any) -> Counter[str]:
+    """Count what one output of a cell shows, as `count_shown` does."""
+    data = output.get("data", {})
+    page = _FOLDED.sub("", str(data.get("text/html", "")))
+    has_figure = "<figure" in page or "image/png" in data
+    tables = page.count("<table")
+    printed = str(output.get("text", "") or data.get("text/markdown", ""))
+    if not printed and not has_figure and not tables:
+        # HTML that is neither a figure nor a table is text.
+        printed = re.sub(r"<[^>]*>", "", page)
+    lines = [line for line in printed.splitlines() if line.strip()]
+    return Counter(
+        words=len(printed.split()),
+        figures=int(has_figure),
+        tables=tables,
+        sentences=len(lines),
+    )
+
+
 def find_long(executed: Sequence[Path]) -> list[str]:
-    """Return where executed notebooks take longer to read than they may or say, one line each."""
+    """Return which executed notebooks take too long to read, or print a warning.
+
+    Parameters
+    ----------
+    executed : sequence of Path
+        The executed notebooks.
+
+    Returns
+    -------
+    list of str
+        One line for each problem. A notebook takes too long if it takes longer than it
+        may, or longer than it states.
+    """
     import nbformat
 
-    minutes_of = {}
+    minutes: dict[str, float] = {}
     problems = []
     for path in executed:
         number = path.stem[:2]
         cells = nbformat.read(str(path), as_version=4).cells
-        counts = count_shown(cells)
-        minutes = BEGIN + sum(PACE[kind] * count for kind, count in counts.items())
-        minutes_of[number] = minutes
-        limit = LONGER.get(number, LIMIT_MINUTES)
-        stated = re.search(
-            r"^\* \*\*Time:\*\* (\d+) minutes", cells[0].source, re.MULTILINE
-        )
-        if stated:
-            limit = min(limit, int(stated[1]) + 0.5)  # whole minutes are stated
-        if minutes > limit:
+        minutes[number] = _minutes(cells)
+        limit = _limit_minutes(number, cells[0].source)
+        if minutes[number] > limit:
             problems.append(
-                f"{path.stem} takes {minutes:.1f} minutes to read, {limit:g} are allowed"
+                f"{path.stem} takes {minutes[number]:.1f} minutes to read, "
+                f"{limit:g} are allowed"
             )
-        outputs_of_cells = [
-            output for cell in cells for output in cell.get("outputs", ())
-        ]
-        if any(output.get("name") == "stderr" for output in outputs_of_cells):
+        if _has_warning(cells):
             problems.append(f"{path.stem} prints a warning")
-    read = sum(minutes_of[number] for number in minutes_of if number != REFERENCE)
-    core = sum(minutes_of[number] for number in minutes_of if number in CORE_NUMBERS)
-    for name, minutes, most in (
-        ("the course", read, COURSE_MINUTES),
-        ("the core path", core, CORE_MINUTES),
-    ):
-        if minutes > most:
-            problems.append(
-                f"{name} takes {minutes:.0f} minutes to read, {most:g} are allowed"
-            )
+    course = sum(minutes[number] for number in minutes if number != REFERENCE)
+    if course > COURSE_MINUTES:
+        problems.append(_too_long("the course", course, COURSE_MINUTES))
+    core = sum(minutes[number] for number in minutes if number in CORE_NUMBERS)
+    if core > CORE_MINUTES:
+        problems.append(_too_long("the core path", core, CORE_MINUTES))
     return problems
 
 
-# -- the command ----------------------------------------------------------------------------------
+def _minutes(cells: Sequence[Any]) -> float:
+    """Return the minutes that the cells of a notebook take to read."""
+    counts = count_shown(cells)
+    return BEGIN + sum(PACE[kind] * count for kind, count in counts.items())
+
+
+def _limit_minutes(number: str, first_cell: str) -> float:
+    """Return the minutes that a notebook may take, by its number and its first cell."""
+    limit = LONGER.get(number, LIMIT_MINUTES)
+    stated = re.search(r"^\* \*\*Time:\*\* (\d+) minutes", first_cell, re.MULTILINE)
+    if not stated:
+        return limit
+    # Stated minutes are rounded.
+    return min(limit, int(stated[1]) + 0.5)
+
+
+def _has_warning(cells: Sequence[Any]) -> bool:
+    """Return whether any cell printed on standard error."""
+    for cell in cells:
+        for output in cell.get("outputs", ()):
+            if output.get("name") == "stderr":
+                return True
+    return False
+
+
+def _too_long(name: str, minutes: float, limit: float) -> str:
+    return f"{name} takes {minutes:.0f} minutes to read, {limit:g} are allowed"
+
+
+# -- the command ---------------------------------------------------------------------
 
 
 def document(entries: Sequence[Entry]) -> str:
-    """Return reports/FIGURES.md: figure -> notebook -> hardware -> minutes -> grade of truth -> status."""
+    """Return reports/FIGURES.md, a table with a row for each entry.
+
+    The columns are the figure, its caption, notebook, hardware, minutes, grade of truth
+    and status.
+    """
     lines = []
-    for e in entries:
-        figure, notebook = e.id, e.notebook
-        if e.status == "done":
+    for entry in entries:
+        figure = entry.id
+        notebook = entry.notebook
+        if entry.status == "done":
             figure = f"[{figure}](figures/{figure}.png)"
             notebook = f"[{notebook}](../notebooks/{notebook}.ipynb)"
-        cells = (
+        cells = [
             figure,
-            e.caption,
+            entry.caption,
             notebook,
-            e.hardware,
-            f"{e.minutes:g}",
-            e.grade,
-            e.status,
-        )
-        lines.append(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
-        )
+            entry.hardware,
+            f"{entry.minutes:g}",
+            entry.grade,
+            entry.status,
+        ]
+        escaped = [cell.replace("|", "\\|") for cell in cells]
+        lines.append(f"| {' | '.join(escaped)} |\n")
     return _HEAD + "".join(lines)
 
 
 def command(
     *, check: bool = False, write: bool = False, reports: Path | None = None
 ) -> int:
-    """List, check or write reports/FIGURES.md; return the status, 1 for problems (a line each on stderr)."""
-    entries, page = load(), places.REPORTS / "FIGURES.md"
+    """List, check or write reports/FIGURES.md.
+
+    Parameters
+    ----------
+    check : bool, optional
+        Whether to check the catalog, the page and the minutes of notebooks. Problems
+        are printed on standard error, one line each.
+    write : bool, optional
+        Whether to write the page. Without ``check`` and ``write``, entries are listed.
+    reports : Path, optional
+        The directory whose figures are checked. By default reports.
+
+    Returns
+    -------
+    int
+        The exit status, 1 if there are problems.
+    """
+    entries = load()
+    page = places.REPORTS / "FIGURES.md"
     if write:
         store.atomic_write_text(page, document(entries))
         print(page)
-    if not check:
-        if not write:
-            columns = [
-                "id",
-                "status",
-                "grade",
-                "notebook",
-                "minutes",
-                "hardware",
-                "caption",
-            ]
-            print(
-                pd.DataFrame(entries)[columns].to_string(index=False, max_colwidth=40)
-            )
-        return 0
-    problems = find_problems(reports or places.REPORTS, entries)
+    if check:
+        return _check(entries, page, reports or places.REPORTS)
+    if not write:
+        _list(entries)
+    return 0
+
+
+def _list(entries: Sequence[Entry]) -> None:
+    """Print a line for each entry."""
+    columns = ["id", "status", "grade", "notebook", "minutes", "hardware", "caption"]
+    table = pd.DataFrame(entries)[columns]
+    print(table.to_string(index=False, max_colwidth=40))
+
+
+def _check(entries: Sequence[Entry], page: Path, reports: Path) -> int:
+    """Print the problems of the catalog and a summary, and return the exit status."""
+    problems = find_problems(reports, entries)
     if not page.is_file() or page.read_text(encoding="utf-8") != document(entries):
         problems.append(
             "FIGURES.md is not current: run python -m workbook figures --write"
         )
-    executed = {
-        places.BUILD / "executed" / f"{entry.notebook}.ipynb" for entry in entries
-    }
-    unknown, missing = "", sum(not path.is_file() for path in executed)
+    names = sorted({entry.notebook for entry in entries})
+    executed = [places.BUILD / "executed" / f"{name}.ipynb" for name in names]
+    missing = sum(not path.is_file() for path in executed)
+    not_checked = ""
     if missing:
-        advice = "run python -m workbook build --recorded"
-        unknown = (
-            f"; minutes not checked, {missing} notebooks are not executed: {advice}"
+        not_checked = (
+            f"; minutes not checked, {missing} notebooks are not executed: "
+            "run python -m workbook build --recorded"
         )
     else:
-        problems += find_long(sorted(executed))
-    for line in problems:
-        print(f"python -m workbook figures: {line}", file=sys.stderr)
+        problems += find_long(executed)
+    for problem in problems:
+        print(f"python -m workbook figures: {problem}", file=sys.stderr)
     done = sum(entry.status == "done" for entry in entries)
-    print(f"{len(entries)} entries, {done} done, {len(problems)} problems{unknown}")
-    return int(bool(problems))
+    print(f"{len(entries)} entries, {done} done, {len(problems)} problems{not_checked}")
+    return 1 if problems else 0

@@ -1,11 +1,11 @@
 """What the papers print, and the checks of their claims.
 
-The transcribed claims, tables and numbers of prose are read from data/papers. A claim is
-a row of data/papers/<key>/claims.csv. Its check is a function that is registered under
-the id of the claim, never sees the printed value, and returns a `Result`. A claim agrees
-with a result if the printed number, with its tolerance, meets a number that was computed.
-A statement about an unstated setting is judged by the settings that agree with the other
-statements, which is the task of `workbook.common.settings.LeftOut`.
+The transcribed claims, tables and numbers of prose are read from data/papers. A claim
+is a row of data/papers/<key>/claims.csv. Its check is a function that is registered
+under the id of the claim, never sees the printed value, and returns a `Result`. A claim
+agrees with a result if the printed number, with its tolerance, meets a number that was
+computed. A statement about an unstated setting is judged by the settings that agree
+with the other statements, which is the task of `workbook.common.settings.LeftOut`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pandas as pd
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Floats
 from workbook.common import papers, places, transcribed
-from workbook.common.settings import SettingSearch
+from workbook.common.settings import LeftOut, SettingSearch
 
 PAPERS = tuple(papers.PAPERS)
 
@@ -62,8 +62,8 @@ RELATIONS = ("=", "<=", ">=")
 Values = float | Iterable[float] | Iterable[Sequence[float] | Floats]
 """The numbers that a check has computed.
 
-They are a single number, or all numbers that the quantity takes (over links, networks or
-settings), or pairs of the ends of intervals in which all numbers are taken."""
+They are a single number, or all numbers that the quantity takes (over links, networks
+or settings), or pairs of the ends of intervals in which all numbers are taken."""
 
 
 class Verdict(NamedTuple):
@@ -245,31 +245,46 @@ def by_model(
     Returns
     -------
     Result
-        The values of the quantity in the settings that meet the most *other* statements.
-        They judge the claim.
+        The values of the quantity in the settings that meet the most *other*
+        statements. They judge the claim.
     """
 
     def judge(low: float, high: float) -> Verdict:
-        ends = ((end - offset) / scale for end in (low, high))
-        left = search.without(quantity, *ends)
-        least, most = (offset + scale * end for end in left.ends)
-        together = "it holds nowhere"
-        if left.with_it >= 0:
-            together = f"{left.with_it} with it"
-        text = (
-            f"of {left.others} other statements at most {left.most} hold together, "
-            f"{together}; it holds in {left.counted:.0%} of the {left.settings:,} "
-            f"settings that meet the most, itself counted ({least:.4g} to {most:.4g}), "
-            f"in {left.uncounted:.0%} of those with the most others"
-        )
-        for name, values in left.only.items():
-            if len(values) <= FEW:
-                listed = " or ".join(f"{value:.3g}" for value in values)
-                text += f"; only where {name} is {listed}"
-        return Verdict(Outcome(left.standing), text)
+        lower = (low - offset) / scale
+        upper = (high - offset) / scale
+        left_out = search.without(quantity, lower, upper)
+        least, most = (offset + scale * end for end in left_out.ends)
+        outcome = Outcome(left_out.standing)
+        return Verdict(outcome, _how_it_stands(left_out, least, most))
 
     values = offset + scale * search.without(quantity).values
     return replace(modelled(values, note), judge=judge)
+
+
+def _how_it_stands(left_out: LeftOut, least: float, most: float) -> str:
+    """Return the text of a verdict on a statement that is judged by the others.
+
+    Parameters
+    ----------
+    left_out : LeftOut
+        How the statement stands with the others.
+    least, most : float
+        The range of the claim's number in the settings that meet the most statements.
+    """
+    together = "it holds nowhere"
+    if left_out.with_it >= 0:
+        together = f"{left_out.with_it} with it"
+    text = (
+        f"of {left_out.others} other statements at most {left_out.most} hold together, "
+        f"{together}; it holds in {left_out.counted:.0%} of the {left_out.settings:,} "
+        f"settings that meet the most, itself counted ({least:.4g} to {most:.4g}), "
+        f"in {left_out.uncounted:.0%} of those with the most others"
+    )
+    for name, values in left_out.only.items():
+        if len(values) <= FEW:
+            listed = " or ".join(f"{value:.3g}" for value in values)
+            text += f"; only where {name} is {listed}"
+    return text
 
 
 def over_compatible(search: SettingSearch) -> str:
@@ -324,7 +339,8 @@ class Claim:
     quantity : str
         What the number is of.
     relation : str
-        One of RELATIONS. An ordering ("A is above B") is a ratio or a count with a bound.
+        One of RELATIONS. An ordering ("A is above B") is a ratio or a count with a
+        bound.
     value : float
         The printed number, in ``unit``.
     unit : str
@@ -371,9 +387,9 @@ class Claim:
         Parameters
         ----------
         result : Result
-            What was computed. If it has a ``judge``, that decides. Of measured or counted
-            numbers, over links, networks or repeats, all must be accepted. Of other
-            evidence, one accepted number suffices.
+            What was computed. If it has a ``judge``, that decides. Of measured or
+            counted numbers, over links, networks or repeats, all must be accepted. Of
+            other evidence, one accepted number suffices.
 
         Raises
         ------
@@ -435,7 +451,8 @@ def waiting() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        By the id of the claim, the ``notebook`` that will decide it ("" if none can), and
+        By the id of the claim, the ``notebook`` that will decide it ("" if none can),
+        and
         ``why`` it is open.
     """
     tables = [paper_table(paper, "open") for paper in PAPERS]

@@ -1,7 +1,8 @@
-"""The papers' networks as published, counted by hand: parameters and multiply-adds.
+"""The networks of the papers as published, counted by hand: parameters and multiply-adds.
 
-1000 classes; images of 224 x 224 (AlexNet 227 x 227, Inception-v4 299 x 299, Cifar-10's VGG-16 32 x 32). VGG
-and ResNet as torchvision has them, AlexNet and GoogLeNet as Caffe; of the LSTM a word counts as an image.
+Networks have 1000 classes and images of 224 x 224, AlexNet 227 x 227, Inception-v4
+299 x 299, and the VGG-16 for Cifar-10 32 x 32. VGG and ResNet are as in torchvision,
+AlexNet and GoogLeNet as in Caffe. A word counts as an image of the LSTM.
 """
 
 from __future__ import annotations
@@ -26,15 +27,35 @@ RESNET_BLOCKS = {
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution or dense layer: elements of each of its tensors, multiply-adds of one image."""
+    """A convolution or a dense layer.
+
+    Attributes
+    ----------
+    tensors : tuple of int
+        The number of elements of each parameter tensor.
+    multiply_adds : int
+        The multiply-adds of the forward pass of one image.
+    """
 
     tensors: tuple[int, ...]
     multiply_adds: int
 
 
 def layers(network: str) -> tuple[Layer, ...]:
-    """Return the layers of a network, in forward order; any spelling. Raises UserError for another one.
+    """Return the layers of a network in forward order.
 
+    Parameters
+    ----------
+    network : str
+        The name in any spelling.
+
+    Raises
+    ------
+    UserError
+        If the layers of the network are not counted here.
+
+    Examples
+    --------
     >>> sum(size for layer in layers("ResNet-50") for size in layer.tensors)
     25557032
     """
@@ -47,36 +68,77 @@ def layers(network: str) -> tuple[Layer, ...]:
 
 
 def parameters(network: str) -> tuple[int, ...]:
-    """Return elements of every parameter tensor in forward order. Raises UserError as ``layers``."""
-    return tuple(size for layer in layers(network) for size in layer.tensors)
+    """Return the elements of every parameter tensor in forward order.
+
+    Raises
+    ------
+    UserError
+        As `layers`.
+    """
+    sizes: list[int] = []
+    for layer in layers(network):
+        sizes += layer.tensors
+    return tuple(sizes)
 
 
 def multiply_adds(network: str) -> int:
-    """Return multiply-adds of a forward pass on one image. Raises UserError as ``layers``."""
+    """Return the multiply-adds of a forward pass of one image.
+
+    Raises
+    ------
+    UserError
+        As `layers`.
+    """
     return sum(layer.multiply_adds for layer in layers(network))
+
+
+# -- kinds of layers -----------------------------------------------------------------
 
 
 def conv(
     inputs: int, outputs: int, kernel: int, side: int, *, groups: int = 1
 ) -> Layer:
-    """Return a convolution with bias whose output has ``side`` x ``side`` places."""
+    """Return a convolution with a bias.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        The numbers of channels.
+    kernel : int
+        The side of the kernel.
+    side : int
+        The side of the output.
+    groups : int, optional
+        Into how many groups the channels are divided.
+    """
     weights = kernel * kernel * inputs // groups * outputs
     return Layer((weights, outputs), weights * side * side)
 
 
 def dense(inputs: int, outputs: int) -> Layer:
-    """Return a fully connected layer with bias."""
+    """Return a fully connected layer with a bias."""
     return conv(inputs, outputs, kernel=1, side=1)
 
 
 def _normed(layer: Layer) -> Layer:
-    """Return it with batch norm's scale and shift in place of the bias."""
+    """Return a layer whose bias is replaced by the scale and the shift of a batch norm."""
     weights, outputs = layer.tensors
     return Layer((weights, outputs, outputs), layer.multiply_adds)
 
 
-def _convolutions(counts: Sequence[int], side: int) -> Iterator[Layer]:
-    """Return VGG's: so many of each width, each width on half the side of the one before."""
+# -- networks ------------------------------------------------------------------------
+
+
+def _vgg_convolutions(counts: Sequence[int], side: int) -> Iterator[Layer]:
+    """Yield the convolutions of a VGG.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        The number of convolutions of each width.
+    side : int
+        The side of the images. It is halved after the convolutions of each width.
+    """
     inputs = 3
     for outputs, count in zip((64, 128, 256, 512, 512), counts, strict=True):
         for _ in range(count):
@@ -85,24 +147,41 @@ def _convolutions(counts: Sequence[int], side: int) -> Iterator[Layer]:
         side //= 2
 
 
-def _vgg(convolutions: Sequence[int]) -> Iterator[Layer]:
-    yield from _convolutions(convolutions, 224)
-    yield from (dense(512 * 7 * 7, 4096), dense(4096, 4096), dense(4096, 1000))
+def _vgg(counts: Sequence[int]) -> Iterator[Layer]:
+    yield from _vgg_convolutions(counts, 224)
+    yield dense(512 * 7 * 7, 4096)
+    yield dense(4096, 4096)
+    yield dense(4096, 1000)
 
 
-def _resnet(blocks: Sequence[int], first: bool = False) -> Iterator[Layer]:
-    """Return a ResNet; ``first``: with the stride in a block's first convolution, as published."""
+def _resnet(blocks: Sequence[int], stride_first: bool = False) -> Iterator[Layer]:
+    """Yield the layers of a ResNet of bottleneck blocks.
+
+    Parameters
+    ----------
+    blocks : sequence of int
+        The number of blocks of each width.
+    stride_first : bool, optional
+        Whether the first convolution of a block has the stride, as in the paper. In
+        torchvision the second one has.
+    """
     yield _normed(conv(3, 64, 7, 112))
-    inputs, side = 64, 56
+    inputs = 64
+    side = 56
     for width, count in zip((64, 128, 256, 512), blocks, strict=True):
         for block in range(count):
-            out = side // 2 if block == 0 and width > 64 else side
-            yield _normed(conv(inputs, width, 1, out if first else side))
-            yield _normed(conv(width, width, 3, out))
-            yield _normed(conv(width, 4 * width, 1, out))
+            # The first block of each width but the first one halves the side.
+            halves = block == 0 and width > 64
+            output_side = side // 2 if halves else side
+            first_side = output_side if stride_first else side
+            yield _normed(conv(inputs, width, 1, first_side))
+            yield _normed(conv(width, width, 3, output_side))
+            yield _normed(conv(width, 4 * width, 1, output_side))
             if block == 0:
-                yield _normed(conv(inputs, 4 * width, 1, out))
-            inputs, side = 4 * width, out
+                # The shortcut, whose number of channels changes.
+                yield _normed(conv(inputs, 4 * width, 1, output_side))
+            inputs = 4 * width
+            side = output_side
     yield dense(inputs, 1000)
 
 
@@ -112,10 +191,11 @@ def _alexnet() -> Iterator[Layer]:
     yield conv(256, 384, 3, 13)
     yield conv(384, 384, 3, 13, groups=2)
     yield conv(384, 256, 3, 13, groups=2)
-    yield from (dense(256 * 6 * 6, 4096), dense(4096, 4096), dense(4096, 1000))
+    yield dense(256 * 6 * 6, 4096)
+    yield dense(4096, 4096)
+    yield dense(4096, 1000)
 
 
-# Inception modules: side, 1x1, then 3x3 and 5x5 each after a 1x1, then the 1x1 after the pool.
 _INCEPTION = (
     (28, 64, 96, 128, 16, 32, 32),
     (28, 128, 128, 192, 32, 96, 64),
@@ -127,83 +207,128 @@ _INCEPTION = (
     (7, 256, 160, 320, 32, 128, 128),
     (7, 384, 192, 384, 48, 128, 128),
 )
+"""The modules of GoogLeNet.
+
+The numbers are the side, the channels of the 1x1 convolution, those of the 3x3
+convolution after its own 1x1, those of the 5x5 convolution after its own 1x1, and those
+of the 1x1 convolution after the pool."""
+_AUXILIARY = (3, 6)
+"""The modules, counted from 0, whose inputs the two auxiliary classifiers take."""
 
 
 def _googlenet(*, heads: bool) -> Iterator[Layer]:
-    yield from (conv(3, 64, 7, 112), conv(64, 64, 1, 56), conv(64, 192, 3, 56))
+    """Yield the layers of GoogLeNet, with or without its auxiliary classifiers."""
+    yield conv(3, 64, 7, 112)
+    yield conv(64, 64, 1, 56)
+    yield conv(64, 192, 3, 56)
     inputs = 192
-    for number, (side, one, to_three, three, to_five, five, pooled) in enumerate(
-        _INCEPTION
-    ):
-        if heads and number in (
-            3,
-            6,
-        ):  # the auxiliary classifiers of training hang on 4a and 4d
-            yield from (
-                conv(inputs, 128, 1, 4),
-                dense(128 * 4 * 4, 1024),
-                dense(1024, 1000),
-            )
-        yield from (conv(inputs, one, 1, side), conv(inputs, to_three, 1, side))
-        yield from (conv(to_three, three, 3, side), conv(inputs, to_five, 1, side))
-        yield from (conv(to_five, five, 5, side), conv(inputs, pooled, 1, side))
-        inputs = one + three + five + pooled
+    for number, module in enumerate(_INCEPTION):
+        side, ones, before_threes, threes, before_fives, fives, pooled = module
+        if heads and number in _AUXILIARY:
+            yield conv(inputs, 128, 1, 4)
+            yield dense(128 * 4 * 4, 1024)
+            yield dense(1024, 1000)
+        yield conv(inputs, ones, 1, side)
+        yield conv(inputs, before_threes, 1, side)
+        yield conv(before_threes, threes, 3, side)
+        yield conv(inputs, before_fives, 1, side)
+        yield conv(before_fives, fives, 5, side)
+        yield conv(inputs, pooled, 1, side)
+        inputs = ones + threes + fives + pooled
     yield dense(inputs, 1000)
 
 
 def _inception_v4() -> Iterator[Layer]:
-    """Yield Inception-v4 of Szegedy et al. (2017), Figures 3 to 9: stages of blocks of branches of units.
+    """Yield the layers of Inception-v4 (Szegedy et al., 2017, Figures 3 to 9).
 
-    A unit is (channels, kernel), which keeps the image's size, or (channels, kernel, stride) without padding,
-    or "mean" over 3x3 places, or "halve", the maximum of 3x3 places at every other one.
+    The file inception_v4.json lists stages, their blocks, the branches of a block, and
+    the units of a branch. A unit is [channels, kernel], which keeps the side of the
+    image, [channels, kernel, stride] without padding, "mean" over 3x3 places, "halve"
+    (the maximum of 3x3 places at every second one), or a fork into further branches.
     """
-    stages = json.loads(
-        Path(__file__).with_name("inception_v4.json").read_text(encoding="utf-8")
-    )
-    times = {"inception_a": 4, "inception_b": 7, "inception_c": 3}
-    channels, side = 3, 299
+    path = Path(__file__).with_name("inception_v4.json")
+    stages = json.loads(path.read_text(encoding="utf-8"))
+    repeats = {"inception_a": 4, "inception_b": 7, "inception_c": 3}
+    channels = 3
+    side = 299
     for name, blocks in stages.items():
-        for branches in blocks * times.get(name, 1):
-            inputs, place, channels = channels, side, 0
+        for branches in blocks * repeats.get(name, 1):
+            inputs = channels
+            input_side = side
+            # The outputs of all branches are put next to each other.
+            channels = 0
             for units in branches:
-                row, outputs, side = _row(inputs, place, units)
+                branch_layers, outputs, side = _branch(inputs, input_side, units)
+                yield from branch_layers
                 channels += outputs
-                yield from row
     yield dense(channels, 1000)
 
 
-def _row(inputs: int, side: int, units: Sequence[Any]) -> tuple[list[Layer], int, int]:
-    """Return layers of units in a row, how many channels they put out, and of which side."""
-    row: list[Layer] = []
-    fork = 0
+def _branch(
+    inputs: int, side: int, units: Sequence[Any]
+) -> tuple[list[Layer], int, int]:
+    """Return the layers of one branch of Inception-v4.
+
+    Parameters
+    ----------
+    inputs : int
+        The channels of its input.
+    side : int
+        The side of its input.
+    units : sequence
+        The units, as `_inception_v4` describes them.
+
+    Returns
+    -------
+    layers : list of Layer
+        The layers.
+    outputs, side : int
+        The channels and the side of the output.
+    """
+    layers: list[Layer] = []
     for unit in units:
+        if unit == "mean":
+            continue
         if unit == "halve":
             side = (side - 3) // 2 + 1
         elif isinstance(unit, dict):
+            # A fork ends its branch, and its outputs are put next to each other.
+            fork_outputs = 0
             for branch in unit["side_by_side"]:
-                branch_layers, outputs, _ = _row(inputs, side, branch)
-                row, fork = row + branch_layers, fork + outputs
-        elif unit != "mean":
+                fork_layers, outputs, _ = _branch(inputs, side, branch)
+                layers += fork_layers
+                fork_outputs += outputs
+            inputs = fork_outputs
+        else:
             outputs, kernel, *stride = unit
             height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
-            side = (side - height) // stride[0] + 1 if stride else side
+            if stride:
+                side = (side - height) // stride[0] + 1
             weights = inputs * outputs * height * width
-            row.append(Layer((weights, outputs, outputs), weights * side * side))
+            # A batch norm's scale and shift take the place of a bias.
+            layers.append(Layer((weights, outputs, outputs), weights * side * side))
             inputs = outputs
-    return row, fork or inputs, side
+    return layers, inputs, side
 
 
 def _cifar_vgg16() -> Iterator[Layer]:
-    """Yield 13 convolutions of weight, bias and batch norm's two, and one linear layer to 10 classes."""
-    for layer in _convolutions(VGG_CONVOLUTIONS["VGG16"], 32):
-        yield Layer(
-            (*layer.tensors, layer.tensors[1], layer.tensors[1]), layer.multiply_adds
-        )
+    """Yield the layers of the VGG-16 for Cifar-10.
+
+    They are 13 convolutions with a weight, a bias, and the scale and the shift of a
+    batch norm, and one linear layer for 10 classes.
+    """
+    for layer in _vgg_convolutions(VGG_CONVOLUTIONS["VGG16"], 32):
+        weights, outputs = layer.tensors
+        yield Layer((weights, outputs, outputs, outputs), layer.multiply_adds)
     yield dense(512, 10)
 
 
 def ptb_lstm(units: int = 1500, vocabulary: int = 10_000) -> Iterator[Layer]:
-    """Return Zaremba et al.'s two-layer LSTM on the Penn Treebank, 11 tensors; multiply-adds of a word."""
+    """Yield the layers of the LSTM of Zaremba et al. on the Penn Treebank.
+
+    It has 11 tensors: the embedding, four of each of two LSTM layers, and two of the
+    output. Multiply-adds are those of one word.
+    """
     gates = 4 * units * units
     yield Layer((vocabulary * units,), 0)
     for _ in range(2):
@@ -218,7 +343,9 @@ _NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
     **{
         name.lower(): partial(_resnet, counts) for name, counts in RESNET_BLOCKS.items()
     },
-    "resnet50_published": partial(_resnet, RESNET_BLOCKS["ResNet50"], first=True),
+    "resnet50_published": partial(
+        _resnet, RESNET_BLOCKS["ResNet50"], stride_first=True
+    ),
     "alexnet": _alexnet,
     "googlenet": partial(_googlenet, heads=False),
     "googlenet_aux": partial(_googlenet, heads=True),

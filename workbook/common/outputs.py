@@ -1,4 +1,4 @@
-"""The reports directory: what notebooks leave behind for the catalog, the site and REPRODUCTION.md.
+"""The reports directory, in which notebooks write for the catalog, the site and reports.
 
 figures/<id>.png, figures/<id>.csv     one figure or table and the numbers in it
 summaries/<name>.json                  the key numbers of one notebook
@@ -26,7 +26,11 @@ Number = int | float | str | bool
 
 
 def reports_dir() -> Path:
-    """Return where to write: ``$DDLKIT_REPORTS`` (the book sets it), else build/reports."""
+    """Return the directory for reports.
+
+    It is ``$DDLKIT_REPORTS``, which the book sets for its notebooks, else
+    build/reports.
+    """
     return Path(os.environ.get(REPORTS_VARIABLE) or places.BUILD / "reports")
 
 
@@ -44,25 +48,32 @@ def is_made(figure: str, reports: Path) -> bool:
 def write_numbers(
     figure: str, frame: pd.DataFrame, reports: Path | None = None
 ) -> Path:
-    """Write the plotted numbers as CSV, each `rounded`; return its path."""
+    """Write the plotted numbers of a figure as CSV, each `rounded`.
+
+    Returns
+    -------
+    Path
+        The CSV file.
+    """
     _, path = figure_files(figure, reports)
-    store.atomic_write_text(
-        path, frame.map(rounded).to_csv(index=False, lineterminator="\n")
-    )
+    text = frame.map(rounded).to_csv(index=False, lineterminator="\n")
+    store.atomic_write_text(path, text)
     return path
 
 
 def rounded(value: Any) -> Any:
-    """Return a number with DIGITS significant digits; whole numbers and all else unchanged.
+    """Return a number with DIGITS significant digits.
 
+    Whole numbers, numbers that are not finite, and all else are unchanged.
+
+    Examples
+    --------
     >>> rounded(0.1 + 0.2), rounded(123456789.0), rounded("a")
     (0.3, 123456789.0, 'a')
     """
-    if (
-        not isinstance(value, float | np.floating)
-        or not math.isfinite(value)
-        or value % 1 == 0
-    ):
+    if not isinstance(value, float | np.floating):
+        return value
+    if not math.isfinite(value) or value % 1 == 0:
         return value
     return float(f"{value:.{DIGITS}g}")
 
@@ -70,14 +81,30 @@ def rounded(value: Any) -> Any:
 def record_summary(
     name: str, numbers: Mapping[str, Any], reports: Path | None = None
 ) -> dict[str, Number]:
-    """Keep a notebook's key numbers, named with their unit, for REPRODUCTION.md; return what was kept."""
-    kept: dict[str, Number] = {
-        key: rounded(value.item() if isinstance(value, np.generic) else value)
-        for key, value in numbers.items()
-    }
+    """Write the key numbers of a notebook for REPRODUCTION.md.
+
+    Parameters
+    ----------
+    name : str
+        The name of the notebook.
+    numbers : mapping of str to number
+        The numbers by name, which has the unit.
+    reports : Path, optional
+        The reports directory. By default `reports_dir`.
+
+    Returns
+    -------
+    dict
+        The numbers as written, `rounded`.
+    """
+    written: dict[str, Number] = {}
+    for key, value in numbers.items():
+        # JSON has no types of NumPy.
+        plain = value.item() if isinstance(value, np.generic) else value
+        written[key] = rounded(plain)
     path = (reports or reports_dir()) / "summaries" / f"{name}.json"
-    store.atomic_write_text(path, json.dumps(kept, indent=1, allow_nan=False) + "\n")
-    return kept
+    store.atomic_write_text(path, json.dumps(written, indent=1, allow_nan=False) + "\n")
+    return written
 
 
 def read_summaries(reports: Path) -> dict[str, dict[str, Number]]:
@@ -87,22 +114,38 @@ def read_summaries(reports: Path) -> dict[str, dict[str, Number]]:
 
 
 def format_number(value: Any) -> str:
-    """Return a number for readers: up to four significant digits; empty for one that is not finite.
+    """Return a number for readers, with up to four significant digits.
 
+    A number that is not finite gives an empty string.
+
+    Examples
+    --------
     >>> format_number(0.0220108), format_number(123456.7), format_number(3)
     ('0.02201', '123457', '3')
     """
     if not isinstance(value, float):
         return str(value)
-    digits = ".0f" if 1e4 <= abs(value) < 1e9 else ".4g"
-    return format(value, digits) if math.isfinite(value) else ""
+    if not math.isfinite(value):
+        return ""
+    if 1e4 <= abs(value) < 1e9:
+        # All digits before the point, where four significant ones would need an exponent.
+        return f"{value:.0f}"
+    return f"{value:.4g}"
 
 
 def format_quantity(value: float, unit: str) -> str:
-    """Return a number with its unit (none for "1"); empty for one that is not finite.
+    """Return a number with its unit, without one for the unit "1".
 
+    A number that is not finite gives an empty string.
+
+    Examples
+    --------
     >>> format_quantity(2.5, "ms"), format_quantity(40.0, "%"), format_quantity(0.5, "1")
     ('2.5 ms', '40%', '0.5')
     """
-    number, tight = format_number(value), unit in ("%", "x")
-    return f"{number}{'' if tight else ' '}{unit}" if number and unit != "1" else number
+    number = format_number(value)
+    if not number or unit == "1":
+        return number
+    if unit in ("%", "x"):
+        return f"{number}{unit}"
+    return f"{number} {unit}"

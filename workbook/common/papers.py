@@ -45,10 +45,19 @@ PAPERS = {
 
 @cache
 def published_code(paper: str) -> dict[str, float]:
-    """Return what a paper's published code states (data/papers/<paper>/code.csv), by id, in its unit."""
-    table = transcribed.read_transcribed(
-        places.DATA / "papers" / paper / "code.csv"
-    ).decode()
-    return {
-        row["id"]: float(row["value"]) for row in csv.DictReader(io.StringIO(table))
-    }
+    """Return the values that the published code of a paper states.
+
+    Parameters
+    ----------
+    paper : str
+        The key of the paper.
+
+    Returns
+    -------
+    dict of str to float
+        The values of data/papers/<paper>/code.csv by id, in the units of that file.
+    """
+    path = places.DATA / "papers" / paper / "code.csv"
+    text = transcribed.read_transcribed(path).decode()
+    rows = csv.DictReader(io.StringIO(text))
+    return {row["id"]: float(row["value"]) for row in rows}

@@ -1,4 +1,4 @@
-"""Where everything of the workbook lies: papers' numbers, recordings, what is built, what is published."""
+"""The directories of the workbook: data, recordings, the build and the reports."""
 
 from __future__ import annotations
 
@@ -18,8 +18,22 @@ NOTEBOOKS = ROOT / "notebooks"
 
 
 def recorded_dir(machine_name: str | None = None) -> Path:
-    """Return the directory of a machine's recorded tables, this machine's by default; it need not exist."""
-    name = machine.name() if machine_name is None else machine_name
+    """Return the directory of the recorded tables of a machine, which may not exist.
+
+    Parameters
+    ----------
+    machine_name : str, optional
+        The name of the machine. By default this machine.
+
+    Raises
+    ------
+    UserError
+        If the name has other characters than lower-case letters, digits, dots and
+        dashes.
+    """
+    name = machine_name
+    if name is None:
+        name = machine.name()
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
         raise UserError(
             f"machine name {name!r}: use lower-case letters, digits, dots and dashes"

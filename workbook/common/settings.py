@@ -1,7 +1,7 @@
 """Settings that a paper leaves open, judged by the paper's statements.
 
-A statement is an interval of a quantity. The quantity is computed for every setting of a
-grid. That a statement holds in one setting proves nothing. But statements that hold
+A statement is an interval of a quantity. The quantity is computed for every setting of
+a grid. That a statement holds in one setting proves nothing. But statements that hold
 together in no setting cannot all hold in the model, within the ranges of the grid.
 """
 
@@ -121,8 +121,8 @@ class SettingSearch:
     Attributes
     ----------
     grid : object
-        It has a ``shape``, and in ``free`` the scanned numbers of its last axes by name,
-        in the order of the axes.
+        It has a ``shape``, and in ``free`` the scanned numbers of its last axes by
+        name, in the order of the axes.
     stated : tuple of Stated
         The statements.
     holds : ndarray of bool, shape (statements, *grid.shape)

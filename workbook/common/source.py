@@ -1,9 +1,9 @@
 """The tables that notebooks and figures are made from, measured here or recorded.
 
-A *recording* is a directory of tables below data/recorded, which is named for the machine
-that measured them. A *campaign* is a directory below a recording: runs in the lab and the
-calibration of the lab's links. Every table has a stamp that says where and when it was
-measured, so that a figure can say so too.
+A *recording* is a directory of tables below data/recorded, which is named for the
+machine that measured them. A *campaign* is a directory below a recording: runs in the
+lab and the calibration of the lab's links. Every table has a stamp that says where and
+when it was measured, so that a figure can say so too.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class Source:
         Returns
         -------
         DataFrame
-            The rows with their ``machine``. If several machines measured collectives over
-            one link, only those of the first count.
+            The rows with their ``machine``. If several machines measured collectives
+            over one link, only those of the first count.
 
         Raises
         ------
@@ -162,9 +162,9 @@ class Source:
         Returns
         -------
         DataFrame
-            As of `table`, but no two files share a number of ``repeat``. Odd rounds stay
-            odd, because the best configuration is chosen on odd rounds and judged on even
-            ones.
+            As of `table`, but no two files share a number of ``repeat``. Odd rounds
+            stay odd, because the best configuration is chosen on odd rounds and judged
+            on even ones.
         """
         tables = []
         first = 0
@@ -185,8 +185,8 @@ class Source:
         Returns
         -------
         dict of str to Source
-            By machine, the directories of this machine alone. Tables of several machines
-            are never merged.
+            By machine, the directories of this machine alone. Tables of several
+            machines are never merged.
         """
         sources: dict[str, Source] = {}
         for directory in self.directories:
@@ -334,9 +334,9 @@ def open_source(data: str = "") -> Source:
     Parameters
     ----------
     data : str, optional
-        The name of a machine under data/recorded, or a directory of measured tables. The
-        recording that teaches completes such a directory. By default the recording that
-        teaches.
+        The name of a machine under data/recorded, or a directory of measured tables.
+        The recording that teaches completes such a directory. By default the recording
+        that teaches.
 
     Raises
     ------
@@ -361,8 +361,8 @@ def open_here(here: str) -> Source:
     Parameters
     ----------
     here : str
-        The directory of these tables. An empty name, or a directory that does not exist,
-        means that nothing was measured.
+        The directory of these tables. An empty name, or a directory that does not
+        exist, means that nothing was measured.
     """
     directory = Path(here)
     # The path of an empty name is the working directory.
@@ -374,8 +374,8 @@ def open_here(here: str) -> Source:
 def _place(data: str, name: str, *kinds: str) -> Path:
     """Return the first directory that has a table of one of the kinds.
 
-    It is ``data`` if that is given, else a recorded directory of that name. The recording
-    that teaches comes first.
+    It is ``data`` if that is given, else a recorded directory of that name. The
+    recording that teaches comes first.
     """
     if data:
         candidates = [Path(data)]
@@ -473,7 +473,8 @@ def recordings(kind: str) -> dict[str, Source]:
     Returns
     -------
     dict of str to Source
-        Recordings by the name of the machine. Nothing that was measured since is in them.
+        Recordings by the name of the machine. Nothing that was measured since is in
+        them.
     """
     return Source(tuple(places.list_recorded())).apart(kind)
 

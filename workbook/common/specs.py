@@ -1,4 +1,7 @@
-"""What makers and authors print of devices and networks (data/specs, each value with its source)."""
+"""What makers and authors state of devices and networks.
+
+The values are in data/specs, each with its source.
+"""
 
 from __future__ import annotations
 
@@ -17,83 +20,155 @@ from workbook.common import places
 
 @functools.cache
 def specs(name: str) -> DataFrame:
-    """Return a table of data/specs: devices or networks; 0 where a number is not known."""
+    """Return a table of data/specs.
+
+    Parameters
+    ----------
+    name : {"devices", "networks"}
+        The name of the table.
+
+    Returns
+    -------
+    DataFrame
+        The rows, with 0 for a number that is not known.
+    """
     path = places.DATA / "specs" / f"{name}.csv"
     return SCHEMAS[name].read(files.read_text(path), str(path))
 
 
 def datasheet(device: str, quantity: str) -> float:
-    """Return the maker's value, in the unit that the quantity is named by; 0 where none is known.
+    """Return what the maker of a device states.
 
-    device : as nvidia-smi names it; quantity : {fp32,tf32,bf16,fp16}_flops_per_s (dense, on tensor cores
-        where the precision has them) or memory_bytes_per_s
+    Parameters
+    ----------
+    device : str
+        The device as nvidia-smi names it.
+    quantity : str
+        One of {fp32,tf32,bf16,fp16}_flops_per_s (dense, on tensor cores if these have
+        the precision), or memory_bytes_per_s.
+
+    Returns
+    -------
+    float
+        The value in the unit of the quantity, or 0 if none is known.
     """
     rows = specs("devices")
-    named = rows["device"].str.split("|").map(lambda names: device in names)
-    return float(rows["value"][named & (rows["quantity"] == quantity)].sum())
+    is_device = rows["device"].str.split("|").map(lambda names: device in names)
+    is_wanted = is_device & (rows["quantity"] == quantity)
+    # The sum of no row is 0.
+    return float(rows["value"][is_wanted].sum())
 
 
 @functools.cache
 def _spellings() -> dict[str, tuple[str, str]]:
-    """Return the name and the title of the network by every plain spelling, its names and aliases."""
+    """Return the name and the title of a network by each of its names and aliases.
+
+    Names and aliases are `_plain`. The title is the first alias.
+    """
     spellings: dict[str, tuple[str, str]] = {}
     for row in specs("networks").itertuples():
         aliases = row.aliases.split(";")
-        spellings |= {
-            _plain(text): (row.name, aliases[0]) for text in (row.name, *aliases)
-        }
+        for text in (row.name, *aliases):
+            spellings[_plain(text)] = (row.name, aliases[0])
     return spellings
 
 
 def _plain(text: str) -> str:
+    """Return the letters and digits of a text in lower case."""
     return re.sub("[^a-z0-9]", "", text.lower())
 
 
 def network_named(text: str) -> str:
-    """Return the name under which a network is measured, however a user or a paper writes it.
+    """Return the name under which a network is measured.
 
+    Parameters
+    ----------
+    text : str
+        The name as a user or a paper writes it.
+
+    Raises
+    ------
+    UserError
+        If no network is known by this name.
+
+    Examples
+    --------
     >>> network_named("ResNet-101"), network_named("ViT-Base/16")
     ('resnet101', 'vit_b_16')
     """
-    spellings, plain = _spellings(), _plain(text)
+    spellings = _spellings()
+    plain = _plain(text)
     if plain in spellings:
-        return spellings[plain][0]
+        name, _ = spellings[plain]
+        return name
     names = sorted({name for name, _ in spellings.values()})
-    near = difflib.get_close_matches(text.lower(), names, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+    similar = difflib.get_close_matches(text.lower(), names, n=1)
+    if similar:
+        advice = f"did you mean {similar[0]!r}?"
+    else:
+        advice = f"known are {', '.join(names)}"
     raise UserError(f"unknown network {text!r}: {advice}")
 
 
 def network_title(name: str) -> str:
-    """Return how a network is spelled where it is shown; an unknown name as it is.
+    """Return the name of a network as it is shown.
 
+    A name may end in the side of smaller images in pixels. An unknown name is returned
+    unchanged.
+
+    Examples
+    --------
     >>> network_title("ViT-Base/16"), network_title("googlenet_64"), network_title("tiny_net")
     ('ViT-B/16', 'GoogLeNet, 64 px', 'tiny_net')
     """
-    spellings, (whole, _, side) = _spellings(), name.rpartition("_")
-    if _plain(name) in spellings:
-        return spellings[_plain(name)][1]
-    smaller = side.isdigit() and _plain(whole) in spellings
-    return f"{spellings[_plain(whole)][1]}, {side} px" if smaller else name
+    spellings = _spellings()
+    plain = _plain(name)
+    if plain in spellings:
+        _, title = spellings[plain]
+        return title
+    network, _, side = name.rpartition("_")
+    if side.isdigit() and _plain(network) in spellings:
+        _, title = spellings[_plain(network)]
+        return f"{title}, {side} px"
+    return name
 
 
 def link_title(link: str) -> str:
-    """Return the rate and the delay of a lab's link as they are shown; any other link as it is.
+    """Return the rate and the delay of a link of the lab as they are shown.
 
+    Any other link is returned unchanged.
+
+    Examples
+    --------
     >>> link_title("lab:1gbit"), link_title("emulated:500mbit-delay1ms"), link_title("loopback")
     ('1 Gbit/s', '500 Mbit/s with 1 ms delay', 'loopback')
     """
     if not is_lab(link):
         return link
     named = read_link(link)
-    rate = named.rate_bits_per_s
-    title = f"{rate / 1e9:g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:g} Mbit/s"
+    rate_bits_per_s = named.rate_bits_per_s
+    if rate_bits_per_s >= 1e9:
+        title = f"{rate_bits_per_s / 1e9:g} Gbit/s"
+    else:
+        title = f"{rate_bits_per_s / 1e6:g} Mbit/s"
     if not named.delay_s:
         return title
     return f"{title} with {1e3 * named.delay_s:g} ms delay"
 
 
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
-    """Return FLOP/s of the fastest product, which nothing slowed, in ``peaks`` by (device, precision)."""
-    rate = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
-    return dict(rate.groupby([peaks["device"], peaks["precision"]]).max())
+    """Return the rate of the fastest product, which nothing slowed.
+
+    Parameters
+    ----------
+    peaks : DataFrame
+        Timed products of square matrices with sides of ``side`` elements.
+
+    Returns
+    -------
+    dict of (str, str) to float
+        FLOP/s by device and precision.
+    """
+    flops = 2.0 * peaks["side"].astype(float) ** 3
+    flops_per_s = flops / peaks["seconds"]
+    return dict(flops_per_s.groupby([peaks["device"], peaks["precision"]]).max())

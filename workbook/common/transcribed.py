@@ -9,18 +9,26 @@ from ddlkit.core.errors import UserError
 from ddlkit.store import files
 
 SUMS = "SHA256SUMS"
+"""The name of the file that lists the hashes of a directory."""
 
 
 def read_transcribed(path: Path) -> bytes:
-    """Return the content of a transcribed file, compared with the SHA256SUMS beside it, if there is one."""
-    data, sums = files.read(path), path.with_name(SUMS)
-    listed = files.read_text(sums).splitlines() if sums.is_file() else None
-    if (
-        listed is not None
-        and f"{hashlib.sha256(data).hexdigest()}  {path.name}" not in listed
-    ):
-        advice = (
-            f"restore it, or check it against its source and write {SUMS} there anew"
+    """Return the content of a transcribed file.
+
+    Raises
+    ------
+    UserError
+        If the directory of the file has a SHA256SUMS, and this does not list the hash
+        of the content.
+    """
+    data = files.read(path)
+    sums = path.with_name(SUMS)
+    if not sums.is_file():
+        return data
+    line = f"{hashlib.sha256(data).hexdigest()}  {path.name}"
+    if line not in files.read_text(sums).splitlines():
+        raise UserError(
+            f"{path} differs from what was transcribed: restore it, or check it against "
+            f"its source and write {SUMS} there anew"
         )
-        raise UserError(f"{path} differs from what was transcribed: {advice}")
     return data

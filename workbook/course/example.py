@@ -1,7 +1,8 @@
 """The running example of the course: GoogLeNet on four workers over a link of 1 Gbit/s.
 
-Notebooks 00, 03, 04, 05 and 13 and the page on which a reader moves buckets use the same layers, the
-same messages and therefore the same numbers. All of them come from the recording that teaches.
+Notebooks 00, 03, 04, 05 and 13 and the page on which a reader moves buckets use the
+same layers, the same messages and therefore the same numbers. All of them come from the
+recording that teaches.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ class Example:
     profiled : Workload
         The network's layers as one worker was timed.
     rescaled : Workload
-        The same layers, with all compute times multiplied by one factor. Replays sleep for these times.
-        The factor makes compute take about as long as one message of all gradients, because there
-        bucket plans matter most.
+        The same layers, with all compute times multiplied by one factor. Replays sleep
+        for these times. The factor makes compute take about as long as one message of
+        all gradients, because there bucket plans matter most.
     cost : MessageCost
-        The time of an all-reduce among four workers over the link, as a table of measured medians.
+        The time of an all-reduce among four workers over the link, as a table of
+        measured medians.
     """
 
     profiled: Workload
@@ -50,8 +52,9 @@ class Example:
         Returns
         -------
         DataFrame
-            One row for each pair of compute and plan. The columns are ``compute`` (as profiled, or as
-            rescaled for replays), ``plan``, ``messages``, ``compute_s``, ``iteration_s``,
+            One row for each pair of compute and plan. The columns are ``compute`` (as
+            profiled, or as rescaled for replays), ``plan``, ``messages``,
+            ``compute_s``, ``iteration_s``,
             ``exposed_s`` (exposed communication) and ``over_best`` (the iteration over the best plan's).
         """
         rows = []

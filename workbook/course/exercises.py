@@ -1,16 +1,21 @@
-"""Exercises of a notebook: answers are judged by solutions that lie apart from it, in solutions/.
+"""Exercises of a notebook, whose answers are judged by solutions in the folder solutions/.
 
-A notebook says ``judge = exercises.of("03_predicting_a_step", globals())`` and, for each exercise in a cell
-of its own, ``judge(1, answer_1)``. A solution, in the cell tagged "solution-1" of the notebook of that name,
-runs in a copy of the notebook's names and sets
+A notebook calls ``judge = exercises.of("03_predicting_a_step", globals())`` and, for
+each exercise in a cell of its own, ``judge(1, answer_1)``. Its solution is the cell
+tagged "solution-1" of the notebook of the same name in solutions/. It runs in a copy of
+the names of the notebook and sets
 
-``answer_1``    a number, a list of numbers, a function, or three points, a line each (readers compare)
-``expected_1``  of a function: another one, mostly the package's, that gives what it should
-``cases_1``     of a function: the arguments with which both are called
-``fault_1``     where many answers are right: a function that says what is wrong with one, "" of a right one
-``wrong_1``     at least three plausible wrong answers, but of a text
+``answer_1``    a number, a list of numbers, a function, or a text of three lines, each a
+                point with which readers compare their own text
+``expected_1``  for a function: another function, mostly of the package, that returns what
+                the answer should return
+``cases_1``     for a function: the arguments with which both are called
+``fault_1``     if many answers are right: a function that returns what is wrong with an
+                answer, or "" for a right one
+``wrong_1``     at least three plausible wrong answers, except for a text
 
-Where the book runs, each exercise is answered by its own solution, and its wrong answers must be refused.
+When the book runs, each exercise is answered by its own solution, and its wrong answers
+must be rejected.
 """
 
 from __future__ import annotations
@@ -29,15 +34,23 @@ from workbook.common import places
 
 SOLUTIONS = places.ROOT / "solutions"
 SOLVED_VARIABLE = "DDLKIT_EXERCISES_SOLVED"
-"""Set where exercises are answered by their own solutions."""
+"""The environment variable that is "1" if exercises are answered by their solutions."""
 WRONG = 3
-"""Wrong answers that a checker is tried with, at least."""
+"""The least number of wrong answers with which a solution is tried."""
 TOLERANCE = 0.02
-"""Relative difference within which a number is right."""
+"""The relative difference within which a number is right."""
 
 
 class Solution(NamedTuple):
-    """What solutions/ holds of one exercise: Markdown, code, Markdown."""
+    """What solutions/ has of one exercise.
+
+    Attributes
+    ----------
+    hint, explanation : str
+        Markdown that is shown after a wrong and after a right answer.
+    solution : str
+        The code of the solution.
+    """
 
     hint: str
     solution: str
@@ -45,36 +58,64 @@ class Solution(NamedTuple):
 
 
 def read(notebook: str, folder: Path = SOLUTIONS) -> dict[int, Solution]:
-    """Return the solutions of a notebook by exercise. Raises KeyError for one that is not whole."""
+    """Return the solutions of a notebook by the number of the exercise.
+
+    Raises
+    ------
+    KeyError
+        If an exercise lacks its hint, its solution or its explanation.
+    """
+    cells = json.loads(read_text(folder / f"{notebook}.ipynb"))["cells"]
+    # Tags are such as "hint-1".
     sources: dict[str, str] = {}
-    for cell in json.loads(read_text(folder / f"{notebook}.ipynb"))["cells"]:
-        sources |= dict.fromkeys(
-            cell["metadata"].get("tags", ()), "".join(cell["source"])
-        )
-    numbers = sorted({int(tag.rpartition("-")[2]) for tag in sources if "-" in tag})
-    tags = {
-        number: [f"{kind}-{number}" for kind in Solution._fields] for number in numbers
-    }
-    return {
-        number: Solution(*map(sources.__getitem__, kinds))
-        for number, kinds in tags.items()
-    }
+    for cell in cells:
+        for tag in cell["metadata"].get("tags", ()):
+            sources[tag] = "".join(cell["source"])
+    exercises = sorted({int(tag.rpartition("-")[2]) for tag in sources if "-" in tag})
+    solutions = {}
+    for number in exercises:
+        parts = {kind: sources[f"{kind}-{number}"] for kind in Solution._fields}
+        solutions[number] = Solution(**parts)
+    return solutions
 
 
 class Judge:
-    """Says whether answers to a notebook's exercises are right."""
+    """Says whether answers to the exercises of a notebook are right.
+
+    Parameters
+    ----------
+    notebook : str
+        The name of the notebook.
+    names : dict
+        The global names of the notebook.
+    folder : Path, optional
+        The folder of solutions.
+    """
 
     def __init__(
         self, notebook: str, names: dict[str, Any], folder: Path = SOLUTIONS
     ) -> None:
-        self.notebook, self.names, self.solutions = (
-            notebook,
-            names,
-            read(notebook, folder),
-        )
+        self.notebook = notebook
+        self.names = names
+        self.solutions = read(notebook, folder)
 
     def __call__(self, number: int, answer: Any) -> None:
-        """Print what to say to ``answer``; None asks for one. Raises UserError for an unknown exercise."""
+        """Print whether an answer is right.
+
+        Parameters
+        ----------
+        number : int
+            The number of the exercise.
+        answer : object
+            The answer, or None if the reader has not answered yet. If exercises are
+            answered by their solutions, None stands for the solution.
+
+        Raises
+        ------
+        UserError
+            If there is no such exercise, or if a solution that answers itself is wrong
+            or accepts wrong answers.
+        """
         if number not in self.solutions:
             numbers = ", ".join(map(str, self.solutions))
             raise UserError(
@@ -87,30 +128,36 @@ class Judge:
             )
             return
         hint, solution, explanation = self.solutions[number]
-        names = dict(self.names)
-        exec(solution, names)
-        key = Key(
-            **{
-                n: names[f"{n}_{number}"]
-                for n in Key._fields
-                if f"{n}_{number}" in names
-            }
-        )
-        wrong = key.refusal(key.answer if answer is None else answer)
-        if by_solution and (
-            why := f"the solution {wrong}" if wrong else key.weakness()
-        ):
-            raise UserError(f"{self.notebook}: exercise {number}: {why}")
-        reply = f"right. {explanation}"
-        if wrong:
-            reply = f"your answer {wrong}; try again.\nHint: {hint}"
+        key = self._key(number, solution)
+        if answer is None:
+            answer = key.answer
+        fault = key.refusal(answer)
+        if by_solution:
+            problem = f"the solution {fault}" if fault else key.weakness()
+            if problem:
+                raise UserError(f"{self.notebook}: exercise {number}: {problem}")
+        if fault:
+            reply = f"your answer {fault}; try again.\nHint: {hint}"
         elif isinstance(key.answer, str):
             reply = f"does yours say these three things?\n{key.answer.strip()}"
+        else:
+            reply = f"right. {explanation}"
         print(f"Exercise {number}: {reply}")
+
+    def _key(self, number: int, solution: str) -> Key:
+        """Run a solution in a copy of the notebook's names and return what it sets."""
+        names = dict(self.names)
+        exec(solution, names)
+        fields = {}
+        for field in Key._fields:
+            name = f"{field}_{number}"
+            if name in names:
+                fields[field] = names[name]
+        return Key(**fields)
 
 
 class Key(NamedTuple):
-    """What an answer is held against: see the module."""
+    """What an answer is compared with, as the docstring of the module describes it."""
 
     answer: Any
     expected: Any = None
@@ -119,64 +166,99 @@ class Key(NamedTuple):
     fault: Any = None
 
     def weakness(self) -> str:
-        """Return why the solution judges too little: a wrong answer is accepted, or too few are tried."""
+        """Return why the solution judges too little, or an empty string.
+
+        A solution judges too little if it accepts a wrong answer, or if it has too few
+        wrong answers to try.
+        """
         if isinstance(self.answer, str):
             return ""
         if len(self.wrong) < WRONG:
             return f"wrong has fewer than {WRONG} wrong answers"
-        accepted = [
-            place
-            for place, answer in enumerate(self.wrong, 1)
-            if not self.refusal(answer)
-        ]
-        return f"wrong answer {accepted[0]} is accepted" if accepted else ""
+        for number, answer in enumerate(self.wrong, 1):
+            if not self.refusal(answer):
+                return f"wrong answer {number} is accepted"
+        return ""
 
-    def refusal(self, given: Any) -> str:
-        """Return what is wrong with an answer, as the end of a sentence; empty where it is right."""
+    def refusal(self, answer: Any) -> str:
+        """Return what is wrong with an answer, as the end of a sentence, or "" if it is right."""
+        # Whatever the answer of a reader raises is shown to the reader.
         try:
-            if self.fault is not None:
-                return str(self.fault(copy.deepcopy(given)))
-            if isinstance(self.answer, str):
-                return "" if str(given).strip() else "is empty"
-            if not callable(self.answer):
-                return _difference(numbers(given), numbers(self.answer), TOLERANCE)
-            for case in self.cases:
-                wanted, values = (
-                    _flat(self.expected(*case)),
-                    _flat(given(*copy.deepcopy(case))),
-                )
-                if difference := _difference(values, wanted, 1e-9):
-                    return f"{difference} for {', '.join(map(str, case))[:200]}"
-        except (
-            Exception
-        ) as error:  # whatever a reader's answer does is said to the reader
+            return self._fault_of(answer)
+        except Exception as error:
             return f"raises {type(error).__name__} ({error})"
+
+    def _fault_of(self, answer: Any) -> str:
+        """Return what is wrong with an answer, or raise what the answer raises."""
+        # Copies, because an answer may change its arguments, and a fault its answer.
+        if self.fault is not None:
+            return str(self.fault(copy.deepcopy(answer)))
+        if isinstance(self.answer, str):
+            return "" if str(answer).strip() else "is empty"
+        if not callable(self.answer):
+            return _difference(numbers(answer), numbers(self.answer), TOLERANCE)
+        for case in self.cases:
+            expected = _flat(self.expected(*case))
+            returned = _flat(answer(*copy.deepcopy(case)))
+            difference = _difference(returned, expected, 1e-9)
+            if difference:
+                return f"{difference} for {', '.join(map(str, case))[:200]}"
         return ""
 
 
-def _difference(values: Any, wanted: Any, tolerance: float) -> str:
-    """Return where numbers (k,) differ from those (n,) that are wanted, as the end of a sentence."""
-    if values.shape != wanted.shape:
-        return f"has {values.size} of {wanted.size} numbers"
-    (far,) = np.nonzero(~np.isclose(values, wanted, rtol=tolerance, atol=1e-12))
-    if not far.size:
+def _difference(values: Any, expected: Any, tolerance: float) -> str:
+    """Return where numbers differ from expected ones, as the end of a sentence.
+
+    Parameters
+    ----------
+    values : ndarray, shape (k,)
+        The numbers of an answer.
+    expected : ndarray, shape (n,)
+        The right numbers.
+    tolerance : float
+        The relative difference that is accepted.
+    """
+    if values.shape != expected.shape:
+        return f"has {values.size} of {expected.size} numbers"
+    is_close = np.isclose(values, expected, rtol=tolerance, atol=1e-12)
+    if is_close.all():
         return ""
-    side = "high" if values[far[0]] > wanted[far[0]] else "low"
-    return f"has {values[far[0]]:.4g} at place {far[0] + 1}, which is too {side}"
+    # The first number that is not close.
+    place = int(np.argmin(is_close))
+    side = "high" if values[place] > expected[place] else "low"
+    return f"has {values[place]:.4g} at place {place + 1}, which is too {side}"
 
 
-def numbers(given: Any) -> Any:
-    """Return (k,) floats of a number, of text as "74%", or of a list of those. Raises ValueError."""
-    texts = [str(value).strip() for value in np.asarray(given, object).ravel()]
-    values = [
-        float(text.removesuffix("%")) / (100 if "%" in text else 1) for text in texts
-    ]
+def numbers(answer: Any) -> Any:
+    """Return the numbers of an answer.
+
+    Parameters
+    ----------
+    answer : object
+        A number, a text such as "74%", or a list of these.
+
+    Returns
+    -------
+    ndarray, shape (k,)
+        The numbers, of which percentages are divided by 100.
+
+    Raises
+    ------
+    ValueError
+        If a text is no number, or if a number is not finite.
+    """
+    texts = [str(value).strip() for value in np.asarray(answer, object).ravel()]
+    values = []
+    for text in texts:
+        divisor = 100 if "%" in text else 1
+        values.append(float(text.removesuffix("%")) / divisor)
     if not np.isfinite(values).all():
         raise ValueError(f"{', '.join(texts)[:40]} is not finite")
     return np.array(values)
 
 
 def _flat(value: Any) -> Any:
+    """Return all numbers of an array, or of a tuple of arrays, as one vector."""
     parts = value if isinstance(value, tuple) else (value,)
     return np.concatenate([np.ravel(np.asarray(part, float)) for part in parts])
 

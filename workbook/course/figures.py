@@ -13,28 +13,33 @@ from workbook import plots
 from workbook.course.example import Example
 from workbook.plots.style import INK, look, time_unit
 
-# -- wb-machines ----------------------------------------------------------------------------------
+# -- wb-machines ---------------------------------------------------------------------
 
 
 def steps_over_peak(steps: pd.DataFrame) -> Figure:
     """Draw the share of a machine's peak that a training step of each network reaches.
 
-    steps : rows of `compare.kernel_shares` that are steps of networks on one machine
+    Parameters
+    ----------
+    steps : DataFrame
+        Rows of `compare.kernel_shares` that are steps of networks on one machine.
     """
-    percent = 100 * steps.assign(
-        network=steps["kernel"].str.removeprefix("step of ")
-    ).pivot_table("share", "network", "precision", sort=False)
+    networks = steps["kernel"].str.removeprefix("step of ")
+    shares = steps.assign(network=networks)
+    percent = 100 * shares.pivot_table("share", "network", "precision", sort=False)
     figure, ax = plots.canvas(height=2.4)
     label = "rate of a training step [% of the peak rate]"
     plots.dots(ax, percent.index, percent, label=label, legend="")
     ax.set_xlim(0, 100)
+    # The name of each precision is written above its first marker, in its colour.
     for line in ax.get_lines():
         name = str(line.get_label())
         if name in percent:
             first = percent[name].iloc[0]
-            named = ax.text(first, -0.25, name, ha="center", va="bottom")
-            named.set_color(line.get_color())
-    least, most = steps["share"].min(), steps["share"].max()
+            text = ax.text(first, -0.25, name, ha="center", va="bottom")
+            text.set_color(line.get_color())
+    least = steps["share"].min()
+    most = steps["share"].max()
     plots.title(
         figure,
         f"A training step reaches {least:.0%} to {most:.0%} of the machine's peak rate",
@@ -42,10 +47,10 @@ def steps_over_peak(steps: pd.DataFrame) -> Figure:
     return figure
 
 
-# -- wb-default-costs -----------------------------------------------------------------------------
+# -- wb-default-costs ----------------------------------------------------------------
 
 COMPARED = {"ddp": "PyTorch's default buckets", "exact": "The best plan"}
-"""The plans that are compared, and how their panels are called."""
+"""The plans that are compared, and the headings of their panels."""
 
 
 def default_costs(example: Example) -> tuple[Figure, pd.DataFrame]:
@@ -59,7 +64,8 @@ def default_costs(example: Example) -> tuple[Figure, pd.DataFrame]:
     spans : DataFrame
         The spans of both timelines, by ``plan``.
     """
-    workload, cost = example.profiled, example.cost
+    workload = example.profiled
+    cost = example.cost
     timelines = {}
     headings = {}
     for spec, name in COMPARED.items():

@@ -1,4 +1,7 @@
-"""What a notebook's parameters may be: `validate` checks them before anything is computed."""
+"""The allowed values of the parameters of notebooks.
+
+`validate` checks parameters before anything is computed.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,35 @@ from workbook.plots.shown import show, show_tables
 from workbook.pytorch.curves import logs
 from workbook.validate.clusters import dense_tables, pollux
 
+Given = Mapping[str, Any]
+"""The parameters of a notebook by name."""
 
-def _messages(given: Mapping[str, Any]) -> Any:
+
+def _all_reduces(given: Given) -> Any:
+    """Return the rows of the all-reduces in the tables of the parameter ``data``."""
     rows = source.open_source(given["data"]).table("collectives")
     return rows[rows["collective"] == "all_reduce"]
 
 
-CHOICES: dict[str, Callable[[Mapping[str, Any]], Collection[Any]]] = {
-    "network": lambda given: source.open_source(given["data"]).networks(),
-    "link": lambda given: sorted(_messages(given)["link"].unique()),
-    "workers": lambda given: (
-        _messages(given).query("link == @given['link']")["ranks"].unique()
-    ),
-    "form": lambda _: (*(f"alpha_beta:{how}" for how in LINES), *SIMPLE_FIRST, AUTO),
+def _networks(given: Given) -> Collection[str]:
+    return source.open_source(given["data"]).networks()
+
+
+def _links(given: Given) -> Collection[str]:
+    return sorted(_all_reduces(given)["link"].unique())
+
+
+def _workers(given: Given) -> Collection[int]:
+    rows = _all_reduces(given)
+    return list(rows[rows["link"] == given["link"]]["ranks"].unique())
+
+
+FORMS_OF_COST = (*(f"alpha_beta:{line}" for line in LINES), *SIMPLE_FIRST, AUTO)
+CHOICES: dict[str, Callable[[Given], Collection[Any]]] = {
+    "network": _networks,
+    "link": _links,
+    "workers": _workers,
+    "form": lambda _: FORMS_OF_COST,
     "formulas": lambda _: FORMULAS,
     "framework": lambda _: STRATEGIES,
     "chosen": lambda _: pollux.NETWORKS,
@@ -39,30 +58,42 @@ CHOICES: dict[str, Callable[[Mapping[str, Any]], Collection[Any]]] = {
     "layers": lambda _: range(1, 21),
     "gpus": lambda _: range(1, 17),
 }
-"""By parameter, what it may be, which may depend on those before it; of a list, what each may be."""
+"""The allowed values of each parameter, which may depend on the parameters before it.
+
+If a parameter is a list, they are the allowed items."""
 
 
 def validate(**given: Any) -> None:
-    """Check a notebook's parameters, and let tables show as ours from then on. Raises UserError."""
+    """Check the parameters of a notebook.
+
+    From then on the notebook shows tables with the workbook's heads and units.
+
+    Raises
+    ------
+    UserError
+        If a parameter has a value that is not allowed.
+    """
     show_tables()
     _say_whose_tables(str(given.get("data", "")))
-    for name in filter(given.__contains__, CHOICES):
-        value, allowed = given[name], [*CHOICES[name](given)]
-        values = value if isinstance(value, list) else [value]
-        if not values or not all(item in allowed for item in values):
+    for name in CHOICES:
+        if name not in given:
+            continue
+        value = given[name]
+        allowed = [*CHOICES[name](given)]
+        items = value if isinstance(value, list) else [value]
+        if not items or not all(item in allowed for item in items):
+            shown = " ".join(repr(value).split())
             listed = ", ".join(map(str, allowed[:50]))
-            raise UserError(
-                f"{name} is {' '.join(repr(value).split()):.60}: give one of {listed}"
-            )
+            raise UserError(f"{name} is {shown:.60}: give one of {listed}")
 
 
 def _say_whose_tables(data: str) -> None:
-    """Show a banner where the numbers are not those that the text speaks of."""
-    if data and data != source.TEACHING:
-        words = (
-            f"The numbers and figures on this page are made from {escape(data)}. "
-            f"The text speaks of the recording {source.TEACHING}."
-        )
-        show(
-            f'<div class="banner" style="border: 2px dashed; padding: 0.5em">{words}</div>'
-        )
+    """Show a banner if the numbers are not those of the recording in the text."""
+    if not data or data == source.TEACHING:
+        return
+    words = (
+        f"The numbers and figures on this page are made from {escape(data)}. "
+        f"The text speaks of the recording {source.TEACHING}."
+    )
+    style = "border: 2px dashed; padding: 0.5em"
+    show(f'<div class="banner" style="{style}">{words}</div>')

@@ -14,7 +14,7 @@ from workbook import plots
 from workbook.plots.style import FAINT, INK, look
 
 SIDE = 0.84
-"""The side of the square that stands for one piece on one rank; a rank is 1 wide."""
+"""The side of the square of one piece on one rank, where ranks are 1 apart."""
 
 
 def passes(ranks: int) -> pd.DataFrame:
@@ -23,14 +23,17 @@ def passes(ranks: int) -> pd.DataFrame:
     Parameters
     ----------
     ranks : int
-        The number of ranks, at least 2. Each of them cuts its vector into as many pieces.
+        The number of ranks, at least 2. Each of them cuts its vector into as many
+        pieces.
 
     Returns
     -------
     DataFrame
-        One row for each step and sending rank; steps, ranks and pieces count from 0. The columns are
+        One row for each step and sending rank; steps, ranks and pieces count from 0.
+        The columns are
         ``step``, ``rank``, ``to`` (the right neighbour), ``piece``, ``summed`` (of how many ranks the
-        piece is the sum) and ``adds`` (whether the neighbour adds the piece to its own or replaces its own).
+        piece is the sum) and ``adds`` (whether the neighbour adds the piece to its own
+        or replaces its own).
 
     Examples
     --------
@@ -47,8 +50,11 @@ def passes(ranks: int) -> pd.DataFrame:
         for rank in range(ranks):
             to = (rank + 1) % ranks
             piece = (rank - step) % ranks
+            # All ranks send at the same time, so that they send what was there before.
             passed = int(before[rank, piece])
-            summed[to, piece] = passed + before[to, piece] if adds else passed
+            summed[to, piece] = passed
+            if adds:
+                summed[to, piece] += before[to, piece]
             rows.append(
                 {
                     "step": step,
@@ -63,14 +69,29 @@ def passes(ranks: int) -> pd.DataFrame:
 
 
 def _summed_before(passed: pd.DataFrame, ranks: int) -> list[NDArray[np.int_]]:
-    """Return (ranks, pieces) of how many ranks each piece is the sum: before each step, and at the end."""
+    """Return of how many ranks each piece is the sum, before each step and at the end.
+
+    Parameters
+    ----------
+    passed : DataFrame
+        The rows of `passes`.
+    ranks : int
+        The number of ranks.
+
+    Returns
+    -------
+    list of ndarray, shape (ranks, pieces)
+        One array more than there are steps.
+    """
     state = np.ones((ranks, ranks), dtype=int)
     states = [state]
     for _, rows in passed.groupby("step"):
         state = state.copy()
         for row in rows.itertuples():
-            own = state[row.to, row.piece] if row.adds else 0
-            state[row.to, row.piece] = own + row.summed
+            if row.adds:
+                state[row.to, row.piece] += row.summed
+            else:
+                state[row.to, row.piece] = row.summed
         states.append(state)
     return states
 
@@ -86,9 +107,10 @@ def draw(ranks: int = 4) -> Figure:
     Returns
     -------
     Figure
-        The top row is the round in which pieces are added, the bottom row the round in which finished
-        pieces are passed on. A column of a panel is a rank, a row a piece, and the number in a square
-        says of how many ranks the piece is the sum. An arrow is a piece that is passed on.
+        The top row is the round in which pieces are added, the bottom row the round in
+        which finished pieces are passed on. A column of a panel is a rank, a row a
+        piece, and the number in a square says of how many ranks the piece is the sum.
+        An arrow is a piece that is passed on.
     """
     passed = passes(ranks)
     states = _summed_before(passed, ranks)
@@ -99,8 +121,8 @@ def draw(ranks: int = 4) -> Figure:
             step = first + column
             _draw_pieces(axes[row, column], states[step])
             _draw_arrows(axes[row, column], passed[passed["step"] == step], ranks)
-            does = "add" if row == 0 else "replace"
-            plots.heading(axes[row, column], f"Step {step}: {does}")
+            action = "add" if row == 0 else "replace"
+            plots.heading(axes[row, column], f"Step {step}: {action}")
         _draw_pieces(axes[row, steps], states[first + steps])
         plots.heading(axes[row, steps], f"After {first + steps} steps")
     for ax in axes[:, 0]:
@@ -141,7 +163,10 @@ def _draw_pieces(ax: Axes, summed: NDArray[np.int_]) -> None:
 
 
 def _draw_arrows(ax: Axes, passed: pd.DataFrame, ranks: int) -> None:
-    """Draw an arrow for each piece that is passed on; from the last rank it leads out and in again."""
+    """Draw an arrow for each piece that is passed on.
+
+    The arrow from the last rank leads out of the panel and in again at the first rank.
+    """
     color = look("measured").color
     arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 1.2}
     arrow |= {"shrinkA": 0, "shrinkB": 0, "mutation_scale": 9}

@@ -1,4 +1,8 @@
-"""Plots: draw tables on given axes, in base units; the index has cases or sizes, a column is a series."""
+"""Functions that draw tables on given axes.
+
+Numbers are in base units. The index of a table has cases or sizes, and a column is a
+series.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,17 @@ def canvas(
     squeeze: bool = True,
     height_ratios: Sequence[float] | None = None,
 ) -> tuple[Figure, Any]:
-    """Return a themed figure so many inches high, and its axes as ``plt.subplots`` gives them."""
+    """Return a figure of the workbook's width and its axes.
+
+    Parameters
+    ----------
+    columns, rows : int, optional
+        The numbers of panels.
+    height : float, optional
+        The height of the figure in inches.
+    sharex, sharey, squeeze, height_ratios : optional
+        As for ``plt.subplots``.
+    """
     return plt.subplots(
         rows,
         columns,
@@ -73,17 +87,20 @@ def heading(ax: Axes, text: str) -> None:
     ax.set_title(text)
 
 
+LETTER_INCHES = 0.082
+"""The mean width of a letter in the title of a figure."""
+
+
 def title(figure: Figure, text: str) -> None:
-    """Set what a figure of several panels shows, above them all, in lines as wide as it."""
-    lines = textwrap.fill(
-        text, int(figure.get_figwidth() / 0.082)
-    )  # inches of a letter
+    """Set the title above all panels of a figure, in lines as wide as the figure."""
+    letters = int(figure.get_figwidth() / LETTER_INCHES)
+    lines = textwrap.fill(text, letters)
     figure.suptitle(lines, x=0.01, ha="left", fontsize=9, fontweight="bold")
 
 
 @contextmanager
 def sheet(
-    said: str = "",
+    heading: str = "",
     *,
     columns: int = 1,
     rows: int = 1,
@@ -93,7 +110,22 @@ def sheet(
     squeeze: bool = True,
     height_ratios: Sequence[float] | None = None,
 ) -> Iterator[tuple[Figure, Any]]:
-    """Give a `canvas` to draw on; on leaving, what it shows above, and below a legend of all panels."""
+    """Give a `canvas` to draw on, and complete the figure when the drawing is done.
+
+    Parameters
+    ----------
+    heading : str, optional
+        The title above all panels.
+    columns, rows, height, sharex, sharey, squeeze, height_ratios : optional
+        As for `canvas`.
+
+    Yields
+    ------
+    figure : Figure
+        A legend of all panels is drawn below it at the end.
+    axes : Axes or ndarray of Axes
+        Its panels.
+    """
     figure, axes = canvas(
         columns,
         rows,
@@ -105,15 +137,17 @@ def sheet(
     )
     yield figure, axes
     _shared_legend(figure)
-    if said:
-        title(figure, said)
+    if heading:
+        title(figure, heading)
 
 
 def _shared_legend(figure: Figure) -> None:
-    named: dict[str, Any] = {}
+    """Draw a legend of all panels below a figure, with each label once."""
+    by_label: dict[str, Any] = {}
     for ax in figure.axes:
-        named |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
-    figure.legend(named.values(), named, loc="outside lower left", ncols=4)
+        handles, labels = ax.get_legend_handles_labels()
+        by_label.update(zip(labels, handles, strict=True))
+    figure.legend(by_label.values(), by_label, loc="outside lower left", ncols=4)
 
 
 def bars(
@@ -125,45 +159,82 @@ def bars(
     legend: str = "above",
     pairs: str = "",
 ) -> None:
-    """Draw a group of bars per row, a bar per column, beside or upon each other.
+    """Draw a group of bars for each row of a table, with a bar for each column.
 
-    pairs : where every two rows belong together and have one name, what the text below the axis says
+    Parameters
+    ----------
+    ax : Axes
+        The axes.
+    table : DataFrame
+        The heights, in the unit of the label. NaN counts as 0.
+    label : str
+        The label of the vertical axis.
+    stacked : bool, optional
+        Whether the bars of a group stand on top of each other instead of side by side.
+    legend : str, optional
+        The place of the legend, as `add_legend` takes it.
+    pairs : str, optional
+        The label of the horizontal axis, if every two rows belong together and have one
+        name.
     """
-    step, (rows, columns) = 2 if pairs else 1, table.shape
-    middles = np.arange(rows) + (0.12 * (-1) ** np.arange(rows) if pairs else 0)
-    width = 0.72 if stacked else 0.84 / columns
+    rows, columns = table.shape
+    middles = np.arange(rows).astype(float)
+    if pairs:
+        # The two groups of a pair are moved towards each other.
+        middles = np.arange(rows) + 0.12 * (-1) ** np.arange(rows)
     heights = np.nan_to_num(table.to_numpy(dtype=float))
-    bottoms = (
-        np.cumsum(heights, axis=1) - heights if stacked else np.zeros_like(heights)
-    )
-    for k, style in enumerate(looks([str(name) for name in table.columns])):
-        at = middles if stacked else middles + width * (k - (columns - 1) / 2)
-        drawn = ax.bar(at, heights[:, k], width, bottoms[:, k], label=style.label)
-        filled = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": "white"}
-        plt.setp(drawn.patches, linewidth=0.3, **filled)
+    bottoms = np.zeros_like(heights)
+    width = 0.84 / columns
+    if stacked:
+        bottoms = np.cumsum(heights, axis=1) - heights
+        width = 0.72
+    for column, style in enumerate(looks([str(name) for name in table.columns])):
+        positions = middles
+        if not stacked:
+            positions = middles + width * (column - (columns - 1) / 2)
+        drawn = ax.bar(
+            positions, heights[:, column], width, bottoms[:, column], label=style.label
+        )
+        plt.setp(
+            drawn.patches,
+            linewidth=0.3,
+            facecolor=style.color,
+            hatch=style.hatch,
+            edgecolor="white",
+        )
     ax.set(xlabel=pairs, ylabel=label)
     add_legend(ax, legend)
-    name_bars(
-        ax, np.arange(0, rows, step) + (step - 1) / 2, [*map(str, table.index[::step])]
-    )
+    rows_per_name = 2 if pairs else 1
+    places = np.arange(0, rows, rows_per_name) + (rows_per_name - 1) / 2
+    name_bars(ax, places, [str(name) for name in table.index[::rows_per_name]])
 
 
 def paired_bars(
     panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str
 ) -> tuple[Figure, Axes]:
-    """Draw panels of pairs of stacked bars in seconds, and return empty axes below them."""
+    """Draw panels of pairs of stacked bars.
+
+    Parameters
+    ----------
+    panels : mapping of str to (DataFrame, str)
+        By the heading of a panel, its parts in seconds, and the label of its horizontal
+        axis.
+    label : str
+        The label of the vertical axes, to which the unit is added.
+
+    Returns
+    -------
+    figure : Figure
+        The figure with a legend of all panels.
+    ax : Axes
+        Empty axes below the panels.
+    """
     heights = [2.0] * (len(panels) + 1)
     figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
-    for ax, (name, (parts, which)) in zip(axes, panels.items(), strict=False):
+    for ax, (name, (parts, pairs)) in zip(axes, panels.items(), strict=False):
         factor, unit = time_unit(parts)
-        bars(
-            ax,
-            factor * parts,
-            label=f"{label} [{unit}]",
-            stacked=True,
-            legend="",
-            pairs=which,
-        )
+        unit_label = f"{label} [{unit}]"
+        bars(ax, factor * parts, label=unit_label, stacked=True, legend="", pairs=pairs)
         heading(ax, name)
     _shared_legend(figure)
     return figure, axes[-1]
@@ -178,13 +249,31 @@ def dots(
     band: tuple[str, ArrayLike] | None = None,
     legend: str = "above",
 ) -> None:
-    """Draw a row per case, a marker per series, in ``label``'s unit; band : name and half width, in grey."""
+    """Draw a row for each case, with a marker for each series.
+
+    Parameters
+    ----------
+    ax : Axes
+        The axes.
+    cases : sequence of str
+        The names of the n rows.
+    values : mapping or DataFrame
+        By series n values, in the unit of the label.
+    label : str
+        The label of the horizontal axis.
+    band : (str, ndarray of shape (n,)), optional
+        The name of a grey band around 0, and its half widths.
+    legend : str, optional
+        The place of the legend, as `add_legend` takes it.
+    """
     rows = np.arange(len(cases))
     case_rows(ax, cases, 0.0)
     if band is not None:
-        half = np.abs(np.asarray(band[1], dtype=float))
-        ax.barh(rows, 2 * half, left=-half, height=0.62, color=FAINT, label=band[0])
-    for style, name in zip(looks([*map(str, values)]), values, strict=True):
+        name, half_widths = band
+        half = np.abs(np.asarray(half_widths, dtype=float))
+        ax.barh(rows, 2 * half, left=-half, height=0.62, color=FAINT, label=name)
+    styles = looks([str(name) for name in values])
+    for style, name in zip(styles, values, strict=True):
         points(ax, values[name], rows, style, size=4.5)
     ax.set_xlabel(label)
     add_legend(ax, legend)
@@ -201,8 +290,16 @@ def error_rows(
 
     The median of the absolute errors stands at the right of each row.
 
-    errors : by name of the row (n,) relative errors, drawn in per cent
-    styles : the style of each row; if none is given, all have the style of the model
+    Parameters
+    ----------
+    ax : Axes
+        The axes.
+    errors : mapping of str to ndarray of shape (n,)
+        Relative errors by the name of the row. They are drawn in per cent.
+    label : str
+        The label of the horizontal axis.
+    styles : sequence of Style, optional
+        The style of each row. By default all have the style of the model.
     """
     case_rows(ax, [*errors], 0.0)
     styles = styles or [look("model")] * len(errors)
@@ -231,35 +328,60 @@ def intervals(
     mirrored: bool = False,
     reference: float = 0.0,
 ) -> None:
-    """Draw a row per case, a thick line per series: (n,) lows and highs; markers at both, or at a third.
+    """Draw a row for each case, with a thick line for the interval of each series.
 
-    printed : by name a range, shaded over all rows; ``mirrored``: it is one of sizes, of either sign
+    Parameters
+    ----------
+    ax : Axes
+        The axes.
+    cases : sequence of str
+        The names of the n rows.
+    ranges : mapping of str to tuple of ndarray of shape (n,)
+        By series the lower and the upper ends, which have markers. If a third array
+        follows, it has the markers instead.
+    label : str
+        The label of the horizontal axis.
+    printed : mapping of str to (float, float), optional
+        By name a range of a paper, which is shaded over all rows.
+    mirrored : bool, optional
+        Whether printed ranges are of absolute values, so that they are also shaded at
+        the other side of 0.
+    reference : float, optional
+        Where a line is drawn over all rows.
     """
     case_rows(ax, cases, reference)
-    for (name, ends), hatch in zip(
-        (printed or {}).items(), ("...", "///"), strict=False
-    ):
-        for sign in (1, -1)[: 1 + mirrored]:
-            band = ax.axvspan(
-                sign * ends[0], sign * ends[1], zorder=0, alpha=0.16, linewidth=0
-            )
-            color = look(name if known(name) else "paper").color
+    hatches = ("...", "///")
+    for (name, ends), hatch in zip((printed or {}).items(), hatches, strict=False):
+        color = look(name if known(name) else "paper").color
+        signs = (1, -1) if mirrored else (1,)
+        for sign in signs:
+            first = sign * ends[0]
+            last = sign * ends[1]
+            band = ax.axvspan(first, last, zorder=0, alpha=0.16, linewidth=0)
             band.set(color=color, hatch=hatch, label=f"paper: {name}")
     step = 0.7 / len(ranges)
-    for k, (style, places) in enumerate(
-        zip(looks(list(ranges)), ranges.values(), strict=True)
-    ):
-        row = np.arange(len(cases)) + step * (k - (len(ranges) - 1) / 2)
-        ax.hlines(row, places[0], places[1], color=style.color, linewidth=3)
-        for place, named in zip(places[2:] or places, (style.label, "_"), strict=False):
-            points(ax, place, row, replace(style, label=named), size=4)
+    styles = looks(list(ranges))
+    for series, (style, arrays) in enumerate(zip(styles, ranges.values(), strict=True)):
+        rows = np.arange(len(cases)) + step * (series - (len(ranges) - 1) / 2)
+        ax.hlines(rows, arrays[0], arrays[1], color=style.color, linewidth=3)
+        marked = arrays[2:] or arrays
+        # Only the first markers of a series have a label in the legend.
+        for places, marker_label in zip(marked, (style.label, "_"), strict=False):
+            points(ax, places, rows, replace(style, label=marker_label), size=4)
     ax.set_xlabel(label)
 
 
 class Panel(NamedTuple):
-    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%.
+    """One heat map. All tables have the same rows and columns.
 
-    names : what stands behind each number, if anything
+    Attributes
+    ----------
+    grid : DataFrame
+        The numbers, NaN where there is none.
+    low, high : DataFrame
+        The ends of their 95% intervals.
+    names : DataFrame, optional
+        What is written after each number.
     """
 
     grid: pd.DataFrame
@@ -277,16 +399,31 @@ def heat_maps(
     height: float = 2.5,
     log: bool = False,
 ) -> Figure:
-    """Draw heat maps on one scale, red worse; log : of ratios.
+    """Draw heat maps with one scale of colours, in which red is worse.
 
-    What may be no difference is in parentheses, and without a colour.
+    A number that may be no difference is in parentheses and has no colour.
+
+    Parameters
+    ----------
+    panels : mapping of str to Panel
+        The heat maps by their headings.
+    label : str
+        The label of the scale of colours.
+    form : str, optional
+        The format of a number.
+    columns : int, optional
+        How many heat maps stand side by side. By default all.
+    height : float, optional
+        The height of a row of heat maps in inches.
+    log : bool, optional
+        Whether the numbers are ratios, whose scale is logarithmic.
     """
     columns = columns or len(panels)
     lengths = [len(panel.grid) for panel in panels.values()]
-    ratios = [
-        max(lengths[first : first + columns])
-        for first in range(0, len(lengths), columns)
-    ]
+    # A row of panels is as high as its longest panel.
+    ratios = []
+    for first in range(0, len(lengths), columns):
+        ratios.append(max(lengths[first : first + columns]))
     figure, axes = canvas(
         columns,
         len(ratios),
@@ -294,59 +431,86 @@ def heat_maps(
         squeeze=False,
         height_ratios=ratios,
     )
-    numbers = pd.concat([panel.grid.stack() for panel in panels.values()]).astype(float)
-    low, high = numbers.min(), numbers.max()
-    far = max(high, 1 / low) if log else max(abs(low), abs(high))
-    scale = LogNorm(1 / far, far) if log else Normalize(-far, far)
+    grids = [panel.grid.stack() for panel in panels.values()]
+    numbers = pd.concat(grids).astype(float)
+    low = numbers.min()
+    high = numbers.max()
+    scale = _centred_scale(low, high, log)
     for ax, (name, panel) in zip(axes.flat, panels.items(), strict=False):
         _heat_map(ax, panel, scale, form)
         heading(ax, name)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
-    bar = figure.colorbar(
-        axes.flat[0].collections[0], ax=axes, label=label, shrink=0.9, aspect=30
-    )
+    drawn = axes.flat[0].collections[0]
+    bar = figure.colorbar(drawn, ax=axes, label=label, shrink=0.9, aspect=30)
     bar.ax.set_ylim(low, high)
     if log:
         plain_log_ticks(bar.ax.yaxis)
     return figure
 
 
+def _centred_scale(low: float, high: float, log: bool) -> Normalize:
+    """Return a scale in whose middle is no difference: 0, or a ratio of 1."""
+    if log:
+        farthest = max(high, 1 / low)
+        return LogNorm(1 / farthest, farthest)
+    farthest = max(abs(low), abs(high))
+    return Normalize(-farthest, farthest)
+
+
 def texts(panel: Panel, form: str, no_difference: float = 0.0) -> pd.DataFrame:
-    """Return the numbers of a heat map as text, in parentheses those that may be no difference."""
+    """Return the numbers of a heat map as text.
+
+    Parameters
+    ----------
+    panel : Panel
+        The heat map.
+    form : str
+        The format of a number.
+    no_difference : float, optional
+        The number that means no difference. Numbers that may be this one are in
+        parentheses.
+    """
     written = panel.grid.map(form.format, na_action="ignore").fillna("")
-    return written.mask(_unsure(panel, no_difference), "(" + written + ")")
+    return written.mask(_is_unsure(panel, no_difference), "(" + written + ")")
 
 
-def _unsure(panel: Panel, no_difference: float) -> pd.DataFrame:
-    """Return whose interval holds no difference; an interval without a width is exact."""
-    held = (panel.low <= no_difference) & (panel.high >= no_difference)
-    return held & (panel.low < panel.high)
+def _is_unsure(panel: Panel, no_difference: float) -> pd.DataFrame:
+    """Return which intervals contain no difference. An interval without a width is exact."""
+    contains = (panel.low <= no_difference) & (panel.high >= no_difference)
+    return contains & (panel.low < panel.high)
 
 
 def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
-    import seaborn as sns  # takes longer to import than all else here
+    """Draw one panel of `heat_maps`."""
+    import seaborn as sns  # takes longer to import than all other modules used here
 
-    same = float(isinstance(scale, LogNorm))
-    grid = panel.grid.mask(_unsure(panel, same), same)
+    is_ratio = isinstance(scale, LogNorm)
+    no_difference = 1.0 if is_ratio else 0.0
+    unsure = _is_unsure(panel, no_difference)
+    grid = panel.grid.mask(unsure, no_difference)
     grid = grid.rename(columns=lambda name: str(name).replace("-", " "))
-    text = texts(panel, form, same).to_numpy()
+    text = texts(panel, form, no_difference).to_numpy()
     if panel.names is not None:
         text = text + "   " + panel.names.fillna("").to_numpy()
-    shape = {"annot": text, "fmt": "", "annot_kws": {"fontsize": 7}, "cbar": False}
-    colors = "RdBu_r" if same else "RdBu"
     sns.heatmap(
         grid,
         ax=ax,
         norm=scale,
-        cmap=colors,
+        # Red is worse: a large ratio, or a small gain.
+        cmap="RdBu_r" if is_ratio else "RdBu",
         xticklabels=True,
         yticklabels=True,
-        **shape,
+        annot=text,
+        fmt="",
+        annot_kws={"fontsize": 7},
+        cbar=False,
     )
-    long = max(len(str(name)) for name in grid) > 4
-    leant = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    plt.setp(ax.get_xticklabels(), **(leant if long else {"rotation": 0}))
+    longest = max(len(str(name)) for name in grid)
+    if longest > 4:
+        plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+    else:
+        plt.setp(ax.get_xticklabels(), rotation=0)
     plt.setp(ax.get_yticklabels(), rotation=0)
     ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
     ax.tick_params(length=0)
@@ -363,34 +527,76 @@ def samples(
     center: str = "median",
     percent: float = 95,
 ) -> None:
-    """Draw `lines` through the ``center`` of the samples at each ``x``, in bands with ``percent`` of them."""
-    timed = y == "seconds"
-    factor, unit = time_unit(frame[y]) if timed else (1.0, "")
-    names, half = frame[series].unique(), percent / 200
-    by_place = (factor * frame[y]).groupby([frame[x], frame[series]])
-    low, high = (
-        by_place.quantile(0.5 + side).unstack()[names] for side in (-half, half)
-    )
+    """Draw `lines` through the middle of samples, in bands that hold most of them.
+
+    Parameters
+    ----------
+    ax : Axes
+        The axes.
+    frame : DataFrame
+        The samples.
+    x, y, series : str
+        The columns of sizes, of measured values and of the names of lines.
+    center : str, optional
+        The statistic through which a line goes.
+    percent : float, optional
+        How many per cent of the samples at one size a band holds.
+    """
+    names = frame[series].unique()
+    keys = [frame[x], frame[series]]
+    if y == "seconds":
+        factor, unit = time_unit(frame[y])
+        xlabel = "message size"
+        ylabel = f"time [{unit}]"
+        log = "by"
+    else:
+        factor = 1.0
+        xlabel = x
+        ylabel = y
+        log = ""
+    grouped = (factor * frame[y]).groupby(keys)
+    half = percent / 200
+    low = grouped.quantile(0.5 - half).unstack()[names]
+    high = grouped.quantile(0.5 + half).unstack()[names]
     lines(
         ax,
-        by_place.agg(center).unstack()[names],
-        xlabel="message size" if timed else x,
-        ylabel=f"time [{unit}]" if timed else y,
-        log="by" if timed else "",
+        grouped.agg(center).unstack()[names],
+        xlabel=xlabel,
+        ylabel=ylabel,
+        log=log,
         legend="",
         ends=(low, high),
     )
 
 
 def timelines(
-    drawn: Mapping[str, Timeline], column: str, said: str = "", height: float = 1.5
+    drawn: Mapping[str, Timeline], column: str, heading: str = "", height: float = 1.5
 ) -> tuple[Figure, pd.DataFrame]:
-    """Return a `gantt` of timelines, each so many inches high, and their spans, named in a column."""
+    """Draw timelines below each other.
+
+    Parameters
+    ----------
+    drawn : mapping of str to Timeline
+        The timelines by name.
+    column : str
+        The column for the name in the table of spans.
+    heading : str, optional
+        The title above all timelines.
+    height : float, optional
+        The height of one timeline in inches.
+
+    Returns
+    -------
+    figure : Figure
+        The `gantt` of the timelines.
+    spans : DataFrame
+        Their spans.
+    """
     figure, axes = canvas(rows=len(drawn), height=height * len(drawn))
     gantt(axes, drawn)
-    if said:
-        title(figure, said)
-    spans = [
-        timeline.to_frame().assign(**{column: name}) for name, timeline in drawn.items()
-    ]
+    if heading:
+        title(figure, heading)
+    spans = []
+    for name, timeline in drawn.items():
+        spans.append(timeline.to_frame().assign(**{column: name}))
     return figure, pd.concat(spans)

@@ -13,9 +13,15 @@ FLOOR_FROM_BYTES = 2**15
 
 
 def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
-    """Draw all-reduce times by size.
+    """Draw the times of all-reduces by size.
 
-    samples : ``bytes`` and ``seconds`` by ``series``; medians : by the same, with ``floor_s``
+    Parameters
+    ----------
+    samples : DataFrame
+        Measured ``seconds`` by ``bytes`` and ``series``.
+    medians : DataFrame
+        The same columns and ``floor_s``, the least seconds that the link allows, or
+        NaN.
     """
     finding = (
         "A small message takes a constant time, a large one a time in proportion to its "
@@ -25,7 +31,13 @@ def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
         plots.samples(ax, samples.sort_values("series"), x="bytes", series="series")
         scale, _ = time_unit(samples["seconds"])
         limited = medians.dropna()
-        for _, rows in limited[limited["bytes"] >= FLOOR_FROM_BYTES].groupby("series"):
-            shape = {"color": SOFT, "linewidth": 0.8, "label": "floor, with headers"}
-            ax.plot(rows["bytes"], scale * rows["floor_s"], **shape)
+        limited = limited[limited["bytes"] >= FLOOR_FROM_BYTES]
+        for _, rows in limited.groupby("series"):
+            ax.plot(
+                rows["bytes"],
+                scale * rows["floor_s"],
+                color=SOFT,
+                linewidth=0.8,
+                label="floor, with headers",
+            )
     return figure

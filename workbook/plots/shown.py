@@ -36,12 +36,29 @@ def save_figure(
     *,
     tight: bool = False,
 ) -> Path:
-    """Write ``figures/<name>.png`` and ``.csv``, the numbers; show it in a notebook. Returns the PNG.
+    """Write a figure as ``figures/<name>.png``, its numbers as ``.csv``, and show the figure.
 
-    tight : as of `write_png`; such a figure is not shown
+    Parameters
+    ----------
+    figure : Figure
+        The figure, which is closed.
+    name : str
+        Its id in the catalog.
+    numbers : DataFrame
+        The plotted numbers.
+    reports : Path, optional
+        The reports directory.
+    tight : bool, optional
+        As for `write_png`. Such a figure is not shown.
+
+    Returns
+    -------
+    Path
+        The PNG file.
     """
     outputs.write_numbers(name, numbers, reports)
-    path = write_png(figure, outputs.figure_files(name, reports)[0], tight=tight)
+    image, _ = outputs.figure_files(name, reports)
+    path = write_png(figure, image, tight=tight)
     plt.close(figure)
     if not tight:
         show(figure_html(path, round(100 * figure.get_figwidth())))
@@ -49,30 +66,47 @@ def save_figure(
 
 
 def write_png(figure: Figure, path: Path, *, tight: bool = False) -> Path:
-    """Write a figure as a file whose bytes depend on nothing but the figure; return its path.
+    """Write a figure as a PNG file whose bytes depend on nothing but the figure.
 
-    tight : whether the image is only as large as what is drawn
+    An older file is kept if nobody could tell its image from the new one: the last
+    digits that processors compute can shade a dozen pixels differently.
 
-    An image that nobody could tell from it stays: processors' last digits shade a dozen pixels otherwise.
+    Parameters
+    ----------
+    figure : Figure
+        The figure.
+    path : Path
+        The file.
+    tight : bool, optional
+        Whether the image is only as large as what is drawn.
+
+    Returns
+    -------
+    Path
+        The file.
     """
     image = png(figure, tight=tight)
-    try:
-        old, new = (
-            np.asarray(PIL.Image.open(file), dtype=int)
-            for file in (path, io.BytesIO(image))
-        )
-        alike = old.shape == new.shape and np.abs(old - new).max() <= 1  # of 255 shades
-    except OSError:  # none there, or damaged
-        alike = False
-    if alike:
+    if _looks_alike(path, image):
         path.touch()
     else:
         atomic_write(path, image)
     return path
 
 
+def _looks_alike(path: Path, image: bytes) -> bool:
+    """Return whether the pixels of a PNG file differ from an image by at most one shade."""
+    try:
+        old = np.asarray(PIL.Image.open(path), dtype=int)
+    except OSError:
+        # The file is missing or damaged.
+        return False
+    new = np.asarray(PIL.Image.open(io.BytesIO(image)), dtype=int)
+    # There are 256 shades.
+    return old.shape == new.shape and bool(np.abs(old - new).max() <= 1)
+
+
 def _shell() -> Any:
-    """Return the notebook that runs this; None elsewhere."""
+    """Return the shell of the notebook that runs this, or None outside of notebooks."""
     if "IPython" not in sys.modules:
         return None
     from IPython import get_ipython
@@ -81,7 +115,7 @@ def _shell() -> Any:
 
 
 def show(page: str) -> None:
-    """Display HTML where a notebook runs; nothing elsewhere."""
+    """Display HTML in a notebook. Outside of notebooks, display nothing."""
     if _shell() is not None:
         from IPython.display import HTML, display
 
@@ -89,10 +123,13 @@ def show(page: str) -> None:
 
 
 def show_tables() -> None:
-    """Show from now on what a cell of a notebook ends with as `table_html` has it, if it is a table."""
-    if (shell := _shell()) is not None:
-        for kind in (pd.DataFrame, Styler):
-            shell.display_formatter.formatters["text/html"].for_type(kind, table_html)
+    """Show tables with which cells of this notebook end as `table_html` does, from now on."""
+    shell = _shell()
+    if shell is None:
+        return
+    formatter = shell.display_formatter.formatters["text/html"]
+    for kind in (pd.DataFrame, Styler):
+        formatter.for_type(kind, table_html)
 
 
 def table(
@@ -102,56 +139,100 @@ def table(
     numbers: pd.DataFrame | None = None,
     summary: str = "",
 ) -> Figure:
-    """Typeset a table as PNG and CSV (``numbers``, if more than is shown), show it as text, and return it.
+    """Typeset a table as PNG, write its numbers as CSV, and show the table as text.
 
-    With a ``summary``, the table is shown folded under this summary.
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    name : str
+        Its id in the catalog.
+    reports : Path, optional
+        The reports directory.
+    numbers : DataFrame, optional
+        The numbers of the CSV file. By default those of the table.
+    summary : str, optional
+        The summary under which the table is folded. Without it, the table is not
+        folded.
+
+    Returns
+    -------
+    Figure
+        The typeset table.
     """
     readable = headed(frame, name)
-    heads, units = zip(*(column(str(label)) for label in readable), strict=True)
-    cells = [[*map(number, row, units)] for row in readable.to_numpy(object)]
-    figure, ax = plt.subplots(
-        figsize=(1.0, 0.3), layout="none"
-    )  # the table's extent is kept
-    ax.axis("off")
-    names = [head.replace(" [", "\n[").replace(", ", ",\n") for head in heads]
-    lines = 1 + max(head.count("\n") for head in names)
-    drawn = ax.table([names, *cells], loc="center", edges="horizontal", cellLoc="left")
-    drawn.auto_set_font_size(False)
-    drawn.set_fontsize(7.5)
-    drawn.auto_set_column_width(range(frame.shape[1]))
-    for place in range(frame.shape[1]):
-        drawn[0, place].set_text_props(weight="bold")
-        drawn[0, place].set_height(max(2, lines) * drawn[1, place].get_height())
-    numbers = frame if numbers is None else numbers
+    figure = _typeset(readable)
+    if numbers is None:
+        numbers = frame
     path = save_figure(figure, name, numbers, reports, tight=True)
     page = table_html(readable.style.hide(), name, path.with_suffix(".csv"))
-    show(_folded(page, summary) if summary else page)
+    if summary:
+        page = _folded(page, summary)
+    show(page)
+    return figure
+
+
+def _typeset(readable: pd.DataFrame) -> Figure:
+    """Return a figure that consists of a table with bold heads."""
+    heads = []
+    units = []
+    for label in readable:
+        head, unit = column(str(label))
+        # A unit and each further part of a head have lines of their own.
+        heads.append(head.replace(" [", "\n[").replace(", ", ",\n"))
+        units.append(unit)
+    cells = [[*map(number, row, units)] for row in readable.to_numpy(object)]
+    # The image is cut to the table, so that the size of the figure does not matter.
+    figure, ax = plt.subplots(figsize=(1.0, 0.3), layout="none")
+    ax.axis("off")
+    drawn = ax.table([heads, *cells], loc="center", edges="horizontal", cellLoc="left")
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(7.5)
+    columns = range(readable.shape[1])
+    drawn.auto_set_column_width(columns)
+    lines = 1 + max(head.count("\n") for head in heads)
+    for place in columns:
+        drawn[0, place].set_text_props(weight="bold")
+        drawn[0, place].set_height(max(2, lines) * drawn[1, place].get_height())
     return figure
 
 
 def headed(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return a table of a paper with the heads and in the units that columns.yml has for it.
+    """Return a table of a paper with the heads and the units that columns.yml has for it.
 
+    Examples
+    --------
     >>> headed(pd.DataFrame({"id": [1], "forward_us": [3270000.0]}), "dag-tab6").to_dict("list")
     {'row': [1], 'forward time, printed [ms]': [3270.0]}
     """
     readable = frame.copy()
     heads = {}
     for label, entry in _COLUMNS["tables"].get(name, {}).items():
-        heads[label] = entry if isinstance(entry, str) else entry[0]
-        if label in frame and not isinstance(entry, str):
-            readable[label] = frame[label] / entry[1]
+        # An entry is a head, or a head and the number by which cells are divided.
+        if isinstance(entry, str):
+            heads[label] = entry
+            continue
+        head, divisor = entry
+        heads[label] = head
+        if label in frame:
+            readable[label] = frame[label] / divisor
     return readable.rename(columns=heads)
 
 
 def title(name: str) -> str:
-    """Return the title of a paper's table, by its name in the catalog; "" of all others.
+    """Return the title of a table of a paper by its name in the catalog.
 
+    Any other name gives an empty string.
+
+    Examples
+    --------
     >>> title("osf-tab2"), title("sharing-fig01")
     ('Table 2 of osf', '')
     """
-    paper, table, place = name.partition("-tab")
-    return f"Table {place} of {paper}" if table else ""
+    paper, separator, place = name.partition("-tab")
+    if not separator:
+        return ""
+    return f"Table {place} of {paper}"
 
 
 @cache
@@ -160,99 +241,178 @@ def _entry(name: str) -> catalog.Entry | None:
 
 
 def caption(name: str, numbers: Path) -> str:
-    """Return what stands under a figure: caption and grade by the catalog, a link to its numbers."""
-    entry = _entry(name)
-    words = (
-        f'{escape(entry.caption)} <span class="grade">{entry.grade}</span> '
-        if entry
-        else ""
-    )
+    """Return HTML of the caption of a figure.
+
+    Parameters
+    ----------
+    name : str
+        The id of the figure. If the catalog has it, its caption and its grade come
+        first.
+    numbers : Path
+        The CSV file of the figure, to which a link leads.
+    """
     link = escape(Path(os.path.relpath(numbers)).as_posix())
-    return f'{words}<a href="{link}">numbers</a>'
+    numbers_link = f'<a href="{link}">numbers</a>'
+    entry = _entry(name)
+    if entry is None:
+        return numbers_link
+    grade = f'<span class="grade">{entry.grade}</span>'
+    return f"{escape(entry.caption)} {grade} {numbers_link}"
 
 
 def figure_html(image: Path, width: int) -> str:
-    """Return HTML of a figure so many pixels wide, from its PNG; its numbers lie beside it."""
+    """Return HTML of a figure with its caption.
+
+    Parameters
+    ----------
+    image : Path
+        The PNG file. The CSV file of the same name has its numbers.
+    width : int
+        The width in pixels.
+    """
     entry = _entry(image.stem)
     alt = escape(entry.caption if entry else f"figure {image.stem}")
     data = b64encode(image.read_bytes()).decode()
+    words = caption(image.stem, image.with_suffix(".csv"))
     return (
-        f'<figure style="margin: 0"><img alt="{alt}" width="{width}" src="data:image/png;base64,{data}">'
-        f'<figcaption class="caption">{caption(image.stem, image.with_suffix(".csv"))}</figcaption></figure>'
+        '<figure style="margin: 0">'
+        f'<img alt="{alt}" width="{width}" src="data:image/png;base64,{data}">'
+        f'<figcaption class="caption">{words}</figcaption></figure>'
     )
 
 
-def column(name: str) -> tuple[str, str]:
-    """Return what the head of a table calls a column, and its unit; "share" of what is shown in per cent.
+_QUALIFIED = re.compile(
+    "(?P<plain>.+?)(?: (?P<qualifier>computed|difference|least|most))?"
+)
+"""The words of a column, and what its numbers are beside the printed ones, if anything."""
 
+
+def column(name: str) -> tuple[str, str]:
+    """Return the head of a column and the unit of its numbers.
+
+    The unit is "share" if the numbers are shares, which are shown in per cent.
+
+    Examples
+    --------
     >>> column("iteration_s"), column("size_mb_computed"), column("size_mb_difference")
     (('iteration [s]', 's'), ('size computed [MB]', 'MB'), ('size difference', 'share'))
     >>> column("exposed [s]"), column("mean_gap"), column("gflop_per_s")
     (('exposed [s]', 's'), ('mean gap', 'share'), ('rate [Gflop/s]', 'Gflop/s'))
     """
-    if bracketed := re.search(r"\[(.+)\]", name):
+    bracketed = re.search(r"\[(.+)\]", name)
+    if bracketed:
         return name.replace("_", " "), bracketed[1]
     if known(name):
+        # A series, which has a look.
         return name, ""
-    words, unit = _COLUMNS["names"].get(name, name).replace("_", " "), ""
-    pattern = "(.+?)(?: (computed|difference|least|most))?$"
-    ((plain, qualifier),) = re.findall(pattern, words)
-    of_share = {*plain.split(" ")} & {*_COLUMNS["shares"]}
-    for ending, spelled in _COLUMNS["units"].items():
-        if (" " + plain).endswith(" " + ending.replace("_", " ")):
-            plain, unit = plain[: -len(ending)].strip(), spelled
-            plain = plain or ("rate" if "_per_" in ending else ending)
-            break
+    words = _COLUMNS["names"].get(name, name).replace("_", " ")
+    match = _QUALIFIED.fullmatch(words)
+    if match is None:
+        return words, ""
+    plain = match["plain"]
+    qualifier = match["qualifier"] or ""
+    is_share = not set(plain.split(" ")).isdisjoint(_COLUMNS["shares"])
+    plain, unit = _without_unit(plain)
     head = f"{plain} {qualifier}".strip()
-    if qualifier == "difference" or (not unit and of_share):
+    if qualifier == "difference" or (is_share and not unit):
         return head, "share"
-    return (f"{head} [{unit}]" if unit and plain != "seconds" else head), unit
+    if unit and plain != "seconds":
+        head = f"{head} [{unit}]"
+    return head, unit
+
+
+def _without_unit(words: str) -> tuple[str, str]:
+    """Return the words of a column without the unit in which they end, and the unit."""
+    for ending, unit in _COLUMNS["units"].items():
+        if not f" {words}".endswith(" " + ending.replace("_", " ")):
+            continue
+        rest = words[: -len(ending)].strip()
+        if not rest:
+            # The unit is the whole name of the column.
+            rest = "rate" if "_per_" in ending else ending
+        return rest, unit
+    return words, ""
 
 
 def number(value: Any, unit: str = "") -> str:
-    """Return a cell's text: of a float up to four significant digits, in per cent where it is a share.
+    """Return a number as the text of a cell.
 
+    A float has up to four significant digits. A share is in per cent.
+
+    Examples
+    --------
     >>> number(0.0022349), number(0.0022349, "share"), number(45.512, "share"), number("a")
     ('0.002235', '0.223%', '4551%', 'a')
     """
-    if value is None or not isinstance(value, float):
-        return "" if value is None else str(value)
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
-    if unit == "share" and value == value:
-        return f"{100 * value:.3g}%" if abs(value) < 10 else f"{100 * value:.0f}%"
+    if unit == "share" and not math.isnan(value):
+        percent = 100 * value
+        # Three significant digits would cut digits before the point from 1000% on.
+        return f"{percent:.3g}%" if abs(value) < 10 else f"{percent:.0f}%"
     return outputs.format_number(float(value))
+
+
+MOST_ROWS = 30
+MOST_COLUMNS = 10
+"""The size of the largest table that is not folded."""
 
 
 def table_html(
     frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None
 ) -> str:
-    """Return HTML of a table, its head with units, folded if large; with ``numbers``, under its caption."""
+    """Return HTML of a table whose heads have units. A large table is folded.
+
+    Parameters
+    ----------
+    frame : DataFrame or Styler
+        The table.
+    name : str, optional
+        Its id in the catalog.
+    numbers : Path, optional
+        The CSV file of its numbers. With it, the table has a caption.
+    """
     styler = frame if isinstance(frame, Styler) else frame.style
-    data, formed = styler.data, {place for _, place in styler._display_funcs}
-    outer = [column(str(level))[1] for level in data.columns.names if level]
-    for place, label in enumerate(data.columns):
-        levels = label if isinstance(label, tuple) else (label,)
-        units = [column(str(level))[1] for level in reversed(levels)]
-        unit = next(filter(None, [*units, *outer]), "")
-        if place not in formed:
-            styler.format(partial(number, unit=unit), subset=(slice(None), [label]))
+    _format_numbers(styler)
     styler.format_index(lambda label: column(str(label))[0], axis="columns")
     styler.format_index(number, axis="index")
+    data = styler.data
     numeric = data.select_dtypes("number").columns
     if len(numeric):
         styler.set_properties(subset=(slice(None), numeric), **{"text-align": "right"})
     page = styler.to_html()
-    above = f"<b>{title(name)}.</b> " if title(name) else ""
+    table_title = title(name)
     if numbers:
-        page = f'<p class="caption">{above}{caption(name, numbers)}</p>{page}'
+        bold = f"<b>{table_title}.</b> " if table_title else ""
+        page = f'<p class="caption">{bold}{caption(name, numbers)}</p>{page}'
     rows, columns = data.shape
-    if rows <= 30 and columns <= 10:
+    if rows <= MOST_ROWS and columns <= MOST_COLUMNS:
         return page
-    return _folded(
-        page,
-        f"{title(name) or 'A table'}: {rows} rows and {columns} columns, folded",
-    )
+    size = f"{rows} rows and {columns} columns"
+    return _folded(page, f"{table_title or 'A table'}: {size}, folded")
+
+
+def _format_numbers(styler: Styler) -> None:
+    """Format the cells of a table in the units of their columns.
+
+    Columns that already have a format keep it.
+    """
+    data = styler.data
+    formatted = {place for _, place in styler._display_funcs}
+    # The head of a column can have several levels, of which the lowest with a unit counts,
+    # then the names of the levels.
+    outer_units = [column(str(level))[1] for level in data.columns.names if level]
+    for place, label in enumerate(data.columns):
+        if place in formatted:
+            continue
+        levels = label if isinstance(label, tuple) else (label,)
+        units = [column(str(level))[1] for level in reversed(levels)]
+        unit = next(filter(None, [*units, *outer_units]), "")
+        styler.format(partial(number, unit=unit), subset=(slice(None), [label]))
 
 
 def _folded(page: str, summary: str) -> str:
@@ -277,7 +437,8 @@ def on_this_machine(sentence: str, figure: Figure | None = None) -> None:
     sentence : str
         What the numbers measured here say, made from them.
     figure : Figure, optional
-        A drawing of them. The figure is shown and not saved: reports/ holds figures of recordings only.
+        A drawing of them. The figure is shown and not saved: reports/ holds figures of
+        recordings only.
     """
     words = f"<b>On this machine.</b> {escape(sentence)}"
     show(f'<div class="live" style="border: 2px solid; padding: 0.5em">{words}</div>')

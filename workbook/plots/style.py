@@ -1,7 +1,7 @@
-"""How things look (looks.yml), also without colour; and the axes of cases and of groups of bars.
+"""The looks of what is drawn (looks.yml), and the axes of cases and of groups of bars.
 
-A look belongs to a role, plan, cost form or kind of span. What the library draws with, too,
-comes from `ddlkit.show`.
+A look belongs to a role, a plan, a form of cost or a kind of span. It can also be told
+apart without colour. Looks with which the library draws, too, come from `ddlkit.show`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ from ddlkit.show import set_log as set_log
 from ddlkit.show import time_unit as time_unit
 from ddlkit.store.files import own_yaml
 
-INK, FAINT = "#1b1b1b", "#e4e4e4"
+INK = "#1b1b1b"
+FAINT = "#e4e4e4"
 _FOLDER = Path(__file__).parent
 mpl.rcParams.update(mpl.rc_params_from_file(show.THEME, use_default_template=False))
 
 
 def _style(listed: Mapping[str, Any]) -> Style:
-    """Return a style as looks.yml lists it; matplotlib wants a tuple for dashes."""
+    """Return a style as looks.yml lists it."""
     line = listed.get("line", "-")
-    return Style(**{**listed, "line": line if isinstance(line, str) else tuple(line)})
+    if not isinstance(line, str):
+        # Dashes, for which matplotlib takes a tuple.
+        line = tuple(line)
+    return Style(**{**listed, "line": line})
 
 
 _LISTED = own_yaml((_FOLDER / "looks.yml").read_text(encoding="utf-8"))
@@ -53,7 +57,17 @@ for _styles in FAMILIES.values():
 
 
 def case_rows(ax: Axes, names: Sequence[str], reference: float | None) -> None:
-    """Name one row per case, the first on top, and draw a line at the reference, if there is one."""
+    """Name a row for each case, the first on top.
+
+    Parameters
+    ----------
+    ax : Axes
+        The axes.
+    names : sequence of str
+        The names of the rows.
+    reference : float or None
+        Where a vertical line is drawn, if anywhere.
+    """
     if reference is not None:
         ax.axvline(reference, color=SOFT, linewidth=0.8)
     ax.set_yticks(range(len(names)), [name.replace("emulated:", "") for name in names])
@@ -62,11 +76,26 @@ def case_rows(ax: Axes, names: Sequence[str], reference: float | None) -> None:
     ax.grid(True, axis="both")
 
 
+LETTER_INCHES = 0.085
+"""The mean width of a letter of a name below bars."""
+
+
 def name_bars(ax: Axes, places: ArrayLike, names: Sequence[str]) -> None:
-    """Name groups of bars, aslant where the names together are longer than the axis."""
-    long = (
-        0.085 * sum(len(name) + 1 for name in names) > ax.bbox.width / ax.figure.dpi
-    )  # inches
-    leant: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    ax.set_xticks(places, names, **(leant if long else {}))
+    """Name groups of bars, aslant if the names together are longer than the axis.
+
+    Parameters
+    ----------
+    ax : Axes
+        The axes.
+    places : ndarray, shape (n,)
+        The middles of the groups.
+    names : sequence of str
+        The n names.
+    """
+    names_inches = LETTER_INCHES * sum(len(name) + 1 for name in names)
+    axis_inches = ax.bbox.width / ax.figure.dpi
+    aslant: dict[str, Any] = {}
+    if names_inches > axis_inches:
+        aslant = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    ax.set_xticks(places, names, **aslant)
     ax.tick_params(axis="x", length=0)

@@ -1,7 +1,8 @@
-"""The book: run the notebooks in reading order, and build from them the site and REPRODUCTION.md.
+"""The book: run the notebooks in reading order, and build from them the site and reports.
 
-Papermill runs each in a process of its own, with a kernel of this very Python. What a notebook made is kept
-as long as its inputs are the same: all notebooks up to it, its parameter, the packages and the data.
+Papermill runs each notebook in a process of its own, with a kernel of the same Python.
+The results of a notebook are kept as long as its inputs are the same: all notebooks up
+to this one, its parameter, the packages and the data.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import nbformat
 
@@ -34,19 +34,23 @@ from workbook.common import outputs, places
 from workbook.course import exercises
 
 PACKAGES = Path(ddlkit.__file__).parent, Path(__file__).parents[1]
-"""The library and the workbook: a notebook is run again when either changes."""
+"""The library and the workbook. A notebook is run again if either changes."""
 TIMEOUT_S = 600.0
+"""The time that a notebook may take."""
 AT_ONCE = 4
-"""Notebooks that run at the same time, where there are as many cores."""
+"""How many notebooks run at the same time, if there are as many cores."""
 MEASURING = ("01",)
-"""Notebooks that measure while they run, unless all is from recordings: nothing runs beside them."""
+"""Notebooks that measure while they run, unless they show recordings only.
+
+No other notebook runs meanwhile."""
 COPY = "copy.ipynb"
-INSERTED = {
-    "injected-parameters",
-    "papermill-error-cell-tag",
-}  # tags of papermill's own cells
-FILES = 128  # open at once in a kernel, which has a loop and a dozen sockets
+"""The executed copy in the directory of a process."""
+INSERTED = {"injected-parameters", "papermill-error-cell-tag"}
+"""The tags of cells that papermill inserts."""
+FILES = 128
+"""How many files a kernel opens at once: it has an event loop and a dozen sockets."""
 POLL_S = 0.02
+"""How long the loop that waits for notebooks sleeps."""
 
 
 def build(
@@ -61,11 +65,11 @@ def build(
     Parameters
     ----------
     recorded : bool
-        Whether nothing that was measured on this machine is shown. Then ``reports`` is reports/, the
-        published record, by default; else it is build/reports.
+        Whether nothing that was measured on this machine is shown. Then ``reports`` is
+        reports/, the published record, by default; else it is build/reports.
     data : Path, optional
-        The directory of what was measured on this machine, which notebooks show under *On this machine*.
-        It is their parameter ``here``.
+        The directory of what was measured on this machine, which notebooks show under
+        *On this machine*. It is their parameter ``here``.
     reports : Path, optional
         The directory for figures, key numbers and the two reports.
     only : sequence of str
@@ -88,11 +92,13 @@ def build(
     here = "" if recorded else str(measured)
     inputs = (places.DATA,) if recorded else (places.DATA, measured)
     chosen = notebooks(only)
-    alone = [] if recorded else [path for path in chosen if path.name[:2] in MEASURING]
-    together = [
-        path for path in reversed(chosen) if path not in alone
-    ]  # the long ones first
-    for group, at_once in ((alone, 1), (together, min(AT_ONCE, os.cpu_count() or 1))):
+    alone = []
+    if not recorded:
+        alone = [path for path in chosen if path.name[:2] in MEASURING]
+    # The last notebooks take the longest, so that they begin first.
+    together = [path for path in reversed(chosen) if path not in alone]
+    cores = os.cpu_count() or 1
+    for group, at_once in ((alone, 1), (together, min(AT_ONCE, cores))):
         if group:
             run(
                 group,
@@ -102,17 +108,30 @@ def build(
                 inputs=inputs,
                 at_once=at_once,
             )
-    stored = notebooks()
-    copies = [executed / notebook.name for notebook in stored]
-    # Importing it takes longer than running a small notebook.
+    # Importing this module takes longer than running a small notebook.
     from workbook.site import website
 
-    there = [copy for copy in copies if copy.is_file()]
-    return website.write(there, places.BUILD / "site", reports, stored)
+    all_notebooks = notebooks()
+    copies = [executed / notebook.name for notebook in all_notebooks]
+    existing = [copy for copy in copies if copy.is_file()]
+    return website.write(existing, places.BUILD / "site", reports, all_notebooks)
 
 
 def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path]:
-    """Return the notebooks in reading order, or those whose number is in ``only``. Raises UserError."""
+    """Return notebooks in reading order.
+
+    Parameters
+    ----------
+    only : sequence of str, optional
+        The numbers of the notebooks. By default all.
+    folder : Path, optional
+        The folder of notebooks.
+
+    Raises
+    ------
+    UserError
+        If there is no notebook of a number.
+    """
     folder = folder or places.NOTEBOOKS
     paths = {path.name[:2]: path for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
     for number in only:
@@ -133,151 +152,257 @@ def run(
     timeout_s: float = TIMEOUT_S,
     at_once: int = 1,
 ) -> list[bool]:
-    """Run notebooks, ``at_once`` at a time, and return which were kept as an earlier run had made them.
+    """Run notebooks.
 
-    Copies go to ``executed``, figures to ``reports``; exercises are answered by their own solutions. However
-    the call ends, no process outlives it. Raises UserError for the first notebook that fails (naming it, the
-    cell and the exception) or takes longer than ``timeout_s``, and where too few files may be open.
+    However the call ends, no process outlives it.
+
+    Parameters
+    ----------
+    chosen : sequence of Path
+        The notebooks. Their exercises are answered by their solutions.
+    here : str, optional
+        The value of the parameter ``here``.
+    executed : Path
+        The directory for executed copies.
+    reports : Path
+        The directory for figures and key numbers.
+    inputs : sequence of Path, optional
+        The directories of data that notebooks read.
+    timeout_s : float, optional
+        The time that a notebook may take.
+    at_once : int, optional
+        How many notebooks run at the same time.
+
+    Returns
+    -------
+    list of bool
+        For each notebook, whether the results of an earlier run were kept.
+
+    Raises
+    ------
+    UserError
+        If a notebook fails (the error names it, the cell and the exception), if it
+        takes longer than ``timeout_s``, or if too few files may be open.
     """
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= allowed < FILES:
-        few = (
-            f"{allowed} open files are allowed, kernels of notebooks need up to {FILES}"
-        )
-        raise UserError(f"{few}: ulimit -n {FILES}")
-    files = chain(*map(_files, PACKAGES))
-    package = (path for path in files if path.suffix != ".pyc")
-    common = [
-        sys.version,
-        *sorted({f"{p.name} {p.version}" for p in metadata.distributions()}),
-    ]
-    common += [_digest(*package, *chain(*map(_files, inputs))), here]
+    _check_open_files()
+    common = _common_state(here, inputs)
     with scratch() as folder:
         runs = []
         for number, notebook in enumerate(chosen, 1):
-            earlier = [
-                p for p in notebook.parent.glob("*.ipynb") if p.name <= notebook.name
-            ]
-            others = _digest(*earlier, exercises.SOLUTIONS / notebook.name)
-            state = hashlib.sha256(json.dumps([*common, others]).encode()).hexdigest()
-            name = f"book: [{number}/{len(chosen)}] {notebook.stem}"
             runs.append(
-                _Run(notebook, executed, reports, state, name, folder / str(number))
+                _Run(
+                    notebook=notebook,
+                    executed=executed,
+                    reports=reports,
+                    state=_state(notebook, common),
+                    label=f"book: [{number}/{len(chosen)}] {notebook.stem}",
+                    directory=folder / str(number),
+                )
             )
         kept = [run.is_kept() for run in runs]
-        waiting = [
-            run for run, is_there in zip(runs, kept, strict=True) if not is_there
-        ]
-        working: list[_Run] = []
-        try:
-            while waiting or working:
-                while waiting and len(working) < at_once:
-                    waiting[0].start(here)
-                    working.append(waiting.pop(0))
-                time.sleep(POLL_S)
-                working = [run for run in working if not run.is_done(timeout_s)]
-        finally:
-            for run in working:
-                run.process.kill()  # a kernel ends when its parent has
-                run.process.communicate()
+        pending = [run for run, is_kept in zip(runs, kept, strict=True) if not is_kept]
+        _run_all(pending, here, timeout_s, at_once)
     return kept
+
+
+def _check_open_files() -> None:
+    """Raise UserError if a process may not open as many files as a kernel needs."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A negative number means that there is no limit.
+    if 0 <= allowed < FILES:
+        raise UserError(
+            f"{allowed} open files are allowed, kernels of notebooks need up to {FILES}: "
+            f"ulimit -n {FILES}"
+        )
+
+
+def _common_state(here: str, inputs: Sequence[Path]) -> list[str]:
+    """Return what the results of every notebook depend on.
+
+    It is the version of Python, the installed distributions, the packages, the data and
+    the parameter ``here``.
+    """
+    versions = {f"{dist.name} {dist.version}" for dist in metadata.distributions()}
+    files: list[Path] = []
+    for package in PACKAGES:
+        files += [path for path in _files(package) if path.suffix != ".pyc"]
+    for directory in inputs:
+        files += _files(directory)
+    return [sys.version, *sorted(versions), _digest(*files), here]
+
+
+def _state(notebook: Path, common: Sequence[str]) -> str:
+    """Return the hash of everything that the results of a notebook depend on."""
+    folder = notebook.parent
+    # A notebook may read what the notebooks before it wrote.
+    up_to_it = [path for path in folder.glob("*.ipynb") if path.name <= notebook.name]
+    notebooks_hash = _digest(*up_to_it, exercises.SOLUTIONS / notebook.name)
+    text = json.dumps([*common, notebooks_hash])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _run_all(
+    pending: Sequence[_Run], here: str, timeout_s: float, at_once: int
+) -> None:
+    """Run notebooks, ``at_once`` at a time in their order, and wait for them.
+
+    Raises
+    ------
+    UserError
+        If one of them fails. All others are ended.
+    """
+    waiting = [*pending]
+    running: list[_Run] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                waiting[0].start(here)
+                running.append(waiting.pop(0))
+            time.sleep(POLL_S)
+            running = [run for run in running if not run.is_done(timeout_s)]
+    finally:
+        for run in running:
+            # The kernel of the process ends when the process has ended.
+            run.process.kill()
+            run.process.communicate()
 
 
 @dataclass
 class _Run:
-    """One notebook to run; ``state`` is the hash of all that it is made of, as in the note by its copy."""
+    """The run of one notebook.
+
+    Attributes
+    ----------
+    notebook : Path
+        The notebook.
+    executed, reports : Path
+        The directories for its copy, and for its figures and key numbers.
+    state : str
+        The hash of everything that the results depend on. A note next to the copy keeps
+        the state of the last run.
+    label : str
+        How messages name the notebook.
+    directory : Path
+        The working directory of the process.
+    """
 
     notebook: Path
     executed: Path
     reports: Path
     state: str
-    name: str
-    place: Path
+    label: str
+    directory: Path
 
     def __post_init__(self) -> None:
         self.copy = self.executed / self.notebook.name
         self.note = self.copy.with_suffix(".json")
 
-    def _tell(self, words: str) -> None:
-        print(f"{self.name} {words}", file=sys.stderr, flush=True)
+    def _print(self, words: str) -> None:
+        print(f"{self.label} {words}", file=sys.stderr, flush=True)
 
-    def _made(self, names: Iterable[str]) -> dict[str, str]:
-        paths = {name: self.reports / name if name else self.copy for name in names}
-        return {
-            name: store.sha256_file(path)
-            for name, path in paths.items()
-            if path.is_file()
-        }
+    def _hashes(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the hashes of those results that exist.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Names of files in the reports directory, or "" for the executed copy.
+        """
+        hashes = {}
+        for name in names:
+            path = self.reports / name if name else self.copy
+            if path.is_file():
+                hashes[name] = store.sha256_file(path)
+        return hashes
 
     def is_kept(self) -> bool:
-        """Return whether all that an earlier run of the same made is there."""
-        note = (
-            json.loads(self.note.read_text(encoding="utf-8"))
-            if self.note.is_file()
-            else {}
-        )
-        if note.get("state") != self.state or note["made"] != self._made(note["made"]):
+        """Return whether an earlier run had the same inputs and all its results exist."""
+        if not self.note.is_file():
             return False
-        self._tell(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
+        note = json.loads(self.note.read_text(encoding="utf-8"))
+        # A run that did not end leaves a note without a state.
+        if note.get("state") != self.state:
+            return False
+        if note["made"] != self._hashes(note["made"]):
+            return False
+        self._print(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
         return True
 
     def start(self, here: str) -> None:
-        """Begin a process that runs it by `execute`, and ends when this one does."""
-        self._tell("...")
+        """Start a process that runs the notebook, and that ends when this process ends."""
+        self._print("...")
         atomic_write(self.note, b"{}")
-        (self.place / "reports").mkdir(parents=True)
-        paths = filter(None, (str(PACKAGES[0].parent), os.environ.get("PYTHONPATH")))
+        (self.directory / "reports").mkdir(parents=True)
+        search_path = [str(PACKAGES[0].parent)]
+        if os.environ.get("PYTHONPATH"):
+            search_path.append(os.environ["PYTHONPATH"])
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            outputs.REPORTS_VARIABLE: f"{self.place}/reports",
+            "PYTHONPATH": os.pathsep.join(search_path),
+            outputs.REPORTS_VARIABLE: f"{self.directory}/reports",
             exercises.SOLVED_VARIABLE: "1",
         }
         command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), here]
         self.begun_s = time.monotonic()
-        with open(self.place / "log", "wb") as log:
-            how: dict[str, Any] = {
-                "stdin": subprocess.PIPE,
-                "stdout": log,
-                "stderr": log,
-            }
+        with open(self.directory / "log", "wb") as log:
+            # The process reads its input, whose other end closes when this process ends.
             self.process = subprocess.Popen(
-                command, cwd=self.place, env=environment, **how
+                command,
+                cwd=self.directory,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
             )
 
     def is_done(self, timeout_s: float) -> bool:
-        """Return whether it has ended; all it wrote is then in place. Raises UserError where it failed."""
-        seconds, status = time.monotonic() - self.begun_s, self.process.poll()
+        """Return whether the process has ended, in which case its results are in place.
+
+        Raises
+        ------
+        UserError
+            If the notebook failed, or takes longer than ``timeout_s``.
+        """
+        seconds = time.monotonic() - self.begun_s
+        status = self.process.poll()
         if status is None and seconds <= timeout_s:
             return False
-        if (copied := self.place / COPY).is_file():
+        # The copy shows where a notebook failed, too.
+        copied = self.directory / COPY
+        if copied.is_file():
             atomic_write(self.copy, copied.read_bytes())
+        if status is None:
+            limit = units.format_seconds(timeout_s)
+            self._fail(f"took longer than {limit}: it was ended")
         if status != 0:
-            log = (
-                (self.place / "log")
-                .read_text(encoding="utf-8", errors="replace")
-                .split("\n")
-            )
-            what = next(
-                (line for line in reversed(log) if line.strip()), _ending(status)
-            )
-            if status is None:
-                what = (
-                    f"took longer than {units.format_seconds(timeout_s)}: it was ended"
-                )
-            raise UserError(f"notebook {self.notebook.name}: {what} (see {self.copy})")
-        written = self.place / "reports"
-        files = {path.relative_to(written).as_posix(): path for path in _files(written)}
-        for name, path in files.items():
+            self._fail(self._last_line() or _ending(status))
+        self._publish(seconds)
+        self._print(f"done in {units.format_seconds(seconds)}")
+        return True
+
+    def _fail(self, reason: str) -> NoReturn:
+        raise UserError(f"notebook {self.notebook.name}: {reason} (see {self.copy})")
+
+    def _last_line(self) -> str:
+        """Return the last line of the log, which says why the notebook failed."""
+        log = (self.directory / "log").read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in log.split("\n") if line.strip()]
+        return lines[-1] if lines else ""
+
+    def _publish(self, seconds: float) -> None:
+        """Copy what the notebook wrote to the reports, and write the note."""
+        written = self.directory / "reports"
+        names = []
+        for path in _files(written):
+            name = path.relative_to(written).as_posix()
             atomic_write(self.reports / name, path.read_bytes())
+            names.append(name)
         note = {
             "state": self.state,
             "seconds": seconds,
-            "made": self._made(["", *files]),
+            "made": self._hashes(["", *names]),
         }
         store.atomic_write_text(self.note, json.dumps(note, indent=1) + "\n")
-        self._tell(f"done in {units.format_seconds(seconds)}")
-        return True
 
 
 def execute(notebook: str, here: str) -> str:
@@ -300,71 +425,95 @@ def execute(notebook: str, here: str) -> str:
     from jupyter_client.manager import AsyncKernelManager
     from jupyter_core.utils import run_sync
 
-    # By TCP, ipykernel 7 writes a notice about encryption into the first cell. A kernel named python3
-    # elsewhere on the search path may belong to another Python.
-    how: dict[str, Any] = {"kernel_spec_manager": KernelSpecManager(kernel_dirs=[])}
-    file = os.path.abspath("kernel.json")
-    kernel = AsyncKernelManager(connection_file=file, transport="ipc", **how)
-    content, died = nbformat.read(notebook, as_version=4), ""
+    content = nbformat.read(notebook, as_version=4)
     has_here = "here" in papermill.inspect_notebook(content)
-    given = {"here": here} if has_here else None
-    how = {
-        "cwd": str(Path(notebook).parent),
-        "kernel_name": "python3",
-        "progress_bar": False,
-    }
+    # By TCP, ipykernel 7 writes a notice about encryption into the first cell. Without
+    # kernel_dirs, a kernel named python3 elsewhere may belong to another Python.
+    kernel = AsyncKernelManager(
+        connection_file=os.path.abspath("kernel.json"),
+        transport="ipc",
+        kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
+    )
+    died = ""
     try:
-        # A cell's error is read from the copy, as an exit is, of which papermill says nothing.
+        # The error of a cell is read from the copy. So is an exit, of which papermill says
+        # nothing.
         with suppress(papermill.PapermillExecutionError):
-            papermill.execute_notebook(content, COPY, given, km=kernel, **how)
+            papermill.execute_notebook(
+                content,
+                COPY,
+                {"here": here} if has_here else None,
+                km=kernel,
+                cwd=str(Path(notebook).parent),
+                kernel_name="python3",
+                progress_bar=False,
+            )
     except RuntimeError as error:
         process = getattr(kernel.provisioner, "process", None)
-        died = f"{' '.join(str(error).split())}; it {_ending(process.poll() if process else None)}"
+        status = process.poll() if process else None
+        died = f"{' '.join(str(error).split())}; it {_ending(status)}"
     finally:
         run_sync(kernel.shutdown_kernel)(now=True)
-    copied = nbformat.read(COPY, as_version=4).cells
-    cells = [cell for cell in copied if not INSERTED & {*cell.metadata.tags}]
+    return _failure(nbformat.read(COPY, as_version=4).cells, died)
+
+
+def _failure(copied: Sequence[Any], died: str) -> str:
+    """Return why an executed notebook failed, or an empty string.
+
+    Parameters
+    ----------
+    copied : sequence of NotebookNode
+        The cells of the executed copy.
+    died : str
+        How the kernel died, or an empty string.
+    """
+    cells = [cell for cell in copied if INSERTED.isdisjoint(cell.metadata.tags)]
     begun = [n for n, cell in enumerate(cells, 1) if cell.metadata.papermill.start_time]
     if not begun:
         return f"its kernel did not start: {died}"
-    errors = [
-        out
-        for out in cells[begun[-1] - 1].get("outputs", ())
-        if out.output_type == "error"
-    ]
-    words = [
-        f"{error.ename}: {error.evalue.strip().splitlines()[-1]}" for error in errors
-    ]
-    return f"failed in cell {begun[-1]}: {died or words[0]}" if died or words else ""
+    number = begun[-1]
+    if died:
+        return f"failed in cell {number}: {died}"
+    for output in cells[number - 1].get("outputs", ()):
+        if output.output_type == "error":
+            last_line = output.evalue.strip().splitlines()[-1]
+            return f"failed in cell {number}: {output.ename}: {last_line}"
+    return ""
 
 
 def _ending(status: int | None) -> str:
-    """Return how a process came to an end."""
-    killed = status == -signal.SIGKILL
-    return (
-        "was killed (out of memory?)" if killed else f"ended with exit status {status}"
-    )
+    """Return how a process with an exit status ended."""
+    if status == -signal.SIGKILL:
+        return "was killed (out of memory?)"
+    return f"ended with exit status {status}"
 
 
 def _files(path: Path) -> Iterable[Path]:
-    return (
-        sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    )
+    """Return all files of a directory in order, or the path itself if it is a file."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.rglob("*") if file.is_file())
 
 
 def _digest(*paths: Path) -> str:
-    """Return the SHA-256 over the contents of files, and their names."""
-    lines = [
-        f"{path} {store.sha256_file(path)}" for path in sorted(paths) if path.is_file()
-    ]
+    """Return the SHA-256 of the names and the contents of those files that exist."""
+    lines = []
+    for path in sorted(paths):
+        if path.is_file():
+            lines.append(f"{path} {store.sha256_file(path)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def _end_with_parent() -> None:
+    """Wait until the parent has ended, and end this process."""
+    # The parent holds the other end of this pipe, and writes nothing into it.
+    os.read(0, 1)
+    os._exit(1)
+
+
 if __name__ == "__main__":
-    # Ends with its parent, which holds the other end of the pipe that is read here.
-    threading.Thread(
-        target=lambda: os._exit(1 + len(os.read(0, 1))), daemon=True
-    ).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     reason = execute(*sys.argv[1:])
     print(reason, file=sys.stderr, flush=True)
-    os._exit(bool(reason))  # sockets to a kernel that was killed are not waited for
+    # A normal exit would wait for sockets to a kernel that was killed.
+    os._exit(1 if reason else 0)

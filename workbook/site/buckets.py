@@ -1,4 +1,4 @@
-"""The page on which a reader moves the ends of buckets: its networks, and what their messages cost."""
+"""The networks and the costs of messages of the page on which a reader moves buckets."""
 
 from __future__ import annotations
 
@@ -11,57 +11,76 @@ from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
 from ddlkit.model import Calibration
 from workbook.common import source
+from workbook.common.source import Source
 from workbook.common.specs import network_title
 from workbook.course import example
 
 NETWORKS = (example.NETWORK, "resnet18", "resnet50")
 """The recorded networks of the page. The first one is shown when the page opens."""
 COLOURED = ("forward", "backward", "update", "all_reduce", "all_gather")
-"""The roles whose colours the page needs. Neighbouring buckets have the colours of the two collectives."""
+"""The roles whose colours the page needs.
+
+Neighbouring buckets have the colours of the two collectives."""
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """Return what the page is given, by the name of the network.
+    """Return what the page shows, by the name of the network.
 
     Returns
     -------
     dict
-        For each network its layers in ready order, the cost of its messages, and the plan that the page
-        opens with: PyTorch's default for the recorded networks, one message per gradient for the toy.
+        For each network its layers in ready order, the cost of its messages, and the
+        plan with which the page opens. It is PyTorch's default for the recorded
+        networks, and one message per gradient for the network "toy".
     """
     recording = source.open_source()
-    messages = recording.table("collectives").query(
-        "collective == 'all_reduce' and link == @example.LINK and ranks == @example.WORKERS"
-    )
+    collectives = recording.table("collectives")
+    messages = collectives[
+        (collectives["collective"] == "all_reduce")
+        & (collectives["link"] == example.LINK)
+        & (collectives["ranks"] == example.WORKERS)
+    ]
     line = fit("alpha_beta:ends", messages["bytes"], messages["seconds"], draws=0).cost
-    calibration = Calibration.of(recording.table("collectives"), draws=0)
+    calibration = Calibration.of(collectives, draws=0)
     measured = calibration.between(example.LINK, example.WORKERS).cost
-    assert isinstance(measured, Table)  # the form that a calibration has by default
-    given: dict[str, dict[str, Any]] = {}
-    for name in NETWORKS:
-        profile = recording.profile(name)
-        workload = profile.workload()
-        about = (
-            f"The layers of {network_title(name)} at batch size {profile.batch} and messages among "
-            f"{example.WORKERS} workers over 1 Gbit/s, both as recorded on {source.TEACHING}. "
-            "A GPU would compute faster: make computing shorter to see the effect."
-        )
-        given[name] = _case(ddp(workload), workload, line, about)
-        given[name]["wire"]["table"] = {
-            "bytes": measured.bytes.tolist(),
-            "seconds": measured.seconds.tolist(),
-            "alpha_s": line.alpha_s,
-            "beta_s_per_byte": line.beta_s_per_byte,
-        }
-    # The three layers and the line of notebook 00, with 100 MiB in place of its 100 bytes.
-    toy = Workload.from_arrays(3.0, [2.0] * 3, [100 * MIB] * 3)
+    # A calibration has a table by default.
+    assert isinstance(measured, Table)
+    shown = {name: _recorded_case(recording, name, line, measured) for name in NETWORKS}
+    shown["toy"] = _toy_case()
+    return shown
+
+
+def _recorded_case(
+    recording: Source, name: str, line: AlphaBeta, measured: Table
+) -> dict[str, Any]:
+    """Return a recorded network with both costs of messages, of which the table counts."""
+    profile = recording.profile(name)
+    workload = profile.workload()
+    about = (
+        f"The layers of {network_title(name)} at batch size {profile.batch} and messages "
+        f"among {example.WORKERS} workers over 1 Gbit/s, both as recorded on "
+        f"{source.TEACHING}. "
+        "A GPU would compute faster: make computing shorter to see the effect."
+    )
+    case = _case(ddp(workload), workload, line, about)
+    case["wire"]["table"] = {
+        "bytes": measured.bytes.tolist(),
+        "seconds": measured.seconds.tolist(),
+        "alpha_s": line.alpha_s,
+        "beta_s_per_byte": line.beta_s_per_byte,
+    }
+    return case
+
+
+def _toy_case() -> dict[str, Any]:
+    """Return the layers and the line of notebook 00, with 100 MiB for its 100 bytes."""
+    workload = Workload.from_arrays(3.0, [2.0] * 3, [100 * MIB] * 3)
     line = AlphaBeta(alpha_s=0.5, beta_s_per_byte=0.02 / MIB)
     about = (
-        "Three equal layers. Forward takes 3 s, backward takes 2 s for each layer, and the message "
-        "of one gradient takes 0.5 s + 2 s."
+        "Three equal layers. Forward takes 3 s, backward takes 2 s for each layer, and the "
+        "message of one gradient takes 0.5 s + 2 s."
     )
-    given["toy"] = _case(none(toy), toy, line, about)
-    return given
+    return _case(none(workload), workload, line, about)
 
 
 def cost_of(case: dict[str, Any]) -> AlphaBeta | Table:
@@ -75,6 +94,7 @@ def cost_of(case: dict[str, Any]) -> AlphaBeta | Table:
 def _case(
     plan: FusionPlan, workload: Workload, line: AlphaBeta, about: str
 ) -> dict[str, Any]:
+    """Return a network, its plan and its cost as the script of the page reads them."""
     return {
         "forward_s": workload.forward_s,
         "backward_s": workload.backward_s.tolist(),

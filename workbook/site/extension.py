@@ -1,4 +1,8 @@
-"""What the site adds to Sphinx: MathML, descriptions of pages, lists of parameters, links to a repository."""
+"""What the site adds to Sphinx.
+
+It adds formulas as MathML, descriptions of pages, lists of parameters, and links to a
+repository.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,10 @@ def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def _write_math(translator: HTML5Translator, node: nodes.Element, display: str) -> None:
-    """Write a formula; of one that cannot be shown warn, with the name of its page, which fails the build."""
+    """Write a formula.
+
+    If the formula cannot be shown, a warning names its page, which fails the build.
+    """
     try:
         mathml = to_mathml(node.astext(), display)
     except ValueError as error:
@@ -65,7 +72,7 @@ def describe(
     context: dict[str, Any],
     doctree: nodes.document | None,
 ) -> None:
-    """Give a page the description and the title that search engines and messengers show of it."""
+    """Give a page the description and the title that search engines and messengers show."""
     if doctree is None:
         return
     title = nodes.fully_normalize_name(pagename)
@@ -86,7 +93,10 @@ def describe(
 
 
 def _description(doctree: nodes.document) -> str:
-    """Return the objective of a notebook, of another page its first paragraph, at most LONGEST characters."""
+    """Return the first LONGEST characters of a page.
+
+    They are of the objective of a notebook, or of the first paragraph of another page.
+    """
     for paragraph in doctree.findall(nodes.paragraph):
         words = " ".join(paragraph.astext().split()).removeprefix("Objective: ")
         if len(words) <= LONGEST:
@@ -98,12 +108,23 @@ def _description(doctree: nodes.document) -> str:
 def list_parameters(
     app: Sphinx, what: str, name: str, documented: Any, options: Any, lines: list[str]
 ) -> None:
-    """Make a list of the lines ``name : what it is`` of a docstring, in which reST sees one paragraph.
+    """Make a list of the lines ``name : description`` of a docstring.
 
-    Sections of numpydoc, from their first underline on, are left to numpydoc.
+    Without this, reST takes these lines for one paragraph. The sections of numpydoc,
+    from the first underlined heading on, are left to numpydoc.
+
+    Parameters
+    ----------
+    app, what, name, documented, options
+        The arguments of the event autodoc-process-docstring.
+    lines : list of str
+        The docstring, which is changed in place.
     """
-    underlined = [i for i, line in enumerate(lines) if re.fullmatch("-{3,}", line)]
-    end = underlined[0] - 1 if underlined else len(lines)
+    end = len(lines)
+    for index, line in enumerate(lines):
+        if re.fullmatch("-{3,}", line):
+            end = index - 1
+            break
     listed: list[str] = []
     is_item = False
     for line in lines[:end]:
@@ -145,7 +166,7 @@ def _name_of(alias: TypeAliasForwardRef) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register all of it; Sphinx calls this."""
+    """Register everything of this module, when Sphinx calls this function."""
     app.add_config_value("repository_address", "", "html", types=(str,))
     app.add_html_math_renderer(
         "mathml",

@@ -1,7 +1,7 @@
-"""How a notebook is shown on the site: what is folded, and exercises with their solutions.
+"""How a notebook is shown on the site, with folds and with solutions of its exercises.
 
-`as_page` takes an executed notebook and returns another one, which myst-nb renders. Nothing is run, read
-from a network or written here.
+`as_page` takes an executed notebook and returns another one, which myst-nb renders.
+Nothing is run, written, or read from a network here.
 """
 
 from __future__ import annotations
@@ -51,64 +51,87 @@ def as_page(
     Parameters
     ----------
     notebook : NotebookNode
-        An executed notebook; it is not changed.
+        An executed notebook, which is not changed.
     solutions : mapping of int to Solution
         The solutions of its exercises, by number.
     figures : Path, optional
-        The directory of published figures. An image that is there byte for byte is linked to, at
-        ``../reports/figures``, instead of being embedded.
+        The directory of published figures. An image that is there byte for byte is
+        linked to, at ``../reports/figures``, instead of being embedded.
     picture : Entry, optional
-        The figure whose thumbnail stands beside the title.
+        The figure whose thumbnail is shown next to the title.
 
     Returns
     -------
     NotebookNode
-        Cells that import, set parameters or draw have the tag ``hide-input``; consecutive cells that answer
-        a prediction stand in one ``<details class="answer">``; an exercise is its hint and its solution, in
-        ``<details class="solution">``.
+        Cells that import, set parameters or draw have the tag ``hide-input``.
+        Consecutive cells that answer a prediction are in one fold of the class
+        ``answer``. An exercise is its hint and its solution, each in a fold of the class
+        ``solution``.
 
     Raises
     ------
     UserError
-        When an exercise has no solution, or when a fold would hold a heading.
+        If an exercise has no solution, or if a fold would contain a heading.
     """
     page = copy.deepcopy(notebook)
     cells: list[Any] = []
-    inside = False
+    in_fold = False
     for cell in page.cells:
         tags = cell.metadata.get("tags", [])
         if "injected-parameters" in tags:
             continue
-        answers = bool(cell.metadata.get("jupyter"))
-        if answers and _has_heading(cell):
-            heading = cell.source.splitlines()[0]
-            raise UserError(
-                f"the cell {heading!r} is folded: a heading must stand outside of folds"
-            )
-        if answers and not inside:
+        is_answer = _is_answer(cell)
+        if is_answer and not in_fold:
             opening = f'<details class="answer">\n<summary>{ANSWER}</summary>'
             cells.append(_markdown(opening, f"fold-{len(cells)}"))
-        if inside and not answers:
+        if in_fold and not is_answer:
             cells.append(_markdown("</details>", f"fold-{len(cells)}"))
-        inside = answers
+        in_fold = is_answer
         number = _exercise_number(tags)
         if number is not None:
+            # Its hint and its solution take the place of the cell for the answer.
             cells.extend(_exercise(number, solutions))
             continue
         if cell.cell_type == "code":
             _fold_code(cell)
             cell.outputs = list(_shown(cell.outputs, figures))
         cells.append(cell)
-    if inside:
+    if in_fold:
         cells.append(_markdown("</details>", f"fold-{len(cells)}"))
-    notes = [] if picture is None else [_thumbnail(picture)]
-    if not was_run(page):
+    _add_notes(cells, picture, was_run(page))
+    page.cells = cells
+    return page
+
+
+def _is_answer(cell: Any) -> bool:
+    """Return whether a cell answers a prediction, and is folded in the notebook, too.
+
+    Raises
+    ------
+    UserError
+        If such a cell contains a heading.
+    """
+    # JupyterLab keeps here that the cell is collapsed.
+    if not cell.metadata.get("jupyter"):
+        return False
+    if _has_heading(cell):
+        heading = cell.source.splitlines()[0]
+        raise UserError(
+            f"the cell {heading!r} is folded: a heading must stand outside of folds"
+        )
+    return True
+
+
+def _add_notes(cells: Sequence[Any], picture: Entry | None, was_run: bool) -> None:
+    """Add a thumbnail, and a note on a notebook that was not run, below the title."""
+    notes = []
+    if picture is not None:
+        notes.append(_thumbnail(picture))
+    if not was_run:
         notes.append(f":::{{note}}\n{NOT_RUN}\n:::\n")
     if notes and cells:
         title, _, rest = cells[0].source.partition("\n")
         cells[0].source = "\n".join([title, "", *notes, rest])
-    page.cells = cells
-    return page
 
 
 def was_run(notebook: Any) -> bool:
@@ -135,7 +158,7 @@ def _has_heading(cell: Any) -> bool:
     return is_markdown and re.search(r"^#{1,6} ", cell.source, re.MULTILINE) is not None
 
 
-# -- code -----------------------------------------------------------------------------------------
+# -- code ----------------------------------------------------------------------------
 
 
 def _fold_code(cell: Any) -> None:
@@ -151,9 +174,10 @@ def _fold_code(cell: Any) -> None:
 
 
 def code_summary(source: str, tags: Sequence[str] = ()) -> str:
-    """Return what the line above collapsed code says; "" where the code is to be seen.
+    """Return the line above collapsed code, or "" if the code is shown.
 
-    An algorithm is to be seen: code with a ``def``, except in the cell that imports and checks parameters.
+    Code with a ``def`` is an algorithm and is shown, except in the cell that imports
+    and checks parameters.
 
     >>> code_summary("def step(): ..."), code_summary("import numpy as np")
     ('', 'Code: imports')
@@ -186,7 +210,7 @@ def _only_imports(source: str) -> bool:
     )
 
 
-# -- outputs --------------------------------------------------------------------------------------
+# -- outputs -------------------------------------------------------------------------
 
 
 def _shown(outputs: Sequence[Any], figures: Path | None) -> Iterator[Any]:
@@ -205,7 +229,7 @@ def _shown(outputs: Sequence[Any], figures: Path | None) -> Iterator[Any]:
 
 
 def _figure(match: re.Match[str], figures: Path | None) -> str:
-    """Return HTML of a figure: an image that a reader can open, and that scrolls where it is too wide."""
+    """Return HTML of a figure whose image can be opened, and scrolls if it is too wide."""
     source = f"data:image/png;base64,{match['data']}"
     named = _NUMBERS.search(match["caption"])
     if figures is not None and named:
@@ -216,7 +240,7 @@ def _figure(match: re.Match[str], figures: Path | None) -> str:
     return f'<figure class="result"><div class="scroll">{image}</div>{match["caption"]}</figure>'
 
 
-# -- exercises ------------------------------------------------------------------------------------
+# -- exercises -----------------------------------------------------------------------
 
 
 def _exercise_number(tags: Sequence[str]) -> int | None:
@@ -251,39 +275,56 @@ def answer_code(code: str, number: int) -> str:
     """
     lines = code.splitlines()
     statements = ast.parse(code).body
-    answer = f"answer_{number}"
-    last = max(k for k, one in enumerate(statements) if answer in _changed(one))
-    # A function may call another one that is defined below it.
-    candidates = [
-        k
-        for k, statement in enumerate(statements)
-        if k <= last or isinstance(statement, ast.FunctionDef)
-    ]
-    needed = {answer}
-    kept = set[int]()
-    pending = {last}
-    while pending:
-        kept |= pending
-        needed = needed.union(*(_used(statements[k]) for k in pending))
-        pending = {k for k in candidates if needed & _changed(statements[k])} - kept
     text: list[str] = []
-    for k in sorted(kept):
-        begin = (statements[k - 1].end_lineno or 0) if k else 0
-        text += lines[begin : statements[k].end_lineno]
+    for index in sorted(_needed_statements(statements, f"answer_{number}")):
+        # The lines between two statements, such as comments, belong to the second one.
+        begin = (statements[index - 1].end_lineno or 0) if index else 0
+        text += lines[begin : statements[index].end_lineno]
     return "\n".join(text).strip("\n")
 
 
+def _needed_statements(statements: Sequence[ast.stmt], name: str) -> set[int]:
+    """Return the indices of the statements that the last value of a name depends on."""
+    changing = [
+        index
+        for index, statement in enumerate(statements)
+        if name in _changed(statement)
+    ]
+    last = changing[-1]
+    # A function may call another one that is defined below it.
+    candidates = [
+        index
+        for index, statement in enumerate(statements)
+        if index <= last or isinstance(statement, ast.FunctionDef)
+    ]
+    needed_names = {name}
+    needed: set[int] = set()
+    pending = {last}
+    while pending:
+        needed |= pending
+        for index in pending:
+            needed_names |= _used(statements[index])
+        pending = {
+            index
+            for index in candidates
+            if index not in needed and needed_names & _changed(statements[index])
+        }
+    return needed
+
+
 def _used(statement: ast.stmt) -> set[str]:
-    """Return the names from outside of a statement that it uses, at once or when it is called."""
-    names = set[str]()
+    """Return the names from outside of a statement that the statement uses.
+
+    The bodies of functions that it defines count, too.
+    """
+    names: set[str] = set()
     tables = [symtable.symtable(ast.unparse(statement), "solution", "exec")]
     while tables:
         table = tables.pop()
         tables += table.get_children()
+        is_module = table.get_type() == "module"
         for symbol in table.get_symbols():
-            if symbol.is_global() or (
-                table.get_type() == "module" and symbol.is_referenced()
-            ):
+            if symbol.is_global() or (is_module and symbol.is_referenced()):
                 names.add(symbol.get_name())
     return names
 
@@ -297,15 +338,17 @@ def _changed(statement: ast.stmt) -> set[str]:
         if symbol.is_assigned() or symbol.is_imported()
     }
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        names |= _root(statement.value.func)  # names.append(...) changes names
+        # names.append(...) changes names.
+        names |= _root(statement.value.func)
     if isinstance(statement, ast.Assign):
+        # table["plan"] = ... changes table.
         for target in statement.targets:
-            names |= _root(target)  # table["plan"] = ... changes table
+            names |= _root(target)
     return names
 
 
 def _root(expression: ast.expr) -> set[str]:
-    """Return the name with which an expression such as ``table["plan"].values`` begins, if there is one."""
+    """Return the first name of an expression such as ``table["plan"].values``, if any."""
     while isinstance(expression, ast.Subscript | ast.Attribute):
         expression = expression.value
     return {expression.id} if isinstance(expression, ast.Name) else set()

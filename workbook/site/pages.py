@@ -1,4 +1,4 @@
-"""What the pages of the site are written from: facts of notebooks, templates, and two reports.
+"""What pages of the site are written from: notebooks, templates and two reports.
 
 ``REPRODUCTION.md`` and ``GOALS.md`` are published in ``reports/``, and are pages of the site as well.
 """
@@ -27,9 +27,26 @@ EQUATIONS = places.ROOT / "docs" / "EQUATIONS.md"
 
 
 class Page:
-    """One notebook and what its first cell says of it.
+    """One notebook, and what its first cell says about it.
 
-    line : its objective; minutes : to read it; working : with its exercises (0 where they are not stated)
+    Parameters
+    ----------
+    path : Path
+        The notebook.
+
+    Attributes
+    ----------
+    notebook : NotebookNode
+        Its content.
+    name, number : str
+        The name of its file without the ending, and the two digits of the name.
+    title, line : str
+        Its title and its objective.
+    core : bool
+        Whether it belongs to the core path.
+    minutes, working : int
+        The minutes that it takes to read, and with its exercises. They are 0 if they
+        are not stated.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,9 +54,8 @@ class Page:
         self.notebook: Any = nbformat.read(str(path), as_version=4)
         self.name = path.stem
         self.number = path.stem[:2]
-        prose = "\n".join(
-            cell.source for cell in self.notebook.cells if cell.cell_type == "markdown"
-        )
+        cells = [cell for cell in self.notebook.cells if cell.cell_type == "markdown"]
+        prose = "\n".join(cell.source for cell in cells)
         self.title = _first(r"^#\s+(.+)$", prose) or self.name
         self.core = self.title.endswith("(core)")
         self.line = _first(r"^\* \*\*Objective:\*\* (.+)$", prose)
@@ -54,7 +70,15 @@ class Page:
 
 
 def write_reports(reports: Path) -> dict[str, Any]:
-    """Write ``REPRODUCTION.md`` and ``GOALS.md`` into ``reports``; return what templates are given."""
+    """Write ``REPRODUCTION.md`` and ``GOALS.md`` into a reports directory.
+
+    Returns
+    -------
+    dict
+        The values that templates of pages are given: ``verdicts``, ``counts``,
+        ``summaries``, ``entries`` of the catalog, those among them that are ``figures``
+        of these reports or still ``planned``, and ``papers``.
+    """
     judged = verdicts.published(reports)
     citation = (places.ROOT / "CITATION.cff").read_text(encoding="utf-8")
     entries = catalog.load()
@@ -78,7 +102,8 @@ def _deviations(reports: Path, figures: Sequence[catalog.Entry]) -> dict[str, An
     """Return the figures as REPRODUCTION.md lists them, each with how far its numbers may be off."""
     pairs = []
     for entry in figures:
-        numbers = pd.read_csv(outputs.figure_files(entry.id, reports)[1])
+        _, path = outputs.figure_files(entry.id, reports)
+        numbers = pd.read_csv(path)
         pairs.append((entry, catalog.deviations(entry, numbers)))
     return {"figures": pairs}
 
@@ -90,18 +115,18 @@ def bucket_page() -> str:
 
 
 def recorded_for(entry: catalog.Entry) -> list[str]:
-    """Return the campaigns that a figure is drawn from, of those that have goals or coverage."""
+    """Return the campaigns with goals or coverage from which a figure is drawn."""
     rows = pd.concat([accuracy.frozen("goals"), accuracy.frozen("coverage")])
-    folders = {
-        Path(name).parent.name
-        for name in entry.inputs
-        if name.startswith("data/recorded/")
-    }
+    recorded = [name for name in entry.inputs if name.startswith("data/recorded/")]
+    folders = {Path(name).parent.name for name in recorded}
     return [name for name in rows["campaign"].unique() if name in folders]
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """Return a rendered template; HTML escapes every value that it does not mark as safe."""
+    """Return a rendered template.
+
+    A template of HTML escapes every value that is not marked as safe.
+    """
     environment = jinja2.Environment(
         loader=TEMPLATES,
         autoescape=template.endswith(".html"),
@@ -133,7 +158,7 @@ def format_minutes(minutes: int) -> str:
 
 
 def heading_anchor(heading: str) -> str:
-    """Return how a link names a heading, on the site as on GitHub.
+    """Return how a link names a heading, both on the site and on GitHub.
 
     >>> heading_anchor("clusters, dense tables")
     'clusters-dense-tables'
@@ -142,7 +167,7 @@ def heading_anchor(heading: str) -> str:
 
 
 def markdown_cell(text: Any) -> str:
-    r"""Return text so that a cell of a Markdown table shows it as it is.
+    r"""Return Markdown with which a cell of a table shows a text unchanged.
 
     >>> markdown_cell("2 * |x| < $3, a_b")
     '2 \\* \\|x\\| \\< \\$3, a\\_b'
@@ -151,6 +176,6 @@ def markdown_cell(text: Any) -> str:
 
 
 def _first(pattern: str, text: str) -> str:
-    """Return the group of the first match, "" where there is none."""
+    """Return the group of the first match, or "" if there is none."""
     match = re.search(pattern, text, re.MULTILINE)
     return match[1].strip() if match else ""

@@ -1,4 +1,6 @@
-"""The computed passages of README.md and docs/: each is written from the one place that has its numbers.
+"""The computed passages of README.md and docs/.
+
+Each passage is written from the data that its numbers come from.
 
 A passage stands between two marks, which Markdown does not show:
 
@@ -56,7 +58,7 @@ def _passage(function: Callable[[], str]) -> Callable[[], str]:
     return function
 
 
-# -- files ----------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------
 
 
 def filled(text: str) -> str:
@@ -96,7 +98,7 @@ def outdated(root: Path = places.ROOT) -> list[str]:
 
 
 def write(root: Path = places.ROOT) -> list[str]:
-    """Compute the passages of all files under ``root``; return the files that changed."""
+    """Write the computed passages of all files under ``root``, and return what changed."""
     changed = outdated(root)
     for name in changed:
         store.atomic_write_text(root / name, _filled(root / name))
@@ -115,7 +117,7 @@ def _filled(path: Path) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Return one paragraph in lines of at most 120 characters; no link is broken."""
+    """Return a paragraph in lines of at most 120 characters, without breaking a link."""
     return textwrap.fill(
         " ".join(text.split()),
         _WIDTH,
@@ -124,7 +126,7 @@ def _paragraph(text: str) -> str:
     )
 
 
-# -- how long the notebooks take ------------------------------------------------------------------
+# -- how long the notebooks take -----------------------------------------------------
 
 
 def notebooks() -> list[Page]:
@@ -178,12 +180,13 @@ def reading_times() -> str:
         "| notebook | after it a student can | reading, min | with exercises, min |\n"
         "|---|---|--:|--:|"
     )
-    rows = [
-        f"| [{page.number} {_title(page)}](../notebooks/{page.name}.ipynb)"
-        f"{', core' if page.core else ''} | {_in_a_table(page.line)} "
-        f"| {page.minutes} | {page.working} |"
-        for page in pages
-    ]
+    rows = []
+    for page in pages:
+        link = f"[{page.number} {_title(page)}](../notebooks/{page.name}.ipynb)"
+        if page.core:
+            link += ", core"
+        ability = _in_a_table(page.line)
+        rows.append(f"| {link} | {ability} | {page.minutes} | {page.working} |")
     return "\n".join([sums, "", head, *rows])
 
 
@@ -193,17 +196,17 @@ def _in_a_table(sentence: str) -> str:
     return text[0].lower() + text[1:]
 
 
-# -- the running example --------------------------------------------------------------------------
+# -- the running example -------------------------------------------------------------
 
 
 @_passage
 def default_and_best() -> str:
     """Return what PyTorch's default costs GoogLeNet, and what it costs ResNet-50."""
     running = example.load()
-    large = source.open_source().profile("resnet50").workload()
+    resnet50 = source.open_source().profile("resnet50").workload()
     step_s = _steps_s(running.profiled, running.cost, "ddp", "exact")
-    large_s = _steps_s(large, running.cost, "ddp", "exact")
-    apart = large_s["ddp"] / large_s["exact"] - 1
+    resnet_s = _steps_s(resnet50, running.cost, "ddp", "exact")
+    apart = resnet_s["ddp"] / resnet_s["exact"] - 1
     return (
         f"On `buckets.html` the step of GoogLeNet takes {_ms(step_s['ddp'])} under PyTorch's default "
         f"and {_ms(step_s['exact'])} under the best plan. With ResNet-50 the two are {apart:.1%}\n"
@@ -237,15 +240,15 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms"
 
 
-# -- goals ----------------------------------------------------------------------------------------
+# -- goals ---------------------------------------------------------------------------
 
 
 @_passage
 def goals_met() -> str:
     """Return how many preset goals were met."""
-    met, of = accuracy.goals_met("confirmatory")
+    met, preset = accuracy.goals_met("confirmatory")
     return _paragraph(
-        f"**{met} of {of} preset goals were met.** A goal is preset if it was committed, "
+        f"**{met} of {preset} preset goals were met.** A goal is preset if it was committed, "
         "with the model and the statistic, before the first run. "
         "[The goals page](reports/GOALS.md) lists all, and how often intervals covered the measurement."
     )
@@ -254,16 +257,17 @@ def goals_met() -> str:
 @_passage
 def goals_by_standing() -> str:
     """Return how many goals of either standing were met."""
-    met, of = accuracy.goals_met("confirmatory")
-    explored_met, explored = accuracy.goals_met("exploratory")
+    met, preset = accuracy.goals_met("confirmatory")
+    exploratory_met, exploratory = accuracy.goals_met("exploratory")
     return _paragraph(
-        f"Of {of + explored} goals with a number, {met + explored_met} were met. Of the "
-        f"{of} preset goals among them, {met} were met and {of - met} were missed. Goals "
+        f"Of {preset + exploratory} goals with a number, {met + exploratory_met} were met. "
+        f"Of the {preset} preset goals among them, {met} were met and {preset - met} were "
+        "missed. Goals "
         "that ask only how much was to be measured are listed and not counted."
     )
 
 
-# -- the repository, and how to cite --------------------------------------------------------------
+# -- the repository, and how to cite -------------------------------------------------
 
 
 def citation() -> dict[str, Any]:
@@ -336,7 +340,7 @@ def _author(author: dict[str, str]) -> str:
 
 
 def _bibtex(kind: str, key: str, fields: dict[str, Any]) -> str:
-    """Return an entry for BibTeX; fields without a value are left out."""
+    """Return an entry for BibTeX, without fields that have no value."""
     lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
     return "\n".join([f"@{kind}{{{key},", *lines, "}"])
 

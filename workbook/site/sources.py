@@ -1,7 +1,8 @@
-"""The files that Sphinx reads: a mirror of the repository's pages, and pages written from data.
+"""The files that Sphinx reads: a mirror of the repository, and pages written from data.
 
-A page stands where it stands in the repository, so that a link between two files of the repository is a
-link between their pages. What a page links to and is no page is copied beside it, for readers to download.
+A page has the same place as in the repository, so that a link between two files of the
+repository is a link between their pages. Files that are no pages are copied if a page
+links to them, so that readers can download them.
 """
 
 from __future__ import annotations
@@ -78,12 +79,15 @@ def assemble(
     values: Mapping[str, Any],
     notebooks: Sequence[Path],
 ) -> Path:
-    """Write everything that Sphinx reads into ``folder``, which is made anew, and return it.
+    """Write everything that Sphinx reads.
 
     Parameters
     ----------
     executed : sequence of Path
-        Executed copies of notebooks. A notebook that has none is shown without outputs.
+        Executed copies of notebooks. A notebook without a copy is shown without
+        outputs.
+    folder : Path
+        The directory, which is made anew.
     reports : Path
         The directory with ``REPRODUCTION.md``, ``GOALS.md`` and ``figures/``.
     values : mapping
@@ -91,10 +95,15 @@ def assemble(
     notebooks : sequence of Path
         The notebooks as they are stored, in reading order.
 
+    Returns
+    -------
+    Path
+        The directory.
+
     Raises
     ------
     UserError
-        When a notebook cannot be shown; the error names it.
+        If a notebook cannot be shown. The error names it.
     """
     shutil.rmtree(folder, ignore_errors=True)
     copies = {path.name: path for path in executed}
@@ -102,6 +111,15 @@ def assemble(
     for page in pages:
         picture = picture_of(page.name, values["figures"], reports)
         write_notebook(page, folder, reports, picture)
+    mirror = _mirrored(pages, folder, reports)
+    write_figures(values["figures"], folder, reports)
+    atomic_write(folder / EXTRA / "buckets.html", bucket_page().encode())
+    _write_generated(pages, mirror, values)
+    return folder
+
+
+def _mirrored(pages: Sequence[Page], folder: Path, reports: Path) -> Mirror:
+    """Copy the documents, the reports, and what notebooks link to."""
     mirror = Mirror(folder, reports)
     for path in sorted(places.ROOT.glob("docs/*.md")):
         mirror.add(f"docs/{path.name}")
@@ -109,8 +127,13 @@ def assemble(
         mirror.add(f"reports/{name}.md")
     for page in pages:
         mirror.add_links(f"notebooks/{page.path.name}", _prose(page))
-    write_figures(values["figures"], folder, reports)
-    atomic_write(folder / EXTRA / "buckets.html", bucket_page().encode())
+    return mirror
+
+
+def _write_generated(
+    pages: Sequence[Page], mirror: Mirror, values: Mapping[str, Any]
+) -> None:
+    """Write the pages of GENERATED and of REFERENCE next to the mirror."""
     given = {
         **values,
         "pages": pages,
@@ -126,15 +149,14 @@ def assemble(
         "here": measured_here(values["summaries"].get("on-this-machine", {})),
     }
     for name, template in GENERATED.items():
-        store.atomic_write_text(folder / name, render(template, given))
+        store.atomic_write_text(mirror.folder / name, render(template, given))
     for name, group in REFERENCE.items():
         text = render("reference_group.md", {"group": group})
-        store.atomic_write_text(folder / "reference" / f"{name}.md", text)
-    return folder
+        store.atomic_write_text(mirror.folder / "reference" / f"{name}.md", text)
 
 
 def measured_here(summary: Mapping[str, Any]) -> str:
-    """Return one line for the front page on what was measured on this machine, "" without any run.
+    """Return a line for the front page on what was measured here, or "" without any run.
 
     Parameters
     ----------
@@ -159,7 +181,22 @@ def measured_here(summary: Mapping[str, Any]) -> str:
 def write_notebook(
     page: Page, folder: Path, reports: Path, picture: catalog.Entry | None = None
 ) -> None:
-    """Write a notebook as Sphinx reads it, beside its title a picture. Raises UserError, which names it."""
+    """Write a notebook as Sphinx reads it.
+
+    Parameters
+    ----------
+    page : Page
+        The notebook.
+    folder, reports : Path
+        The directories, as for `assemble`.
+    picture : Entry, optional
+        The figure whose thumbnail is shown next to the title.
+
+    Raises
+    ------
+    UserError
+        If the notebook cannot be shown. The error names it.
+    """
     solutions = {}
     if (exercises.SOLUTIONS / page.path.name).is_file():
         solutions = exercises.read(page.name)
@@ -174,7 +211,10 @@ def write_notebook(
 def picture_of(
     notebook: str, figures: Sequence[catalog.Entry], reports: Path
 ) -> catalog.Entry | None:
-    """Return the first figure of a notebook that is no table: those are typeset, or much wider than high."""
+    """Return the first figure of a notebook that is no table.
+
+    A figure that is much wider than high is a typeset table, too.
+    """
     for entry in figures:
         if entry.notebook != notebook or "-tab" in entry.id:
             continue
@@ -188,7 +228,7 @@ def picture_of(
 def write_figures(
     figures: Sequence[catalog.Entry], folder: Path, reports: Path
 ) -> None:
-    """Write figures and their numbers where pages link to them, and a thumbnail of each."""
+    """Write figures and their numbers to where pages link, and a thumbnail of each."""
     for entry in figures:
         image, numbers = outputs.figure_files(entry.id, reports)
         for path in (image, numbers):
@@ -233,7 +273,7 @@ def _by_paper(verdicts: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
 
 
 def _ordered(documents: Collection[str]) -> dict[str, list[str]]:
-    """Return names of pages without their ending: those of FIRST, and all others, of the project."""
+    """Return the names of pages without their ending: ``documents`` of FIRST, then ``project``."""
     names = sorted(name.removesuffix(".md") for name in documents)
     return {
         "documents": [name for name in FIRST if name in names],
@@ -264,7 +304,14 @@ class Mirror:
         self.files: set[str] = set()
 
     def add(self, name: str) -> None:
-        """Copy a file, by its name from the root of the repository; of a page also what it links to."""
+        """Copy a file, and if it is a page also what the page links to.
+
+        Parameters
+        ----------
+        name : str
+            The path from the root of the repository. If there is no such file, nothing
+            is copied.
+        """
         source = self.source(name)
         if source is None or name in self.files:
             return
@@ -276,7 +323,7 @@ class Mirror:
             self.add_links(name, source.read_text(encoding="utf-8"))
 
     def add_links(self, name: str, text: str) -> None:
-        """Copy the files that a page of this name links to; notebooks are pages of their own."""
+        """Copy the files that a page links to, without notebooks, which are pages already."""
         for link in links(text):
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
             if not target.startswith("notebooks/"):
@@ -284,31 +331,34 @@ class Mirror:
 
     def figure(self, figure: str) -> str:
         """Return Markdown for the front page that shows a figure with its caption."""
-        (entry,) = (one for one in catalog.load() if one.id == figure)
+        (entry,) = [entry for entry in catalog.load() if entry.id == figure]
         image = f"reports/figures/{figure}.png"
         self.add(image)
         caption = " ".join(entry.caption.split())
         options = [f":alt: {caption}", ":figclass: result"]
-        if outputs.is_made(figure, self.reports):  # then the gallery has it
+        # Only then the gallery has the figure.
+        if outputs.is_made(figure, self.reports):
             options.append(f":target: gallery.html#{figure}")
         words = f"{markdown_cell(caption)} [{entry.grade}]{{.grade}}"
         return "\n".join([f":::{{figure}} {image}", *options, "", words, ":::", ""])
 
     def source(self, name: str) -> Path | None:
-        """Return the file of this name: of ``reports/`` the one of this build, if it has one."""
+        """Return the file of a name. For ``reports/``, a file of this build comes first."""
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts:
             return None
         path = places.ROOT / name
         if parts[0] == "reports":
-            here = self.reports.joinpath(*parts[1:])
-            path = here if here.is_file() else path
+            of_this_build = self.reports.joinpath(*parts[1:])
+            if of_this_build.is_file():
+                path = of_this_build
         return path if path.is_file() else None
 
 
 def links(text: str) -> Iterator[str]:
-    """Yield the paths that Markdown links to, without those of the web and of the page itself."""
+    """Yield the paths that Markdown links to, but no links to the web or the page itself."""
     for match in _LINK.finditer(text):
-        path = next(filter(None, match.groups())).partition("#")[0]
+        target = next(filter(None, match.groups()))
+        path, _, _ = target.partition("#")
         if path and "://" not in path and not path.startswith(("mailto:", "data:")):
             yield path

@@ -1,6 +1,7 @@
 """The outcome of every claim, and by what evidence it was reached.
 
-Importing the papers' ``claims`` registers one check for each claim that can be computed.
+Importing the papers' ``claims`` registers one check for each claim that can be
+computed.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ for _paper in PAPERS:
 
 
 RESULT = ("evidence", "spans", "low", "high", "grade", "interval", "judge")
-NOTHING = dict.fromkeys(RESULT, "") | {
+"""The properties of a `Result` that a row of verdicts has."""
+NOTHING = {
+    **dict.fromkeys(RESULT, ""),
     "evidence": Evidence.NONE,
     "low": math.nan,
     "high": math.nan,
 }
-
-
+"""The same for a claim without a result."""
 FILE = "verdicts.csv"
+"""The file in the reports directory that has all verdicts."""
 SHOWN = (
     "id",
     "place",
@@ -57,90 +60,152 @@ SHOWN = (
 
 
 def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
-    """Return a row per claim, strongest evidence first: its columns, RESULT, outcome, note and notebook.
+    """Judge claims.
 
-    Of an open claim low and high are NaN, ``note`` is the reason, and ``notebook`` will decide it. A claim
-    that cannot be judged is open, too, and said to be so on a line of standard error.
+    Parameters
+    ----------
+    listed : sequence of Claim, optional
+        The claims. By default all.
+
+    Returns
+    -------
+    DataFrame
+        A row for each claim, the strongest evidence first. The columns are the fields
+        of the claim, RESULT, ``outcome``, ``note`` and ``notebook``. For an open claim,
+        ``low`` and ``high`` are NaN, ``note`` has the reason, and ``notebook`` is the one
+        that will decide the claim. A claim that cannot be judged is open, too, and a
+        line of standard error says why.
     """
+    if listed is None:
+        listed = claims.load_claims()
     rows = []
-    for claim in claims.load_claims() if listed is None else listed:
+    for claim in listed:
+        # A check that fails must not keep the other claims from being judged.
         try:
             cells = _cells(claim)
-        except Exception as error:  # the others are still to be judged
-            line = f"claim {claim.id}: could not be judged: {one_line(str(error) or repr(error))}"
-            print(line, file=sys.stderr)
-            cells = NOTHING | {"notebook": "", "note": line, "outcome": Outcome.OPEN}
+        except Exception as error:
+            reason = one_line(str(error) or repr(error))
+            note = f"claim {claim.id}: could not be judged: {reason}"
+            print(note, file=sys.stderr)
+            cells = _open_cells(notebook="", note=note)
         rows.append({**asdict(claim), **cells})
     table = pd.DataFrame(rows).astype({"evidence": str, "outcome": str})
+    strongest_first = [*Evidence]
     return table.sort_values(
         "evidence",
-        key=lambda names: names.map([*Evidence].index),
+        key=lambda names: names.map(strongest_first.index),
         kind="stable",
         ignore_index=True,
     )
 
 
+def _open_cells(notebook: str, note: str) -> dict[str, Any]:
+    """Return RESULT, outcome, note and notebook of an open claim."""
+    return {**NOTHING, "notebook": notebook, "note": note, "outcome": Outcome.OPEN}
+
+
 @cache
 def _cells(claim: Claim) -> dict[str, Any]:
-    """Return a claim's RESULT, outcome, note and notebook. Raises whatever its check does."""
+    """Return RESULT, outcome, note and notebook of a claim. Raises what its check raises."""
     if claim.id not in claims.CHECKS:
-        if claim.id not in claims.waiting().index:
+        open_claims = claims.waiting()
+        if claim.id not in open_claims.index:
             raise UserError(
                 "it has no check: write one, or why not into the paper's open.csv"
             )
-        notebook, why = claims.waiting().loc[claim.id, ["notebook", "why"]]
-        return NOTHING | {"notebook": notebook, "note": why, "outcome": Outcome.OPEN}
-    result = claims.CHECKS[claim.id]()
+        notebook, why = open_claims.loc[claim.id, ["notebook", "why"]]
+        return _open_cells(notebook, why)
+    compute_result = claims.CHECKS[claim.id]
+    result = compute_result()
     verdict = _settled(claim, result)
-    note = "; ".join(filter(None, [result.note, verdict.note]))
+    notes = [note for note in (result.note, verdict.note) if note]
     cells = {name: getattr(result, name) for name in RESULT}
-    return {**cells, "notebook": "", "note": note, "outcome": verdict.outcome}
+    cells["notebook"] = ""
+    cells["note"] = "; ".join(notes)
+    cells["outcome"] = verdict.outcome
+    return cells
 
 
 def _settled(claim: Claim, result: Result) -> Verdict:
-    """Return a claim's verdict; undecided where half the step, along one axis of its grid, changes it."""
-    flips = claims.halved().query("claim == @claim.id and outcome != halved")
+    """Return the verdict on a claim.
+
+    A claim is undecided if the outcome changes with half the step along an axis of the
+    grid of settings.
+    """
     verdict = claim.verdict(result)
-    if flips.empty:
+    halved = claims.halved()
+    changes = halved["outcome"] != halved["halved"]
+    changed = halved[(halved["claim"] == claim.id) & changes]
+    if changed.empty:
         return verdict
-    axes = ", ".join(
-        f"{row.halved} with half the step of {row.axis}" for row in flips.itertuples()
-    )
+    outcomes = []
+    for row in changed.itertuples():
+        outcomes.append(f"{row.halved} with half the step of {row.axis}")
     return Verdict(
-        Outcome.UNDECIDED, f"{verdict.outcome} on the grid, but {axes}: {verdict.note}"
+        Outcome.UNDECIDED,
+        f"{verdict.outcome} on the grid, but {', '.join(outcomes)}: {verdict.note}",
     )
 
 
 def counts(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Return how many claims had each outcome, by evidence; row and column "all" are sums."""
+    """Count claims.
+
+    Parameters
+    ----------
+    verdicts : DataFrame
+        The rows of `evaluate`.
+
+    Returns
+    -------
+    DataFrame
+        How many claims had each outcome (the columns), by evidence (the rows). The row
+        and the column "all" are sums.
+    """
     table = pd.crosstab(verdicts["evidence"], verdicts["outcome"])
-    table = table.reindex(
-        index=[*map(str, Evidence)], columns=[*map(str, Outcome)], fill_value=0
-    )
+    kinds = [str(evidence) for evidence in Evidence]
+    outcomes = [str(outcome) for outcome in Outcome]
+    table = table.reindex(index=kinds, columns=outcomes, fill_value=0)
     table.loc["all"] = table.sum()
     return table.assign(all=table.sum(axis=1))
 
 
 def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
-    """Return `counts` by name, as evidence_outcome, how many are undecided, open, and how many in all."""
-    table, numbers = counts(verdicts), {}
-    for evidence in [*Evidence][:-1]:
-        firm = evidence in claims.FIRM
-        for outcome in (
-            ("reproduced", "differs") if firm else ("compatible", "contradicted")
-        ):
-            numbers[f"{evidence.name.lower()}_{outcome}"] = int(
-                table.loc[str(evidence), outcome]
-            )
-    ends = {name: int(table.loc["all", name]) for name in ("undecided", "open")}
-    return {**numbers, **ends, "claims": len(verdicts)}
+    """Return `counts` as key numbers.
+
+    Parameters
+    ----------
+    verdicts : DataFrame
+        The rows of `evaluate`.
+
+    Returns
+    -------
+    dict of str to int
+        The counts under names such as "measured_reproduced", how many claims are
+        ``undecided`` and ``open``, and how many ``claims`` there are.
+    """
+    table = counts(verdicts)
+    numbers = {}
+    for evidence in Evidence:
+        if evidence is Evidence.NONE:
+            continue
+        if evidence in claims.FIRM:
+            outcomes = (Outcome.REPRODUCED, Outcome.DIFFERS)
+        else:
+            outcomes = (Outcome.COMPATIBLE, Outcome.CONTRADICTED)
+        for outcome in outcomes:
+            name = f"{evidence.name.lower()}_{outcome}"
+            numbers[name] = int(table.loc[str(evidence), str(outcome)])
+    numbers["undecided"] = int(table.loc["all", "undecided"])
+    numbers["open"] = int(table.loc["all", "open"])
+    numbers["claims"] = len(verdicts)
+    return numbers
 
 
 def published(reports: Path) -> pd.DataFrame:
     """Return the verdicts as readers see them, judged only once for each report.
 
-    The file verdicts.csv in ``reports`` is read where notebook 14 has written it; else all claims are
-    judged and the file is written.
+    If notebook 14 has written the file verdicts.csv in ``reports``, this file is read.
+    Otherwise all claims are judged, and the file is written.
 
     Returns
     -------
@@ -161,8 +226,17 @@ def publish(verdicts: pd.DataFrame, reports: Path | None = None) -> None:
 
 
 def computed(row: pd.Series) -> str:
-    """Return what was computed for a claim, as readers see it: a number, a few, a range, or a bound.
+    """Return what was computed for a claim, as readers see it.
 
+    It is a number, a few numbers, a range, or a bound.
+
+    Parameters
+    ----------
+    row : Series
+        A row of `evaluate`.
+
+    Examples
+    --------
     >>> cells = {"spans": np.array([[7.0, 7.0]]), "low": 7.0, "high": 7.0}
     >>> cells |= {"unit": "%", "interval": ""}
     >>> computed(pd.Series(cells))
@@ -172,24 +246,40 @@ def computed(row: pd.Series) -> str:
     >>> computed(pd.Series(cells | {"spans": np.array([[7.0, math.inf]]), "high": math.inf}))
     'at least 7%'
     """
-    low, high = (format_quantity(row[end], row["unit"]) for end in ("low", "high"))
+    # An end that is not finite gives an empty string.
+    low = format_quantity(row["low"], row["unit"])
+    high = format_quantity(row["high"], row["unit"])
     if low == high:
         return low
-    if not low or not high:
-        return f"at least {low}" if low else f"at most {high}"
+    if not high:
+        return f"at least {low}"
+    if not low:
+        return f"at most {high}"
     least, most = np.transpose(row["spans"])
-    few = 1 < len(least) <= claims.FEW and (least == most).all() and not row["interval"]
-    first = [
-        format_quantity(value, "1") for value in (least[:-1] if few else least[:1])
-    ]
-    return f"{', '.join(first)} {'or' if few else 'to'} {high}"
+    # Only the last number has the unit.
+    is_few = 1 < len(least) <= claims.FEW and (least == most).all()
+    if is_few and not row["interval"]:
+        others = [format_quantity(value, "1") for value in least[:-1]]
+        return f"{', '.join(others)} or {high}"
+    return f"{format_quantity(least[0], '1')} to {high}"
 
 
 def shown(verdicts: pd.DataFrame) -> list[dict[str, str]]:
-    """Return the verdicts as cells for readers: ``printed`` and ``computed`` with their units."""
-    sign = verdicts["relation"].map({"<=": "≤ ", ">=": "≥ ", "=": ""})
-    printed = [*map(format_quantity, verdicts["value"], verdicts["unit"])]
+    """Return the verdicts as cells for readers.
+
+    Parameters
+    ----------
+    verdicts : DataFrame
+        The rows of `evaluate`.
+
+    Returns
+    -------
+    list of dict
+        For each claim all columns by name, and ``printed`` and ``computed`` with units.
+    """
+    signs = verdicts["relation"].map({"<=": "≤ ", ">=": "≥ ", "=": ""})
+    quantities = [*map(format_quantity, verdicts["value"], verdicts["unit"])]
     table = verdicts.assign(
-        printed=sign + printed, computed=verdicts.apply(computed, axis=1)
+        printed=signs + quantities, computed=verdicts.apply(computed, axis=1)
     )
     return table.to_dict("records")

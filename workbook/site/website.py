@@ -1,4 +1,7 @@
-"""The site, built by Sphinx from what `workbook.site.sources` writes. It loads nothing from a network."""
+"""The site, which Sphinx builds from the files that `workbook.site.sources` writes.
+
+The pages load nothing from a network.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from workbook.site import pages, passages, sources
 CONFIGURATION = Path(__file__).parent
 """The directory of conf.py."""
 SHOWN = 5
-"""Warnings of Sphinx that an error quotes, at most."""
+"""How many warnings of Sphinx an error quotes."""
 
 
 def write(
@@ -26,9 +29,28 @@ def write(
     reports: Path,
     notebooks: Sequence[Path],
 ) -> Path:
-    """Write ``REPRODUCTION.md`` and ``GOALS.md`` into ``reports``, and the site into ``folder``.
+    """Write the site, and ``REPRODUCTION.md`` and ``GOALS.md``.
 
-    Returns the start page. Raises UserError for a broken link or a formula that cannot be shown.
+    Parameters
+    ----------
+    executed : sequence of Path
+        Executed copies of notebooks.
+    folder : Path
+        The directory of the site.
+    reports : Path
+        The directory of the two reports.
+    notebooks : sequence of Path
+        The notebooks as they are stored, in reading order.
+
+    Returns
+    -------
+    Path
+        The start page.
+
+    Raises
+    ------
+    UserError
+        If there is a broken link, or a formula that cannot be shown.
     """
     values = pages.write_reports(reports)
     source = folder.parent / "site-source"
@@ -39,57 +61,81 @@ def write(
 
 
 def offer(notebooks: Sequence[Path], folder: Path) -> None:
-    """Let readers download notebooks as they are stored, which they can run, not as they are shown."""
+    """Write the notebooks that readers download from the site.
+
+    They are the notebooks as stored, which readers can run, not as shown.
+    """
     for notebook in notebooks:
         copied = folder / "_sources" / "notebooks" / notebook.name
         atomic_write(copied, notebook.read_bytes())
 
 
 def repository_address() -> str:
-    """Return the address of the repository: ``repository-code`` of CITATION.cff, "" where it is absent."""
+    """Return the address of the repository from CITATION.cff, or "" if it has none."""
     return str(passages.citation().get("repository-code", ""))
 
 
 def build(source: Path, folder: Path, repository: str = "") -> None:
-    """Let Sphinx write the site of a directory of sources into ``folder``, which is replaced on success.
+    """Build the site by Sphinx, in a process of its own.
 
-    Sphinx runs in a process of its own, because it changes what is global (roles, modules that are mocked).
+    Sphinx changes global state, such as roles and mocked modules.
 
     Parameters
     ----------
-    repository : str
-        The address of the repository; with it pages link to Binder, to Colab and to its issues.
+    source : Path
+        The directory of sources.
+    folder : Path
+        The directory of the site, which is replaced if the build succeeds.
+    repository : str, optional
+        The address of the repository. With it, pages link to Binder, to Colab and to
+        the issues of the repository.
 
     Raises
     ------
     UserError
-        When Sphinx warns of anything, such as a link that leads nowhere; the error quotes what it said.
+        If Sphinx warns of anything, such as a link that leads nowhere. The error quotes
+        the warnings.
     """
-    with scratch() as made:
-        warned = made / "warnings.txt"
+    with scratch() as built:
+        warnings = built / "warnings.txt"
         command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "--jobs", "auto"]
-        command += ["-c", str(CONFIGURATION), "-d", str(made / "doctrees")]
+        command += ["-c", str(CONFIGURATION), "-d", str(built / "doctrees")]
         command += ["-D", f"repository_address={repository}"]
         command += ["-D", f"html_extra_path={source / sources.EXTRA}"]
-        command += ["-W", "-w", str(warned), str(source), str(made / "site")]
-        search = [str(CONFIGURATION.parents[1]), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, search))}
+        command += ["-W", "-w", str(warnings), str(source), str(built / "site")]
+        # Sphinx imports workbook.site.extension.
+        search_path = [str(CONFIGURATION.parents[1])]
+        if os.environ.get("PYTHONPATH"):
+            search_path.append(os.environ["PYTHONPATH"])
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
-            text = warned.read_text(encoding="utf-8") if warned.is_file() else ""
-            raise UserError(_told(text or done.stderr, source))
+            text = ""
+            if warnings.is_file():
+                text = warnings.read_text(encoding="utf-8")
+            raise UserError(_reason(text or done.stderr, source))
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.move(made / "site", folder)
+        shutil.move(built / "site", folder)
 
 
-def _told(text: str, source: Path) -> str:
-    """Return the warnings of Sphinx in one line, files named from the directory of sources."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text).replace(f"{source}/", "")
-    lines = [
-        line
-        for line in plain.splitlines()
-        if re.search(r"WARNING|ERROR|\w+Error: ", line)
-    ]
-    lines = lines or plain.strip().splitlines()[-1:]
-    more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
-    return f"the site cannot be built: {'; '.join(lines[:SHOWN])}{more}"
+def _reason(text: str, source: Path) -> str:
+    """Return why the site cannot be built, in one line.
+
+    Parameters
+    ----------
+    text : str
+        The warnings of Sphinx, or what it printed.
+    source : Path
+        The directory of sources, which is cut from the names of files.
+    """
+    without_colours = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    all_lines = without_colours.replace(f"{source}/", "").splitlines()
+    pattern = re.compile(r"WARNING|ERROR|\w+Error: ")
+    lines = [line for line in all_lines if pattern.search(line)]
+    if not lines:
+        # Nothing looks like a warning: the last line says most.
+        lines = [line for line in all_lines if line.strip()][-1:]
+    reason = f"the site cannot be built: {'; '.join(lines[:SHOWN])}"
+    if len(lines) > SHOWN:
+        reason += f"; and {len(lines) - SHOWN} more"
+    return reason

@@ -1,1 +1,1 @@
-"""How predictions are judged: cases, goals, rival models, labs, clusters of others; and planners."""
+"""How predictions and planners are judged, with goals, rival models, labs and clusters."""

@@ -1,12 +1,13 @@
 """Predictions compared with measurements, whether they were made before or after.
 
 A prediction uses a layer profile, and a cost that is fitted to collectives which were
-measured on their own. No row of the judged runs enters a prediction. The truth of a case
-is the median of its iterations. Errors are relative. A prediction interval is for a single
-iteration.
+measured on their own. No row of the judged runs enters a prediction. The truth of a
+case is the median of its iterations. Errors are relative. A prediction interval is for
+a single iteration.
 
-A *paired* error uses the compute time of the run itself instead of the predicted compute
-time: a machine drifts between profile and run, and the error of communication remains.
+A *paired* error uses the compute time of the run itself instead of the predicted
+compute time: a machine drifts between profile and run, and the error of communication
+remains.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ddlkit.core.sparse import Selecting
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model import predictor
 from ddlkit.model.calibration import TRAINING, Calibration
-from ddlkit.model.predictor import forecast_case
+from ddlkit.model.predictor import Forecast, forecast_case
 from ddlkit.store.files import own_yaml
 from workbook.common import places
 from workbook.common.outputs import format_number
@@ -57,7 +58,7 @@ PREDICTED = (
 _ENDS = ("lower_s", "upper_s")
 
 
-# -- what was measured, and what is predicted of it -----------------------------------------------
+# -- what was measured, and what is predicted of it ----------------------------------
 
 
 def measured(runs: pd.DataFrame) -> pd.DataFrame:
@@ -180,12 +181,9 @@ def validate(
         ours = forecast_case(
             case, workloads, calibration, selections, row["copy_s_per_byte"], scatter
         )
-        workload = ours.iteration.workload
-        scaled = workload.scaled(row["measured_compute_s"] / workload.compute_s)
-        rescaled = replace(ours.iteration, workload=scaled).prediction
-        of_case = calibration.of_case(case)
-        seconds = predicted_times(ours, of_case.others)
-        seconds[RESCALED] = rivals.times(rescaled)
+        communication = calibration.of_case(case)
+        seconds = predicted_times(ours, communication.others)
+        seconds[RESCALED] = _rescaled_times(ours, row["measured_compute_s"])
         values: dict[str, float] = {}
         for name, (iteration_s, exposed_s) in seconds.items():
             values[f"{name}_iteration_s"] = iteration_s
@@ -193,18 +191,26 @@ def validate(
         lower_s, upper_s = ours.paired_s or (math.nan, math.nan)
         values["lower_s"] = lower_s
         values["upper_s"] = upper_s
-        values["contention"] = of_case.contention is not None
-        values["predicted_compute_s"] = workload.compute_s
+        values["contention"] = communication.contention is not None
+        values["predicted_compute_s"] = ours.iteration.workload.compute_s
         predicted.append(values)
     return _with_errors(cases.join(pd.DataFrame(predicted)), (*rivals.MODELS, RESCALED))
+
+
+def _rescaled_times(ours: Forecast, measured_compute_s: float) -> tuple[float, float]:
+    """Return the iteration and exposed communication with the measured compute time."""
+    workload = ours.iteration.workload
+    scaled = workload.scaled(measured_compute_s / workload.compute_s)
+    return rivals.times(replace(ours.iteration, workload=scaled).prediction)
 
 
 def _with_errors(cases: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return the cases with three relative errors of each model.
 
     ``<model>_error`` is of the iteration and ``<model>_exposed_error`` of the exposed
-    communication. ``<model>_paired_error`` is of the iteration with the measured compute
-    time instead of the predicted one, so that only exposed communication differs.
+    communication. ``<model>_paired_error`` is of the iteration with the measured
+    compute time instead of the predicted one, so that only exposed communication
+    differs.
     """
     iteration_s = cases["measured_iteration_s"]
     exposed_s = cases["measured_exposed_communication_s"]
@@ -253,15 +259,15 @@ def sends_one_message(cases: pd.DataFrame) -> pd.Series:
 
 
 def judge(
-    own: Source, beside: Source, form: str = "table", *, marked: bool = False
+    measurements: Source, profiles: Source, form: str = "table", *, marked: bool = False
 ) -> pd.DataFrame:
     """Return the `labelled` cases of a recording, without disturbed ones.
 
     Parameters
     ----------
-    own : Source
+    measurements : Source
         The runs, and the collectives to which costs are fitted.
-    beside : Source
+    profiles : Source
         The layer profiles, and the selection times of sparse cases.
     form : str, optional
         The form of our model's cost.
@@ -274,17 +280,17 @@ def judge(
     DataFrame
         A row for each case, or no row if there is no profile for any run.
     """
-    workloads = beside.workloads()
-    runs = own.table("runs")
+    workloads = profiles.workloads()
+    runs = measurements.table("runs")
     runs = runs[runs["profile_sha256"].isin(workloads)]
     if runs.empty:
         return runs
     slowdown = None
-    if own.has("slowdown"):
-        slowdown = own.table("slowdown")
-    calibration = calibrated(own.table("collectives"), form, slowdown=slowdown)
+    if measurements.has("slowdown"):
+        slowdown = measurements.table("slowdown")
+    calibration = calibrated(measurements.table("collectives"), form, slowdown=slowdown)
     cases = validate(
-        runs, workloads, calibration, beside.selections(), beside.compute_scatter()
+        runs, workloads, calibration, profiles.selections(), profiles.compute_scatter()
     )
     if form == "table":
         # The intervals of recorded cases are frozen, as they were first judged.
@@ -293,7 +299,7 @@ def judge(
         cases.update(ends)
         cases = cases.reset_index()
     limited = cases["processor_limited"]
-    if not own.is_live("runs"):
+    if not measurements.is_live("runs"):
         # What was recorded before had no marks.
         return labelled(cases[~limited])
     cases["marked"] |= limited
@@ -302,7 +308,7 @@ def judge(
     return labelled(cases)
 
 
-# -- predictions that were written before their runs ----------------------------------------------
+# -- predictions that were written before their runs ---------------------------------
 
 
 def joined(campaign: Source) -> pd.DataFrame:
@@ -316,8 +322,8 @@ def joined(campaign: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Rows as of `validate`. In addition, ``covered`` of the ``runs`` single iterations
-        lie in the interval of the case.
+        Rows as of `validate`. In addition, ``covered`` of the ``runs`` single
+        iterations lie in the interval of the case.
 
     Raises
     ------
@@ -326,6 +332,25 @@ def joined(campaign: Source) -> pd.DataFrame:
     """
     predicted = campaign.table("predicted")
     runs = campaign.table("runs")
+    _check_predicted_by(campaign, runs)
+    seconds = predicted.pivot(
+        index="case", columns=["model", "quantity"], values="seconds"
+    )
+    cases = measured(runs).set_index("case")
+    for name, quantity in product(PREDICTED, ("iteration", "exposed")):
+        # Older campaigns lack the models that came later.
+        cases[f"{name}_{quantity}_s"] = seconds.get((name, quantity), np.nan)
+    cases["lower_s"] = seconds[OURS, "lower"]
+    cases["upper_s"] = seconds[OURS, "upper"]
+    predicted_compute_s = seconds[OURS, "iteration"] - seconds[OURS, "exposed"]
+    cases["predicted_compute_s"] = predicted_compute_s
+    cases["contention"] = cases["kind"] == TRAINING
+    counted = _covered_iterations(runs, cases)
+    return _with_errors(cases, PREDICTED).join(counted).reset_index()
+
+
+def _check_predicted_by(campaign: Source, runs: pd.DataFrame) -> None:
+    """Raise UserError if runs name another table of predictions than the campaign's."""
     (path,) = store.list_tables(campaign.directories[0], "predicted-*.csv")
     # Runs carry the first digits of the hash.
     digits = int(runs["predicted"].str.len().max())
@@ -335,26 +360,18 @@ def joined(campaign: Source) -> pd.DataFrame:
         raise UserError(
             f"runs predicted by {sorted(others)}, not by the predictions {digest}"
         )
-    wide = predicted.pivot(
-        index="case", columns=["model", "quantity"], values="seconds"
-    )
-    cases = measured(runs).set_index("case")
-    for name, quantity in product(PREDICTED, ("iteration", "exposed")):
-        cases[f"{name}_{quantity}_s"] = wide.get((name, quantity), np.nan)
-    cases["lower_s"] = wide[OURS, "lower"]
-    cases["upper_s"] = wide[OURS, "upper"]
-    cases["predicted_compute_s"] = wide[OURS, "iteration"] - wide[OURS, "exposed"]
-    cases["contention"] = cases["kind"] == TRAINING
 
-    # Each single iteration is judged with its own compute time, if it really trains.
+
+def _covered_iterations(runs: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
+    """Return, by case, how many of its ``runs`` iterations its interval has ``covered``."""
     case = runs["case"]
+    # Each iteration is judged with its own compute time, if it really trains.
     drifted_s = runs["compute_s"] - case.map(cases["predicted_compute_s"])
     drifted_s = drifted_s.where(case.map(cases["contention"]), 0.0)
     lower_s = case.map(cases["lower_s"]) + drifted_s
     upper_s = case.map(cases["upper_s"]) + drifted_s
     inside = runs["iteration_s"].between(lower_s, upper_s)
-    counted = inside.groupby(case).agg(covered="sum", runs="size")
-    return _with_errors(cases, PREDICTED).join(counted).reset_index()
+    return inside.groupby(case).agg(covered="sum", runs="size")
 
 
 def trained(campaign: Source) -> pd.DataFrame:
@@ -363,7 +380,7 @@ def trained(campaign: Source) -> pd.DataFrame:
     return labelled(cases[~cases["marked"]])
 
 
-# -- live runs of the suite quick ----------------------------------------------------------------
+# -- live runs of the suite quick ----------------------------------------------------
 
 
 def live() -> pd.DataFrame:
@@ -383,7 +400,7 @@ def live() -> pd.DataFrame:
     )
 
 
-# -- scores ---------------------------------------------------------------------------------------
+# -- scores --------------------------------------------------------------------------
 
 
 def summary(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
@@ -424,7 +441,7 @@ def summary(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
     }
 
 
-# -- goals, which were set before the data --------------------------------------------------------
+# -- goals, which were set before the data -------------------------------------------
 
 
 MUCH = 0.2
@@ -494,8 +511,8 @@ STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
     "above_line_medians": lambda cases: difference(cases, LINE)[2],
     "paired_median_error": lambda cases: cases["model_paired_error"].abs().median(),
     "paired_mean_error": lambda cases: abs(cases["model_paired_error"].mean()),
-    "half_width_share": lambda of: (
-        of.eval("(upper_s - lower_s) / model_iteration_s").median() / 2
+    "half_width_share": lambda cases: (
+        cases.eval("(upper_s - lower_s) / model_iteration_s").median() / 2
     ),
     "much_exposed_error": lambda cases: STATISTICS["median_exposed_error"](
         much_exposed(cases)
@@ -565,19 +582,13 @@ class Goal(NamedTuple):
         return {"goal": self.goal, "wanted": wanted, "reached": reached, "holds": holds}
 
 
-def goals(of: str) -> list[Goal]:
-    """Return the goals that data/goals.yml has under the name of a campaign.
-
-    Parameters
-    ----------
-    of : str
-        The name.
-    """
+def goals(campaign: str) -> list[Goal]:
+    """Return the goals that data/goals.yml has under the name of a campaign."""
     text = (places.DATA / "goals.yml").read_text(encoding="utf-8")
-    return [Goal(**entry) for entry in own_yaml(text)[of]]
+    return [Goal(**entry) for entry in own_yaml(text)[campaign]]
 
 
-# -- what campaigns reached, as frozen in reports/goals.csv and reports/coverage.csv --------------
+# -- what campaigns reached, as frozen in reports/goals.csv and reports/coverage.csv ---
 
 
 SIZES = ("cases", "links", "cases with exposed communication of at least a fifth")
@@ -616,7 +627,8 @@ def goals_met(standing: str) -> tuple[int, int]:
     Parameters
     ----------
     standing : str
-        "confirmatory" for preset goals, or "exploratory" for those that were set with the data in sight.
+        "confirmatory" for preset goals, or "exploratory" for those that were set with
+        the data in sight.
     """
     goals = _with_a_number(frozen("goals"))
     of_standing = goals[goals["standing"] == standing]
@@ -624,7 +636,7 @@ def goals_met(standing: str) -> tuple[int, int]:
 
 
 def outcome(campaign: str) -> str:
-    """Return which goals a campaign met and missed, and whether its predictions came before its runs.
+    """Return which goals a campaign met and missed, and if predictions preceded its runs.
 
     Raises
     ------

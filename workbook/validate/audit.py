@@ -1,4 +1,4 @@
-"""Planners against the best of all plans, on networks that are drawn at random."""
+"""Planners compared with the best of all plans, on networks that are drawn at random."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from ddlkit.core.workload import Workload
 from workbook.omgs.equations import PUBLISHED_GAMMA_S
 
 OPTIMAL = 1e-9
-"""Largest relative gap that still counts as optimal: rounding."""
+"""The largest relative gap that still counts as optimal, which allows for rounding."""
 Draw = Callable[[np.random.Generator], tuple[Workload, MessageCost]]
-"""Draws a random network and a cost of its messages."""
+"""A function that draws a random network and a cost of its messages."""
 
 
 def iteration_s(workload: Workload, plan: FusionPlan, cost: MessageCost) -> float:
-    """Return the seconds of an iteration under a plan, selections included where the cost has them."""
+    """Return the seconds of an iteration under a plan.
+
+    Selections of gradients are included if the cost has them.
+    """
     if cost.selects:
         return sparse_iteration(workload, plan, cost).prediction.iteration_s
     return predict(workload, plan, cost).iteration_s
@@ -30,19 +33,42 @@ def iteration_s(workload: Workload, plan: FusionPlan, cost: MessageCost) -> floa
 def random_audit(
     draw: Draw, planners: Sequence[str], instances: int, seed: int = 0
 ) -> pd.DataFrame:
-    """Return a row per random instance and planner: its gap to the best, and start-ups over computing."""
-    random, rows = np.random.default_rng(seed), []
+    """Compare planners with the best plan of random networks.
+
+    Parameters
+    ----------
+    draw : callable
+        The function that draws a network and its cost.
+    planners : sequence of str
+        The names of the planners.
+    instances : int
+        The number of networks to draw.
+    seed : int, optional
+        The seed of the random numbers.
+
+    Returns
+    -------
+    DataFrame
+        One row for each network and planner. The columns are ``instance``,
+        ``start_ups_over_compute`` (the start-ups of one message per gradient over the
+        compute time), ``planner`` and ``gap`` (its iteration over the best one, minus
+        1).
+    """
+    random = np.random.default_rng(seed)
+    rows = []
     for instance in range(instances):
         workload, cost = draw(random)
         start_ups = workload.n * cost.startup_s() / workload.compute_s
         best_s = iteration_s(workload, make_plan("exact", workload, cost), cost)
         for planner in planners:
-            taken_s = iteration_s(workload, make_plan(planner, workload, cost), cost)
-            rows.append((instance, start_ups, planner, taken_s / best_s - 1))
+            planned_s = iteration_s(workload, make_plan(planner, workload, cost), cost)
+            rows.append((instance, start_ups, planner, planned_s / best_s - 1))
     return pd.DataFrame(
         rows, columns=["instance", "start_ups_over_compute", "planner", "gap"]
     )
 
+
+# -- messages that are not sparsified (osf) ------------------------------------------
 
 DENSE = (
     "none",
@@ -55,44 +81,72 @@ DENSE = (
     "adafusion",
     "adafusion:repaired",
 )
-"""Planners of messages that are not sparsified (osf)."""
+"""The planners of messages that are not sparsified."""
 
 
 def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
-    """Return 5 to 40 tensors, sizes and times over decades; computing takes 1."""
+    """Return a network of 5 to 40 tensors, and a straight line as its cost.
+
+    Sizes, times of layers and costs are spread over decades. Compute takes 1 s, of
+    which forward takes a third.
+    """
     n = int(rng.integers(5, 41))
     sizes = (10 ** rng.uniform(3, 7.5, n)).astype(np.int64)
-    backward = 10 ** rng.uniform(-2, 0, n)
-    backward *= 2 / 3 / backward.sum()
-    slope = 10 ** rng.uniform(-1, 1) / sizes.sum()
-    overhead = 10 ** rng.uniform(-2, 1) / n
-    workload = Workload.from_arrays(1 / 3, backward, sizes)
-    return workload, AlphaBeta(float(overhead), float(slope))
+    backward_s = 10 ** rng.uniform(-2, 0, n)
+    backward_s *= 2 / 3 / backward_s.sum()
+    s_per_byte = 10 ** rng.uniform(-1, 1) / sizes.sum()
+    start_up_s = 10 ** rng.uniform(-2, 1) / n
+    workload = Workload.from_arrays(1 / 3, backward_s, sizes)
+    return workload, AlphaBeta(float(start_up_s), float(s_per_byte))
 
 
-WORKERS, DENSITY = 16, 0.001
-"""Of sparsified messages (omgs)."""
+# -- sparsified messages (omgs) ------------------------------------------------------
+
+WORKERS = 16
+"""The number of workers that exchange sparsified gradients."""
+DENSITY = 0.001
+"""The share of the gradients that is selected."""
 SELECTION = Log(PUBLISHED_GAMMA_S)
-"""omgs Eq 10 without density, as the authors' published code has it."""
+"""omgs Eq 10 without the density, as in the published code of the authors."""
 
 
 def linear_cost(alpha_s: float, beta_s: float) -> SparseGather:
-    """Return a cost whose message is that of omgs Eq 11: alpha_s, and beta_s for each dense element."""
-    per_byte = beta_s / (2 * ELEMENT_BYTES * WORKERS * DENSITY)
-    gather = AlphaBeta(alpha_s / 2, per_byte, collective="all_gather", workers=WORKERS)
+    """Return the cost of omgs Eq 11: alpha_s, and beta_s for each dense element.
+
+    A sparse message is two gathers, one of values and one of indices.
+    """
+    s_per_byte = beta_s / (2 * ELEMENT_BYTES * WORKERS * DENSITY)
+    gather = AlphaBeta(
+        alpha_s / 2, s_per_byte, collective="all_gather", workers=WORKERS
+    )
     return SparseGather(gather, DENSITY, selecting=SELECTION)
 
 
 def random_workload(
     rng: np.random.Generator, tensors: range
 ) -> tuple[Workload, float, float]:
-    """Return a network, alpha and beta (per element) over decades; sizes are whole thousands of elements."""
+    """Return a random network and the two constants of omgs Eq 11.
+
+    Parameters
+    ----------
+    rng : Generator
+        The random numbers.
+    tensors : range
+        The numbers of tensors from which one is drawn.
+
+    Returns
+    -------
+    workload : Workload
+        Sizes are whole thousands of elements. They and the times are spread over
+        decades.
+    alpha_s, beta_s : float
+        The seconds of a message, and those of each of its elements.
+    """
     n = int(rng.choice(tensors))
     backward_s = 10 ** rng.uniform(-4, -1.5, n)
-    sizes = 1000 * np.rint(10 ** rng.uniform(0, 4, n)).astype(np.int64)
-    workload = Workload.from_arrays(
-        float(backward_s.sum()) / 2, backward_s, ELEMENT_BYTES * sizes
-    )
+    elements = 1000 * np.rint(10 ** rng.uniform(0, 4, n)).astype(np.int64)
+    forward_s = float(backward_s.sum()) / 2
+    workload = Workload.from_arrays(forward_s, backward_s, ELEMENT_BYTES * elements)
     alpha_s = float(10 ** rng.uniform(-4, -1.5))
     beta_s = float(10 ** rng.uniform(-10, -8))
     return workload, alpha_s, beta_s

@@ -1,4 +1,4 @@
-"""Side by side: machines, kernels beside communication, and plans, as tables to print and to plot."""
+"""Machines, kernels and plans compared with each other, as tables to print and to plot."""
 
 from __future__ import annotations
 
@@ -13,99 +13,170 @@ from workbook.common import specs
 from workbook.common.source import Source
 
 DRAWS = 2000
+"""The number of bootstrap draws."""
 
 
 def steps(source: Source) -> pd.DataFrame:
-    """Return by profile its rate (FLOP/s, osf Eq 4) and c, its share of the largest product's (osf Eq 5)."""
+    """Return the rate of computation of every layer profile.
+
+    Parameters
+    ----------
+    source : Source
+        Tables of layers, and of products of matrices as ``peaks``.
+
+    Returns
+    -------
+    DataFrame
+        One row for each profile. The columns are ``network``, ``device``,
+        ``precision``,
+        ``batch``, ``ranks``, ``rate`` (FLOP/s, osf Eq 4) and ``c`` (the rate over that of
+        the fastest product, osf Eq 5, NaN if no product was measured).
+    """
     profile = ["network", "device", "precision", "batch", "ranks"]
     if not source.has("layers"):
         return pd.DataFrame(columns=[*profile, "rate", "c"])
-    sums = (
-        source.table("layers")
-        .groupby(profile)[["flops", "forward_s", "backward_s"]]
-        .sum()
-    )
-    rates = (
-        sums.eval("3 * flops / (forward_s + backward_s)").rename("rate").reset_index()
-    )
-    peaks = specs.measured_peaks(source.table("peaks")) if source.has("peaks") else {}
-    where = zip(rates["device"], rates["precision"], strict=True)
-    return rates.assign(c=rates["rate"] / [peaks.get(key, np.nan) for key in where])
+    layers = source.table("layers").groupby(profile)
+    sums = layers[["flops", "forward_s", "backward_s"]].sum()
+    # Backward does twice as many operations as forward.
+    rates = sums.eval("3 * flops / (forward_s + backward_s)").rename("rate")
+    rates = rates.reset_index()
+    peaks: dict[tuple[str, str], float] = {}
+    if source.has("peaks"):
+        peaks = specs.measured_peaks(source.table("peaks"))
+    keys = zip(rates["device"], rates["precision"], strict=True)
+    return rates.assign(c=rates["rate"] / [peaks.get(key, np.nan) for key in keys])
 
 
 def kernel_shares(
     sources: Mapping[str, Source], networks: Sequence[str]
 ) -> pd.DataFrame:
-    """Return what kernels reach of their machine's peak, one row per machine, device, precision and kernel.
+    """Return which share of the peak of their machine kernels reach.
 
-    Kernels are products of square matrices, also as a convolution; `steps` of ``networks`` on one rank; and
-    copies in memory, which read and write each byte. Columns: unit ("FLOP/s" or "B/s"), rate (a median),
-    peak (that of the fastest sample of any product, or copy) and share.
+    Kernels are products of square matrices (also as a convolution), copies in memory
+    (which read and write each byte), and the training steps of networks on one rank.
+
+    Parameters
+    ----------
+    sources : mapping of str to Source
+        The tables of each machine.
+    networks : sequence of str
+        The networks, in the order of their rows.
+
+    Returns
+    -------
+    DataFrame
+        One row for each machine, device, precision and kernel. The columns are
+        ``machine``, ``device``, ``precision``, ``unit`` ("FLOP/s" or "B/s"), ``kernel``,
+        ``rate`` (a median), ``peak`` (the fastest sample of any product or copy) and
+        ``share``.
     """
-    place, tables = ["machine", "device", "precision", "unit"], []
+    key = ["machine", "device", "precision", "unit"]
+    tables = []
     for machine, source in sources.items():
-        products = source.table("peaks")
-        names = products["kernel"] + " of " + products["side"].astype(str)
-        rates = 2.0 * products["side"] ** 3 / products["seconds"]
-        products = products.assign(unit="FLOP/s", kernel=names, rate=rates)
-        timed = pd.concat([products, _copies(source)]).assign(machine=machine)
-        fastest = timed.groupby(place)["rate"].max().rename("peak").reset_index()
-        run = steps(source).query("ranks == 1 and network in @networks")
-        titles = "step of " + run["network"].map(specs.network_title)
-        run = run.assign(machine=machine, unit="FLOP/s", kernel=titles)
-        run = run.sort_values("network", key=lambda names: names.map([*networks].index))
-        rates = (
-            pd.concat([run, timed])
-            .groupby([*place, "kernel"], sort=False)["rate"]
-            .median()
-        )
-        tables.append(rates.reset_index().merge(fastest, on=place))
+        timed = pd.concat([_products(source), _copies(source)])
+        timed = timed.assign(machine=machine)
+        peaks = timed.groupby(key)["rate"].max().rename("peak").reset_index()
+        network_steps = _network_steps(source, networks).assign(machine=machine)
+        kernels = pd.concat([network_steps, timed])
+        rates = kernels.groupby([*key, "kernel"], sort=False)["rate"].median()
+        tables.append(rates.reset_index().merge(peaks, on=key))
     return pd.concat(tables, ignore_index=True).eval("share = rate / peak")
 
 
+def _products(source: Source) -> pd.DataFrame:
+    """Return each timed product with its ``unit``, ``kernel`` and ``rate`` in FLOP/s."""
+    products = source.table("peaks")
+    names = products["kernel"] + " of " + products["side"].astype(str)
+    rates = 2.0 * products["side"] ** 3 / products["seconds"]
+    return products.assign(unit="FLOP/s", kernel=names, rate=rates)
+
+
 def _copies(source: Source) -> pd.DataFrame:
+    """Return each timed copy with its ``unit``, ``kernel`` and ``rate`` in bytes/s."""
     if not source.has("copies"):
         return pd.DataFrame()
-    rows = (
-        source.table("copies").query("copy in ('memcpy', 'd2d')").sort_values("bytes")
-    )
-    names = "copy of " + rows["bytes"].map(format_bytes)
-    rates = 2.0 * rows["bytes"] / rows["seconds"]
-    return rows.assign(unit="B/s", kernel=names, rate=rates, precision="copies")
+    copies = source.table("copies").query("copy in ('memcpy', 'd2d')")
+    copies = copies.sort_values("bytes")
+    names = "copy of " + copies["bytes"].map(format_bytes)
+    # A copy reads each byte and writes it.
+    rates = 2.0 * copies["bytes"] / copies["seconds"]
+    return copies.assign(unit="B/s", kernel=names, rate=rates, precision="copies")
+
+
+def _network_steps(source: Source, networks: Sequence[str]) -> pd.DataFrame:
+    """Return the `steps` of networks on one rank with their ``unit`` and ``kernel``."""
+    rows = steps(source).query("ranks == 1 and network in @networks")
+    names = "step of " + rows["network"].map(specs.network_title)
+    rows = rows.assign(unit="FLOP/s", kernel=names)
+    order = [*networks]
+    return rows.sort_values("network", key=lambda names: names.map(order.index))
 
 
 def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
-    """Return medians of a ``contention`` table over the same kernel alone (sharing Tab 1, Fig 3).
+    """Return how much communication slows kernels down (sharing Tab 1 and Fig 3).
 
-    ``slowdown`` = beside / alone; bytes_per_s that the neighbour moved; overlap_share of the kernel's time
+    Parameters
+    ----------
+    contention : DataFrame
+        Samples of kernels, alone and next to communication.
+
+    Returns
+    -------
+    DataFrame
+        One row for each kernel and kind of communication, with medians: ``seconds``,
+        ``bytes_per_s`` (that communication moved), ``overlap_share`` (of the time of the
+        kernel), ``alone_s`` and ``slowdown`` (``seconds`` over ``alone_s``).
     """
-    same = ["kernel", "device", "ranks"]
-    company = ["communication", "blocks", "threads", "fifo_bytes", "bytes_per_s_asked"]
+    kernel = ["kernel", "device", "ranks"]
+    communication = [
+        "communication",
+        "blocks",
+        "threads",
+        "fifo_bytes",
+        "bytes_per_s_asked",
+    ]
     columns = ["seconds", "bytes_per_s", "overlap_share"]
-    rows = contention.groupby([*same, *company])[columns].median().reset_index()
-    # Between ranks a kernel is timed alone once for every setting of blocks and threads; take all.
-    alone = rows[rows["communication"] == "none"].groupby(same)["seconds"].median()
-    beside = rows[rows["communication"] != "none"].join(
-        alone.rename("alone_s"), on=same
-    )
+    medians = contention.groupby([*kernel, *communication])[columns].median()
+    rows = medians.reset_index()
+    # Between ranks, a kernel is timed alone once for every setting of blocks and threads.
+    # All of these times count.
+    is_alone = rows["communication"] == "none"
+    alone_s = rows[is_alone].groupby(kernel)["seconds"].median().rename("alone_s")
+    beside = rows[~is_alone].join(alone_s, on=kernel)
     return beside.eval("slowdown = seconds / alone_s").reset_index(drop=True)
 
 
 def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
-    """Return ``plan`` against every other plan of the same network and lab, round by round.
+    """Compare a plan with every other plan of the same network and lab, round by round.
 
-    ratio : median over rounds (``pairs``) of the other's iteration over this plan's: above 1 the plan is
-        faster; lower, upper : 95% bootstrap interval of that median
+    Parameters
+    ----------
+    runs : DataFrame
+        Iterations by ``plan`` and round (``repeat``).
+    plan : str
+        The plan.
+
+    Returns
+    -------
+    DataFrame
+        One row for each network, lab and other plan. ``ratio`` is the median over
+        ``pairs`` rounds of the iteration of the ``other`` plan over that of the plan, so
+        that the plan is faster if the ratio is above 1. ``lower`` and ``upper`` are the
+        95% bootstrap interval of this median.
     """
-    rng, rows = np.random.default_rng(0), []
-    for place, same in runs.groupby(["network", "link", "workers"], sort=False):
-        table = same.pivot_table(index="repeat", columns="plan", values="iteration_s")
-        for other in table.columns.drop(plan) if plan in table else ():
+    rng = np.random.default_rng(0)
+    rows = []
+    for lab, lab_runs in runs.groupby(["network", "link", "workers"], sort=False):
+        table = lab_runs.pivot_table(
+            index="repeat", columns="plan", values="iteration_s"
+        )
+        if plan not in table:
+            continue
+        for other in table.columns.drop(plan):
             ratios = (table[other] / table[plan]).dropna().to_numpy()
             drawn = np.median(rng.choice(ratios, (DRAWS, ratios.size)), axis=1)
-            rows.append(
-                (*place, other, ratios.size, np.median(ratios), *interval(drawn))
-            )
+            lower, upper = interval(drawn)
+            rows.append((*lab, other, ratios.size, np.median(ratios), lower, upper))
     columns = [
         "network",
         "link",

@@ -1,6 +1,7 @@
 """Figures of prediction errors.
 
-They are wb-lab-errors, wb-validate-training, wb-training-campaign, wb-lab-extrapolation and wb-advice.
+They are wb-lab-errors, wb-validate-training, wb-training-campaign, wb-lab-extrapolation
+and wb-advice.
 """
 
 from __future__ import annotations
@@ -21,36 +22,39 @@ from workbook.validate.rivals import BARE, LINE, LINE_BESIDE, OURS
 ERROR = "predicted / measured - 1 [%]"
 
 
-# -- wb-lab-errors --------------------------------------------------------------------------------
+# -- wb-lab-errors -------------------------------------------------------------------
 
 
 def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
     """Draw the error of every case by our model, and by a model without overlap.
 
-    Errors of real training are paired: what a model predicts for exposed communication is
-    added to the compute time that was measured around the run. A plan with one message
-    overlaps nothing and tests no model of overlap, so its training is left out.
+    Errors of real training are paired: what a model predicts for exposed communication
+    is added to the compute time that was measured around the run. A plan with one
+    message overlaps nothing and tests no model of overlap, so its training is left out.
 
-    replays, training : `accuracy.labelled` cases
+    Parameters
+    ----------
+    replays, training : DataFrame
+        Cases, as `accuracy.labelled` returns them.
     """
     training = training[~sends_one_message(training)]
-    kinds = {
-        f"{len(replays)} replays": (replays, "error"),
-        f"{len(training)} real trainings": (training, "paired_error"),
-    }
+    kinds = [
+        (f"{len(replays)} replays", replays, "error"),
+        (f"{len(training)} real trainings", training, "paired_error"),
+    ]
     models = {OURS: "our model", "no_overlap": "no overlap"}
-    rows = {
-        f"{kind},\n{name}": cases[f"{model}_{error}"]
-        for model, name in models.items()
-        for kind, (cases, error) in kinds.items()
-    }
-    ours_replayed, ours_trained, replayed, trained = (
-        errors.abs().median() for errors in rows.values()
-    )
+    rows = {}
+    styles = []
+    for model, name in models.items():
+        for kind, cases, error in kinds:
+            rows[f"{kind},\n{name}"] = cases[f"{model}_{error}"]
+            styles.append(look(model))
+    medians = [errors.abs().median() for errors in rows.values()]
+    ours_replayed, ours_trained, replayed, trained = medians
     figure, ax = plots.canvas(height=3.2)
     label = f"error of the step time, {ERROR}"
-    styles = [look(model) for model in models for _ in kinds]
     plots.error_rows(ax, rows, label=label, styles=styles)
+    # A line between the rows of the two models.
     ax.axhline(1.5, color=SOFT, linewidth=0.8)
     plots.title(
         figure,
@@ -60,7 +64,7 @@ def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
     return figure
 
 
-# -- wb-validate-training -------------------------------------------------------------------------
+# -- wb-validate-training ------------------------------------------------------------
 
 TRIVIAL = {
     "perfect_overlap": "perfect\noverlap",
@@ -82,22 +86,27 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     """Draw paired errors of real training by our model and by two trivial models.
 
     A paired error compares what a model predicts for exposed communication with the
-    measured step without its own compute, and is a share of the measured step. The grey band
-    is the repeatability of the same quantity. A plan with one message overlaps nothing, so
-    that it tests no model of overlap. Its row is the last one of its network and link, and
-    grey.
+    measured step without its own compute, and is a share of the measured step. The grey
+    band is the repeatability of the same quantity. A plan with one message overlaps
+    nothing, so that it tests no model of overlap. Its row is the last one of its
+    network and link, and grey.
 
-    cases : `accuracy.labelled` cases of real training
+    Parameters
+    ----------
+    cases : DataFrame
+        Cases of real training, as `accuracy.labelled` returns them.
     """
     one_message = sends_one_message(cases)
     cases = cases.assign(one_message=one_message)
     cases = cases.sort_values(["network", "link", "one_message"], kind="stable")
+    # Each network and link has a row with its title, then a row for each plan.
     names: list[str] = []
     rows: list[int] = []
     for (network, link), runs in cases.groupby(["network", "link"], sort=False):
         names.append(f"{network_title(network)}, {link_title(link)}:")
-        rows += range(len(names), len(names) + len(runs))
-        names += [PLANS.get(plan, look(plan).label) for plan in runs["plan"]]
+        for plan in runs["plan"]:
+            rows.append(len(names))
+            names.append(PLANS.get(plan, look(plan).label))
     cases = cases.set_axis(rows)
     tested = cases[~cases["one_message"]]
 
@@ -132,7 +141,10 @@ def training_errors(cases: pd.DataFrame) -> Figure:
 def paired_repeatability(cases: pd.DataFrame) -> pd.Series:
     """Return how far two rounds differ in the step without its compute, as a share of the step.
 
-    cases : `accuracy.labelled` cases
+    Parameters
+    ----------
+    cases : DataFrame
+        Cases, as `accuracy.labelled` returns them.
     """
     exposed = cases["measured_exposed_communication_s"] / cases["measured_iteration_s"]
     return cases["repeatability_exposed"] * exposed
@@ -152,7 +164,7 @@ def _span(shares: pd.Series) -> str:
     return f"{100 * shares.min():.0f} to {shares.max():.0%}"
 
 
-# -- wb-training-campaign -------------------------------------------------------------------------
+# -- wb-training-campaign ------------------------------------------------------------
 
 KNOWING = {
     "our model,\nwith slowdowns": (OURS, OURS),
@@ -166,7 +178,10 @@ KNOWING = {
 def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
     """Draw paired errors of real training by two costs of messages, with and without slowdowns.
 
-    cases : `accuracy.trained` cases
+    Parameters
+    ----------
+    cases : DataFrame
+        Cases, as `accuracy.trained` returns them.
     """
     rows = {
         name: cases[f"{model}_paired_error"] for name, (_, model) in KNOWING.items()
@@ -185,7 +200,7 @@ def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
     return figure
 
 
-# -- wb-lab-extrapolation -------------------------------------------------------------------------
+# -- wb-lab-extrapolation ------------------------------------------------------------
 
 KINDS = {"emulated": "Links with a delay", "tbf": "Links without a delay"}
 """Kinds of labs, and the headings of their panels."""
@@ -201,7 +216,12 @@ DECIDES = {
 def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
     """Draw errors of messages in labs that were left out, by what decides there.
 
-    errors : `labs.held_out`; medians : medians of the absolute errors, by kind and lab
+    Parameters
+    ----------
+    errors : DataFrame
+        Errors, as `labs.held_out` returns them.
+    medians : Series
+        Medians of the absolute errors, by kind and lab.
     """
     figure, axes = plots.canvas(columns=2, height=2.6, sharex=True, sharey=True)
     for ax, (kind, heading) in zip(axes, KINDS.items(), strict=True):
@@ -221,7 +241,7 @@ def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
     return figure
 
 
-# -- wb-advice ------------------------------------------------------------------------------------
+# -- wb-advice -----------------------------------------------------------------------
 
 KEPT_STEP = 0.45
 """The distance of rows of pairs for which no change is advised; other rows are 1 apart."""
@@ -237,8 +257,8 @@ OWN_TITLES = {
 def advised_gains(before: pd.DataFrame, after: pd.DataFrame) -> Figure:
     """Draw predicted and measured gains of advised plans, before and after goals were set.
 
-    Rows of advised changes are named. The other pairs, whose advice is to keep the default, are
-    drawn closer together below them.
+    Rows of advised changes are named. The other pairs, whose advice is to keep the
+    default, are drawn closer together below them.
 
     Parameters
     ----------

@@ -1,9 +1,12 @@
-"""Where a measured cost ends: between its sizes, and in other labs.
+"""How far a measured cost reaches: between its sizes, and in other labs.
 
-Labs held out, stated before it was computed (2026-11-22): a lab is its link and its ranks; medians of its
-sizes are the truth. What should decide at a size, of bytes at the link's rate less framing and the median of
-the smallest size: "start-up" where bytes take less than half of that, "bytes" where more than twice, else
-"knee". A lab is well predicted where the median of |error| over all sizes is at most 3%.
+A lab is a link and a number of ranks. Each lab is left out in turn and predicted from
+the others. The rules were stated before anything was computed (2026-11-22). The truth
+are the medians of the sizes of a lab. What decides the time of a message is read from
+the time of its bytes, at the rate of the link less framing, against the median of the
+smallest size. The start-up decides if the bytes take less than half of that median, the
+bytes decide if they take more than twice as long, and between these is the knee. A lab
+is well predicted if the median of the absolute errors of all sizes is at most 3%.
 """
 
 from __future__ import annotations
@@ -12,54 +15,98 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.lab_links import FRAMING_BYTES, read_link, wire_s_per_byte
-from workbook.validate.rings import held_out_rings, ring_labs
+from ddlkit.core.workload import Floats
+from workbook.validate.rings import GlooRing, RingLab, held_out_rings, ring_labs
 
-WELL = 0.03  # median |error| of a lab that counts as well predicted
-ECHO_BYTES = (
-    28 + FRAMING_BYTES
-)  # around the payload of an echo: IP, ICMP and what a wire counts
+WELL = 0.03
+"""The largest median of the absolute errors of a lab that counts as well predicted."""
+ECHO_BYTES = 28 + FRAMING_BYTES
+"""Bytes around the payload of an echo: the headers of IP and ICMP, and the framing."""
 
 
 def waking(echoes: pd.DataFrame) -> float:
-    """Return seconds that an echo takes beyond four delays and its bytes, for each second of delay."""
-    alone = echoes[(echoes["operation"] == "echo") & (echoes["at_once"] == 1)]
-    medians = (
-        alone.groupby(["link", "ranks"])[["seconds", "bytes"]].median().reset_index()
-    )
-    named = medians["link"].map(read_link)
-    delay_s = named.map(lambda link: link.delay_s)
-    bytes_s = (
-        8
-        * 4
-        * (medians["bytes"] + ECHO_BYTES)
-        / named.map(lambda link: link.rate_bits_per_s)
-    )
+    """Return how much longer a round trip takes because ranks sleep and must wake.
+
+    Parameters
+    ----------
+    echoes : DataFrame
+        Measured echoes of payloads of ``bytes`` in ``seconds``.
+
+    Returns
+    -------
+    float
+        The seconds of an echo beyond its four delays and its bytes, for each second of
+        the delay of a link: the slope of a straight line.
+    """
+    single = echoes[(echoes["operation"] == "echo") & (echoes["at_once"] == 1)]
+    medians = single.groupby(["link", "ranks"])[["seconds", "bytes"]].median()
+    medians = medians.reset_index()
+    links = medians["link"].map(read_link)
+    delay_s = links.map(lambda link: link.delay_s)
+    rate_bits_per_s = links.map(lambda link: link.rate_bits_per_s)
+    # An echo passes two links on its way and two on its way back.
+    bytes_s = 8 * 4 * (medians["bytes"] + ECHO_BYTES) / rate_bits_per_s
     beyond_s = medians["seconds"] - 4 * delay_s - bytes_s
-    return float(np.polyfit(delay_s[delay_s > 0], beyond_s[delay_s > 0], 1)[0])
+    has_delay = delay_s > 0
+    slope, _ = np.polyfit(delay_s[has_delay], beyond_s[has_delay], 1)
+    return float(slope)
 
 
 def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFrame:
-    """Return one row per lab and size, each lab predicted from all others of its kind; wake_up : `waking`."""
-    labs, frames = ring_labs(collectives), []
-    for kind, law in (("tbf", None), ("emulated", wake_up)):
-        alike = [lab for lab in labs if lab.kind == (kind, law is not None)]
-        for lab, ring in zip(alike, held_out_rings(alike, cores, law), strict=False):
-            link, least_s, predicted_s = lab.named, lab.seconds[0], ring(lab.bytes)
-            wire = wire_s_per_byte(
-                "all_reduce", lab.workers, link.rate_bits_per_s, link.framing
-            )
-            few, many = lab.bytes * wire < least_s / 2, lab.bytes * wire > 2 * least_s
-            decides = np.select([few, many], ["start-up", "bytes"], "knee")
-            row = {
-                "kind": kind,
-                "link": lab.link,
-                "ranks": lab.workers,
-                "decides": decides,
-            }
-            row |= {
-                "bytes": lab.bytes,
-                "measured_s": lab.seconds,
-                "predicted_s": predicted_s,
-            }
-            frames.append(pd.DataFrame({**row, "error": predicted_s / lab.seconds - 1}))
-    return pd.concat(frames, ignore_index=True)
+    """Predict each lab from all other labs of its kind.
+
+    Parameters
+    ----------
+    collectives : DataFrame
+        Measured collectives of all labs.
+    cores : int
+        The number of cores of the machine.
+    wake_up : float
+        The seconds that `waking` returns. They count for links with a delay.
+
+    Returns
+    -------
+    DataFrame
+        One row for each lab and size. The columns are ``kind`` (of the link), ``link``,
+        ``ranks``, ``decides`` ("start-up", "knee" or "bytes"), ``bytes``,
+        ``measured_s``, ``predicted_s`` and ``error``, which is relative.
+    """
+    all_labs = ring_labs(collectives)
+    tables = []
+    for kind, wake_up_of_kind in (("tbf", None), ("emulated", wake_up)):
+        has_delay = wake_up_of_kind is not None
+        labs = [lab for lab in all_labs if lab.kind == (kind, has_delay)]
+        # A kind with a single lab has no prediction, and no row.
+        rings = held_out_rings(labs, cores, wake_up_of_kind)
+        for lab, ring in zip(labs, rings, strict=False):
+            tables.append(_errors(kind, lab, ring))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _errors(kind: str, lab: RingLab, ring: GlooRing) -> pd.DataFrame:
+    """Return the rows of one lab in the table of `held_out`."""
+    predicted_s = ring(lab.bytes)
+    return pd.DataFrame(
+        {
+            "kind": kind,
+            "link": lab.link,
+            "ranks": lab.workers,
+            "decides": _what_decides(lab),
+            "bytes": lab.bytes,
+            "measured_s": lab.seconds,
+            "predicted_s": predicted_s,
+            "error": predicted_s / lab.seconds - 1,
+        }
+    )
+
+
+def _what_decides(lab: RingLab) -> Floats:
+    """Return "start-up", "knee" or "bytes" for each size of a lab."""
+    smallest_s = lab.seconds[0]
+    link = lab.named
+    s_per_byte = wire_s_per_byte(
+        "all_reduce", lab.workers, link.rate_bits_per_s, link.framing
+    )
+    bytes_s = lab.bytes * s_per_byte
+    conditions = [bytes_s < smallest_s / 2, bytes_s > 2 * smallest_s]
+    return np.select(conditions, ["start-up", "bytes"], "knee")

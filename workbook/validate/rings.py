@@ -1,12 +1,17 @@
-"""gloo's ring all-reduce over links with a delay: its law, fitted to all labs of a machine, predicts others.
+"""A law for gloo's ring all-reduce over links with a delay.
 
-Read in gloo's source (allreduce.cc, tcp/pair.cc; 2025) and confirmed by measured times: each step of the
-ring is cut into segments, two at least, of 1 MiB at most, and two are under way at once. A rank enters a
-segment when both of the segment but one before are done, tells its neighbour that it is ready, and sends
-when the same word comes from the other side. So small messages pay a round trip r a pair of segments.
+The law is fitted to all labs of a machine together, and predicts other labs.
 
-With bytes of x seconds a segment a pair takes T seconds, of which the link is busy 2x. Ranks are not in
-step, so the word finds the link at any time of them, and then as a rule x from being free:
+It was read in gloo's source (allreduce.cc and tcp/pair.cc, of 2025) and confirmed by
+measured times. Each step of the ring is cut into segments, at least two, of at most
+1 MiB. Two segments are under way at once. A rank starts a segment when both of the
+segment before the last one are done. It then tells its neighbour that it is ready, and
+sends as soon as its other neighbour is ready. A small message therefore pays one round
+trip r for each pair of segments.
+
+If the bytes of a segment take x seconds, a pair of segments takes T seconds, of which
+the link is busy for 2x. Ranks are not in step, so that the notice of readiness may
+reach the link at any time of these. Then the link is free, on average, x seconds later:
 
     T = r + x + (2x / T) x    or    T = ((r + x) + sqrt((r + x)^2 + 8 x^2)) / 2
 """
@@ -28,22 +33,36 @@ from ddlkit.core.workload import Floats, Ints
 from ddlkit.model.calibration import undisturbed
 
 EQUAL = re.compile(r"lab:[\w.]+bit|emulated:[\w.]+bit-delay[\d.]+ms(-burst[\d.]+ms)?")
-SCATTER = 0.03  # relative error of a lab's median, beside which prior beliefs count
-SEGMENT_BYTES, UNDER_WAY = (
-    2**20,
-    2,
-)  # most of a segment; segments at once, and least of a step
+"""Names of labs whose links are all equal."""
+SCATTER = 0.03
+"""The relative error of a lab's median, which weighs measurements against priors."""
+SEGMENT_BYTES = 2**20
+"""The largest size of a segment."""
+UNDER_WAY = 2
+"""How many segments are sent at once. A step has at least so many."""
 
 
 @dataclass(frozen=True)
 class GlooRing:
-    """An all-reduce of gloo's from what it is made of, numbers or arrays; call it on bytes of messages.
+    """The time of gloo's all-reduce, as a function of the bytes of a message.
 
-    software_s : of a round trip, which also passes four delays, by ranks that have their cores; with fewer
-        cores it takes workers x core_share times as long, if that is above 1
-    link_s_per_byte, delay_s, burst_s : of each link
-    core_share : share of all cores that a rank's software takes while it runs
+    All fields can be arrays.
 
+    Attributes
+    ----------
+    software_s : float or ndarray
+        Seconds of software in a round trip, if each rank has a core. With too few cores
+        it takes ``workers * core_share`` times as long.
+    link_s_per_byte, delay_s, burst_s : float or ndarray
+        The time of a byte, the delay, and the seconds of bytes that a burst lets pass,
+        of each link. A round trip passes four delays.
+    workers : int or ndarray
+        The number of ranks.
+    core_share : float or ndarray
+        The share of all cores that the software of one rank takes while it runs.
+
+    Examples
+    --------
     >>> ring = GlooRing(1e-4, 8e-9, workers=4)
     >>> round(ring(8), 6), round(GlooRing(1e-4, 8e-9, workers=4, delay_s=1e-3)(8), 6)
     (0.0006, 0.0246)
@@ -57,27 +76,49 @@ class GlooRing:
     core_share: float | Floats = 0.0
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
-        """Return seconds of two halves, which add parts and hand them round; a scalar gives a float."""
-        sizes, ranks = np.asarray(n_bytes, float), self.workers
-        cut = np.ceil(
-            np.maximum(np.ceil(sizes / SEGMENT_BYTES), UNDER_WAY * ranks) / ranks
-        )
-        x = sizes / (cut * ranks) * self.link_s_per_byte
-        r = 4 * self.delay_s + self.software_s * np.maximum(
-            1.0, ranks * self.core_share
-        )
-        segments = (ranks - 1) * cut
+        """Return the seconds of an all-reduce, a float for a single size.
+
+        An all-reduce has two halves, which take equally long: the ranks add their
+        parts, and then they pass the sums on.
+        """
+        sizes = np.asarray(n_bytes, float)
+        ranks = self.workers
+        least_segments = UNDER_WAY * ranks
+        all_segments = np.maximum(np.ceil(sizes / SEGMENT_BYTES), least_segments)
+        segments_per_step = np.ceil(all_segments / ranks)
+        segment_s = sizes / (segments_per_step * ranks) * self.link_s_per_byte
+        waiting_for_cores = np.maximum(1.0, ranks * self.core_share)
+        round_trip_s = 4 * self.delay_s + self.software_s * waiting_for_cores
+
+        segments = (ranks - 1) * segments_per_step
         pairs = np.ceil(segments / 2)
-        pair_s = ((r + x) + np.sqrt((r + x) ** 2 + 8 * x**2)) / 2
-        # All but the last of the pairs take T, and in each the link rests once and saves tokens.
-        played_s = (pairs - 1) * pair_s + r + x * np.where(segments % 2, 1, 2)
-        least_s = np.maximum(segments * x, pairs * r)
-        seconds = 2 * np.maximum(least_s, played_s - pairs * self.burst_s)
-        return float(seconds) if np.ndim(seconds) == 0 else seconds
+        # T of the module's docstring.
+        first_s = round_trip_s + segment_s
+        pair_s = (first_s + np.sqrt(first_s**2 + 8 * segment_s**2)) / 2
+        # All pairs but the last take T. The last one may have a single segment.
+        last_segments = np.where(segments % 2, 1, 2)
+        pairs_s = (pairs - 1) * pair_s + round_trip_s + segment_s * last_segments
+        # The link rests once in each pair, and saves tokens of its burst meanwhile.
+        with_bursts_s = pairs_s - pairs * self.burst_s
+        least_s = np.maximum(segments * segment_s, pairs * round_trip_s)
+        seconds = 2 * np.maximum(least_s, with_bursts_s)
+        if np.ndim(seconds) == 0:
+            return float(seconds)
+        return seconds
 
 
 class RingLab(NamedTuple):
-    """One calibrated lab: what its link is, and of each size (s,) the median."""
+    """The calibration of one lab.
+
+    Attributes
+    ----------
+    link : str
+        The name of the link.
+    workers : int
+        The number of ranks.
+    bytes, seconds : ndarray, shape (n,)
+        Sizes of messages, and the median time of each.
+    """
 
     link: str
     workers: int
@@ -86,17 +127,24 @@ class RingLab(NamedTuple):
 
     @property
     def named(self) -> LinkConditions:
-        """Return what its link's name says."""
+        """Return the rate and the delay that the name of the link says."""
         return read_link(self.link)
 
     @property
     def kind(self) -> tuple[str, bool]:
-        """Return its link's engine, and whether it has a delay."""
+        """Return what emulates the link, and whether the link has a delay."""
         return self.named.engine, self.named.delay_s > 0
 
 
 def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
-    """Return labs of equal links in which gloo's own all-reduce was calibrated, one message in flight."""
+    """Return the labs in which gloo's own all-reduce was calibrated.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        A table of measured collectives. Only labs with equal links and one message in
+        flight count.
+    """
     rows = rows[~rows["algorithm"].astype(str).str.startswith(STEPS)]
     rows = rows.query(
         "collective == 'all_reduce' and algorithm == 'ring' and in_flight == 1"
@@ -105,82 +153,165 @@ def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
     labs = []
     for (link, ranks), lab in rows.groupby(["link", "ranks"]):
         medians = lab.groupby("bytes")["seconds"].median()
-        sizes, seconds = medians.index.to_numpy(float), medians.to_numpy()
-        labs.append(RingLab(str(link), int(ranks), sizes, seconds))
+        sizes = medians.index.to_numpy(float)
+        labs.append(RingLab(str(link), int(ranks), sizes, medians.to_numpy()))
     return labs
+
+
+class _Samples(NamedTuple):
+    """The medians of all labs, one row each, with what is known of the link of each row.
+
+    Every field is an ndarray of shape (n,). ``weights`` let each lab count alike,
+    however many sizes it has.
+    """
+
+    bytes: Floats
+    seconds: Floats
+    weights: Floats
+    link_s_per_byte: Floats
+    workers: Ints
+    delay_s: Floats
+    burst_s: Floats
+
+
+def _samples(labs: Sequence[RingLab], waking: float | None) -> _Samples:
+    """Return the medians of all labs in one table."""
+    counts = [lab.bytes.size for lab in labs]
+    sizes = np.concatenate([lab.bytes for lab in labs])
+    lab_weights = np.repeat([count**-0.5 for count in counts], counts)
+    # Logarithms of 0: the plain rate of each link.
+    rings = [ring_of(np.zeros(3), lab.named, lab.workers, waking) for lab in labs]
+    return _Samples(
+        bytes=sizes,
+        seconds=np.concatenate([lab.seconds for lab in labs]),
+        weights=lab_weights * np.sqrt(sizes.size / len(labs)),
+        link_s_per_byte=np.repeat([ring.link_s_per_byte for ring in rings], counts),
+        workers=np.repeat([ring.workers for ring in rings], counts),
+        delay_s=np.repeat([ring.delay_s for ring in rings], counts),
+        burst_s=np.repeat([ring.burst_s for ring in rings], counts),
+    )
+
+
+def _residuals(
+    values: Floats, samples: _Samples, log_share_prior: float, waits_for_cores: bool
+) -> Floats:
+    """Return what least squares make small.
+
+    Parameters
+    ----------
+    values : ndarray, shape (..., 3)
+        Logarithms, as `fit_rings` returns them.
+    samples : _Samples
+        The medians of n sizes.
+    log_share_prior : float
+        The expected logarithm of the share of cores.
+    waits_for_cores : bool
+        Whether the software of ranks waits for cores.
+
+    Returns
+    -------
+    ndarray, shape (..., n + 1)
+        Weighted logarithmic errors over SCATTER, and the distance of the share from its
+        prior. Labs with the same number of ranks do not determine the share. The prior
+        allows an error of a factor e.
+    """
+    software_s, byte_factor, share = np.moveaxis(np.exp(values), -1, 0)[..., None]
+    ring = GlooRing(
+        software_s=software_s,
+        link_s_per_byte=byte_factor * samples.link_s_per_byte,
+        workers=samples.workers,
+        delay_s=samples.delay_s,
+        burst_s=samples.burst_s,
+        core_share=share * waits_for_cores,
+    )
+    log_errors = np.log(ring(samples.bytes) / samples.seconds)
+    weighted = log_errors * samples.weights / SCATTER
+    return np.concatenate([weighted, values[..., 2:] - log_share_prior], axis=-1)
 
 
 def fit_rings(
     labs: Sequence[RingLab], cores: int, waking: float | None = None
 ) -> Floats:
-    """Return (3,) logarithms that all labs together say, each lab counting alike.
+    """Fit the law to several labs together.
 
-    They are of software, in seconds of a round trip; of bytes' time over the rate's; and of the share of all
-    cores that a rank's software takes.
+    Parameters
+    ----------
+    labs : sequence of RingLab
+        The labs, of which each counts alike.
+    cores : int
+        The number of cores of the machine.
+    waking : float, optional
+        The further seconds that a round trip takes for each second of the delay of a
+        link, because ranks that sleep must wake. Then no software waits for a core. By
+        default ranks do not sleep.
 
-    waking : seconds that a round trip takes besides for each second of one link's delay; then no software
-        waits for a core, as ranks sleep. None: ranks wake at once
+    Returns
+    -------
+    ndarray, shape (3,)
+        Logarithms of the seconds of software in a round trip, of the time of bytes over
+        that at the rate of the link, and of the share of all cores that the software of
+        one rank takes.
     """
     from scipy.optimize import least_squares
 
-    counts = [lab.bytes.size for lab in labs]
-    sizes = np.concatenate([lab.bytes for lab in labs])
-    seconds = np.concatenate([lab.seconds for lab in labs])
-    alike = np.repeat([count**-0.5 for count in counts], counts) * np.sqrt(
-        sizes.size / len(labs)
-    )
-    rings = [ring_of(np.zeros(3), lab.named, lab.workers, waking) for lab in labs]
-    link_s_per_byte, workers, delay_s, burst_s = (
-        np.repeat([getattr(ring, name) for ring in rings], counts)
-        for name in ("link_s_per_byte", "workers", "delay_s", "burst_s")
-    )
-    first = labs[0]
-    step_s = (
-        float(first.seconds[0]) / (2 * (first.workers - 1)) - 4 * first.named.delay_s
-    )
-    software, share = np.log(max(2e-5, step_s)), -np.log(cores)
+    samples = _samples(labs, waking)
+    log_share_prior = -np.log(cores)
 
     def residuals(values: Floats) -> Floats:
-        """Return (..., n + 1): log errors of n medians over SCATTER, and the log share less its prior."""
-        software_s, over, of_cores = np.moveaxis(np.exp(values), -1, 0)[..., None]
-        ring = GlooRing(
-            software_s=software_s,
-            link_s_per_byte=over * link_s_per_byte,
-            workers=workers,
-            delay_s=delay_s,
-            burst_s=burst_s,
-            core_share=of_cores * (waking is None),
-        )
-        predicted_s = ring(sizes)
-        misses = np.log(predicted_s / seconds) * alike / SCATTER
-        # Labs of one number of ranks do not tell the share: it may well be off by a factor of e.
-        return np.concatenate([misses, values[..., 2:] - share], axis=-1)
+        return _residuals(values, samples, log_share_prior, waking is None)
 
-    def slopes(values: Floats) -> Floats:
+    def jacobian(values: Floats) -> Floats:
+        """Return central differences, shape (n + 1, 3)."""
         step = 1e-5 * np.eye(3)
-        return np.asarray(
-            (residuals(values + step) - residuals(values - step)).T / 2e-5
-        )
+        differences = residuals(values + step) - residuals(values - step)
+        return np.asarray(differences.T / 2e-5)
 
-    # Whether ranks wait for cores at all is no small step: from both sides.
-    starts = [(software, 0.0, share), (software, 0.0, share - np.log(8))]
-    how: Any = {"bounds": ([-20, -0.5, -6], [0, 0.5, 0]), "loss": "soft_l1"}
-    fits = [
-        least_squares(residuals, np.array(start), slopes, **how) for start in starts
-    ]
+    # The software starts from the first lab's smallest message, which is all round trips.
+    first = labs[0]
+    steps = 2 * (first.workers - 1)
+    software_s = float(first.seconds[0]) / steps - 4 * first.named.delay_s
+    log_software = np.log(max(2e-5, software_s))
+    # Whether ranks wait for cores at all changes the law abruptly, so that the fit starts
+    # from both sides of this change.
+    fits = []
+    for log_share in (log_share_prior, log_share_prior - np.log(8)):
+        start = np.array((log_software, 0.0, log_share))
+        fits.append(
+            least_squares(
+                residuals,
+                start,
+                jacobian,
+                bounds=([-20, -0.5, -6], [0, 0.5, 0]),
+                loss="soft_l1",
+            )
+        )
     return np.asarray(min(fits, key=lambda fit: fit.cost).x)
 
 
 def ring_of(
     values: Floats, named: LinkConditions, workers: int, waking: float | None = None
 ) -> GlooRing:
-    """Return the ring of `fit_rings`'s values over links of that rate and delay, whatever else they do."""
-    software_s, over, share = np.exp(values).tolist()
+    """Return the all-reduce of one lab.
+
+    Parameters
+    ----------
+    values : ndarray, shape (3,)
+        Logarithms, as `fit_rings` returns them.
+    named : Named
+        The rate, the delay and the burst of the link.
+    workers : int
+        The number of ranks.
+    waking : float, optional
+        As for `fit_rings`.
+    """
+    software_s, byte_factor, share = np.exp(values).tolist()
+    # A round trip passes four delays, and waking is a time of the whole round trip.
+    waking_per_delay = (waking or 0.0) / 4
     return GlooRing(
         software_s,
-        over * 8 / (named.rate_bits_per_s * named.framing),
+        byte_factor * 8 / (named.rate_bits_per_s * named.framing),
         workers,
-        delay_s=named.delay_s * (1 + (waking or 0.0) / 4),
+        delay_s=named.delay_s * (1 + waking_per_delay),
         burst_s=named.burst_s,
         core_share=share * (waking is None),
     )
@@ -189,11 +320,22 @@ def ring_of(
 def held_out_rings(
     labs: Sequence[RingLab], cores: int, waking: float | None = None
 ) -> list[GlooRing]:
-    """Return each lab's ring as all others say; none for a single lab. waking : as of `fit_rings`"""
+    """Return the all-reduce of each lab as fitted to all other labs.
+
+    Parameters
+    ----------
+    labs : sequence of RingLab
+        The labs. A single lab has no others, so that the list is empty.
+    cores : int
+        The number of cores of the machine.
+    waking : float, optional
+        As for `fit_rings`.
+    """
+    if len(labs) < 2:
+        return []
     rings = []
-    for lab in labs if len(labs) > 1 else ():
+    for lab in labs:
         others = [other for other in labs if other is not lab]
-        rings.append(
-            ring_of(fit_rings(others, cores, waking), lab.named, lab.workers, waking)
-        )
+        values = fit_rings(others, cores, waking)
+        rings.append(ring_of(values, lab.named, lab.workers, waking))
     return rings

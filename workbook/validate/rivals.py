@@ -1,12 +1,10 @@
-"""Rival models: every model that ours is compared with, and what each predicts of a case."""
+"""Rival models, with which ours is compared, and what each predicts of a case."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from operator import attrgetter
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.iteration import Iteration, Prediction, no_overlap, perfect_overlap
@@ -15,69 +13,135 @@ from ddlkit.model.calibration import UNFITTED
 from ddlkit.model.predictor import Forecast
 from workbook.osf.equations import predict_osf
 
+Times = tuple[float, float]
+"""An iteration and its exposed communication in seconds."""
+
+
+# -- cases whose messages and compute do not slow each other down --------------------
+
+
+def _recursion(iteration: Iteration) -> Prediction:
+    """Return our own prediction: a message starts when it and the link are ready."""
+    return iteration.prediction
+
+
+def _osf_repaired(iteration: Iteration) -> Prediction:
+    return predict_osf(iteration, literal=False)
+
+
 OWN = ""
-_RECURSION = attrgetter(
-    "prediction"
-)  # our own: a message starts when it and the link are ready
-_REPAIRED = partial(predict_osf, literal=False)
+"""The cost of our own model, which is the table of measured medians."""
 TRIALS: dict[str, tuple[str, Callable[[Iteration], Prediction]]] = {
     "no_overlap": (OWN, no_overlap),
     "perfect_overlap": (OWN, perfect_overlap),
-    "no_burst_tokens": (OWN, _RECURSION),
-    "line_medians": ("alpha_beta:medians", _RECURSION),
-    "line_least_squares": ("alpha_beta:least_squares", _RECURSION),
-    "line_unfitted": (UNFITTED, _RECURSION),
-    "line_ends": ("alpha_beta:ends", _RECURSION),
-    "line_relative": ("alpha_beta:relative", _RECURSION),
+    "no_burst_tokens": (OWN, _recursion),
+    "line_medians": ("alpha_beta:medians", _recursion),
+    "line_least_squares": ("alpha_beta:least_squares", _recursion),
+    "line_unfitted": (UNFITTED, _recursion),
+    "line_ends": ("alpha_beta:ends", _recursion),
+    "line_relative": ("alpha_beta:relative", _recursion),
     "osf_line": ("alpha_beta:medians", predict_osf),
     "osf_table": (OWN, predict_osf),
-    "osf_repaired_line": ("alpha_beta:medians", _REPAIRED),
-    "osf_repaired_table": (OWN, _REPAIRED),
+    "osf_repaired_line": ("alpha_beta:medians", _osf_repaired),
+    "osf_repaired_table": (OWN, _osf_repaired),
 }
-"""Every model that ours is held against: the form of its cost (OWN: the measured table), and its formula."""
-TRIAL_COSTS = tuple(dict.fromkeys(cost for cost, _ in TRIALS.values() if cost))
+"""Every rival model: the form of its cost, and its formula."""
+TRIAL_COSTS = tuple(dict.fromkeys(cost for cost, _ in TRIALS.values() if cost != OWN))
+"""The forms of cost that rival models need, each once."""
 OURS = "model"
+"""Our model."""
 MODELS = (OURS, *TRIALS)
-MEASURED = (
-    "table"  # ours with a lab's medians, where ours has gloo's law fitted to them
-)
-TRANSFERRED = "transferred"  # ours with a cost from other labs' calibrations
+"""Our model and all rivals."""
+MEASURED = "table"
+"""Our model with the medians of a lab, where ours has gloo's law fitted to them."""
+TRANSFERRED = "transferred"
+"""Our model with a cost from the calibrations of other labs."""
 
 
 def predicted_times(
     ours: Forecast, others: Mapping[str, MessageCost]
-) -> dict[str, tuple[float, float]]:
-    """Return iteration and exposed communication, in seconds, by each of MODELS; NaN without its cost."""
-    iteration, link = ours.iteration, ours.iteration.link
-    bare = replace(iteration, link=Link(link.in_flight, link.software))
+) -> dict[str, Times]:
+    """Return what each model predicts of a case.
+
+    Parameters
+    ----------
+    ours : Forecast
+        The prediction of our model.
+    others : mapping of str to MessageCost
+        The costs of rival models by their form.
+
+    Returns
+    -------
+    dict of str to (float, float)
+        The iteration and its exposed communication in seconds, by each of MODELS. They
+        are NaN for a model whose cost is missing.
+    """
+    iteration = ours.iteration
+    # Rival models know nothing of bursts, nor of messages that slow compute down.
+    plain_link = Link(iteration.link.in_flight, iteration.link.software)
+    plain = replace(iteration, link=plain_link)
     costs = {OWN: iteration.cost, **others}
-    rows = dict.fromkeys(TRIALS, (math.nan, math.nan))
+    seconds: dict[str, Times] = {}
     for name, (cost, formula) in TRIALS.items():
         if cost in costs:
-            rows[name] = times(formula(replace(bare, cost=costs[cost])))
-    return {**rows, OURS: times(ours.prediction)}
+            seconds[name] = times(formula(replace(plain, cost=costs[cost])))
+        else:
+            seconds[name] = (math.nan, math.nan)
+    seconds[OURS] = times(ours.prediction)
+    return seconds
 
+
+# -- cases that really train ---------------------------------------------------------
 
 LINE = "line_medians"
-BARE, LINE_BESIDE = f"{OURS}_alone", f"{LINE}_beside"
+"""The straight line through medians."""
+BARE = f"{OURS}_alone"
+"""Our model without slowdowns, copies and the time of buckets."""
+LINE_BESIDE = f"{LINE}_beside"
+"""The straight line with our slowdowns, copies and time of buckets."""
 REAL_MODELS = (*MODELS, BARE, LINE_BESIDE)
-"""Every model of a case that really trains: all but ours and LINE_BESIDE know nothing of contention."""
+"""Every model of a case that really trains.
+
+All but our model and LINE_BESIDE know nothing of contention."""
 
 
-def real_times(
-    ours: Forecast, others: Mapping[str, MessageCost]
-) -> dict[str, tuple[float, float]]:
-    """Return iteration and exposed communication, in seconds, by each of REAL_MODELS."""
-    whole, link = ours.iteration, ours.iteration.link
-    beside = replace(link, burst_s=0.0, wire_s_per_byte=0.0)
-    of_line = replace(whole, cost=others[TRIALS[LINE][0]], link=beside)
-    unslowed = replace(link, slowdown=0.0, message_slowdown=0.0)
-    bare = replace(whole, link=unslowed, copy_s_per_byte=0.0, bucket_s=0.0)
-    rows = predicted_times(Forecast(bare, None), others)
-    ours_bare = {BARE: rows[OURS], OURS: times(whole.prediction)}
-    return rows | ours_bare | {LINE_BESIDE: times(of_line.prediction)}
+def real_times(ours: Forecast, others: Mapping[str, MessageCost]) -> dict[str, Times]:
+    """Return what each of REAL_MODELS predicts of a case that really trains.
+
+    Parameters
+    ----------
+    ours : Forecast
+        The prediction of our model.
+    others : mapping of str to MessageCost
+        The costs of rival models by their form.
+
+    Returns
+    -------
+    dict of str to (float, float)
+        The iteration and its exposed communication in seconds.
+    """
+    iteration = ours.iteration
+    link = iteration.link
+    line_cost, _ = TRIALS[LINE]
+    line = replace(
+        iteration,
+        cost=others[line_cost],
+        link=replace(link, burst_s=0.0, wire_s_per_byte=0.0),
+    )
+    bare = replace(
+        iteration,
+        link=replace(link, slowdown=0.0, message_slowdown=0.0),
+        copy_s_per_byte=0.0,
+        bucket_s=0.0,
+    )
+    seconds = predicted_times(Forecast(bare, None), others)
+    # The forecast without slowdowns is BARE, so that its OURS is replaced.
+    seconds[BARE] = seconds[OURS]
+    seconds[OURS] = times(iteration.prediction)
+    seconds[LINE_BESIDE] = times(line.prediction)
+    return seconds
 
 
-def times(prediction: Prediction) -> tuple[float, float]:
-    """Return iteration and exposed communication, in seconds."""
+def times(prediction: Prediction) -> Times:
+    """Return an iteration and its exposed communication in seconds."""
     return prediction.iteration_s, prediction.exposed_communication_s

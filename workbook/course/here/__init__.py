@@ -1,1 +1,1 @@
-"""What was measured on this machine, compared with the recording that the lessons are made from."""
+"""What was measured on this machine, compared with the recording of the lessons."""

@@ -18,7 +18,7 @@ from workbook.validate import compare as machines
 RECORDED = Style("recorded", SOFT, "o")
 MEASURED_HERE = Style("measured here", "#7a3b9a", "X", "--")
 """How the recording and this machine look."""
-HOW = "To measure, run ./reproduce.sh, or open this notebook and run it."
+HOW_TO_MEASURE = "To measure, run ./reproduce.sh, or open this notebook and run it."
 RANKS = 2
 """The number of processes whose messages over loopback are compared."""
 
@@ -33,7 +33,8 @@ def compare(
     recording : Source
         The tables that the lesson is made from.
     here : Source
-        The tables of this machine: ``layers``, ``peaks`` and ``collectives``. It may have none.
+        The tables of this machine: ``layers``, ``peaks`` and ``collectives``. It may
+        have none.
     network : str
         The network whose gradients are compared.
     problem : str
@@ -44,28 +45,37 @@ def compare(
     sentence : str
         What the numbers of this machine say.
     figure : Figure or None
-        The share of gradients that are ready over time, and message times by size, each from the recording
-        and from this machine. None if nothing was measured here.
+        The share of gradients that are ready over time, and message times by size, each
+        from the recording and from this machine. None if nothing was measured here.
     """
     if not (here.has("layers") and network in here.networks()):
         because = f" ({problem})" if problem else ""
-        return f"Nothing was measured on this page{because}. {HOW}", None
-    works = recording.profile(network).workload(), here.profile(network).workload()
-    sentences = [_about_compute(network, works[1], works[0])]
+        return f"Nothing was measured on this page{because}. {HOW_TO_MEASURE}", None
+    workload = here.profile(network).workload()
+    recorded_workload = recording.profile(network).workload()
+    messages = _medians(here)
+    recorded_messages = _medians(recording)
+    sentences = [_about_compute(network, workload, recorded_workload)]
     if here.has("peaks"):
-        shares = machines.kernel_shares({"here": here}, [network])
-        step = shares[shares["kernel"].str.startswith("step")]["share"]
-        rate = f"{step.iloc[0]:.0%} of the rate of the fastest product timed here"
-        sentences.append(f"The step reaches {rate}.")
-    messages = _medians(recording), _medians(here)
-    sentences += _about_messages(*messages)
+        sentences.append(_about_rate(network, here))
+    sentences += _about_messages(recorded_messages, messages)
     figure, axes = plots.canvas(columns=2, height=3.2)
-    for work, style in zip(works, (RECORDED, MEASURED_HERE), strict=True):
-        _draw_ready(axes[0], work, style)
-    _draw_messages(axes[1], *messages)
+    _draw_ready(axes[0], recorded_workload, RECORDED)
+    _draw_ready(axes[0], workload, MEASURED_HERE)
+    _draw_messages(axes[1], recorded_messages, messages)
     plots.heading(axes[0], f"Gradients of {network_title(network)}")
     plots.heading(axes[1], "All-reduce of two processes, loopback")
     return " ".join(sentences), figure
+
+
+def _about_rate(network: str, here: Source) -> str:
+    """Return the rate of a step as a share of the fastest product of matrices."""
+    shares = machines.kernel_shares({"here": here}, [network])
+    steps = shares[shares["kernel"].str.startswith("step")]
+    share = steps["share"].iloc[0]
+    return (
+        f"The step reaches {share:.0%} of the rate of the fastest product timed here."
+    )
 
 
 def _about_compute(network: str, here: Workload, recorded: Workload) -> str:
@@ -76,12 +86,16 @@ def _about_compute(network: str, here: Workload, recorded: Workload) -> str:
 def _about_messages(recorded: pd.Series, here: pd.Series) -> list[str]:
     """Return a sentence for the smallest and for the largest size that both have."""
     both = here.index.intersection(recorded.index)
-    ends = sorted({both.min(), both.max()}) if len(both) else []
-    return [
-        f"An all-reduce of {format_bytes(int(size))} between two processes takes "
-        f"{_ms(here[size])} here and {_ms(recorded[size])} in the recording."
-        for size in ends
-    ]
+    if both.empty:
+        return []
+    sentences = []
+    # The set has a single size once.
+    for size in sorted({both.min(), both.max()}):
+        sentences.append(
+            f"An all-reduce of {format_bytes(int(size))} between two processes takes "
+            f"{_ms(here[size])} here and {_ms(recorded[size])} in the recording."
+        )
+    return sentences
 
 
 def _ms(seconds: float) -> str:
@@ -91,12 +105,19 @@ def _ms(seconds: float) -> str:
 
 
 def _medians(tables: Source) -> pd.Series:
-    """Return the median seconds of an all-reduce over loopback by bytes; empty where none was timed."""
+    """Return the median seconds of an all-reduce over loopback by its bytes.
+
+    There are none if no all-reduce was timed.
+    """
     if not tables.has("collectives"):
         return pd.Series(dtype=float)
     rows = tables.table("collectives")
-    same = (rows["collective"] == "all_reduce") & (rows["link"] == "loopback")
-    return rows[same & (rows["ranks"] == RANKS)].groupby("bytes")["seconds"].median()
+    rows = rows[
+        (rows["collective"] == "all_reduce")
+        & (rows["link"] == "loopback")
+        & (rows["ranks"] == RANKS)
+    ]
+    return rows.groupby("bytes")["seconds"].median()
 
 
 def _draw_ready(ax: Axes, work: Workload, style: Style) -> None:

@@ -52,13 +52,13 @@ class Timed:
 
     @property
     def seconds_per_byte(self) -> float:
-        """The slope of the line through the medians, of which large messages decide."""
+        """The slope of the line through the medians, which large messages determine."""
         line = fit("alpha_beta:medians", self.sizes, self.seconds, draws=0).cost
         return float(line.beta_s_per_byte)
 
     @property
     def held_out_error(self) -> float | None:
-        """The median error of a table at held-out sizes; None with fewer than three sizes."""
+        """The median error of a table at held-out sizes, or None for less than three sizes."""
         _, errors, _ = held_out_errors("table", self.sizes, self.seconds)
         return float(np.median(np.abs(errors))) if errors.size else None
 
@@ -68,9 +68,9 @@ def compare(
 ) -> tuple[str, Figure | None]:
     """Compare the all-reduces timed on this machine with those of the recording.
 
-    If this machine has no messages over ``link`` among so many ``workers``, the first link is compared
-    that both have, for example loopback. Samples that other programs disturbed are left out, unless a
-    size has no others.
+    If this machine has no messages over ``link`` among so many ``workers``, the first
+    link is compared that both have, for example loopback. Samples that other programs
+    disturbed are left out, unless a size has no others.
 
     Parameters
     ----------
@@ -86,10 +86,11 @@ def compare(
     Returns
     -------
     sentence : str
-        The number of messages, the start-up, the time of a byte, and the error of a table.
+        The number of messages, the start-up, the time of a byte, and the error of a
+        table.
     figure : Figure or None
-        The recorded messages with the forms fitted to them, and the medians of this machine.
-        None if nothing can be compared.
+        The recorded messages with the forms fitted to them, and the medians of this
+        machine. None if nothing can be compared.
     """
     recorded_links = _by_link(recording)
     links_here = _by_link(here)
@@ -117,7 +118,9 @@ def _by_link(tables: Source) -> dict[tuple[str, int], Timed]:
 
 
 def _sentence(place: tuple[str, int], measured: Timed, recorded: Timed) -> str:
+    """Return start-ups, times of a byte and errors, here and in the recording."""
     link, workers = place
+    # The smallest size that both may have.
     smallest = max(measured.medians.index.min(), recorded.medians.index.min())
     parts = [
         f"{len(measured.seconds)} all-reduces among {workers} workers over {link} were "
@@ -143,6 +146,7 @@ def _sentence(place: tuple[str, int], measured: Timed, recorded: Timed) -> str:
 
 
 def _figure(place: tuple[str, int], measured: Timed, recorded: Timed) -> Figure:
+    """Return the recorded messages with the fitted forms, and the medians measured here."""
     link, workers = place
     fits = {
         form: fit(form, recorded.sizes, recorded.seconds, draws=0) for form in FORMS

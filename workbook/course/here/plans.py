@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbook import plots
@@ -21,14 +22,14 @@ PLACE = ["network", "link", "workers"]
 COLUMNS = 3
 RECORDED = Style("recorded", "#8f8f8f", "o", hollow=True)
 MEASURED_HERE = Style("measured here", "#7a3b9a", "X")
-RUN = (
+HOW_TO_RUN = (
     "Run ./reproduce.sh, which replays plans and runs this notebook again; "
     "the lab needs Linux and root."
 )
-NOTHING = f"Nothing was replayed on this machine. {RUN}"
+NOTHING = f"Nothing was replayed on this machine. {HOW_TO_RUN}"
 NOT_COMPARED = (
     "Plans were replayed on this machine, but none that can be compared with the best plan. "
-    f"{RUN}"
+    f"{HOW_TO_RUN}"
 )
 
 
@@ -47,8 +48,8 @@ def compare(recordings: Sequence[Source], here: Source) -> tuple[str, Figure | N
     sentence : str
         How much longer a step takes under PyTorch's default than under the best plan.
     figure : Figure or None
-        The ratio of each plan's step to the best plan's step, here and recorded. None if no plan
-        was replayed here together with the best plan.
+        The ratio of each plan's step to the best plan's step, here and recorded. None
+        if no plan was replayed here together with the best plan.
     """
     if not _was_replayed(here):
         return NOTHING, None
@@ -73,8 +74,8 @@ def ratios(tables: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Rows as `workbook.validate.compare.paired` returns them for the plan ``exact``. There is none
-        where nothing was replayed.
+        Rows as `workbook.validate.compare.paired` returns them for the plan ``exact``.
+        There is none where nothing was replayed.
     """
     if not tables.has("runs"):
         return paired(pd.DataFrame(columns=PLACE), BEST)
@@ -88,75 +89,81 @@ def ratios(tables: Source) -> pd.DataFrame:
 
 def _was_replayed(tables: Source) -> bool:
     """Return whether any plan was replayed, be it disturbed or not."""
-    return tables.has("runs") and bool(
-        (tables.table("runs")["origin"] == "replayed").any()
-    )
+    if not tables.has("runs"):
+        return False
+    return bool((tables.table("runs")["origin"] == "replayed").any())
 
 
 def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
+    """Return how much longer a step takes under PyTorch's default, here and recorded."""
     defaults = ratios_here[ratios_here["other"] == DEFAULT]
     if defaults.empty:
         return (
             f"{len(ratios_here)} plans were replayed on this machine, but PyTorch's default "
             "was not among them."
         )
-    example = defaults[defaults["network"] == NETWORK]
-    first = (defaults if example.empty else example).iloc[0]
-    in_recording = recorded[recorded["other"] == DEFAULT].merge(
-        first[PLACE].to_frame().T
-    )
+    # The running example comes first, if it was replayed here.
+    examples = defaults[defaults["network"] == NETWORK]
+    first = defaults.iloc[0]
+    if len(examples):
+        first = examples.iloc[0]
     sentence = (
-        f"Among {first['workers']} workers over {link_title(first['link'])}, a replayed step of "
-        f"{network_title(first['network'])} takes {first['ratio']:.2f} times as long under "
-        "PyTorch's default as under the best plan"
+        f"Among {first['workers']} workers over {link_title(first['link'])}, a replayed "
+        f"step of {network_title(first['network'])} takes {first['ratio']:.2f} times as "
+        "long under PyTorch's default as under the best plan"
     )
-    if len(in_recording):
-        sentence += f" (recorded: {in_recording['ratio'].iloc[0]:.2f} times)"
+    same_case = first[PLACE].to_frame().T
+    same_recorded = recorded[recorded["other"] == DEFAULT].merge(same_case)
+    if len(same_recorded):
+        sentence += f" (recorded: {same_recorded['ratio'].iloc[0]:.2f} times)"
     sentence += "."
     if len(defaults) > 1:
-        least = defaults["ratio"].min()
-        most = defaults["ratio"].max()
         labs = len(defaults.drop_duplicates(["link", "workers"]))
-        what = "networks" if labs == 1 else "pairs of a network and a lab"
+        cases = "networks" if labs == 1 else "pairs of a network and a lab"
         sentence += (
-            f" For the {len(defaults)} {what} that were replayed here, the ratio is between "
-            f"{least:.2f} and {most:.2f}."
+            f" For the {len(defaults)} {cases} that were replayed here, the ratio is "
+            f"between {defaults['ratio'].min():.2f} and {defaults['ratio'].max():.2f}."
         )
     return sentence
 
 
 def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
     """Return a figure with a panel for each network and link that was replayed here."""
+    # Random plans have no look. They are left out.
     is_random = ratios_here["other"].str.startswith("random")
-    by_plan = ratios_here[~is_random].groupby("other")["ratio"].median().sort_values()
-    row_of = {plan: row for row, plan in enumerate(by_plan.index)}
-    places = list(ratios_here.groupby(PLACE, sort=False))
-    columns = min(COLUMNS, len(places))
-    rows = math.ceil(len(places) / columns)
-    height = rows * (1.2 + 0.28 * len(row_of))
+    medians = ratios_here[~is_random].groupby("other")["ratio"].median()
+    plans = [str(plan) for plan in medians.sort_values().index]
+    cases = list(ratios_here.groupby(PLACE, sort=False))
+    columns = min(COLUMNS, len(cases))
+    rows = math.ceil(len(cases) / columns)
     with plots.sheet(
         columns=columns,
         rows=rows,
-        height=height,
+        height=rows * (1.2 + 0.28 * len(plans)),
         sharex=True,
         sharey=True,
         squeeze=False,
     ) as (figure, axes):
-        for ax in axes.flat[len(places) :]:
+        for ax in axes.flat[len(cases) :]:
             ax.set_visible(False)
-        for ax, (place, of_place) in zip(axes.flat, places, strict=False):
-            case_rows(ax, [look(plan).label for plan in row_of], 1.0)
-            ax.tick_params(labelbottom=True)  # the panel below may be empty
-            same = pd.DataFrame([place], columns=PLACE)
-            for style, shown in (
-                (RECORDED, recorded.merge(same)),
-                (MEASURED_HERE, of_place),
-            ):
-                shown = shown[shown["other"].isin(row_of)]
-                in_rows = shown["other"].map(row_of)
-                plots.points(ax, shown["ratio"], in_rows, style, size=5)
-            network, link, workers = place
+        for ax, (case, case_ratios) in zip(axes.flat, cases, strict=False):
+            same_recorded = recorded.merge(pd.DataFrame([case], columns=PLACE))
+            _draw_panel(ax, plans, same_recorded, case_ratios)
+            network, link, workers = case
             plots.heading(ax, network_title(str(network)))
-            where = f"{workers} workers, {link_title(str(link))}"
-            ax.set_xlabel(f"step / step of the best plan\n{where}")
+            lab = f"{workers} workers, {link_title(str(link))}"
+            ax.set_xlabel(f"step / step of the best plan\n{lab}")
     return figure
+
+
+def _draw_panel(
+    ax: Axes, plans: Sequence[str], recorded: pd.DataFrame, here: pd.DataFrame
+) -> None:
+    """Draw the ratios of one network and link, with a row for each plan."""
+    row_of = {plan: row for row, plan in enumerate(plans)}
+    case_rows(ax, [look(plan).label for plan in plans], 1.0)
+    # The panel below may be empty.
+    ax.tick_params(labelbottom=True)
+    for style, ratios in ((RECORDED, recorded), (MEASURED_HERE, here)):
+        drawn = ratios[ratios["other"].isin(plans)]
+        plots.points(ax, drawn["ratio"], drawn["other"].map(row_of), style, size=5)

@@ -30,8 +30,8 @@ def compare(
 ) -> tuple[str, Figure | None]:
     """Compare predicted steps with steps replayed on this machine and in the recording.
 
-    Each prediction takes the layer times and the message times of the machine on which the plan was
-    replayed. Replays that other programs disturbed are left out.
+    Each prediction takes the layer times and the message times of the machine on which
+    the plan was replayed. Replays that other programs disturbed are left out.
 
     Parameters
     ----------
@@ -49,7 +49,8 @@ def compare(
     sentence : str
         The number of replays, the median error, and the plan with the largest error.
     figure : Figure or None
-        The error of each plan, here and in the recording. None if nothing was replayed here.
+        The error of each plan, here and in the recording. None if nothing was replayed
+        here.
     """
     errors_here = signed_errors(here, link, workers)
     if errors_here.empty:
@@ -76,9 +77,9 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each network and plan, with the columns ``network``, ``plan``, ``messages`` (their
-        number), ``predicted_s``, ``replayed_s`` and ``error`` (predicted over replayed, minus 1). It
-        has no rows if a table is missing.
+        One row for each network and plan, with the columns ``network``, ``plan``,
+        ``messages`` (their number), ``predicted_s``, ``replayed_s`` and ``error``
+        (predicted over replayed, minus 1). It has no rows if a table is missing.
     """
     nothing = pd.DataFrame(columns=COLUMNS)
     if not all(tables.has(kind) for kind in ("runs", "layers", "collectives")):
@@ -122,6 +123,7 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
 def _sentence(
     errors_here: pd.DataFrame, recorded: pd.DataFrame, link: str, workers: int
 ) -> str:
+    """Return the number of replays, the median errors and the largest error in words."""
     networks = errors_here["network"].nunique()
     plural = "network" if networks == 1 else "networks"
     worst = errors_here.loc[errors_here["error"].abs().idxmax()]

@@ -55,8 +55,8 @@ def compare(recording: Source, here: Source) -> tuple[str, Figure | None]:
     sentence : str
         The median slowdowns of backward and of messages, here and in the recording.
     figure : Figure or None
-        Every slowdown with its interval, here and in the recording. None if nothing can be
-        compared.
+        Every slowdown with its interval, here and in the recording. None if nothing can
+        be compared.
     """
     measured = slowdowns(here)
     if measured.empty:
@@ -79,32 +79,37 @@ def slowdowns(tables: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each network, link, message size and ``slowed`` ("backward" or "message"). The
-        columns ``ratio``, ``lower`` and ``upper`` are the time over the time alone, and its 95%
-        interval over rounds. It has no rows if the machine has no table ``slowdown``.
+        One row for each network, link, message size and ``slowed`` ("backward" or
+        "message"). The columns ``ratio``, ``lower`` and ``upper`` are the time over the
+        time alone, and its 95% interval over rounds. It has no rows if the machine has
+        no table ``slowdown``.
     """
+    columns = [*KEYS, "ratio", "lower", "upper"]
+    if not tables.has("slowdown"):
+        return pd.DataFrame(columns=columns)
     rows: list[dict[str, object]] = []
-    measured = tables.table("slowdown") if tables.has("slowdown") else pd.DataFrame()
-    clusters = measured.groupby(SLOWDOWN_KEY) if len(measured) else ()
-    for cluster, of_cluster in clusters:
-        contention = Contention.of(of_cluster)
+    for cluster, measured in tables.table("slowdown").groupby(SLOWDOWN_KEY):
+        key = dict(zip(SLOWDOWN_KEY, cluster, strict=True))
+        contention = Contention.of(measured)
+        # Slowdowns have shape (2, sizes): those of backward, then those of messages.
         lower, upper = interval(contention.draws)
-        for place, slowed in enumerate(PANELS):
+        for row, slowed in enumerate(PANELS):
             for column, size in enumerate(contention.bytes):
                 rows.append(
                     {
-                        **dict(zip(SLOWDOWN_KEY, cluster, strict=True)),
+                        **key,
                         "bytes": int(size),
                         "slowed": slowed,
-                        "ratio": 1 + contention.slowdowns[place, column],
-                        "lower": 1 + lower[place, column],
-                        "upper": 1 + upper[place, column],
+                        "ratio": 1 + contention.slowdowns[row, column],
+                        "lower": 1 + lower[row, column],
+                        "upper": 1 + upper[row, column],
                     }
                 )
-    return pd.DataFrame(rows, columns=[*KEYS, "ratio", "lower", "upper"])
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _sentence(both: pd.DataFrame) -> str:
+    """Return the median slowdowns of backward and of messages in words."""
     clusters = len(both[SLOWDOWN_KEY].drop_duplicates())
     plural = "pair" if clusters == 1 else "pairs"
     backward = both[both["slowed"] == OF_BACKWARD]

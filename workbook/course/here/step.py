@@ -1,4 +1,4 @@
-"""The running example's network as predicted for this machine, from its own layers and messages."""
+"""The running example as predicted from layers and messages of this machine."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def compare(running: Example, here: Source) -> tuple[str, None]:
     running : Example
         The running example, which comes from the recording.
     here : Source
-        The tables of this machine, which may be none. Of several links, the running example's
-        counts, else the first.
+        The tables of this machine, which may be none. Of several links, the running
+        example's counts, else the first.
 
     Returns
     -------
     sentence : str
-        The compute time, the step under PyTorch's default and under the best plan, and the gain,
-        followed by the two steps of the recording.
+        The compute time, the step under PyTorch's default and under the best plan, and
+        the gain, followed by the two steps of the recording.
     figure : None
         Two steps need no figure.
     """
@@ -64,13 +64,19 @@ def compare(running: Example, here: Source) -> tuple[str, None]:
 
 
 def _messages(here: Source) -> tuple[str, int, Communication] | None:
-    """Return the link, the workers and the messages of the prediction; None without all-reduces."""
+    """Return the link, the workers and the messages of the prediction.
+
+    It is None if no all-reduce was measured. The running example's link comes first.
+    """
     calibration = Calibration.of(here.table("collectives"), draws=0)
     measured = [key for key in calibration.known if key[2] == COLLECTIVE]
     if not measured:
         return None
     running = (LINK, WORKERS, COLLECTIVE)
-    link, workers, _ = running if running in measured else measured[0]
+    chosen = measured[0]
+    if running in measured:
+        chosen = running
+    link, workers, _ = chosen
     return link, workers, calibration.between(link, workers)
 
 

@@ -45,9 +45,9 @@ def compare(
 ) -> Judged:
     """Judge the predictions of what was replayed and trained on this machine.
 
-    Replays and real training are judged apart, and real training is judged by paired errors. Trainings
-    whose plan sends one message test no model of overlap, so they are counted and not judged. Neither
-    are cases that other programs disturbed.
+    Replays and real training are judged apart, and real training is judged by paired
+    errors. Trainings whose plan sends one message test no model of overlap, so they are
+    counted and not judged. Neither are cases that other programs disturbed.
 
     Parameters
     ----------
@@ -61,38 +61,21 @@ def compare(
     Judged
         A sentence, a figure and the key numbers.
     """
-    cases = judge(here, here, "table", marked=True) if here.has("runs") else None
-    if cases is None or cases.empty:
+    if not here.has("runs"):
+        return Judged(NOTHING, None, {})
+    cases = judge(here, here, "table", marked=True)
+    if cases.empty:
         return Judged(NOTHING, None, {})
     undisturbed = cases[~cases["marked"]]
     replays = undisturbed[undisturbed["kind"] == REPLAY]
-    trained = undisturbed[undisturbed["kind"] == TRAINING]
-    one_message = sends_one_message(trained)
-    training = trained[~one_message]
+    trainings = undisturbed[undisturbed["kind"] == TRAINING]
+    one_message = sends_one_message(trainings)
     singles = int(one_message.sum())
+    trainings = trainings[~one_message]
     marked = int(cases["marked"].sum())
-
-    sentences = []
-    if len(training):
-        error = STATISTICS["paired_median_error"](training)
-        sentences.append(_sentence("trainings", "paired error", error, training))
-    if singles:
-        sentences.append(
-            f"Trainings with one message for all gradients ({singles} here) test no "
-            "model of overlap and are left out."
-        )
-    if len(replays):
-        error = STATISTICS["median_error"](replays)
-        sentences.append(_sentence("replays", "error", error, replays))
-    sentences.append(
-        f"{marked} of {len(cases)} cases were disturbed by other programs or limited by the "
-        "processor, and are not judged."
-        if marked
-        else "No case was disturbed by other programs."
-    )
-    sentence = " ".join(sentences)
+    sentence = _sentences(trainings, replays, singles, marked, len(cases))
     numbers = {
-        **_training_numbers(training),
+        **_training_numbers(trainings),
         **_replay_numbers(replays),
         "single_cases": singles,
         "marked_cases": marked,
@@ -101,11 +84,49 @@ def compare(
     recorded_training = recorded_training[~sends_one_message(recorded_training)]
     errors = {
         "trainings,\nrecorded": recorded_training["model_paired_error"],
-        "trainings,\nhere": training["model_paired_error"],
+        "trainings,\nhere": trainings["model_paired_error"],
         "replays,\nrecorded": recorded_replays["model_error"],
         "replays,\nhere": replays["model_error"],
     }
     return Judged(sentence, _figure(errors), numbers)
+
+
+def _sentences(
+    trainings: pd.DataFrame, replays: pd.DataFrame, singles: int, marked: int, n: int
+) -> str:
+    """Return the errors and the coverage in words.
+
+    Parameters
+    ----------
+    trainings, replays : DataFrame
+        The judged cases.
+    singles : int
+        The number of trainings with one message, which are not judged.
+    marked : int
+        The number of disturbed cases, which are not judged.
+    n : int
+        The number of all cases.
+    """
+    sentences = []
+    if len(trainings):
+        error = STATISTICS["paired_median_error"](trainings)
+        sentences.append(_sentence("trainings", "paired error", error, trainings))
+    if singles:
+        sentences.append(
+            f"Trainings with one message for all gradients ({singles} here) test no "
+            "model of overlap and are left out."
+        )
+    if len(replays):
+        error = STATISTICS["median_error"](replays)
+        sentences.append(_sentence("replays", "error", error, replays))
+    if marked:
+        sentences.append(
+            f"{marked} of {n} cases were disturbed by other programs or limited by the "
+            "processor, and are not judged."
+        )
+    else:
+        sentences.append("No case was disturbed by other programs.")
+    return " ".join(sentences)
 
 
 def _training_numbers(training: pd.DataFrame) -> dict[str, Any]:
@@ -155,16 +176,17 @@ def _networks(cases: pd.DataFrame) -> str:
 def _listed(names: Iterable[str]) -> str:
     """Return names in their order as "a, b and c"."""
     *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    if not others:
+        return last
+    return f"{', '.join(others)} and {last}"
 
 
 def _figure(errors: dict[str, pd.Series]) -> Figure:
     """Return a figure with a row of points for each kind of run that has cases."""
-    rows = {
-        f"{len(shares)} {name}": shares
-        for name, shares in errors.items()
-        if len(shares)
-    }
+    rows = {}
+    for name, shares in errors.items():
+        if len(shares):
+            rows[f"{len(shares)} {name}"] = shares
     figure, ax = plots.canvas(height=0.9 + 0.5 * len(rows))
     plots.error_rows(ax, rows, label=f"error of the step time, {ERROR}")
     return figure

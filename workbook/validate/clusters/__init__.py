@@ -1,4 +1,8 @@
-"""What others measured on their clusters (data/external): readers in seconds and bytes, and rules of rows."""
+"""What others measured on their clusters (data/external).
+
+Readers of the published files return seconds and bytes. Rules say which rows may
+calibrate a model, and which rows are predicted.
+"""
 
 from __future__ import annotations
 
@@ -21,116 +25,226 @@ from ddlkit.store import files
 from workbook.common import places, transcribed
 
 EXTERNAL = places.DATA / "external"
+"""What others published, as they published it."""
+
+
+# -- readers of published files ------------------------------------------------------
 
 
 def read(path: Path) -> str:
-    """Return the text of a file of others, unpacked. Raises UserError where it is not what was taken."""
+    """Return the text of a published file, unpacked.
+
+    Raises
+    ------
+    UserError
+        If the file differs from what was transcribed.
+    """
     return files.text_of(transcribed.read_transcribed(path), path)
 
 
 def table(path: Path, **kinds: type) -> pd.DataFrame:
-    """Return a CSV of others; ``kinds`` are types of columns that are not what they look like."""
+    """Return a published CSV file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    **kinds : type
+        The types of columns whose values look like values of another type.
+    """
     return pd.read_csv(io.StringIO(read(path)), dtype=kinds)
 
 
 def pollux_iterations(path: Path) -> pd.DataFrame:
-    """Return placement (GPUs by node, a digit each, or ""), nodes, ranks, batch (of one GPU), iteration_s."""
-    names = {"num_nodes": "nodes", "num_replicas": "ranks", "local_bsz": "batch"}
-    frame = table(path, placement=str).rename(
-        columns={**names, "step_time": "iteration_s"}
-    )
+    """Return the iterations of a file of Pollux.
+
+    Returns
+    -------
+    DataFrame
+        One row for each setting. The columns are ``placement`` (the GPUs of each node,
+        one digit for each, or "" if the file does not say), ``nodes``, ``ranks``,
+        ``batch`` (of one GPU) and ``iteration_s``.
+    """
+    columns = {
+        "num_nodes": "nodes",
+        "num_replicas": "ranks",
+        "local_bsz": "batch",
+        "step_time": "iteration_s",
+    }
+    frame = table(path, placement=str).rename(columns=columns)
     if "placement" in frame:
         frame["nodes"] = frame["placement"].str.len()
         frame["ranks"] = frame["placement"].map(lambda text: sum(map(int, text)))
-    placement = frame.get("placement", "")
-    return frame.assign(placement=placement)[
-        ["placement", *names.values(), "iteration_s"]
-    ]
+    else:
+        frame["placement"] = ""
+    return frame[["placement", *columns.values()]]
 
 
 def abci_iterations(path: Path) -> pd.DataFrame:
-    """Return step, iteration_s (by the printed throughput), ranks, batch (of one GPU) and amp by step."""
-    lines = (json.loads(line.removeprefix("DLLL ")) for line in read(path).splitlines())
-    (_, settings), *logged = [
-        (at["step"], at["data"]) for at in lines if at["type"] == "LOG"
-    ]
-    ranks, batch = settings["world_size"], settings["batch_size"]
-    rows = [
-        (step[1], ranks * batch / data["train.total_ips"])
-        for step, data in logged
-        if len(step) == 2 and "train.total_ips" in data
-    ]
+    """Return the logged iterations of a training on ABCI.
+
+    Returns
+    -------
+    DataFrame
+        One row for each logged step. The columns are ``step``, ``iteration_s`` (from
+        the throughput that the log prints), ``ranks``, ``batch`` (of one GPU) and
+        ``amp`` (whether the precision is mixed).
+    """
+    entries = []
+    for line in read(path).splitlines():
+        entry = json.loads(line.removeprefix("DLLL "))
+        if entry["type"] == "LOG":
+            entries.append(entry)
+    settings = entries[0]["data"]
+    ranks = settings["world_size"]
+    batch = settings["batch_size"]
+    rows = []
+    for entry in entries[1:]:
+        # A step is (epoch, iteration). The summary of an epoch has one number only.
+        step = entry["step"]
+        images_per_s = entry["data"].get("train.total_ips")
+        if len(step) == 2 and images_per_s is not None:
+            rows.append((step[1], ranks * batch / images_per_s))
     frame = pd.DataFrame(rows, columns=["step", "iteration_s"])
     return frame.assign(ranks=ranks, batch=batch, amp=bool(settings["amp"]))
 
 
 def cs336_iterations(path: Path) -> pd.DataFrame:
-    """Return batch (of one GPU), sequence, bucket_bytes (0: none), iteration_s, overlap (with backward)."""
+    """Return the iterations of a file of cs336.
+
+    Returns
+    -------
+    DataFrame
+        One row for each setting. The columns are ``batch`` (of one GPU), ``sequence``,
+        ``bucket_bytes`` (0 without buckets), ``iteration_s`` and ``overlap`` (whether
+        messages overlap with backward).
+    """
     frame = table(path)
-    n_bytes = MIB * frame.pop("bucket_mb")
-    return frame.assign(bucket_bytes=n_bytes, overlap=frame.get("overlap", True))
+    bucket_bytes = MIB * frame.pop("bucket_mb")
+    # Only the file of serial iterations has the column overlap.
+    overlap = frame.get("overlap", True)
+    return frame.assign(bucket_bytes=bucket_bytes, overlap=overlap)
 
 
 def vidur_all_reduce(path: Path) -> pd.DataFrame:
-    """Return table (machine, ranks and per_node, as "h100_dgx-8x8"), these two, bytes and median_s."""
+    """Return the all-reduces of a file of Vidur.
+
+    Returns
+    -------
+    DataFrame
+        One row for each size. The columns are ``table`` (the machine, ``ranks`` and
+        ``per_node``, as in "h100_dgx-8x8"), ``ranks``, ``per_node``, ``bytes`` and
+        ``median_s``.
+    """
     frame = table(path)
-    machine = path.name.partition("-")[0]
-    names = (
-        f"{machine}-" + frame["ranks"].astype(str) + "x" + frame["per_node"].astype(str)
-    )
+    machine, _, _ = path.name.partition("-")
+    ranks = frame["ranks"].astype(str)
+    per_node = frame["per_node"].astype(str)
+    names = f"{machine}-" + ranks + "x" + per_node
     return frame.assign(table=names, median_s=frame["median_us"] / 1e6)
+
+
+# -- ResNet-50 as TrioSim traced it --------------------------------------------------
 
 
 @cache
 def resnet50() -> Workload:
-    """Return ResNet-50 by its kernels' times, as TrioSim traced it on an H100, batch 128, float32.
+    """Return ResNet-50 with the times of its kernels.
 
-    An operator of backward with a parameter among its inputs makes its layer's gradients; that of matrices is
-    traced with a copy, and takes the last layer left. Other operators count with the next gradient.
+    TrioSim traced these on an H100 with a batch of 128 in float32. An operator of
+    backward that has a parameter among its inputs produces the gradients of that
+    parameter's layer. All other operators count towards the next gradient.
     """
     frame = table(EXTERNAL / "triosim" / "resnet50-h100-b128.csv.gz")
     for name in ("Operator_input", "InputSize"):
-        frame[name] = [
-            tuple(map(int, re.findall(r"\d+", text))) for text in frame[name]
-        ]
+        frame[name] = [_integers(text) for text in frame[name]]
     frame["seconds"] = frame["Operator_cudatimenooverlap"] / 1e6
-    # It takes parameters, then as many first moments and roots of second ones.
-    (update,) = frame[frame["OperatorName"] == "aten::_foreach_addcdiv_"].itertuples()
-    third = len(update.InputSize) // 3
-    elements = dict(
-        zip(update.Operator_input[:third], update.InputSize[:third], strict=True)
-    )
-    forward, backward = (
-        frame[frame["stage"] == stage] for stage in ("forward", "backward")
-    )
-    inputs = (
-        [each for each in row if each in elements] for row in forward["Operator_input"]
-    )
-    layers = [layer for layer in inputs if layer]
-    ready: list[int] = []
-    gaps_s = [0.0]
-    for row in backward.itertuples():
-        gaps_s[-1] += row.seconds
-        layer = next(
-            (layer for layer in layers if {*layer} & {*row.Operator_input}), None
-        )
-        layer = (
-            layers[-1]
-            if layer is None and "AddmmBackward" in row.OperatorName
-            else layer
-        )
-        if layer:
-            layers.remove(layer)
-            ready += layer[::-1]
-            gaps_s += [0.0] * len(layer)
-    after_s = gaps_s.pop()
-    gaps_s[-1] += after_s
-    n_bytes = [4 * elements[tensor] for tensor in ready]
-    of_stage = frame.groupby("stage")["seconds"].sum()
+    elements = _parameter_sizes(frame)
+    layers = _parameters_of_layers(frame, elements)
+    ready, gaps_s = _ready_gradients(frame[frame["stage"] == "backward"], layers)
+    n_bytes = [4 * elements[parameter] for parameter in ready]
+    stage_s = frame.groupby("stage")["seconds"].sum()
     return Workload.from_arrays(
-        of_stage["forward"], gaps_s, n_bytes, of_stage["optimizer"]
+        stage_s["forward"], gaps_s, n_bytes, stage_s["optimizer"]
     )
 
+
+def _integers(text: str) -> tuple[int, ...]:
+    """Return all whole numbers of a text."""
+    return tuple(int(digits) for digits in re.findall(r"\d+", text))
+
+
+def _parameter_sizes(frame: pd.DataFrame) -> dict[int, int]:
+    """Return the number of elements of each parameter, by the number of its tensor."""
+    is_update = frame["OperatorName"] == "aten::_foreach_addcdiv_"
+    (update,) = frame[is_update].itertuples()
+    # The update takes all parameters, then as many first moments, and then as many roots
+    # of second moments.
+    count = len(update.InputSize) // 3
+    parameters = update.Operator_input[:count]
+    return dict(zip(parameters, update.InputSize[:count], strict=True))
+
+
+def _parameters_of_layers(
+    frame: pd.DataFrame, elements: Mapping[int, int]
+) -> list[list[int]]:
+    """Return the parameters of each layer, in the order of forward."""
+    layers = []
+    for inputs in frame.loc[frame["stage"] == "forward", "Operator_input"]:
+        parameters = [tensor for tensor in inputs if tensor in elements]
+        if parameters:
+            layers.append(parameters)
+    return layers
+
+
+def _ready_gradients(
+    backward: pd.DataFrame, layers: Sequence[list[int]]
+) -> tuple[list[int], list[float]]:
+    """Return the parameters in the order in which their gradients are ready.
+
+    Parameters
+    ----------
+    backward : DataFrame
+        The operators of backward in their order.
+    layers : sequence of list of int
+        The parameters of each layer, in the order of forward.
+
+    Returns
+    -------
+    ready : list of int
+        The parameters.
+    gaps_s : list of float
+        The seconds of backward between each gradient and the one before it.
+    """
+    pending = [*layers]
+    ready: list[int] = []
+    gaps_s = [0.0]
+    for operator in backward.itertuples():
+        gaps_s[-1] += operator.seconds
+        layer = _layer_of(operator, pending)
+        if layer:
+            pending.remove(layer)
+            ready += layer[::-1]
+            gaps_s += [0.0] * len(layer)
+    # What follows the last gradient counts towards the last gradient.
+    after_s = gaps_s.pop()
+    gaps_s[-1] += after_s
+    return ready, gaps_s
+
+
+def _layer_of(operator: Any, pending: Sequence[list[int]]) -> list[int] | None:
+    """Return the pending layer whose gradients an operator of backward makes, if any."""
+    for layer in pending:
+        if set(layer) & set(operator.Operator_input):
+            return layer
+    # A product of matrices is traced with a copy of its parameter. Its layer is the last
+    # of those that are pending.
+    if "AddmmBackward" in operator.OperatorName:
+        return pending[-1]
+    return None
+
+
+# -- the rules, which say what the rows of a file may be used for --------------------
 
 READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "pollux.read_iterations": pollux_iterations,
@@ -139,11 +253,25 @@ READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "cs336.read_iterations": cs336_iterations,
     "vidur.read_all_reduce": vidur_all_reduce,
 }
-"""By their names in rules.yml, which is never edited."""
+"""Readers by their names in rules.yml, which is never edited."""
 
 
 class Rows(NamedTuple):
-    """The rows of a rule by what they may be used for (none of a part it lacks); no row is in two parts."""
+    """The rows of a rule, by what they may be used for.
+
+    A part that the rule lacks has no rows. No row is in two parts.
+
+    Attributes
+    ----------
+    compute : DataFrame
+        Iterations that show compute alone.
+    calibrate : DataFrame
+        Rows that calibrate a model for a placement or a table.
+    fit : DataFrame
+        Rows to which a free number of a model is fitted.
+    test : DataFrame
+        Rows that are predicted.
+    """
 
     compute: pd.DataFrame
     calibrate: pd.DataFrame
@@ -153,7 +281,7 @@ class Rows(NamedTuple):
 
 @cache
 def rules() -> dict[str, dict[str, Any]]:
-    """Return rules by name, as the head of data/external/rules.yml describes them."""
+    """Return the rules by name, as the head of data/external/rules.yml describes them."""
     return dict(files.own_yaml(files.read_text(EXTERNAL / "rules.yml"))["rules"])
 
 
@@ -161,18 +289,19 @@ def rules() -> dict[str, dict[str, Any]]:
 def rows(name: str) -> Rows:
     """Return the rows of a rule of data/external/rules.yml."""
     rule = rules()[name]
+    read_file = READERS[rule["read"]]
     paths = sorted(EXTERNAL.glob(rule["files"]))
-    frame = pd.concat(
-        [READERS[rule["read"]](path) for path in paths], ignore_index=True
-    )
-    drawn = {"drawn": rule.get("drawn", [])}
-    parts = (rule.get(part) for part in Rows._fields)
-    return Rows(
-        *(
-            frame.query(which, local_dict=drawn) if which else frame[:0]
-            for which in parts
-        )
-    )
+    frame = pd.concat([read_file(path) for path in paths], ignore_index=True)
+    # Queries refer to the rows that were drawn at random as @drawn.
+    variables = {"drawn": rule.get("drawn", [])}
+    parts = {}
+    for part in Rows._fields:
+        query = rule.get(part)
+        if query:
+            parts[part] = frame.query(query, local_dict=variables)
+        else:
+            parts[part] = frame[:0]
+    return Rows(**parts)
 
 
 def fitted(
@@ -181,15 +310,27 @@ def fitted(
     most: float,
     least: float = 0.0,
 ) -> float:
-    """Return the number in [least, most] with the median signed error nearest to 0; times rise with it."""
+    """Return the free number of a model whose median signed error is nearest to 0.
+
+    Parameters
+    ----------
+    predicted_s : callable
+        Returns predicted seconds, which rise with the free number.
+    measured_s : float or ndarray
+        The measured seconds.
+    most, least : float
+        The largest and the smallest free number.
+    """
     from scipy.optimize import brentq  # takes as long to import as pandas
 
-    def bias(free: float) -> float:
-        return float(np.median(predicted_s(free) / measured_s - 1))
+    def bias(number: float) -> float:
+        return float(np.median(predicted_s(number) / measured_s - 1))
 
     if bias(least) >= 0:
         return least
-    return most if bias(most) <= 0 else float(brentq(bias, least, most, xtol=1e-9))
+    if bias(most) <= 0:
+        return most
+    return float(brentq(bias, least, most, xtol=1e-9))
 
 
 def predictions(
@@ -198,80 +339,136 @@ def predictions(
     predicted_s: Callable[[Rows, pd.DataFrame, str, float], Floats],
     columns: Sequence[str],
 ) -> pd.DataFrame:
-    """Return the rules' test rows by every model: columns, model, measured_s, predicted_s, free, rule.
+    """Return the test rows of rules as predicted by every model.
 
-    models : what their free number is at most, 0 for none; it is fitted to the rows to calibrate, but not
-        where compute is inverted: there every number meets them
-    predicted_s : of a rule's rows, rows that are predicted, a model and its free number
+    Parameters
+    ----------
+    rules : sequence of str
+        The names of the rules.
+    models : mapping of str to float
+        The largest free number of each model, or 0 if the model has none. The number is
+        fitted to the rows to calibrate.
+    predicted_s : callable
+        Returns predicted seconds. Its arguments are the rows of a rule, the rows to
+        predict, the name of a model and its free number.
+    columns : sequence of str
+        The columns of the test rows that are kept.
+
+    Returns
+    -------
+    DataFrame
+        One row for each test row and model, with these columns, ``model``,
+        ``measured_s``, ``predicted_s``, ``free`` (the fitted number, or NaN) and
+        ``rule``. A model with a free number is left out if the rule has no rows of
+        compute alone. Then compute is inferred from the rows to calibrate, and every
+        free number would meet them.
     """
-    each = []
+    tables = []
     for rule, (model, most) in product(rules, models.items()):
-        parts, free = rows(rule), np.nan
-        if most and parts.compute.empty:
-            continue
+        parts = rows(rule)
+        number = np.nan
         if most:
-            by_free = partial(predicted_s, parts, parts.calibrate, model)
-            free = fitted(by_free, parts.calibrate["iteration_s"].to_numpy(), most)
+            if parts.compute.empty:
+                continue
+            by_number = partial(predicted_s, parts, parts.calibrate, model)
+            measured_s = parts.calibrate["iteration_s"].to_numpy()
+            number = fitted(by_number, measured_s, most)
         predicted = parts.test[[*columns]].assign(
-            model=model, measured_s=parts.test["iteration_s"]
+            model=model,
+            measured_s=parts.test["iteration_s"],
+            predicted_s=predicted_s(parts, parts.test, model, number),
+            free=number,
+            rule=rule,
         )
-        predicted["predicted_s"] = predicted_s(parts, parts.test, model, free)
-        each.append(predicted.assign(free=free, rule=rule))
-    return pd.concat(each, ignore_index=True)
+        tables.append(predicted)
+    return pd.concat(tables, ignore_index=True)
 
 
-# -- Vidur: dense tables of all-reduces, by fits that twelve sizes calibrate ------------------------
+# -- Vidur: dense tables of all-reduces, by fits that twelve sizes calibrate ---------
 
 DENSE = ("vidur-64mib", "vidur-512mib")
-GOAL, GOAL_SMALL = 0.01, 0.05
-"""Of a table's median error, and of that below SMALL_TO: fixed before they were computed."""
-SMALL_TO = (
-    25 * MIB
-)  # below are the messages that DistributedDataParallel sends of itself
+GOAL = 0.01
+"""The goal for the median error of a table, which was set before it was computed."""
+GOAL_SMALL = 0.05
+"""The same for sizes below SMALL_TO."""
+SMALL_TO = 25 * MIB
+"""The smallest size that is not small: DistributedDataParallel sends no larger messages."""
 
 
 @cache
 def dense_tables() -> dict[str, Rows]:
-    """Return DENSE's rows of each table by size; medians rise in teeth, as NCCL cuts messages into chunks."""
+    """Return the rows of each table of DENSE in the order of their sizes.
+
+    Medians do not rise steadily with the size, because NCCL cuts messages into chunks.
+    """
     by_name = {}
     for rule in DENSE:
         parts = [part.sort_values("bytes", kind="stable") for part in rows(rule)]
-        for name in sorted({*parts[-1]["table"]}):
+        test = parts[-1]
+        for name in sorted(set(test["table"])):
             by_name[name] = Rows(*(part[part["table"] == name] for part in parts))
     return by_name
 
 
 @cache
 def dense_predictions(form: str = AUTO) -> pd.DataFrame:
-    """Return the rules' test rows by a form, fitted to the medians of a table's twelve sizes."""
-    each = []
+    """Return the test rows of all tables as predicted by a form of cost.
+
+    Parameters
+    ----------
+    form : str, optional
+        The form, which is fitted to the medians of twelve sizes of a table.
+
+    Returns
+    -------
+    DataFrame
+        One row for each table and size. The columns are ``bytes``, ``measured_s``,
+        ``table``, ``predicted_s``, and ``lower_s`` and ``upper_s`` of its interval.
+    """
+    tables = []
     for name, part in dense_tables().items():
-        shown, at = part.calibrate, part.test["bytes"].to_numpy(float)
-        line = fit(form, shown["bytes"].to_numpy(float), shown["median_s"].to_numpy())
-        lower_s, upper_s = line.interval(at)
-        predicted = {
-            "predicted_s": line.cost(at),
-            "lower_s": lower_s,
-            "upper_s": upper_s,
-        }
-        measured = part.test[["bytes", "median_s"]].rename(
-            columns={"median_s": "measured_s"}
+        calibrating = part.calibrate
+        fitted_cost = fit(
+            form,
+            calibrating["bytes"].to_numpy(float),
+            calibrating["median_s"].to_numpy(),
         )
-        each.append(measured.assign(table=name, **predicted))
-    return pd.concat(each, ignore_index=True)
+        sizes = part.test["bytes"].to_numpy(float)
+        lower_s, upper_s = fitted_cost.interval(sizes)
+        columns = {"median_s": "measured_s"}
+        measured = part.test[["bytes", "median_s"]].rename(columns=columns)
+        predicted = measured.assign(
+            table=name,
+            predicted_s=fitted_cost.cost(sizes),
+            lower_s=lower_s,
+            upper_s=upper_s,
+        )
+        tables.append(predicted)
+    return pd.concat(tables, ignore_index=True)
 
 
 def judged(predicted: pd.DataFrame) -> pd.DataFrame:
-    """Return, by table, medians of |error|, of all sizes and below_25_mib, n and held.
+    """Return how well each table is predicted.
 
-    covered : how many of the n rows lie in their interval; half_width : of that, relative, the median
-    held : whether the median and that below SMALL_TO are at most GOAL and GOAL_SMALL
+    Parameters
+    ----------
+    predicted : DataFrame
+        The rows of `dense_predictions`.
+
+    Returns
+    -------
+    DataFrame
+        One row for each table. ``median`` and ``below_25_mib`` are medians of absolute
+        relative errors, over all sizes and over small ones. ``covered`` of the ``n``
+        rows lie in their interval, whose median relative half width is ``half_width``.
+        ``held`` is whether both medians reach GOAL and GOAL_SMALL.
     """
-    seen = predicted.eval("error = abs(predicted_s / measured_s - 1)")
-    seen["small"] = seen["error"].where(seen["bytes"] < SMALL_TO)
-    seen["inside"] = seen["measured_s"].between(seen["lower_s"], seen["upper_s"])
-    seen["half_width"] = (seen["upper_s"] - seen["lower_s"]) / seen["predicted_s"] / 2
-    scores = seen.groupby("table", sort=False).agg(
+    sizes = predicted.eval("error = abs(predicted_s / measured_s - 1)")
+    sizes["small"] = sizes["error"].where(sizes["bytes"] < SMALL_TO)
+    sizes["inside"] = sizes["measured_s"].between(sizes["lower_s"], sizes["upper_s"])
+    width_s = sizes["upper_s"] - sizes["lower_s"]
+    sizes["half_width"] = width_s / sizes["predicted_s"] / 2
+    scores = sizes.groupby("table", sort=False).agg(
         median=("error", "median"),
         below_25_mib=("small", "median"),
         covered=("inside", "sum"),

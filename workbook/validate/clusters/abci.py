@@ -18,95 +18,154 @@ from workbook.validate import clusters
 from workbook.validate.clusters import EXTERNAL, Rows, read, resnet50, rows
 
 STEPS = ("abci-step-fp32", "abci-step-amp")
-"""Rules of steps that calibrate one constant."""
+"""The rules of steps that calibrate one constant."""
 DEVICE = {256: "A100", 128: "V100"}
-"""Images a GPU and step of the logged iterations, which tell the device."""
+"""The device of logged iterations, by the images per GPU and step, which tell it."""
 MODELS = {
     "no_overlap": 0.0,
     "workbook": 0.0,
     "workbook_slowed": 10.0,
     "workbook_step": 1.0,
 }
-"""Models, and what their free number is at most: a slowdown of compute, or seconds that every step takes."""
+"""The models, and the largest value of their free number.
+
+The free number is a slowdown of compute, or seconds that are added to every step."""
 
 
 @cache
 def costs() -> dict[tuple[str, int], Table]:
-    """Return what an all-reduce in place costs, by device and ranks."""
+    """Return the cost of an all-reduce in place, by device and number of ranks."""
     tables = {}
     for path in sorted((EXTERNAL / "abci").glob("allreduce_*.log.gz")):
         text = read(path)
         frame, log = read_log(read_tables(text, str(path)), str(path), "all_reduce")
         device = next(name for name in DEVICE.values() if f"{name}-SXM" in text)
         in_place = frame[frame["place"] == "in_place"]
-        sizes, seconds = (
-            in_place["bytes"].to_numpy(float),
-            in_place["seconds"].to_numpy(),
-        )
-        tables[device, log.ranks] = Table(sizes, seconds)
+        sizes = in_place["bytes"].to_numpy(float)
+        tables[device, log.ranks] = Table(sizes, in_place["seconds"].to_numpy())
     return tables
 
 
 def _iteration_s(
-    model: str, device: str, ranks: int, compute_s: float, free: float
+    model: str, device: str, ranks: int, compute_s: float, number: float
 ) -> float:
-    """Return an iteration of ResNet-50 in seconds by a model, stretched to what one GPU takes."""
-    work = resnet50().scaled(compute_s / resnet50().compute_s)
-    link = Link(slowdown=free if model == "workbook_slowed" else 0.0)
-    whole = Iteration(work, plan.ddp(work), costs()[device, ranks], link)
-    predicted = no_overlap(whole) if model == "no_overlap" else whole.prediction
-    return predicted.iteration_s + (free if model == "workbook_step" else 0.0)
+    """Return an iteration of ResNet-50 in seconds.
+
+    Parameters
+    ----------
+    model : str
+        One of MODELS.
+    device : str
+        The device.
+    ranks : int
+        The number of GPUs.
+    compute_s : float
+        The seconds of an iteration on one GPU, to which the traced layers are scaled.
+    number : float
+        The free number of the model.
+    """
+    slowdown = 0.0
+    if model == "workbook_slowed":
+        slowdown = number
+    added_s = 0.0
+    if model == "workbook_step":
+        added_s = number
+    workload = resnet50().scaled(compute_s / resnet50().compute_s)
+    cost = costs()[device, ranks]
+    link = Link(slowdown=slowdown)
+    iteration = Iteration(workload, plan.ddp(workload), cost, link)
+    if model == "no_overlap":
+        predicted = no_overlap(iteration)
+    else:
+        predicted = iteration.prediction
+    return predicted.iteration_s + added_s
 
 
-def _alone_s(parts: Rows) -> pd.Series:
+def _one_gpu_s(parts: Rows) -> pd.Series:
+    """Return the median iteration of one GPU in seconds, by ``batch`` and ``amp``."""
     return parts.compute.groupby(["batch", "amp"])["iteration_s"].median()
 
 
-def _steps_s(parts: Rows, target: pd.DataFrame, model: str, free: float) -> Floats:
-    """Return (target rows,) steps in seconds, the same for all rows of a configuration."""
+def _steps_s(parts: Rows, target: pd.DataFrame, model: str, number: float) -> Floats:
+    """Return the predicted steps of n target rows in seconds, shape (n,).
+
+    All rows of a configuration have the same prediction.
+    """
+    one_gpu_s = _one_gpu_s(parts)
     predicted_s = pd.Series(np.nan, target.index)
-    for (ranks, batch, amp), same in target.groupby(["ranks", "batch", "amp"]):
-        compute_s = float(_alone_s(parts)[batch, amp])
-        predicted_s[same.index] = _iteration_s(
-            model, DEVICE[batch], ranks, compute_s, free
+    for configuration, rows_of_it in target.groupby(["ranks", "batch", "amp"]):
+        ranks, batch, amp = configuration
+        predicted_s[rows_of_it.index] = _iteration_s(
+            model, DEVICE[batch], ranks, float(one_gpu_s[batch, amp]), number
         )
     return predicted_s.to_numpy()
 
 
 def predictions() -> pd.DataFrame:
-    """Return the test rows of `STEPS` by every model, with ranks, batch, amp, and its fitted number, free."""
+    """Return the test rows of STEPS as predicted by every model.
+
+    Returns
+    -------
+    DataFrame
+        The columns of `workbook.validate.clusters.predictions`, after ``ranks``,
+        ``batch`` and ``amp``.
+    """
     return clusters.predictions(STEPS, MODELS, _steps_s, ["ranks", "batch", "amp"])
 
 
 def _configuration(steps: pd.DataFrame) -> pd.Series:
+    """Return the GPUs and the precision of each row, as in "4 A100, fp32"."""
+    gpus = steps["ranks"].astype(str) + " " + steps["batch"].map(DEVICE)
     precision = steps["amp"].map({True: "AMP", False: "fp32"})
-    return (
-        steps["ranks"].astype(str) + " " + steps["batch"].map(DEVICE) + ", " + precision
-    )
+    return gpus + ", " + precision
 
 
 def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
-    """Return, by configuration, how many ms a step takes longer than on one GPU: measured, and by models."""
-    one_s = predicted.set_index(["batch", "amp"]).index.map(_alone_s(rows(STEPS[1])))
-    by = [_configuration(predicted), predicted["model"]]
-    extra = (
-        1e3
-        * predicted[["predicted_s", "measured_s"]]
-        .sub(one_s, axis=0)
-        .groupby(by)
-        .median()
-    )
-    table = (
-        extra["predicted_s"]
-        .unstack()[[*models]]
-        .rename_axis(index="gpus", columns=None)
-    )
-    table.insert(0, "measured", extra["measured_s"].groupby(level=0).first())
+    """Return how much longer a step takes than on one GPU.
+
+    Parameters
+    ----------
+    predicted : DataFrame
+        The rows of `predictions`.
+    models : sequence of str
+        The models to list.
+
+    Returns
+    -------
+    DataFrame
+        Medians in milliseconds, with one row for each configuration. The column
+        ``measured`` comes before one column for each model.
+    """
+    configurations = predicted.set_index(["batch", "amp"]).index
+    one_gpu_s = configurations.map(_one_gpu_s(rows(STEPS[1])))
+    seconds = predicted[["predicted_s", "measured_s"]]
+    further_ms = 1e3 * seconds.sub(one_gpu_s, axis=0)
+    keys = [_configuration(predicted), predicted["model"]]
+    medians_ms = further_ms.groupby(keys).median()
+    table = medians_ms["predicted_s"].unstack()[[*models]]
+    table = table.rename_axis(index="gpus", columns=None)
+    # The measured time is the same in the rows of every model.
+    measured_ms = medians_ms["measured_s"].groupby(level=0).first()
+    table.insert(0, "measured", measured_ms)
     return table
 
 
 def step(predicted: pd.DataFrame) -> tuple[float, pd.Series]:
-    """Return the constant of "workbook_step" in seconds, and its median signed errors by configuration."""
+    """Return the constant of "workbook_step" and how well it predicts.
+
+    Parameters
+    ----------
+    predicted : DataFrame
+        The rows of `predictions`.
+
+    Returns
+    -------
+    constant_s : float
+        The seconds that are added to every step.
+    errors : Series
+        The median signed error of each configuration.
+    """
     steps = predicted[predicted["model"] == "workbook_step"]
     errors = steps["predicted_s"] / steps["measured_s"] - 1
-    return float(steps["free"].iloc[0]), errors.groupby(_configuration(steps)).median()
+    constant_s = float(steps["free"].iloc[0])
+    return constant_s, errors.groupby(_configuration(steps)).median()

@@ -1,9 +1,13 @@
-"""cs336: iterations of a GPT-2 XL sized model on two GPUs by bucket size, from those without buckets.
+"""cs336: iterations of a model as large as GPT-2 XL on two GPUs, by the size of buckets.
 
-By its source (damek/cs336-assignment2-systems, 749e968) buckets take parameters from the last registered one
-on, and leave, copied together, when the last gradient is ready. After backward each is waited for, divided
-by the ranks and copied back; gradients that travel alone are only divided. That the GPUs are A100s of 80 GB
-on PCIe is inferred: kernels of compute capability 8.0, 51 GB in use, all-reduces at 21 GB/s.
+Iterations without buckets calibrate the models. By its source
+(damek/cs336-assignment2-systems, 749e968) buckets are filled with parameters from the
+last registered one on. A bucket is copied together and sent when its last gradient is
+ready. After backward each bucket is waited for, divided by the number of ranks and
+copied back. Gradients that are sent alone are only divided.
+
+That the GPUs are A100s of 80 GB on PCIe is inferred from three facts: the kernels are
+of compute capability 8.0, 51 GB are in use, and all-reduces reach 21 GB/s.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,8 +38,11 @@ from workbook.validate.clusters import EXTERNAL, Rows, table
 
 RULES = ("cs336", "cs336-serial")
 UPDATE_PASSES = 35
-"""Times that the update, an AdamW of 15 operations, reads or writes as many bytes as there are gradients."""
-COPY_PASSES = 2  # of a copy, and of a division in place: one to read, one to write
+"""How many times the update reads or writes as many bytes as there are gradients.
+
+The update is an AdamW of 15 operations."""
+COPY_PASSES = 2
+"""The same for a copy, and for a division in place: one read and one write."""
 REGISTERED = [
     "query",
     "key",
@@ -46,119 +54,259 @@ REGISTERED = [
     "attention_norm",
     "ff_norm",
 ]
-"""Layers of a block, in the order in which the source registers them."""
+"""The layers of a block, in the order in which the source registers them."""
 CONFIGURATION = ["batch", "sequence", "bucket_bytes"]
+
+
+# -- models --------------------------------------------------------------------------
+
+
+def _no_overlap_s(iteration: Iteration) -> float:
+    return no_overlap(iteration).iteration_s
+
+
+def _perfect_overlap_s(iteration: Iteration) -> float:
+    return perfect_overlap(iteration).iteration_s
+
+
+def _osf_repaired_s(iteration: Iteration) -> float:
+    return predict_osf(iteration, literal=False).iteration_s
+
+
+def _dag_s(iteration: Iteration) -> float:
+    times = IterationTimes.of_workload(iteration.workload, iteration.cost)
+    # dag Eq 4 leaves out the update.
+    return iteration.workload.update_s + wait_free_iteration_s(times)
+
+
 OTHERS: dict[str, Callable[[Iteration], float]] = {
-    "compute_only": lambda whole: whole.workload.compute_s,
-    "no_overlap": lambda whole: no_overlap(whole).iteration_s,
-    "perfect_overlap": lambda whole: perfect_overlap(whole).iteration_s,
-    "osf_repaired": lambda whole: predict_osf(whole, literal=False).iteration_s,
-    "dag": lambda whole: (
-        whole.workload.update_s  # which Eq 4 leaves out
-        + wait_free_iteration_s(IterationTimes.of_workload(whole.workload, whole.cost))
-    ),
+    "compute_only": lambda iteration: iteration.workload.compute_s,
+    "no_overlap": _no_overlap_s,
+    "perfect_overlap": _perfect_overlap_s,
+    "osf_repaired": _osf_repaired_s,
+    "dag": _dag_s,
 }
-"""Models of others: an iteration in seconds."""
-OURS = {"workbook": (0, 0), "workbook_slowed": (1, 0), "workbook_shared": (1, 1)}
-"""Whether a model's slowdown is of compute, and of messages."""
-MODELS = dict.fromkeys((*OTHERS, *OURS), 0.0) | {
+"""The models of others. Each returns the seconds of an iteration."""
+
+
+class _Slows(NamedTuple):
+    """Whether the free number of one of our models slows compute, and messages."""
+
+    compute: bool
+    messages: bool
+
+
+OURS = {
+    "workbook": _Slows(compute=False, messages=False),
+    "workbook_slowed": _Slows(compute=True, messages=False),
+    "workbook_shared": _Slows(compute=True, messages=True),
+}
+"""Our models."""
+MODELS = {
+    **dict.fromkeys((*OTHERS, *OURS), 0.0),
     "workbook_slowed": 10.0,
     "workbook_shared": 1.0,
 }
-"""All models, and what the slowdown of those that have one is at most."""
+"""All models, and the largest slowdown of those that have one."""
+
+
+# -- what is known of the machine and of the network ---------------------------------
 
 
 @cache
 def cost() -> Table:
-    """Return what an all-reduce of two GPUs costs; the source's MB are 1024^2 bytes."""
+    """Return the cost of an all-reduce of two GPUs."""
     timed = table(EXTERNAL / "cs336" / "all_reduce.csv").query("ranks == 2")
-    return Table(
-        MIB * timed["mb"].to_numpy(float), timed["seconds"].to_numpy(), workers=2
-    )
+    # A MB of the source has 1024^2 bytes.
+    sizes = MIB * timed["mb"].to_numpy(float)
+    return Table(sizes, timed["seconds"].to_numpy(), workers=2)
 
 
 _datasheet = cache(datasheet)
 
 
 def passes_s(n_bytes: ArrayLike, passes: float) -> Floats:
-    """Return seconds to read or write as many bytes so often, at the datasheet's rate of memory."""
-    rate = _datasheet("NVIDIA A100 80GB PCIe", "memory_bytes_per_s")
-    return np.asarray(passes * np.asarray(n_bytes) / rate)
+    """Return the seconds to read or write bytes a number of times.
+
+    The rate of the memory is that of the datasheet.
+    """
+    bytes_per_s = _datasheet("NVIDIA A100 80GB PCIe", "memory_bytes_per_s")
+    return np.asarray(passes * np.asarray(n_bytes) / bytes_per_s)
 
 
 @cache
 def messages(sequence: int, bucket_bytes: int) -> Workload:
-    """Return messages as tensors in the order in which they leave, of 1 s of compute; 0: no buckets."""
+    """Return the messages of the model in the order in which they are sent.
+
+    Parameters
+    ----------
+    sequence : int
+        The length of a sequence in tokens.
+    bucket_bytes : int
+        The size of buckets, or 0 for messages of single gradients.
+
+    Returns
+    -------
+    Workload
+        Each message is a tensor. Compute takes 1 s.
+    """
     options = ImportOptions("cs336_xl", compute_s=1.0, sequence=sequence)
-    alone = import_file(
-        DATA / "specs" / "transformers.csv", options=options
-    ).profile.workload()
+    shapes = import_file(DATA / "specs" / "transformers.csv", options=options)
+    gradients = shapes.profile.workload()
     if not bucket_bytes:
-        return alone
-    registered = np.array(sorted(range(alone.n), key=lambda i: _place(alone.layer[i])))
-    filled = plan.buffer(replace(alone, bytes=alone.bytes[registered]), bucket_bytes)
+        return gradients
+    # Buckets are filled in the order of registration, which is not that of backward.
+    by_registration = sorted(
+        range(gradients.n),
+        key=lambda gradient: _order_in_buckets(gradients.layer[gradient]),
+    )
+    registered = np.array(by_registration)
+    in_this_order = replace(gradients, bytes=gradients.bytes[registered])
+    filled = plan.buffer(in_this_order, bucket_bytes)
     buckets = [registered[members] for members in filled.slices]
-    leave_s = np.array([alone.ready_s[bucket].max() for bucket in buckets])
-    order = np.argsort(leave_s, kind="stable")
-    n_bytes = np.array([alone.bytes[bucket].sum() for bucket in buckets])[order]
-    gaps_s = np.diff(leave_s[order], prepend=alone.forward_s)
-    return Workload.from_arrays(alone.forward_s, gaps_s, n_bytes)
+    # A bucket is sent when its last gradient is ready.
+    sent_s = np.array([gradients.ready_s[bucket].max() for bucket in buckets])
+    n_bytes = np.array([gradients.bytes[bucket].sum() for bucket in buckets])
+    order = np.argsort(sent_s, kind="stable")
+    gaps_s = np.diff(sent_s[order], prepend=gradients.forward_s)
+    return Workload.from_arrays(gradients.forward_s, gaps_s, n_bytes[order])
 
 
-def _place(layer: str) -> tuple[int, int]:
-    """Return a layer's place in buckets: head and last norm, then blocks from the last on, then words."""
+def _order_in_buckets(layer: str) -> tuple[int, int]:
+    """Return a key that sorts layers as they fill buckets.
+
+    First are the head and the last norm, then the blocks from the last to the first,
+    and then the embedding of tokens.
+    """
     block, _, kind = layer.partition(".")
-    if not kind:
-        return (1, 0) if block == "tokens" else (-(10**9), 0)
-    return -int(block), -REGISTERED.index(kind)
+    if kind:
+        return -int(block), -REGISTERED.index(kind)
+    if block == "tokens":
+        return 1, 0
+    return -(10**9), 0
+
+
+# -- iterations ----------------------------------------------------------------------
 
 
 def iteration_s(
-    name: str, sequence: int, bucket_bytes: int, compute_s: float, free: float = 0.0
+    name: str,
+    sequence: int,
+    bucket_bytes: int,
+    compute_s: float,
+    slowdown: float = 0.0,
 ) -> float:
-    """Return an iteration by a model; others' hide no copy after backward, and dag knows no buckets."""
-    bucketed = bucket_bytes > 0 and name != "dag"
-    work = messages(sequence, bucket_bytes if bucketed else 0).scaled(compute_s)
-    into_s = passes_s(work.bytes, COPY_PASSES * bucketed)
-    out_s = passes_s(work.bytes, COPY_PASSES * (1 + bucketed))
-    update_s = float(passes_s(work.bytes.sum(), UPDATE_PASSES))
-    work = replace(work, backward_s=work.backward_s + into_s)
-    if name in OTHERS:
-        whole = replace(work, update_s=update_s + float(out_s.sum()))
-        return OTHERS[name](Iteration(whole, plan.none(whole), cost()))
-    of_compute, of_messages = (free if share else 0.0 for share in OURS[name])
-    link = Link(slowdown=of_compute, message_slowdown=of_messages)
-    starts_s, ends_s = link.play(work.ready_s, link.parts(cost(), work.bytes))
-    computed_s = float(link.computed_s(work.ready_s[-1:], starts_s, ends_s)[0])
-    return float(group_ends(np.maximum(ends_s, computed_s), out_s)[-1]) + update_s
+    """Return the predicted seconds of an iteration.
 
+    The models of others hide no copy after backward, and dag knows no buckets.
 
-def compute_times(parts: Rows, name: str, free: float) -> dict[tuple[int, int], float]:
-    """Return seconds of forward and backward alone, by batch and sequence.
-
-    Where the rule has iterations whose all-reduces come after backward, those less all-reduces and update;
-    else inverted: with which the model meets the iteration to calibrate.
+    Parameters
+    ----------
+    name : str
+        One of MODELS.
+    sequence : int
+        The length of a sequence in tokens.
+    bucket_bytes : int
+        The size of buckets, or 0 without buckets.
+    compute_s : float
+        The seconds of forward and backward alone.
+    slowdown : float, optional
+        The free number of the model.
     """
-    alone_s = {}
+    has_buckets = bucket_bytes > 0 and name != "dag"
+    workload = messages(sequence, bucket_bytes if has_buckets else 0).scaled(compute_s)
+    # With buckets, gradients are copied in, and copied out after their division.
+    copy_in_s = passes_s(workload.bytes, COPY_PASSES * has_buckets)
+    copy_out_s = passes_s(workload.bytes, COPY_PASSES * (1 + has_buckets))
+    update_s = float(passes_s(workload.bytes.sum(), UPDATE_PASSES))
+    workload = replace(workload, backward_s=workload.backward_s + copy_in_s)
+    if name in OTHERS:
+        after_backward_s = update_s + float(copy_out_s.sum())
+        whole = replace(workload, update_s=after_backward_s)
+        return OTHERS[name](Iteration(whole, plan.none(whole), cost()))
+
+    slows = OURS[name]
+    link = Link(
+        slowdown=slowdown if slows.compute else 0.0,
+        message_slowdown=slowdown if slows.messages else 0.0,
+    )
+    starts_s, ends_s = link.play(workload.ready_s, link.parts(cost(), workload.bytes))
+    last_ready_s = workload.ready_s[-1:]
+    computed_s = float(link.computed_s(last_ready_s, starts_s, ends_s)[0])
+    # Buckets are copied back one after another, each when backward and its message end.
+    copied_s = group_ends(np.maximum(ends_s, computed_s), copy_out_s)
+    return float(copied_s[-1]) + update_s
+
+
+def compute_times(
+    parts: Rows, name: str, slowdown: float
+) -> dict[tuple[int, int], float]:
+    """Return the seconds of forward and backward alone, by batch and sequence.
+
+    If the rule has iterations whose all-reduces follow backward, these are subtracted
+    from them, as is the update. Otherwise compute is inferred: with this compute the
+    model predicts the measured iterations to calibrate.
+
+    Parameters
+    ----------
+    parts : Rows
+        The rows of a rule.
+    name : str
+        The model with which compute is inferred.
+    slowdown : float
+        The free number of the model.
+    """
+    compute_s = {}
     for row in parts.compute.itertuples():
-        sent = messages(row.sequence, 0).bytes
-        after_s = float(cost()(sent).sum() + passes_s(sent.sum(), UPDATE_PASSES))
-        alone_s[row.batch, row.sequence] = row.iteration_s - after_s
-    for row in parts.calibrate.itertuples() if parts.compute.empty else ():
-        model = partial(iteration_s, name, row.sequence, row.bucket_bytes, free=free)
-        alone_s[row.batch, row.sequence] = clusters.fitted(
-            model, row.iteration_s, row.iteration_s, least=1e-6
+        n_bytes = messages(row.sequence, 0).bytes
+        update_s = passes_s(n_bytes.sum(), UPDATE_PASSES)
+        after_s = float(cost()(n_bytes).sum() + update_s)
+        compute_s[row.batch, row.sequence] = row.iteration_s - after_s
+    if not parts.compute.empty:
+        return compute_s
+    for row in parts.calibrate.itertuples():
+        predict_s = partial(
+            iteration_s, name, row.sequence, row.bucket_bytes, slowdown=slowdown
         )
-    return alone_s
+        compute_s[row.batch, row.sequence] = clusters.fitted(
+            predict_s, row.iteration_s, row.iteration_s, least=1e-6
+        )
+    return compute_s
 
 
-def predicted_s(parts: Rows, target: pd.DataFrame, name: str, free: float) -> Floats:
-    """Return (target rows,) iterations by a model."""
-    alone_s = compute_times(parts, name, free)
-    at = target[CONFIGURATION].itertuples(index=False)
-    return np.array([iteration_s(name, t, b, alone_s[n, t], free) for n, t, b in at])
+def predicted_s(
+    parts: Rows, target: pd.DataFrame, name: str, slowdown: float
+) -> Floats:
+    """Return the predicted iterations of n target rows in seconds, shape (n,).
+
+    Parameters
+    ----------
+    parts : Rows
+        The rows of a rule, which calibrate the model.
+    target : DataFrame
+        The rows to predict.
+    name : str
+        The model.
+    slowdown : float
+        The free number of the model.
+    """
+    compute_s = compute_times(parts, name, slowdown)
+    iterations_s = []
+    for row in target[CONFIGURATION].itertuples(index=False):
+        alone_s = compute_s[row.batch, row.sequence]
+        iterations_s.append(
+            iteration_s(name, row.sequence, row.bucket_bytes, alone_s, slowdown)
+        )
+    return np.array(iterations_s)
 
 
 def predictions() -> pd.DataFrame:
-    """Return the rules' test rows by every model, with batch, sequence, bucket_bytes and ``free``."""
+    """Return the test rows of RULES as predicted by every model.
+
+    Returns
+    -------
+    DataFrame
+        The columns of `workbook.validate.clusters.predictions`, after those of
+        CONFIGURATION.
+    """
     return clusters.predictions(RULES, MODELS, predicted_s, CONFIGURATION)

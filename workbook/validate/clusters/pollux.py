@@ -1,7 +1,8 @@
-"""Pollux: iterations on T4 GPUs in many placements, predicted from the smallest batch of each.
+"""Pollux: iterations on T4 GPUs in many placements, predicted from their smallest batch.
 
-Models know two numbers: C, what compute takes alone, and W, what all bytes take on the link alone, which
-nobody timed and the placement's row to calibrate shows.
+The models know two numbers. C is the seconds of compute alone. W is the seconds that
+all bytes take on the link alone. Nobody has timed W. It is inferred from the row of a
+placement that calibrates.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from ddlkit.core.workload import Floats, Workload
 from workbook.validate import clusters
 
 Model = Callable[[Floats, Floats], Floats]
-"""(C, W), both (..., n) seconds -> (..., n) seconds of as many iterations; more W makes none shorter."""
+"""A function of C and W that returns the seconds of iterations.
+
+All arrays have the shape (..., n). An iteration is never shorter for a larger W."""
 NETWORKS = {
     "pollux-bert": "BERT",
     "pollux-deepspeech2": "DeepSpeech2",
@@ -29,69 +32,115 @@ NETWORKS = {
     "pollux-resnet50-fitted": "ResNet-50",
     "pollux-yolov3": "YOLOv3",
 }
+"""The rules, and the titles of their networks."""
 PLACE = ["placement", "nodes", "ranks"]
-"""What tells placements apart: a file by nodes and ranks does not say how many GPUs each node has."""
+"""The columns that distinguish placements.
+
+Files by nodes and ranks have no placement: they do not say how many GPUs a node has."""
 
 
 def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
-    """Return the (..., n) W with which a model takes iteration_s (n,), found by halving; 0 where none is."""
-    alone_s, shown_s = np.asarray(compute_s, float), np.asarray(iteration_s, float)
-    least_s = model(alone_s, np.zeros_like(shown_s))
-    low_s, high_s = np.zeros_like(least_s), np.broadcast_to(shown_s, least_s.shape)
-    reached = (least_s < shown_s) & (model(alone_s, high_s) >= shown_s)
-    for _ in range(53):  # which leaves what doubles cannot tell apart
+    """Return the W with which a model predicts measured iterations.
+
+    Parameters
+    ----------
+    model : callable
+        The model.
+    compute_s : ndarray, shape (n,)
+        The seconds of compute, C.
+    iteration_s : ndarray, shape (n,)
+        The measured seconds.
+
+    Returns
+    -------
+    ndarray, shape (..., n)
+        Seconds, found by bisection. They are 0 where no W predicts the iteration.
+    """
+    compute_s = np.asarray(compute_s, float)
+    measured_s = np.asarray(iteration_s, float)
+    least_s = model(compute_s, np.zeros_like(measured_s))
+    low_s = np.zeros_like(least_s)
+    high_s = np.broadcast_to(measured_s, least_s.shape)
+    exists = (least_s < measured_s) & (model(compute_s, high_s) >= measured_s)
+    # A double has 53 bits: more steps would find no other number.
+    for _ in range(53):
         middle_s = (low_s + high_s) / 2
-        enough = model(alone_s, middle_s) >= shown_s
-        low_s, high_s = (
-            np.where(enough, low_s, middle_s),
-            np.where(enough, middle_s, high_s),
-        )
-    return np.where(reached, high_s, 0.0)
+        is_enough = model(compute_s, middle_s) >= measured_s
+        low_s = np.where(is_enough, low_s, middle_s)
+        high_s = np.where(is_enough, middle_s, high_s)
+    return np.where(exists, high_s, 0.0)
+
+
+# -- models --------------------------------------------------------------------------
 
 
 def norm(gamma: ArrayLike) -> Model:
-    """Return Pollux's own form, (C^gamma + W^gamma)^(1/gamma): 1 hides nothing, infinity hides all."""
+    """Return Pollux's own model, (C^gamma + W^gamma)^(1/gamma).
+
+    With a gamma of 1 nothing is hidden, and with an infinite one all is hidden.
+    """
     power = np.asarray(gamma, float)
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        longer, shorter = np.maximum(compute_s, wire_s), np.minimum(compute_s, wire_s)
-        return np.asarray(longer * (1 + (shorter / longer) ** power) ** (1 / power))
+        longer_s = np.maximum(compute_s, wire_s)
+        shorter_s = np.minimum(compute_s, wire_s)
+        # The longer time is factored out, so that large powers do not overflow.
+        ratio = shorter_s / longer_s
+        return np.asarray(longer_s * (1 + ratio**power) ** (1 / power))
 
     return iteration_s
 
 
 def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
-    """Return the recursion over PyTorch's buckets; slowdown : of compute, or (k, 1) for times of (k, n)."""
-    sent = plan.ddp(workload)
-    ready = sent.group_ready_s(workload) / workload.compute_s
-    size = sent.group_bytes(workload) / workload.bytes.sum()
-    update = workload.update_s / workload.compute_s
+    """Return the recursion of messages over PyTorch's buckets as a model.
+
+    Parameters
+    ----------
+    workload : Workload
+        The shares of compute and of bytes of the layers.
+    slowdown : float or ndarray, shape (k, 1)
+        How much messages slow compute down. Several values give times of shape (k, n).
+    """
+    buckets = plan.ddp(workload)
+    ready_share = buckets.group_ready_s(workload) / workload.compute_s
+    bytes_share = buckets.group_bytes(workload) / workload.bytes.sum()
+    update_share = workload.update_s / workload.compute_s
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        scenarios = np.broadcast_shapes(
-            compute_s.shape, wire_s.shape, np.shape(slowdown)
+        # The last axis of ready_s, message_s and ends_s has the buckets.
+        shape = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
+        ready_s = np.multiply.outer(np.broadcast_to(compute_s, shape), ready_share)
+        message_s = np.multiply.outer(np.broadcast_to(wire_s, shape), bytes_share)
+        _, ends_s = one_by_one(
+            ready_s,
+            np.zeros_like(ready_s),
+            message_s,
+            slowdown=np.asarray(slowdown, float)[..., None],
         )
-        alone_s, sent_s = (
-            np.broadcast_to(times, scenarios) for times in (compute_s, wire_s)
-        )
-        ready_s, moved_s = (
-            np.multiply.outer(alone_s, ready),
-            np.multiply.outer(sent_s, size),
-        )
-        of_each = np.asarray(slowdown, float)[..., None]
-        ends_s = one_by_one(ready_s, np.zeros_like(ready_s), moved_s, slowdown=of_each)[
-            1
-        ]
-        return np.asarray(ends_s[..., -1] + update * compute_s)
+        return np.asarray(ends_s[..., -1] + update_share * compute_s)
 
     return iteration_s
 
 
 def model(name: str, workload: Workload, number: ArrayLike = 0.0) -> Model:
-    """Return a model on trial of a network's shape and its free number, or of (k, 1) for times of (k, n)."""
-    simple: dict[str, Model] = {"no_overlap": np.add, "perfect_overlap": np.maximum}
-    simple["norm"] = norm(number)
-    return simple[name] if name in simple else slowed(workload, number)
+    """Return a model by its name.
+
+    Parameters
+    ----------
+    name : str
+        One of MODELS.
+    workload : Workload
+        The shares of compute and of bytes of the layers.
+    number : float or ndarray, shape (k, 1)
+        The free number of the model. Several values give times of shape (k, n).
+    """
+    if name == "no_overlap":
+        return np.add
+    if name == "perfect_overlap":
+        return np.maximum
+    if name == "norm":
+        return norm(number)
+    return slowed(workload, number)
 
 
 MODELS: dict[str, Sequence[float]] = {
@@ -101,49 +150,66 @@ MODELS: dict[str, Sequence[float]] = {
     "workbook": (0.0,),
     "workbook_slowed": np.linspace(0.0, 1.0, 51).tolist(),
 }
-"""Models on trial, and what their free number may be; Pollux keeps its own between 1 and 10."""
+"""The models, and the values of their free number that are tried.
+
+Pollux keeps its own between 1 and 10."""
+
+
+# -- networks ------------------------------------------------------------------------
 
 _NODE = re.compile(
-    r"^node(\d+) -- (.+) -- forward_compute_time=(\S+), backward_compute_time=(\S+), "
-    r"activation_size=.+, parameter_size=(\S+)$",
+    r"^node(?P<number>\d+) -- (?P<operator>.+) -- forward_compute_time=(?P<forward_ms>\S+), "
+    r"backward_compute_time=(?P<backward_ms>\S+), "
+    r"activation_size=.+, parameter_size=(?P<bytes>\S+)$",
     re.MULTILINE,
 )
 
 
 @cache
 def pipedream_workload(network: str) -> Workload:
-    """Return a network as PipeDream's profiler recorded it, one tensor a layer; the batch is unknown.
+    """Return a network as PipeDream's profiler recorded it, with one tensor per layer.
 
-    Layers without parameters count to the one before them that has some, or to the first. The input is left
-    out: its time is that of loading data.
+    The recording does not state the batch. A layer without parameters counts towards
+    the last layer before it that has some, or towards the first layer that has some.
+    The input is left out, because its time is that of loading data.
     """
-    nodes = _NODE.findall(
-        clusters.read(clusters.EXTERNAL / "pipedream" / f"{network}.txt.gz")
-    )
-    layers = (node for node in nodes if node[1][:5] != "Input")
-    numbers = sorted((int(node[0]), *map(float, node[2:])) for node in layers)
-    _, forward_ms, backward_ms, sizes = np.array(numbers).T
-    backward_s = (
-        np.bincount(np.maximum(np.cumsum(sizes > 0) - 1, 0), backward_ms)[::-1] / 1e3
-    )
-    return Workload.from_arrays(
-        forward_ms.sum() / 1e3, backward_s, sizes[sizes > 0][::-1]
-    )
+    path = clusters.EXTERNAL / "pipedream" / f"{network}.txt.gz"
+    rows = []
+    for node in _NODE.finditer(clusters.read(path)):
+        if not node["operator"].startswith("Input"):
+            numbers = [node["forward_ms"], node["backward_ms"], node["bytes"]]
+            rows.append((int(node["number"]), *map(float, numbers)))
+    _, forward_ms, backward_ms, n_bytes = np.array(sorted(rows)).T
+    has_parameters = n_bytes > 0
+    tensor = np.maximum(np.cumsum(has_parameters) - 1, 0)
+    # Backward goes from the last tensor to the first.
+    backward_s = np.bincount(tensor, backward_ms)[::-1] / 1e3
+    forward_s = forward_ms.sum() / 1e3
+    return Workload.from_arrays(forward_s, backward_s, n_bytes[has_parameters][::-1])
 
 
 def bert() -> Workload:
-    """Return BERT-base by published sizes, the embedding last; backward takes 1, by elements, forward 0.5."""
-    attention, outer = [768 * 769] * 4, [768 * 3072] * 2
-    elements = np.array([*(outer + attention) * 12, 768 * (30_522 + 514)])
+    """Return BERT-base with its published sizes, of which the embedding is the last.
+
+    Backward takes 1 s, which the tensors but the embedding share by their elements.
+    Forward takes 0.5 s.
+    """
+    attention = [768 * 769] * 4
+    feed_forward = [768 * 3072] * 2
+    blocks = (feed_forward + attention) * 12
+    embedding = 768 * (30_522 + 514)
+    elements = np.array([*blocks, embedding])
     backward_s = np.array([*elements[:-1] / elements[:-1].sum(), 0.0])
     return Workload.from_arrays(0.5, backward_s, 4 * elements)
 
 
 def uniform() -> Workload:
-    """Return a network of unknown shape: ten layers as large as PyTorch's bucket; times as `bert`."""
-    return Workload.from_arrays(
-        0.5, np.full(10, 0.1), np.full(10, plan.DDP_BUCKET_BYTES)
-    )
+    """Return ten equal layers, for a network whose layers are not known.
+
+    Each layer is as large as a bucket of PyTorch. Times are those of `bert`.
+    """
+    backward_s = np.full(10, 0.1)
+    return Workload.from_arrays(0.5, backward_s, np.full(10, plan.DDP_BUCKET_BYTES))
 
 
 SHAPES: dict[str, Callable[[], Workload]] = {
@@ -152,64 +218,129 @@ SHAPES: dict[str, Callable[[], Workload]] = {
     "bert": bert,
     "uniform": uniform,
 }
-"""Shares of compute and of bytes by layer, which `shape` of a rule names. PipeDream's ResNet-18 is that of
-1,000 classes and 224 pixels, Pollux's that of 10 classes and 32 pixels."""
+"""The shares of compute and of bytes by layer, which ``shape`` of a rule names.
+
+PipeDream's ResNet-18 has 1,000 classes and 224 pixels, and that of Pollux has 10
+classes and 32 pixels."""
+
+
+# -- predictions ---------------------------------------------------------------------
 
 
 def timings(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
-    """Return (3, n) seconds that a model knows of n rows: C, and C and iteration of that to calibrate."""
-    alone = parts.compute.set_index("batch")["iteration_s"]
-    shown = parts.calibrate.set_index(PLACE).loc[
-        pd.MultiIndex.from_frame(target[PLACE])
-    ]
+    """Return what the models know of n rows.
+
+    Parameters
+    ----------
+    parts : Rows
+        The rows of a rule.
+    target : DataFrame
+        The rows to predict.
+
+    Returns
+    -------
+    ndarray, shape (3, n)
+        Seconds. First is C of the row, then C and the iteration of the row that
+        calibrates the same placement.
+    """
+    compute_s = parts.compute.set_index("batch")["iteration_s"]
+    placements = pd.MultiIndex.from_frame(target[PLACE])
+    calibrating = parts.calibrate.set_index(PLACE).loc[placements]
     return np.array(
-        [alone[target["batch"]], alone[shown["batch"]], shown["iteration_s"]]
+        [
+            compute_s[target["batch"]],
+            compute_s[calibrating["batch"]],
+            calibrating["iteration_s"],
+        ]
     )
 
 
-def predict(timed_s: Floats, blind: Model) -> Floats:
-    """Return (..., n) iterations in seconds from (3, n) of `timings`."""
-    compute_s, shown_compute_s, shown_s = timed_s
-    return blind(compute_s, wire_s(blind, shown_compute_s, shown_s))
+def predict(timed_s: Floats, model: Model) -> Floats:
+    """Return predicted iterations in seconds, shape (..., n).
+
+    Parameters
+    ----------
+    timed_s : ndarray, shape (3, n)
+        The result of `timings`.
+    model : callable
+        The model.
+    """
+    compute_s, calibrating_compute_s, calibrating_s = timed_s
+    return model(compute_s, wire_s(model, calibrating_compute_s, calibrating_s))
 
 
 def fit(parts: clusters.Rows, name: str, shape: Workload) -> float:
-    """Return the free number with the least mean error on the rows to fit of several nodes; 0 for none."""
-    drawn, numbers = parts.fit.query("nodes > 1"), np.array(MODELS[name])
-    each_s = predict(timings(parts, drawn), model(name, shape, numbers[:, None]))
-    errors = np.abs(each_s / drawn["iteration_s"].to_numpy() - 1)
-    return float(numbers[np.atleast_2d(errors).mean(axis=1).argmin()])
+    """Return the free number of a model that has the least mean absolute error.
+
+    Parameters
+    ----------
+    parts : Rows
+        The rows of a rule. Those to fit with several nodes are predicted.
+    name : str
+        The model. A model without a free number gives 0.
+    shape : Workload
+        The shares of compute and of bytes of the layers.
+    """
+    target = parts.fit.query("nodes > 1")
+    numbers = np.array(MODELS[name])
+    timed_s = timings(parts, target)
+    predicted_s = predict(timed_s, model(name, shape, numbers[:, None]))
+    errors = np.abs(predicted_s / target["iteration_s"].to_numpy() - 1)
+    # Models without a free number return one row of shape (n,).
+    mean_errors = np.atleast_2d(errors).mean(axis=1)
+    return float(numbers[mean_errors.argmin()])
 
 
 def most_gpus(target: pd.DataFrame) -> NDArray[np.int64]:
-    """Return (n,) GPUs on the fullest node; where the placement is not known, of ranks spread evenly."""
-    even = -(-target["ranks"] // target["nodes"])
+    """Return the number of GPUs on the fullest node of each of n rows, shape (n,).
+
+    If the placement is not known, ranks are spread evenly over the nodes.
+    """
+    even = np.ceil(target["ranks"] / target["nodes"])
     placed = target["placement"].map(lambda text: max(map(int, text), default=0))
     return np.where(placed > 0, placed, even).astype(np.int64)
 
 
 def predictions(rules: Sequence[str] = tuple(NETWORKS)) -> pd.DataFrame:
-    """Return the rules' test rows by every model, with placement, nodes, ranks, batch and most_gpus."""
-    each = []
+    """Return the test rows of rules as predicted by every model.
+
+    Returns
+    -------
+    DataFrame
+        One row for each test row and model. The columns are ``placement``, ``nodes``,
+        ``ranks``, ``batch``, ``rule``, ``most_gpus``, ``measured_s``, ``model`` and
+        ``predicted_s``.
+    """
+    tables = []
     for rule in rules:
-        parts, shape = clusters.rows(rule), SHAPES[clusters.rules()[rule]["shape"]]()
+        parts = clusters.rows(rule)
+        shape = SHAPES[clusters.rules()[rule]["shape"]]()
         timed_s = timings(parts, parts.test)
-        kept = parts.test[[*PLACE, "batch"]].assign(
-            rule=rule, most_gpus=most_gpus(parts.test)
+        measured = parts.test[[*PLACE, "batch"]].assign(
+            rule=rule,
+            most_gpus=most_gpus(parts.test),
+            measured_s=parts.test["iteration_s"],
         )
-        kept["measured_s"] = parts.test["iteration_s"]
         for name in MODELS:
-            blind = model(name, shape, fit(parts, name, shape))
-            each.append(kept.assign(model=name, predicted_s=predict(timed_s, blind)))
-    return pd.concat(each, ignore_index=True)
+            fitted = model(name, shape, fit(parts, name, shape))
+            predicted_s = predict(timed_s, fitted)
+            tables.append(measured.assign(model=name, predicted_s=predicted_s))
+    return pd.concat(tables, ignore_index=True)
 
 
 def by_node(predicted: pd.DataFrame, rule: str, name: str = "workbook") -> pd.Series:
-    """Return the median signed error by GPUs on the fullest node, of the larger half of the batches."""
+    """Return the median signed error by the number of GPUs on the fullest node.
+
+    Parameters
+    ----------
+    predicted : DataFrame
+        The rows of `predictions`. The larger half of the batches counts.
+    rule : str
+        The rule.
+    name : str, optional
+        The model.
+    """
     rows = predicted.query("rule == @rule and model == @name")
     large = rows[rows["batch"] >= rows["batch"].median()]
-    return (
-        (large["predicted_s"] / large["measured_s"] - 1)
-        .groupby(large["most_gpus"])
-        .median()
-    )
+    errors = large["predicted_s"] / large["measured_s"] - 1
+    return errors.groupby(large["most_gpus"]).median()
