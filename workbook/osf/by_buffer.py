@@ -189,7 +189,7 @@ def _draw_printed_error(
         by_quantity.index,
         by_quantity["paper_low"]["CSF"],
         by_quantity["paper_high"]["CSF"],
-        label=f"if CSF errs by ≤ {largest_error:.1%} (paper)",
+        label=f"paper: error ≤ {largest_error:.1%}",
         color=look("paper").color,
         alpha=0.3,
         linewidth=0,
