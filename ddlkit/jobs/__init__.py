@@ -121,8 +121,7 @@ def die_with_parent(parent: int = 0) -> None:
         os._exit(1)
 
 
-# -- signals
-# -------------------------------------------------------------------------------
+# -- signals ---------------------------------------------------------------------------
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

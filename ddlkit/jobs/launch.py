@@ -291,8 +291,7 @@ def workspace(out: Path | None) -> Iterator[Path]:
         yield Path(directory)
 
 
-# -- ranks that are forked
-# -----------------------------------------------------------------
+# -- ranks that are forked -------------------------------------------------------------
 
 
 class RankProcess(ForkServerProcess):
@@ -401,8 +400,7 @@ def _shorten_socket_names() -> None:
     process._config["tempdir"] = str(path)
 
 
-# -- watched, and ended
-# --------------------------------------------------------------------
+# -- watched, and ended ----------------------------------------------------------------
 
 
 def _watch(
@@ -564,8 +562,7 @@ def _show_progress(log: Path, shown: int) -> int:
     return len(lines)
 
 
-# -- in each rank
-# --------------------------------------------------------------------------
+# -- in each rank ----------------------------------------------------------------------
 
 
 def be_forked(

@@ -51,8 +51,7 @@ gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
-# -- a job
-# ---------------------------------------------------------------------------------
+# -- a job -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -183,8 +182,7 @@ def _typed(kind: Any, value: Any) -> Any:
     return value
 
 
-# -- a rank
-# --------------------------------------------------------------------------------
+# -- a rank ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -463,8 +461,7 @@ def _one_thread_gloo(device: torch.device) -> str:
     return name
 
 
-# -- exchange of numbers
-# -------------------------------------------------------------------
+# -- exchange of numbers ---------------------------------------------------------------
 
 # Numbers travel as float64 tensors, so that nothing is pickled. All ranks must call
 # these functions in the same order.

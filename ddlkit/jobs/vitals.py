@@ -66,8 +66,7 @@ Vitals = list[tuple[str, str, float]]
 """Samples, each with its device, its quantity and its value."""
 
 
-# -- cores, and an emulated link
-# -----------------------------------------------------------
+# -- cores, and an emulated link -------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -254,8 +253,7 @@ class Watch:
         return np.zeros(4)
 
 
-# -- samples
-# -------------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------
 
 
 class Sampler:

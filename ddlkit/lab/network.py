@@ -360,8 +360,7 @@ class Lab(Place):
             _ip([of_rank], name, tool="tc")
 
 
-# -- labs on this machine
-# ------------------------------------------------------------------
+# -- labs on this machine --------------------------------------------------------------
 
 
 def attach(label: str) -> Lab:
@@ -467,8 +466,7 @@ def available() -> str:
         return f"the lab does not work here: {error}"
 
 
-# -- iproute2
-# ------------------------------------------------------------------------------
+# -- iproute2 --------------------------------------------------------------------------
 
 
 def _run(argv: list[str], script: str = "") -> str:
@@ -547,8 +545,7 @@ def _inside(namespaces: Sequence[str]) -> list[int]:
     return pids
 
 
-# -- who owns what
-# -------------------------------------------------------------------------
+# -- who owns what ---------------------------------------------------------------------
 
 
 @contextmanager

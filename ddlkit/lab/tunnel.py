@@ -73,8 +73,7 @@ _M_MMAP_THRESHOLD = -3
 _HEADER = struct.Struct("<BBHHHH")
 
 
-# -- when packets leave links: without a clock, a socket or a byte
-# -------------------------
+# -- when packets leave links: without a clock, a socket or a byte ---------------------
 
 
 class Size(NamedTuple):
@@ -296,8 +295,7 @@ class Shaper:
                 self._carry(self._down[packet.target], packet, last_s=arrived_s)
 
 
-# -- packets
-# -------------------------------------------------------------------------------
+# -- packets ---------------------------------------------------------------------------
 
 
 def measured(packet: bytes) -> Size:
@@ -322,8 +320,7 @@ def measured(packet: bytes) -> Size:
     return size_of(ip_bytes, sum_start + 4 * tcp_words, segment_bytes)
 
 
-# -- the process
-# ---------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------
 
 
 def open_device(namespace: str, back: str, offload: int) -> int:

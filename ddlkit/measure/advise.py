@@ -50,8 +50,7 @@ TOO_LATE = 0.9
 """If the first gradient is ready after this share of backward, little can overlap."""
 
 
-# -- the layers of a model
-# -----------------------------------------------------------------
+# -- the layers of a model -------------------------------------------------------------
 
 
 def measure_model(
@@ -339,8 +338,7 @@ def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
         yield f"gradients are ready after {share:.0%} of backward: nothing can overlap"
 
 
-# -- advice
-# --------------------------------------------------------------------------------
+# -- advice ----------------------------------------------------------------------------
 
 LISTS = "bucket_cap_mb_list" in DDP_OPTIONS
 """Whether this torch (2.11 and later) lets a user choose each bucket."""

@@ -48,8 +48,7 @@ _LAYER = "a layer starts"
 _GRADIENT = "a gradient is ready"
 
 
-# -- one iteration with hooks
-# --------------------------------------------------------------
+# -- one iteration with hooks ----------------------------------------------------------
 
 
 class _AnyMarks(Protocol):
@@ -268,8 +267,7 @@ def _as_rank_0(names: list[str], all_names: list[str]) -> list[str]:
     return [all_names[k] for k in in_order if of_rank_0[k] != _NOT_NAMED]
 
 
-# -- profiles
-# ------------------------------------------------------------------------------
+# -- profiles --------------------------------------------------------------------------
 
 
 @contextmanager
@@ -542,8 +540,7 @@ def layer_tables(
     return {"layers": frame, "samples": samples}
 
 
-# -- how iterations are timed
-# --------------------------------------------------------------
+# -- how iterations are timed ----------------------------------------------------------
 
 
 class _Measured(NamedTuple):
@@ -652,8 +649,7 @@ def _graph(training: Training) -> dict[str, Floats]:
     return {"graph_iteration": seconds}
 
 
-# -- the job
-# -------------------------------------------------------------------------------
+# -- the job ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

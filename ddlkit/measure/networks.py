@@ -274,8 +274,7 @@ def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> B
     return inputs.to(device), labels.to(device)
 
 
-# -- FLOPs of a forward pass, 2 per multiply-add, alike on every device
-# --------------------
+# -- FLOPs of a forward pass, 2 per multiply-add, alike on every device ----------------
 
 Shape = tuple[int, ...]
 

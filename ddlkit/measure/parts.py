@@ -85,8 +85,7 @@ class Here(NamedTuple):
         return self.device == "cuda"
 
 
-# -- ranks
-# -------------------------------------------------------------------------------
+# -- ranks -----------------------------------------------------------------------------
 
 
 def on_gpus(gpus: int, point: Point) -> Point:
@@ -301,8 +300,7 @@ def _own_link(here: Here) -> str:
     return "loopback"
 
 
-# -- layers
-# ------------------------------------------------------------------------------
+# -- layers ----------------------------------------------------------------------------
 
 
 def layers(
@@ -368,8 +366,7 @@ def layers(
         yield Point("layers", key, measure, estimate_s, ["layers", "samples"])
 
 
-# -- collectives
-# -------------------------------------------------------------------------
+# -- collectives -----------------------------------------------------------------------
 
 # On a machine with one device no ranks can exchange messages between devices. What can
 # be measured there is labelled as a link of its own. From the measured device to ranks:
@@ -503,8 +500,7 @@ def _measure_lacking(
     return pd.concat(frames, ignore_index=True)
 
 
-# -- slowdown
-# ----------------------------------------------------------------------------
+# -- slowdown --------------------------------------------------------------------------
 
 
 def slowdowns(
@@ -601,8 +597,7 @@ def bucket_sizes(network: str) -> list[int]:
     return sorted(make_plan("ddp", work).group_bytes(work).tolist())
 
 
-# -- copies
-# ------------------------------------------------------------------------------
+# -- copies ----------------------------------------------------------------------------
 
 
 def memory_copies(
@@ -631,8 +626,7 @@ def memory_copies(
     yield Point("copies", here.device, measure, estimate_s)
 
 
-# -- training
-# ----------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------
 
 
 class TrainingCase(NamedTuple):
@@ -857,8 +851,7 @@ def trainings(
         yield training_by_own_rule(here, case, repeats, iterations, accumulate)
 
 
-# -- the points of a session
-# -------------------------------------------------------------
+# -- the points of a session -----------------------------------------------------------
 
 PARTS = ("layers", "collectives", "slowdown", "copies", "training")
 """Parts that can be asked for by name; "quick" is all of them."""
