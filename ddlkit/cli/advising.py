@@ -25,6 +25,7 @@ from ddlkit.cli.command import (
     group,
     lab_rate,
     number,
+    ranks_to_start,
     require_lab,
     require_model_file,
     show,
@@ -41,9 +42,6 @@ from ddlkit.core.errors import UserError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-MOST_RANKS = 256
-"""The most ranks that a command starts on this machine. Each is a process with torch."""
 
 UNIT_SIZES = ("size:2MB", "size:10MB", "size:50MB", "size:250MB")
 """Ways to make units that are compared with those that the user asks for."""
@@ -179,7 +177,9 @@ def origin() -> dict[str, str]:
         here["os"],
     ]
     versions = {"ddlkit": machine.installed("ddlkit"), **machine.versions()}
-    present = [f"{name} {text}" for name, text in versions.items() if text != "none"]
+    present = [
+        f"{name} {version}" for name, version in versions.items() if version != "none"
+    ]
     now = datetime.datetime.now(datetime.UTC)
     return {
         "date": f"{now:%Y-%m-%d %H:%M} UTC",
@@ -200,8 +200,8 @@ def _rank_units(arguments: argparse.Namespace) -> None:
         raise UserError(
             "advise --strategy fsdp: give --profile and --collectives, no --model"
         )
-    asked = [spec for spec in (arguments.units or "").split(";") if spec]
-    rows = predict_sharded(arguments, *asked, *UNIT_SIZES)
+    given_specs = [spec for spec in (arguments.units or "").split(";") if spec]
+    rows = predict_sharded(arguments, *given_specs, *UNIT_SIZES)
     rows.sort(key=lambda row: float(row["iteration_s"]))
     if arguments.json:
         show({"ranked": rows}, as_json=True)
@@ -251,7 +251,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     if ranks_outside > 1:
         ranks = ranks_outside
     else:
-        ranks = _ranks_to_start(arguments.ranks)
+        ranks = ranks_to_start(arguments.ranks) or 2
     from ddlkit.jobs.rank import joined
     from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
     from ddlkit.measure.given import check
@@ -293,22 +293,6 @@ def _measuring_times_s(arguments: argparse.Namespace) -> tuple[float, float]:
     return 60 * arguments.minutes, 60 * arguments.confirm_minutes
 
 
-def _ranks_to_start(asked: int | None) -> int:
-    """Return how many ranks to start, two by default, or raise UserError."""
-    if asked is None:
-        return 2
-    if asked < 2:
-        raise UserError(
-            f"--ranks {asked}: one rank alone sends nothing: use at least 2"
-        )
-    if asked > MOST_RANKS:
-        raise UserError(
-            f"--ranks {asked}: each is a process of this machine: use at most "
-            f"{MOST_RANKS}, or start the ranks on several nodes by torchrun"
-        )
-    return asked
-
-
 @contextlib.contextmanager
 def _only_advise_in(out: Path, me: Any = None) -> Iterator[None]:
     """Keep other advise commands out of a directory while the block runs.
@@ -323,11 +307,12 @@ def _only_advise_in(out: Path, me: Any = None) -> Iterator[None]:
     """
     from ddlkit import store
 
-    with contextlib.ExitStack() as held_until_the_end:
+    # The stack holds the lock until the block of the caller has ended.
+    with contextlib.ExitStack() as stack:
         refusal: UserError | None = None
         if me is None or me.rank == 0:
             try:
-                held_until_the_end.enter_context(store.lock(out / ".lock"))
+                stack.enter_context(store.lock(out / ".lock"))
             except UserError as error:
                 refusal = UserError(f"--out {out}: {error}, or name another directory")
         if me is not None:
@@ -397,10 +382,12 @@ def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], An
         return result, advice
 
     trials = store.load_table(trials_path, "trials")
-    # The median iteration of each policy (columns) in each round (rows).
+    # A repeat of the table is a round of the trial, in which every policy trains for some
+    # iterations. This is the median iteration of each policy (columns) in each round.
     rounds = trials.pivot_table(
         values="seconds", index="repeat", columns="policy", aggfunc="median"
     )
+    # Each policy trains for equally many iterations in each round.
     iterations = len(trials) // rounds.size
     result = {
         **facts,
@@ -548,9 +535,9 @@ def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
             f"the trial has only {n_rounds} rounds: a longer --confirm-minutes may allow "
             "more"
         )
-    of_default = rounds[DEFAULT]
-    middle_half_s = of_default.quantile(0.75) - of_default.quantile(0.25)
-    variation = float(middle_half_s / of_default.median())
+    default_s = rounds[DEFAULT]
+    interquartile_range_s = default_s.quantile(0.75) - default_s.quantile(0.25)
+    variation = float(interquartile_range_s / default_s.median())
     if variation > VARIATION_LIMIT:
         reasons.append(
             f"iterations of one plan varied by {variation:.0%} from round to round, as "
@@ -671,10 +658,10 @@ def screen(result: dict[str, Any]) -> list[str]:
         lines += _reason_lines(result["why_wide"].get("predicted", []))
     if "measured_gain" in result:
         measured = _gain(result["measured_gain"], result["measured_interval"])
-        text = f"{measured}, {result['rounds']} rounds: {result['trial']}"
+        measured += f", {result['rounds']} rounds: {result['trial']}"
         if result["disagrees"]:
-            text += "; outside of the predicted interval"
-        lines.append(_line("measured gain", text))
+            measured += "; outside of the predicted interval"
+        lines.append(_line("measured gain", measured))
         lines += _reason_lines(result["why_wide"].get("measured", []))
     measured_best = result.get("measured_best", best)
     if measured_best != best:
@@ -697,11 +684,12 @@ def _reason_lines(reasons: Sequence[str]) -> list[str]:
 
 def _headline(result: Mapping[str, Any]) -> str:
     """Return in a few words what to do, and what that rests on."""
+    # The name of a plan, or a sentence that says to keep the default.
     advised = result["advice"]
-    kept = advised not in ("ddp", *result["options"])
-    if not kept and result["decided_by"] == "trial":
+    is_plan = advised in ("ddp", *result["options"])
+    if is_plan and result["decided_by"] == "trial":
         return f"use {in_words(advised)}"
-    if not kept:
+    if is_plan:
         return f"{in_words(advised)} is predicted to be faster, and was not tried"
     if result.get("predicted_advice", advised) != advised:
         return f"{advised}: {result.get('trial', 'the best plan could not be tried')}"
@@ -710,8 +698,12 @@ def _headline(result: Mapping[str, Any]) -> str:
     return str(advised)
 
 
+NAME_COLUMNS = 28
+"""The width of the names at the left of an advice's lines."""
+
+
 def _line(name: str, text: str) -> str:
-    return f"{name:<28} {text}"
+    return f"{name:<{NAME_COLUMNS}} {text}"
 
 
 def _plan_lines(name: str, plan: Mapping[str, Any]) -> list[str]:
@@ -738,7 +730,7 @@ def _plan_lines(name: str, plan: Mapping[str, Any]) -> list[str]:
         f"{plan['scaling_factor']:.2f}, number of messages {plan['messages']}"
     )
     # A name that is longer than its column has a line of its own.
-    if len(name) > 28:
+    if len(name) > NAME_COLUMNS:
         return [name, _line("", times), *lines, _line("", parts)]
     return [_line(name, times), *lines, _line("", parts)]
 

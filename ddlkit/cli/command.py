@@ -289,8 +289,16 @@ of messages by size), slowdown (how much compute and messages slow each other do
 copies (the time of copies in memory), training (iterations under
 DistributedDataParallel), or quick (all of these)."""
 IN_THE_WORKBOOK = (
-    *("full", "cpu", "gpu", "smoke", "all"),
-    *("replay", "campaign", "convergence", "input", "estimators"),
+    "full",
+    "cpu",
+    "gpu",
+    "smoke",
+    "all",
+    "replay",
+    "campaign",
+    "convergence",
+    "input",
+    "estimators",
 )
 """What ``python -m workbook record`` measures, and ``ddlkit measure`` once did."""
 
@@ -360,11 +368,7 @@ def measure(arguments: argparse.Namespace) -> None:
     if arguments.model or arguments.accumulate != 1:
         _measure_own_model(arguments)
         return
-    ranks = arguments.ranks
-    if ranks is not None and ranks < 2:
-        raise UserError(
-            f"--ranks {ranks}: one rank alone sends nothing: use at least 2"
-        )
+    ranks = ranks_to_start(arguments.ranks)
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     if not arguments.dry_run:
         # A dry run only lists the points, which any machine can do.
@@ -401,11 +405,38 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_wrong_part(part: str) -> None:
+    # A file describes a suite of measurements, which ddlkit measure once took as well.
     is_file = part.endswith((".yml", ".yaml", ".json"))
     if is_file or part in IN_THE_WORKBOOK:
         raise UserError(f"{part} is now: python -m workbook record {part}, in a clone")
     if part not in PARTS:
         raise UserError(f"measure {shown(part)}: use one of {', '.join(PARTS)}")
+
+
+MOST_RANKS = 256
+"""The most ranks that a command starts on this machine. Each is a process with torch."""
+
+
+def ranks_to_start(ranks: int | None) -> int | None:
+    """Return the value of --ranks, None if it was left out, for a command that starts ranks.
+
+    Raises
+    ------
+    UserError
+        If there is a single rank, or if there are more than `MOST_RANKS`.
+    """
+    if ranks is None:
+        return None
+    if ranks < 2:
+        raise UserError(
+            f"--ranks {ranks}: one rank alone sends nothing: use at least 2"
+        )
+    if ranks > MOST_RANKS:
+        raise UserError(
+            f"--ranks {ranks}: each is a process of this machine: use at most "
+            f"{MOST_RANKS}, or run ddlkit advise --model under torchrun on several nodes"
+        )
+    return ranks
 
 
 def session_budget_s(arguments: argparse.Namespace) -> float:
@@ -613,16 +644,17 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
     """Return the lab that the arguments of ``lab up`` describe."""
     from ddlkit.lab import LabShape, parse
 
-    conditions = {}
+    given_conditions = {}
     for name in EMULATED_OPTIONS:
         value = getattr(arguments, name)
         if value is not None:
-            conditions[name] = value
-    emulated = arguments.engine == "emulated"
-    if conditions and not emulated:
-        first, *_ = conditions
+            given_conditions[name] = value
+    if arguments.engine == "emulated":
+        # The engine also runs without conditions: its links then have a rate alone.
+        return LabShape(arguments.ranks, arguments.rate, parse(given_conditions))
+    if given_conditions:
+        first_option = next(iter(given_conditions))
         raise UserError(
-            f"--{first} needs --engine emulated: links of tbf have a rate alone"
+            f"--{first_option} needs --engine emulated: links of tbf have a rate alone"
         )
-    played = parse(conditions) if emulated else None
-    return LabShape(arguments.ranks, arguments.rate, played)
+    return LabShape(arguments.ranks, arguments.rate, None)

@@ -211,14 +211,18 @@ def _imported_profile(
 
 
 def _messages_of_profiler(arguments: argparse.Namespace) -> tuple[str, Finding]:
-    """Return the messages in a trace of torch.profiler as CSV, and how many there are."""
+    """Return the messages in a trace of torch.profiler as CSV, and a finding of them.
+
+    The finding says how many messages there are.
+    """
     from ddlkit import formats, store
     from ddlkit.formats import kineto
 
-    inputs = [arguments.file]
+    # The messages must overwrite neither the trace nor the layer profile.
+    other_files = [arguments.file]
     if arguments.out:
-        inputs.append(arguments.out)
-    store.own_output(arguments.messages, *inputs)
+        other_files.append(arguments.out)
+    store.own_output(arguments.messages, *other_files)
     file = str(arguments.file)
     text = store.files.read_text(arguments.file)
     if formats.guess_kind(text, file) != "kineto":

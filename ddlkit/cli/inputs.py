@@ -304,12 +304,15 @@ def forecast_of(
     workload = profile.workload()
     workload = workload.scaled(arguments.dilation).accumulated(arguments.accumulate)
     warnings: list[str] = []
-    communication, measured = read_communication(arguments, warnings)
+    communication, fitted_messages = read_communication(arguments, warnings)
+    # Selection comes first, because it replaces the all-reduce of the gradients by an
+    # all-gather, which is what contention then slows down.
     communication = _with_selection(arguments, communication, workload)
     communication = _with_contention(arguments, communication, profile, warnings)
     if spec.endswith(".json"):
         plan = formats.read_plan(Path(spec))
     else:
+        # Planners that know contention, such as `search`, take it into account.
         plan = plan_beside(spec, workload, communication)
     predicted = forecast(
         workload,
@@ -319,13 +322,14 @@ def forecast_of(
         level=arguments.level,
     )
     cost = communication.cost
+    # Selected gradients are gathered, so their cost is one of all_gather.
     if cost.collective != "all_reduce" and not cost.selects:
         warnings.append(
             f"the cost is of {cost.collective}, but gradients are sent by all_reduce: "
             "fit a cost of all_reduce"
         )
     message_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
-    warnings += doubts(profile.device, measured, message_bytes)
+    warnings += doubts(profile.device, fitted_messages, message_bytes)
     print_warnings(warnings)
     return predicted, warnings, profile, communication
 
@@ -406,10 +410,12 @@ def _cost_from_file(arguments: argparse.Namespace) -> tuple[Any, Any]:
         measured = Measured.read(description, cost)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    # For selected gradients, `Communication.sparse` checks the collective of the cost.
-    default = "all_reduce" if arguments.density is None else cost.collective
-    needed = arguments.collective or default
-    if cost.collective != needed:
+    # With --density the gradients are selected, and `Communication.sparse` checks the
+    # collective later. Only --collective asks for one here.
+    needed = arguments.collective
+    if needed is None and arguments.density is None:
+        needed = "all_reduce"
+    if needed is not None and cost.collective != needed:
         raise UserError(
             f"{path} is the cost of an {cost.collective}, but the gradients are sent "
             f"by {needed}: fit a cost of {needed}, or give --collective "
@@ -495,40 +501,56 @@ def _with_contention(
     arguments: argparse.Namespace, messages: Any, profile: Any, warnings: list[str]
 ) -> Any:
     """Return communication with the contention that --slowdown and --copies describe."""
-    from ddlkit import store
     from ddlkit.model.contention import Contention
-    from ddlkit.store.readers import choose, read_copy_s_per_byte
+    from ddlkit.store.readers import read_copy_s_per_byte
 
-    path = arguments.slowdown
-    if not (path or arguments.copies):
+    if not (arguments.slowdown or arguments.copies):
         print(f"ddlkit: note: {one_line(NO_CONTENTION)}", file=sys.stderr)
         return messages
     contention = Contention.none()
-    if path:
-        all_rows = store.load_table(path, "slowdown")
-        # The network and the batch may differ from those of the profile, which is worth a
-        # warning only. So neither is required.
-        required = {"ranks": messages.cost.workers, "link": arguments.link}
-        keys = ("ranks", "link", "network", "batch")
-        rows, chosen = choose(all_rows, keys, required, path)
-        contention = Contention.of(rows)
-        for name in ("network", "batch"):
-            expected = getattr(profile, name)
-            if chosen[name] != expected:
-                warnings.append(
-                    f"{path}: the slowdown was measured with {name} {chosen[name]}, "
-                    f"but the profile has {expected}"
-                )
-        stamped = _stamped_tables(arguments, path)
-        machines = [store.load_stamp(table)["machine"]["name"] for table in stamped]
-        if len(set(machines)) > 1:
-            warnings.append(
-                f"{path}: the slowdown was measured on {machines[0]}, "
-                f"but other tables on {machines[-1]}"
-            )
+    if arguments.slowdown:
+        workers = messages.cost.workers
+        contention = _measured_slowdown(arguments, workers, profile, warnings)
     if arguments.copies:
         contention = contention.copying(read_copy_s_per_byte(arguments.copies))
     return replace(messages, contention=contention)
+
+
+def _measured_slowdown(
+    arguments: argparse.Namespace,
+    workers: int | None,
+    profile: Any,
+    warnings: list[str],
+) -> Any:
+    """Return the `Contention` in the table of --slowdown, and warn if it is of others.
+
+    The table must have rows of this number of workers and of --link. Rows of another
+    network, batch or machine are worth a warning only.
+    """
+    from ddlkit import store
+    from ddlkit.model.contention import Contention
+    from ddlkit.store.readers import choose
+
+    path = arguments.slowdown
+    all_rows = store.load_table(path, "slowdown")
+    required = {"ranks": workers, "link": arguments.link}
+    keys = ("ranks", "link", "network", "batch")
+    rows, chosen = choose(all_rows, keys, required, path)
+    for name in ("network", "batch"):
+        expected = getattr(profile, name)
+        if chosen[name] != expected:
+            warnings.append(
+                f"{path}: the slowdown was measured with {name} {chosen[name]}, "
+                f"but the profile has {expected}"
+            )
+    stamped = _stamped_tables(arguments, path)
+    machines = [store.load_stamp(table)["machine"]["name"] for table in stamped]
+    if len(set(machines)) > 1:
+        warnings.append(
+            f"{path}: the slowdown was measured on {machines[0]}, "
+            f"but other tables on {machines[-1]}"
+        )
+    return Contention.of(rows)
 
 
 def _stamped_tables(arguments: argparse.Namespace, first: Path) -> list[Path]:

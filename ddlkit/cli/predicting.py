@@ -141,28 +141,28 @@ def fit(arguments: argparse.Namespace) -> None:
     # is still to be computed.
     if "median_abs_held_out_error" not in description["fit"]:
         errors = fitting.held_out_errors(fitted.form, sizes, seconds).errors
+        # With too few sizes none can be held out.
         median = float(np.median(abs(errors))) if errors.size else None
         description["fit"]["median_abs_held_out_error"] = median
     measured = fits.Measured.of(sizes, facts.get("backend"), facts["source"])
     warnings = [*fits.several_populations(description["fit"])]
     description["fit"] |= measured._asdict()
-    description["fit"] |= _place(facts)
+    description["fit"] |= _place_if_known(facts)
     description["fit"]["warnings"] = warnings
     print_warnings(warnings)
     if arguments.json:
         show(description, as_json=True)
         return
     # What is nested, such as the draws, is for programs.
-    with_facts_of_fit = {**description, **description["fit"]}
-    for_a_person = {
-        name: value
-        for name, value in with_facts_of_fit.items()
-        if is_numbers(value) or not isinstance(value, (list, dict))
-    }
+    for_a_person = {}
+    for name, value in {**description, **description["fit"]}.items():
+        is_nested = isinstance(value, (list, dict)) and not is_numbers(value)
+        if not is_nested:
+            for_a_person[name] = value
     show(for_a_person, as_json=False)
 
 
-def _place(facts: dict[str, Any]) -> dict[str, Any]:
+def _place_if_known(facts: dict[str, Any]) -> dict[str, Any]:
     """Return ``place`` if the facts of a log have it, and nothing otherwise.
 
     nccl-tests times each size out of place and in place. ``place`` says which of the two
@@ -196,7 +196,7 @@ def _compare(
         "chosen": compared.chosen,
         "why": compared.why,
         "drawn": str(drawing),
-        **_place(facts),
+        **_place_if_known(facts),
     }
     if arguments.json:
         result["forms"] = json.loads(compared.table.to_json(orient="index"))
@@ -524,9 +524,13 @@ def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
 
 def _change(text: str, separator: str) -> tuple[str, float]:
     """Return what is changed, and the factor on its time."""
-    what, found, factor = text.rpartition(separator)
+    changed, _, factor = text.rpartition(separator)
+    # Without a separator the whole text counts as the factor. It is then no number, or
+    # nothing says what to change.
     try:
-        return what, float(factor if found else "")
+        if not changed:
+            raise ValueError
+        return changed, float(factor)
     except ValueError:
         raise UserError(
             f"{text!r}: write all_reduce=0.5 to scale, 3:1.2 for a straggler, fc=0.5 "
