@@ -24,7 +24,7 @@ from ddlkit.cli.command import (
     command,
     group,
     lab_rate,
-    number,
+    minutes,
     ranks_to_start,
     require_lab,
     require_model_file,
@@ -60,19 +60,20 @@ processes; otherwise --ranks processes of this machine, 2 by default."""
         arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
         arg(
             "--minutes",
-            type=number,
-            metavar="MINUTES",
+            type=minutes,
+            metavar="TIME",
             default=3.0,
-            help="The time for measuring and predicting, in minutes. [default: 3]",
+            help="The time for measuring and predicting: minutes, as in 3, or with a "
+            "unit, as in 90s. [default: 3]",
         ),
         arg(
             "--confirm-minutes",
-            type=number,
-            metavar="MINUTES",
+            type=minutes,
+            metavar="TIME",
             default=3.0,
-            help="The most time for training under the best plans, in minutes. The trial "
-            "ends earlier once it is decided. With 0 nothing is tried, and the advice is "
-            "a prediction. [default: 3]",
+            help="The most time for training under the best plans: minutes, as in 3, or "
+            "with a unit, as in 90s. The trial ends earlier once it is decided. With 0 "
+            "nothing is tried, and the advice is a prediction. [default: 3]",
         ),
         arg(
             "--lab",
@@ -106,6 +107,7 @@ processes; otherwise --ranks processes of this machine, 2 by default."""
 def advise(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit advise``."""
     if is_sharded(arguments):
+        _refuse_options_of_measuring(arguments)
         _rank_units(arguments)
         return
     if arguments.model and arguments.profile:
@@ -117,10 +119,11 @@ def advise(arguments: argparse.Namespace) -> None:
         raise UserError(
             "give --model, whose training is measured, or --profile and --collectives"
         )
-    if arguments.html:
-        from ddlkit.show import WRITING_A_PAGE, needs
-
-        needs("--html", WRITING_A_PAGE)
+    if arguments.model:
+        _refuse_options_of_tables(arguments)
+    else:
+        _refuse_options_of_measuring(arguments)
+    _refuse_impossible_page(arguments.html)
     if arguments.model:
         result, advice = _advice_by_measuring(arguments)
     else:
@@ -147,6 +150,52 @@ def advise(arguments: argparse.Namespace) -> None:
             facts=result["origin"],
             name_of_best=in_words(best),
         )
+
+
+def _refuse_impossible_page(path: Path | None) -> None:
+    """Raise UserError if the page of --html cannot be written, before minutes of measuring."""
+    if path is None:
+        return
+    from ddlkit.show import WRITING_A_PAGE, needs
+    from ddlkit.store import own_output
+
+    needs("--html", WRITING_A_PAGE)
+    own_output(path)
+
+
+_OPTIONS_OF_MEASURING = {
+    "lab": None,
+    "out": None,
+    "minutes": 3.0,
+    "confirm_minutes": 3.0,
+}
+"""Options that have an effect with --model alone, and their defaults."""
+
+_ALSO_WITH_MODEL = ("--ranks", "--accumulate")
+"""Those of `OPTIONAL_INPUTS` that have an effect with --model, too."""
+
+
+def _refuse_options_of_measuring(arguments: argparse.Namespace) -> None:
+    for name, default in _OPTIONS_OF_MEASURING.items():
+        if getattr(arguments, name) != default:
+            option = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{option} has an effect with --model only, and tables are not "
+                "measured: leave it out"
+            )
+
+
+def _refuse_options_of_tables(arguments: argparse.Namespace) -> None:
+    for argument in OPTIONAL_INPUTS:
+        (option,) = argument.names
+        name = option.removeprefix("--").replace("-", "_")
+        is_flag = argument.options.get("action") == "store_true"
+        default = False if is_flag else argument.options.get("default")
+        if option not in _ALSO_WITH_MODEL and getattr(arguments, name) != default:
+            raise UserError(
+                f"{option} has no effect with --model, which measures layers and "
+                "messages itself: leave it out"
+            )
 
 
 def _measured_when(out: Path) -> str:

@@ -17,6 +17,7 @@ from ddlkit.cli.command import (
     group,
     number,
     parsed_by,
+    seconds,
     show,
     whole_number,
 )
@@ -114,10 +115,10 @@ def _numbers(text: str) -> tuple[int, ...]:
         ),
         arg(
             "--compute-s",
-            type=number,
-            metavar="SECONDS",
-            help="The time of a forward and a backward pass in seconds, instead of "
-            "--peak and --utilisation.",
+            type=seconds,
+            metavar="TIME",
+            help="The time of a forward and a backward pass, instead of --peak and "
+            "--utilisation: seconds, as in 0.25, or with a unit, as in 250ms.",
         ),
         arg(
             "--sequence",

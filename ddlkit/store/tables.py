@@ -83,7 +83,7 @@ _commit = functools.cache(this_machine.commit)
 
 def save_table(
     frame: DataFrame,
-    directory: Path,
+    directory: Path | str,
     name: str,
     *,
     schema: str,
@@ -98,7 +98,7 @@ def save_table(
     ----------
     frame : DataFrame
         The rows, which are checked before anything is written.
-    directory : Path
+    directory : Path or str
         The folder, which is made if it does not exist.
     name : str
         The name of the table. ``.csv`` is added unless the name ends in ``.csv`` or
@@ -128,6 +128,7 @@ def save_table(
     """
     if not name.endswith((".csv", ".csv.gz")):
         name = f"{name}.csv"
+    directory = Path(directory)
     path = directory / name
     if machine is None:
         machine = this_machine.describe()
@@ -211,14 +212,14 @@ def _appended(
     return concat([old, whole], ignore_index=True), [*history, stamp]
 
 
-def own_output(path: Path, *sources: Path) -> Path:
+def own_output(path: Path | str, *sources: Path | str) -> Path:
     """Return the path of an output that overwrites nothing of value.
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         Where a user wants something to be written.
-    *sources : Path
+    *sources : Path or str
         The files that are read for it.
 
     Returns
@@ -231,10 +232,11 @@ def own_output(path: Path, *sources: Path) -> Path:
     UserError
         If the path is a directory, one of the sources, a recorded table or its stamp.
     """
+    path = Path(path)
     if os.path.isdir(path) or not path.name:
         raise UserError(f"{path} is a directory: name a file")
     real = path.resolve()
-    if any(real == source.resolve() for source in sources):
+    if any(real == Path(source).resolve() for source in sources):
         raise UserError(
             f"{path} is what is read: choose another name for what is written"
         )
@@ -251,12 +253,12 @@ def own_output(path: Path, *sources: Path) -> Path:
 # -- Loading ---------------------------------------------------------------------------
 
 
-def load_table(path: Path, schema: str | None = None) -> DataFrame:
+def load_table(path: Path | str, schema: str | None = None) -> DataFrame:
     """Return the rows of a recorded table.
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         The path of the table, loose or packed.
     schema : str, optional
         The kind of table that is expected. By default every kind is taken.
@@ -272,6 +274,7 @@ def load_table(path: Path, schema: str | None = None) -> DataFrame:
         If there is no such table, if it is of another kind, or if its file was changed
         after it was recorded.
     """
+    path = Path(path)
     part = _part_of(path)
     if part is None:
         data, stamp = _verified(path)
@@ -295,12 +298,12 @@ def _check_kind(path: Path, stamp: Mapping[str, Any], schema: str | None) -> Non
         raise UserError(f"{path}: a table of {kind}, expected one of {schema}")
 
 
-def load_stamp(path: Path) -> dict[str, Any]:
+def load_stamp(path: Path | str) -> dict[str, Any]:
     """Return the stamp of a recorded table.
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         The path of the table, loose or packed.
 
     Returns
@@ -314,6 +317,7 @@ def load_stamp(path: Path) -> dict[str, Any]:
     UserError
         If there is no such table, or if its file was changed after it was recorded.
     """
+    path = Path(path)
     part = _part_of(path)
     if part is None:
         _, stamp = _verified(path)
@@ -323,23 +327,25 @@ def load_stamp(path: Path) -> dict[str, Any]:
     return copy.deepcopy(part.stamp)
 
 
-def is_stamped(path: Path) -> bool:
+def is_stamped(path: Path | str) -> bool:
     """Return whether a path names a recorded table, which a user's own CSV is not."""
+    path = Path(path)
     has_own_stamp = _read_stamp(_stamp_path(path)) is not None
     return has_own_stamp or _part_of(path) is not None
 
 
-def has_table(path: Path) -> bool:
+def has_table(path: Path | str) -> bool:
     """Return whether there is a table of this path, loose or packed."""
+    path = Path(path)
     return path.exists() or _part_of(path) is not None
 
 
-def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
+def list_tables(folder: Path | str, pattern: str = "*.csv*") -> list[Path]:
     """Return the paths of tables in a folder, loose or packed.
 
     Parameters
     ----------
-    folder : Path
+    folder : Path or str
         Where to look.
     pattern : str, optional
         A pattern of names. Folders below are looked at only if it has their pattern
@@ -350,6 +356,7 @@ def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
     list of Path
         The sorted paths of all CSV that match, recorded or not. Packs are left out.
     """
+    folder = Path(folder)
     folders: Iterable[Path] = [folder]
     folder_pattern, _, name_pattern = pattern.rpartition("/")
     if folder_pattern:
