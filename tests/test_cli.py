@@ -205,7 +205,7 @@ MISTAKES = {
     f"{WHAT_IF} --gpus 8 --assume-ring --straggler 8:2": "rank:NUMBER to 7",
     f"predict {FROM_FOUR} --assume-ring": "--assume-ring needs --ranks N",
     f"predict {DENSE} --ranks 8 --assume-ring": "does not say between how many ranks it holds",
-    f"predict {DENSE} --ranks 0": "0: one rank alone sends nothing: use at least 2",
+    f"predict {DENSE} --ranks 0": "0 is too few, because one rank alone sends nothing",
     f"predict {DENSE} --link lab:1gbit": "--link chooses among the times of --collectives",
     f"predict {DENSE} --table 1": "--table chooses among the times of --collectives",
     "fit text --link lab:1gbit": "text names no links, only a recorded table does",

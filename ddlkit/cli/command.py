@@ -393,12 +393,12 @@ def measure(arguments: argparse.Namespace) -> None:
         # A dry run only lists the points, which any machine can do.
         require_lab(arguments.lab)
     # A wrong name is refused before the imports below load torch, which takes seconds.
-    networks = _named_networks(arguments.networks)
+    networks = named_networks(arguments.networks)
     from ddlkit.measure import parts
     from ddlkit.measure.session import engine
     from ddlkit.store import machine
 
-    _refuse_unknown_networks(networks)
+    refuse_unknown_networks(networks)
     # The session makes the points itself, with its directory and its number.
     make_points = functools.partial(
         parts.points,
@@ -459,7 +459,8 @@ def _refuse_options_of_other_parts(arguments: argparse.Namespace) -> None:
             )
 
 
-def _refuse_unknown_networks(networks: Sequence[tuple[str, int]]) -> None:
+def refuse_unknown_networks(networks: Sequence[tuple[str, int]]) -> None:
+    """Raise UserError, which names --networks, for a name that no network has."""
     from ddlkit.measure.networks import require
 
     for name, _ in networks:
@@ -548,7 +549,7 @@ def require_model_file(spec: str) -> None:
         raise UserError(f"--model {spec}: there is no file {file}")
 
 
-def _named_networks(text: str | None) -> list[tuple[str, int]]:
+def named_networks(text: str | None) -> list[tuple[str, int]]:
     """Return names and batch sizes of networks that a user lists, as in resnet50:32,vgg16."""
     from ddlkit.measure.named import network_of
 

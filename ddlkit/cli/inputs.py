@@ -37,7 +37,7 @@ def _rank_count(text: str) -> int:
     ranks = whole_number(text)
     if ranks < 2:
         raise argparse.ArgumentTypeError(
-            f"{ranks}: one rank alone sends nothing: use at least 2"
+            f"{ranks} is too few, because one rank alone sends nothing: use at least 2"
         )
     return ranks
 

@@ -278,7 +278,7 @@ def points(
         raise UserError(f"networks can be chosen for layers only, not for {part}")
     device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        advice = "install a CUDA build that fits the driver, or use --suite cpu"
+        advice = "install a CUDA build that fits the driver, or give --device cpu"
         raise UserError(f"torch {torch.__version__} sees no GPU: {advice}")
     made: list[Point] = []
     grids: list[Grid] = []

@@ -35,7 +35,7 @@ Check = Callable[[str], str]
 def preflight(device: str) -> int:
     """Have all checks say a line each; returns the exit status. Raises UserError without the GPU."""
     if device == "cuda" and not machine.describe()["gpus"]:
-        raise UserError("no GPU here: nothing can be checked; use --suite cpu")
+        raise UserError("no GPU here: nothing can be checked: use --device cpu")
     start_s = time.monotonic()
     with TemporaryDirectory() as out:
         # That others use the GPU is for a check to say.

@@ -70,7 +70,10 @@ def record(
     if suite.isolate:
         device = device or suite.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
-        raise UserError("no GPU here: nvidia-smi lists none; use --device cpu")
+        raise UserError(
+            "no GPU here: nvidia-smi lists none: record the processor by python -m "
+            "workbook record cpu, or give --device cpu"
+        )
     out = out or _default_out(suite, device)
     make = partial(
         points,
