@@ -212,9 +212,9 @@ def look(name: str) -> Style:
     >>> look("piecewise:45KB").label, look("piecewise:45KB").color == look("piecewise").color
     ('log / linear 45KB', True)
     """
-    whole = _exact_look(name)
-    if whole:
-        return whole
+    exact = _exact_look(name)
+    if exact:
+        return exact
     head, _, argument = name.partition(":")
     style = _exact_look(head)
     if style is None:
@@ -432,7 +432,8 @@ def lines(
     legend : str, optional
         "above" the axes, to the "right" of them, "inside" them, or "" for no legend.
     ends : pair of DataFrame, optional
-        Lower and upper limits of the first columns, between which a ribbon is drawn.
+        The lower limits and the upper limits, between which a ribbon is drawn. Their
+        columns belong to the first columns of the table, by position.
     """
     x = table.index.to_numpy(dtype=float)
     styles = looks([str(name) for name in table.columns])
@@ -555,9 +556,12 @@ def gantt(
         ax.set_title(name)
         ax.tick_params(axis="x", labelbottom=ax is panels[-1])
     panels[-1].set_xlabel(f"time [{unit}]")
-    kinds = set().union(*(np.unique(spans.kind) for spans in of_rank_0.values()))
+    drawn_kinds: set[str] = set()
+    for spans in of_rank_0.values():
+        drawn_kinds.update(spans.kind)
+    # The legend has the kinds in the order of `KINDS`.
     for kind in KINDS:
-        if kind in kinds:
+        if kind in drawn_kinds:
             style = look(kind)
             # A bar without width gives the legend an entry.
             panels[0].barh(
@@ -672,6 +676,12 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
     gantt(axes[:n_timelines], timelines, exposed_s)
     if not capped:
         return figure
+    _draw_gains_by_cap(axes[-1], advice, capped)
+    return figure
+
+
+def _draw_gains_by_cap(ax: Axes, advice: Advice, capped: Sequence[Any]) -> None:
+    """Draw the predicted gain over the default of options such as "ddp:10MB"."""
     gains = [advice.gain(option) for option in capped]
     caps = [option.name.partition(":")[2] for option in capped]
     caps_mib = [units.parse_bytes(cap) / units.MIB for cap in caps]
@@ -684,7 +694,7 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
         index=caps_mib,
     )
     lines(
-        axes[-1],
+        ax,
         percent[["model"]],
         ends=(percent[["lower"]], percent[["upper"]]),
         xlabel="bucket_cap_mb [MiB]",
@@ -692,8 +702,7 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
         log="x",
         legend="",
     )
-    axes[-1].set_title("Predicted gain over PyTorch's default, by cap")
-    return figure
+    ax.set_title("Predicted gain over PyTorch's default, by cap")
 
 
 def png(figure: Figure, *, tight: bool = False) -> bytes:

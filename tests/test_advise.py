@@ -326,7 +326,7 @@ def test_two_commands_do_not_measure_into_one_directory(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--ranks", "0"], "--ranks 0: one rank alone sends nothing"),
+        (["--ranks", "0"], "--ranks: 0 is too few, because one rank alone"),
         (["--ranks", "100000"], "--ranks 100000: .* at most 256"),
         (["--minutes", "0"], "--minutes 0: give a finite time above zero"),
         (["--confirm-minutes", "-1"], "--confirm-minutes -1: .* or 0 for a prediction"),

@@ -18,7 +18,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import ddlkit
 from ddlkit import cli, store
+from ddlkit.cli import command
 from ddlkit.core import fit
 from places import PATIENCE_S
 from workbook.common import places
@@ -32,6 +34,7 @@ TRACE = "Id Name Forward Backward Comm. Size\n0 data 9 0 0 0\n1 a 20 30 40 4000\
 COUNTS = "tensor,parameters,flops\na,10,1e9\nb,20,2e9\n"
 DENSE = "--profile profile.csv --cost cost.json"
 WHAT_IF = "what-if --profile profile.csv --cost four.json"
+FROM_FOUR = "--profile profile.csv --cost four.json"
 SPARSE = "--profile profile.csv --cost gather.json --selection selection.json"
 
 
@@ -196,7 +199,25 @@ MISTAKES = {
     f"plan {SPARSE} --density 0.5 --cost four.json": "needs the cost of an all_gather",
     f"{WHAT_IF} --accumulate 2": "--accumulate: the graph has no task",
     f"{WHAT_IF} --layer conv9=0.5": "no layer or tensor 'conv9'",
-    f"{WHAT_IF} --gpus 8": "an alpha_beta cost can be taken to another number of workers only if",
+    f"{WHAT_IF} --gpus 8": "alpha_beta between 4 ranks, which says nothing of 8: add --assume-ring",
+    f"{WHAT_IF} --gpus 100001 --assume-ring": "--gpus 100001: use at most 100000",
+    f"{WHAT_IF} --assume-ring": "--assume-ring needs --gpus N",
+    f"{WHAT_IF} --gpus 8 --assume-ring --straggler 8:2": "rank:NUMBER to 7",
+    f"predict {FROM_FOUR} --assume-ring": "--assume-ring needs --ranks N",
+    f"predict {DENSE} --ranks 8 --assume-ring": "does not say between how many ranks it holds",
+    f"predict {DENSE} --ranks 0": "0 is too few, because one rank alone sends nothing",
+    f"predict {DENSE} --link lab:1gbit": "--link chooses among the times of --collectives",
+    f"predict {DENSE} --table 1": "--table chooses among the times of --collectives",
+    "fit text --link lab:1gbit": "text names no links, only a recorded table does",
+    f"advise {DENSE} --lab 1gbit": "--lab has an effect with --model only",
+    f"advise {DENSE} --minutes 90s": "--minutes has an effect with --model only",
+    "advise --model absent.py:net --collectives times.csv": "--collectives has no effect with --model",
+    f"advise {DENSE} --html .": ". is a directory: name a file",
+    "measure copies --ranks 2": "--ranks has no effect on the part copies",
+    "measure collectives --networks resnet50": "--networks has no effect on the part collectives",
+    "measure collectives --ranks 257": "use at most 256",
+    "measure layers --networks resnet-fifty:4": "--networks resnet-fifty: unknown network",
+    "measure gpu": "without one, use ddlkit measure quick",
     f"{WHAT_IF} --gpus 0": "--gpus 0: there must be at least one",
     f"{WHAT_IF} --straggler 4:1.2": "use layer:NUMBER to 5, rank:NUMBER to 3",
     f"{WHAT_IF} --scale all_reduce=fast": "'all_reduce=fast': write all_reduce=0.5",
@@ -280,6 +301,120 @@ def test_what_if_of_more_gpus_is_the_cost_carried_there(capsys: Capture) -> None
     assert answer["iteration_s_after"] == pytest.approx(COMPUTE_S + sent_s)
     grown = answer["samples_per_s_after"] / answer["samples_per_s"]
     assert grown == pytest.approx(2 * answer["speedup"])
+
+
+def ring_of_eight_s(n_bytes: float) -> float:
+    """A ring of 8 ranks like one of 4, whose messages take 1 ms and 8 ns a byte.
+
+    It has 14 steps instead of 6, and each link carries 14/8 of the bytes instead of 6/4.
+    """
+    return 1e-3 * 14 / 6 + 8e-9 * n_bytes * (14 / 8) / (6 / 4)
+
+
+def test_more_ranks_than_measured_cost_what_a_ring_costs(capsys: Capture) -> None:
+    write_times("times.csv", [1024 * 4**k for k in range(8)], ranks=4)
+    given = "--profile profile.csv --collectives times.csv --plan single --assume-ring"
+    expected_s = COMPUTE_S + ring_of_eight_s(15e6)
+    predicted = run(capsys, f"predict {given} --ranks 8")
+    assert predicted["iteration_s"] == pytest.approx(expected_s)
+    lower_s, upper_s = predicted["interval_s"]
+    assert lower_s <= predicted["iteration_s"] <= upper_s
+    assert (predicted["workers"], predicted["assumed"].split()[:2]) == (
+        8,
+        ["a", "ring"],
+    )
+    assert any("is not measured" in line for line in predicted["warnings"])
+    # The same number of ranks by the cost that fit writes, and after a change.
+    Path("line.json").write_text(
+        json.dumps(run(capsys, "fit times.csv --form alpha_beta"))
+    )
+    words = "--profile profile.csv --cost line.json --plan single --assume-ring"
+    assert run(capsys, f"predict {words} --ranks 8")["iteration_s"] == pytest.approx(
+        expected_s
+    )
+    after = run(capsys, f"what-if {given} --gpus 8")
+    assert after["iteration_s_after"] == pytest.approx(expected_s)
+    assert after["iteration_s"] == pytest.approx(COMPUTE_S + 1e-3 + 8e-9 * 15e6)
+    # A number that was measured is not carried.
+    measured = run(capsys, f"predict {given} --ranks 4")
+    assert measured["iteration_s"] == pytest.approx(COMPUTE_S + 1e-3 + 8e-9 * 15e6)
+    for words in ("predict --ranks 8", "what-if --gpus 8"):
+        line = "add --assume-ring for the cost of a ring"
+        without = given.removesuffix(" --assume-ring")
+        assert_one_line(f"{words} {without}", line, capsys)
+
+
+def test_machines_that_are_alike_are_simulated_once(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        f"{WHAT_IF} --gpus 12 --gpus-per-machine 2 --assume-ring --straggler 7:1.3 "
+        f"--scale rank:11=0.5 --inputs {inputs_table(batch=8)}"
+    )
+    once = run(capsys, words)
+    assert once["tasks"] == 10 * (4 * (2 + 2 * TENSORS) + len_of_ddp(capsys) + 1)
+
+    def every_machine(machines: int, changed_machines: set[int]) -> list[int]:
+        return list(range(machines))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli.predicting, "_machines_to_simulate", every_machine)
+        assert run(capsys, words) == once
+    most = run(capsys, f"{WHAT_IF} --gpus 100000 --assume-ring --straggler 99999:1.2")
+    assert most["iteration_s_after"] > 1.2 * COMPUTE_S
+
+
+def len_of_ddp(capsys: Capture) -> int:
+    """Messages of PyTorch's default buckets."""
+    return int(run(capsys, f"predict {FROM_FOUR}")["messages"])
+
+
+def test_times_have_units_and_plain_numbers_keep_their_meaning(capsys: Capture) -> None:
+    for name in ("plain", "unit"):
+        text = {"plain": "0.25", "unit": "250ms"}[name]
+        run(capsys, f"import counts --out {name}.csv --compute-s {text}")
+    assert Path("plain.csv").read_text() == Path("unit.csv").read_text()
+    copied = [
+        run(capsys, f"predict {DENSE} --copy-s-per-byte {text}")["iteration_s"]
+        for text in ("2e-10", "0.2ns")
+    ]
+    assert copied[0] == pytest.approx(copied[1])
+    minutes = [command.minutes(text) for text in ("3", "3m", "90s", "inf")]
+    assert minutes == [3, 3, 1.5, np.inf]
+
+
+def test_functions_take_paths_as_text_and_ask_takes_lists(tmp_path: Path) -> None:
+    profile = store.read_profile("profile.csv")
+    assert profile.tensor == store.read_profile(Path("profile.csv")).tensor
+    ddlkit.save_profile(profile, "copy.csv")
+    assert store.read_profile("copy.csv").tensor == profile.tensor
+    write_times("small.csv", [1024 * 4**k for k in range(4)], ranks=4)
+    write_times("large.csv", [1024 * 4**k for k in range(4, 8)], ranks=4)
+    sizes, _, _ = ddlkit.read_bytes_seconds("small.csv")
+    assert sizes.tolist() == [1024, 4096, 16384, 65536]
+    both = cli.ask(
+        "predict", profile="profile.csv", collectives=["small.csv", "large.csv"]
+    )
+    assert both["workers"] == 4
+    slow = cli.ask(
+        "what-if",
+        profile="profile.csv",
+        cost="four.json",
+        scale=["forward=2", "backward=2"],
+        gpus=8,
+        assume_ring=True,
+    )
+    assert slow["gpus_after"] == 8 and slow["speedup"] < 0.6
+
+
+def test_an_exported_list_comes_with_what_it_gains(capsys: Capture) -> None:
+    words = f"export --to ddp --torch 2.11 {FROM_FOUR} --planner single"
+    assert cli.main(words.split()) == 0
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["bucket_cap_mb_list"]) == 1
+    default = run(capsys, f"predict {FROM_FOUR}")["iteration_s"]
+    single = run(capsys, f"predict {FROM_FOUR} --plan single")["iteration_s"]
+    assert f"predicted to gain {1 - single / default:+.1%}" in printed.err
 
 
 def test_every_planner_of_sparse_messages_can_be_asked_for_and_none_beats_exact(

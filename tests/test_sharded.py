@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from ddlkit import cli, store
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Prediction
 from ddlkit.core.workload import LayerProfile
+from ddlkit.formats import save_profile
+from ddlkit.formats.messages import read_collectives
 from ddlkit.jobs.launch import Loopback, launch
 from ddlkit.model import Calibration, Communication
 from ddlkit.model.sharded import (
@@ -31,6 +34,7 @@ from ddlkit.model.sharded import (
     forecast,
 )
 from order_job import SEEN, OrderSettings, order_job
+from test_logs import nccl
 from workbook.common import places
 from workbook.record import zoo as zoo  # makes lenet5 known to the ranks, too
 from workbook.validate import accuracy
@@ -337,6 +341,39 @@ def test_the_command_says_what_the_model_does(
         assert (
             line in (said_so := capsys.readouterr().err) and said_so.count("error") == 1
         )
+
+
+def test_a_log_of_each_collective_is_what_sharding_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in SENT:
+        Path(f"{name}.log").write_text(nccl(name, title=name))
+    save_profile(drawn(1, 3), "layers.csv")
+    words = ["predict", "--profile", "layers.csv", "--strategy", "fsdp"]
+    words += ["--units", "blocks.*.linear", "--collectives"]
+    assert cli.main([*words, *(f"{name}.log" for name in SENT), "--json"]) == 0
+    printed = capsys.readouterr()
+    answer = json.loads(printed.out)
+    known = {}
+    for name in SENT:
+        rows = read_collectives(Path(f"{name}.log"))
+        known[name] = Calibration.of(rows).between("unknown", 8, name)
+    program = Sharding.of(drawn(1, 3), "blocks.*.linear").program()
+    expected, interval_s = forecast(program, known)
+    assert answer["iteration_s"] == pytest.approx(expected.iteration_s)
+    assert answer["interval_s"] == pytest.approx(interval_s)
+    assert answer["contention"] is None and answer["workers"] == 8
+    assert "not to slow each other down" in printed.err
+    assert cli.main([*words, *(f"{name}.log" for name in SENT)]) == 0
+    (line,) = re.findall(r"^interval_s +(.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert re.fullmatch(r"[\d.e-]+, [\d.e-]+", line)
+    for log, problem in (
+        (["all_gather.log"], "no times of reduce_scatter"),
+        (["layers.csv"], "layers.csv"),
+    ):
+        assert cli.main([*words, *log]) == 2
+        assert problem in capsys.readouterr().err
 
 
 def test_no_draws_no_interval() -> None:

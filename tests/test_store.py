@@ -27,7 +27,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.collective import of_gradients
 from ddlkit.core.errors import UserError
 from ddlkit.formats import messages
-from ddlkit.store import machine
+from ddlkit.store import machine, sheet
 from fuzzing import LOG
 from places import PATIENCE_S
 from workbook.common import places, specs
@@ -630,3 +630,13 @@ def test_a_recorded_directory_is_named_by_its_machine() -> None:
     assert places.recorded_dir("cpu-2x") == places.RECORDED / "cpu-2x"
     for bad in ("../elsewhere", "", "/etc", "Two Words", ".."):
         assert "machine name" in refusal(functools.partial(places.recorded_dir, bad))
+
+
+def test_a_long_row_does_not_make_up_for_a_short_one() -> None:
+    columns = (sheet.Column("link", "str"), sheet.Column("device", "str"))
+    schema = sheet.Schema("links", columns)
+    # As many commas as in a table of whole rows.
+    text = "link,device\nloopback,cpu,gpu\nethernet\n"
+    line = refusal(functools.partial(schema.read, text, "links.csv"))
+    assert line.startswith("links.csv: row at line 2")
+    assert "3 cells, the header 2" in line

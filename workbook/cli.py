@@ -18,6 +18,8 @@ from ddlkit.cli.command import (
     flag,
     group,
     keeping,
+    named_networks,
+    refuse_unknown_networks,
     session_budget_s,
     session_options,
 )
@@ -69,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             type=Path,
             metavar="DIRECTORY",
             help="The directory of what was measured on this machine. [default: "
-            "build/measured]",
+            "build/measured of the clone]",
         ),
         arg(
             "--only",
@@ -86,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             type=Path,
             metavar="DIRECTORY",
             help="The directory for figures, numbers and reports. [default: reports "
-            "with --recorded, else build/reports]",
+            "of the clone with --recorded, else its build/reports]",
         ),
     ),
     example="python -m workbook build --recorded --only 02,04",
@@ -122,7 +124,7 @@ def build(arguments: argparse.Namespace) -> None:
             "--reports",
             type=Path,
             metavar="DIRECTORY",
-            help="The directory that holds figures/. [default: reports]",
+            help="The directory that holds figures/. [default: reports of the clone]",
         ),
     ),
     example="python -m workbook figures --check",
@@ -174,7 +176,10 @@ models), or all. Of the suite quick, all leaves out copies, campaign, convergenc
 input and estimators, which are measured only if they are asked for by name."""
 _PREDICT = """For a campaign: calibrate its labs and write down what the models
 predict, before anything is replayed or trained. No case is run."""
-_DEFAULT_OUT = "build/measured, or the directory in data/recorded that the suite names"
+_DEFAULT_OUT = (
+    "build/measured of the clone, or the directory in its data/recorded that the suite "
+    "names"
+)
 
 
 def _session_options() -> tuple[Argument, ...]:
@@ -240,7 +245,15 @@ def _record(arguments: argparse.Namespace) -> None:
     """Measure what the arguments name, and print the directory of the tables."""
     from workbook.record import recording
 
-    networks = arguments.networks.split(",") if arguments.networks else ()
+    networks = named_networks(arguments.networks)
+    if networks:
+        # Importing the zoo registers the networks of the papers.
+        from workbook.record import zoo
+
+        assert zoo
+    # A wrong name is refused here, where the error can name the option.
+    refuse_unknown_networks(networks)
+    names = arguments.networks.split(",") if arguments.networks else ()
     with keeping():
         directory = recording.record(
             arguments.name,
@@ -248,7 +261,7 @@ def _record(arguments: argparse.Namespace) -> None:
             device=arguments.device or "",
             out=arguments.out,
             dry_run=arguments.dry_run,
-            networks=networks,
+            networks=names,
             predict=arguments.predict,
             budget_s=session_budget_s(arguments),
             pack=arguments.pack,

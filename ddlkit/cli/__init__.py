@@ -17,7 +17,7 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -206,8 +206,10 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
     *files : path_like
         The positional arguments of the command.
     **options : object
-        Options with a value: ``plan="ddp"`` stands for ``--plan ddp``, ``profile_ranks=4`` for
-        ``--profile-ranks 4``.
+        Options with their values: ``plan="ddp"`` stands for ``--plan ddp``, and
+        ``profile_ranks=4`` for ``--profile-ranks 4``. A list gives several values, as in
+        ``collectives=["ag.log", "rs.log"]``. True gives an option without a value, and an
+        option whose value is False or None is left out.
 
     Returns
     -------
@@ -221,7 +223,7 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
     """
     words = [*command.split(), *map(str, files)]
     for name, value in options.items():
-        words += [_option(name), str(value)]
+        words += _option_words(name, value, repeatable=_repeatable(words[0]))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         arguments = _parse([*words, "--json"])
@@ -229,8 +231,29 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
     return dict(json.loads(printed.getvalue()))
 
 
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _option_words(name: str, value: Any, repeatable: Collection[str]) -> list[str]:
+    """Return the words that give an option a value, or several."""
+    option = "--" + name.replace("_", "-")
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [option]
+    values = [str(value)]
+    if isinstance(value, (list, tuple)):
+        values = [str(item) for item in value]
+    # An option such as --scale takes one value, and may be given several times.
+    if option in repeatable:
+        return [word for one_value in values for word in (option, one_value)]
+    return [option, *values]
+
+
+def _repeatable(command: str) -> set[str]:
+    """Return the options of a command that may be given several times."""
+    repeatable: set[str] = set()
+    for argument in COMMANDS[command].arguments if command in COMMANDS else ():
+        if argument.options.get("action") == "append":
+            repeatable.update(argument.names)
+    return repeatable
 
 
 # ---------------------------------------------------------------- interrupts

@@ -24,7 +24,8 @@ from ddlkit.cli.command import (
     command,
     group,
     lab_rate,
-    number,
+    minutes,
+    ranks_to_start,
     require_lab,
     require_model_file,
     show,
@@ -43,9 +44,6 @@ from ddlkit.core.errors import UserError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MOST_RANKS = 256
-"""The most ranks that a command starts on this machine. Each is a process with torch."""
-
 UNIT_SIZES = ("size:2MB", "size:10MB", "size:50MB", "size:250MB")
 """Ways to make units that are compared with those that the user asks for."""
 
@@ -63,19 +61,20 @@ processes; otherwise --ranks processes of this machine, 2 by default."""
         arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
         arg(
             "--minutes",
-            type=number,
-            metavar="MINUTES",
+            type=minutes,
+            metavar="TIME",
             default=3.0,
-            help="The time for measuring and predicting, in minutes. [default: 3]",
+            help="The time for measuring and predicting: minutes, as in 3, or with a "
+            "unit, as in 90s. [default: 3]",
         ),
         arg(
             "--confirm-minutes",
-            type=number,
-            metavar="MINUTES",
+            type=minutes,
+            metavar="TIME",
             default=3.0,
-            help="The most time for training under the best plans, in minutes. The trial "
-            "ends earlier once it is decided. With 0 nothing is tried, and the advice is "
-            "a prediction. [default: 3]",
+            help="The most time for training under the best plans: minutes, as in 3, or "
+            "with a unit, as in 90s. The trial ends earlier once it is decided. With 0 "
+            "nothing is tried, and the advice is a prediction. [default: 3]",
         ),
         arg(
             "--lab",
@@ -109,6 +108,7 @@ processes; otherwise --ranks processes of this machine, 2 by default."""
 def advise(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit advise``."""
     if is_sharded(arguments):
+        _refuse_options_of_measuring(arguments)
         _rank_units(arguments)
         return
     if arguments.model and arguments.profile:
@@ -120,10 +120,11 @@ def advise(arguments: argparse.Namespace) -> None:
         raise UserError(
             "give --model, whose training is measured, or --profile and --collectives"
         )
-    if arguments.html:
-        from ddlkit.show import WRITING_A_PAGE, needs
-
-        needs("--html", WRITING_A_PAGE)
+    if arguments.model:
+        _refuse_options_of_tables(arguments)
+    else:
+        _refuse_options_of_measuring(arguments)
+    _refuse_impossible_page(arguments.html)
     if arguments.model:
         result, advice = _advice_by_measuring(arguments)
     else:
@@ -150,6 +151,52 @@ def advise(arguments: argparse.Namespace) -> None:
             facts=result["origin"],
             name_of_best=in_words(best),
         )
+
+
+def _refuse_impossible_page(path: Path | None) -> None:
+    """Raise UserError if the page of --html cannot be written, before minutes of measuring."""
+    if path is None:
+        return
+    from ddlkit.show import WRITING_A_PAGE, needs
+    from ddlkit.store import own_output
+
+    needs("--html", WRITING_A_PAGE)
+    own_output(path)
+
+
+_OPTIONS_OF_MEASURING = {
+    "lab": None,
+    "out": None,
+    "minutes": 3.0,
+    "confirm_minutes": 3.0,
+}
+"""Options that have an effect with --model alone, and their defaults."""
+
+_ALSO_WITH_MODEL = ("--ranks", "--accumulate")
+"""Those of `OPTIONAL_INPUTS` that have an effect with --model, too."""
+
+
+def _refuse_options_of_measuring(arguments: argparse.Namespace) -> None:
+    for name, default in _OPTIONS_OF_MEASURING.items():
+        if getattr(arguments, name) != default:
+            option = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{option} has an effect with --model only, and tables are not "
+                "measured: leave it out"
+            )
+
+
+def _refuse_options_of_tables(arguments: argparse.Namespace) -> None:
+    for argument in OPTIONAL_INPUTS:
+        (option,) = argument.names
+        name = option.removeprefix("--").replace("-", "_")
+        is_flag = argument.options.get("action") == "store_true"
+        default = False if is_flag else argument.options.get("default")
+        if option not in _ALSO_WITH_MODEL and getattr(arguments, name) != default:
+            raise UserError(
+                f"{option} has no effect with --model, which measures layers and "
+                "messages itself: leave it out"
+            )
 
 
 def _measured_when(out: Path) -> str:
@@ -180,7 +227,9 @@ def origin() -> dict[str, str]:
         here["os"],
     ]
     versions = {"ddlkit": machine.installed("ddlkit"), **machine.versions()}
-    present = [f"{name} {text}" for name, text in versions.items() if text != "none"]
+    present = [
+        f"{name} {version}" for name, version in versions.items() if version != "none"
+    ]
     now = datetime.datetime.now(datetime.UTC)
     return {
         "date": f"{now:%Y-%m-%d %H:%M} UTC",
@@ -201,8 +250,8 @@ def _rank_units(arguments: argparse.Namespace) -> None:
         raise UserError(
             "advise --strategy fsdp: give --profile and --collectives, no --model"
         )
-    asked = [spec for spec in (arguments.units or "").split(";") if spec]
-    rows = predict_sharded(arguments, *asked, *UNIT_SIZES)
+    given_specs = [spec for spec in (arguments.units or "").split(";") if spec]
+    rows = predict_sharded(arguments, *given_specs, *UNIT_SIZES)
     rows.sort(key=lambda row: float(row["iteration_s"]))
     if arguments.json:
         show({"ranked": rows}, as_json=True)
@@ -255,7 +304,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     if ranks_outside > 1:
         ranks = ranks_outside
     else:
-        ranks = _ranks_to_start(arguments.ranks)
+        ranks = ranks_to_start(arguments.ranks) or 2
     from ddlkit.jobs.rank import joined
     from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
     from ddlkit.measure.given import check
@@ -297,22 +346,6 @@ def _measuring_times_s(arguments: argparse.Namespace) -> tuple[float, float]:
     return 60 * arguments.minutes, 60 * arguments.confirm_minutes
 
 
-def _ranks_to_start(asked: int | None) -> int:
-    """Return how many ranks to start, two by default, or raise UserError."""
-    if asked is None:
-        return 2
-    if asked < 2:
-        raise UserError(
-            f"--ranks {asked}: one rank alone sends nothing: use at least 2"
-        )
-    if asked > MOST_RANKS:
-        raise UserError(
-            f"--ranks {asked}: each is a process of this machine: use at most "
-            f"{MOST_RANKS}, or start the ranks on several nodes by torchrun"
-        )
-    return asked
-
-
 @contextlib.contextmanager
 def _only_advise_in(out: Path, me: Any = None) -> Iterator[None]:
     """Keep other advise commands out of a directory while the block runs.
@@ -327,11 +360,12 @@ def _only_advise_in(out: Path, me: Any = None) -> Iterator[None]:
     """
     from ddlkit import store
 
-    with contextlib.ExitStack() as held_until_the_end:
+    # The stack holds the lock until the block of the caller has ended.
+    with contextlib.ExitStack() as stack:
         refusal: UserError | None = None
         if me is None or me.rank == 0:
             try:
-                held_until_the_end.enter_context(store.lock(out / ".lock"))
+                stack.enter_context(store.lock(out / ".lock"))
             except UserError as error:
                 refusal = UserError(f"--out {out}: {error}, or name another directory")
         if me is not None:
@@ -405,10 +439,12 @@ def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], An
         return result, advice
 
     trials = store.load_table(trials_path, "trials")
-    # The median iteration of each policy (columns) in each round (rows).
+    # A repeat of the table is a round of the trial, in which every policy trains for some
+    # iterations. This is the median iteration of each policy (columns) in each round.
     rounds = trials.pivot_table(
         values="seconds", index="repeat", columns="policy", aggfunc="median"
     )
+    # Each policy trains for equally many iterations in each round.
     iterations = len(trials) // rounds.size
     result = {
         **facts,
@@ -557,9 +593,9 @@ def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
             f"the trial has only {n_rounds} rounds: a longer --confirm-minutes may allow "
             "more"
         )
-    of_default = rounds[DEFAULT]
-    middle_half_s = of_default.quantile(0.75) - of_default.quantile(0.25)
-    variation = float(middle_half_s / of_default.median())
+    default_s = rounds[DEFAULT]
+    interquartile_range_s = default_s.quantile(0.75) - default_s.quantile(0.25)
+    variation = float(interquartile_range_s / default_s.median())
     if variation > VARIATION_LIMIT:
         reasons.append(
             f"iterations of one plan varied by {variation:.0%} from round to round, as "
@@ -683,10 +719,10 @@ def screen(result: dict[str, Any]) -> list[str]:
         lines += _reason_lines(result["why_wide"].get("predicted", []))
     if "measured_gain" in result:
         measured = _gain(result["measured_gain"], result["measured_interval"])
-        text = f"{measured}, {result['rounds']} rounds: {result['trial']}"
+        measured += f", {result['rounds']} rounds: {result['trial']}"
         if result["disagrees"]:
-            text += "; outside of the predicted interval"
-        lines.append(_line("measured gain", text))
+            measured += "; outside of the predicted interval"
+        lines.append(_line("measured gain", measured))
         lines += _reason_lines(result["why_wide"].get("measured", []))
     measured_best = result.get("measured_best", best)
     if measured_best != best:
@@ -712,11 +748,12 @@ def _reason_lines(reasons: Sequence[str]) -> list[str]:
 
 def _headline(result: Mapping[str, Any]) -> str:
     """Return in a few words what to do, and what that rests on."""
+    # The name of a plan, or a sentence that says to keep the default.
     advised = result["advice"]
-    kept = advised not in ("ddp", *result["options"])
-    if not kept and result["decided_by"] == "trial":
+    is_plan = advised in ("ddp", *result["options"])
+    if is_plan and result["decided_by"] == "trial":
         return f"use {in_words(advised)}"
-    if not kept:
+    if is_plan:
         return f"{in_words(advised)} is predicted to be faster, and was not tried"
     if result.get("predicted_advice", advised) != advised:
         return f"{advised}: {result.get('trial', 'the best plan could not be tried')}"
@@ -725,8 +762,12 @@ def _headline(result: Mapping[str, Any]) -> str:
     return str(advised)
 
 
+NAME_COLUMNS = 28
+"""The width of the names at the left of an advice's lines."""
+
+
 def _line(name: str, text: str) -> str:
-    return f"{name:<28} {text}"
+    return f"{name:<{NAME_COLUMNS}} {text}"
 
 
 def _plan_lines(
@@ -766,7 +807,7 @@ def _plan_lines(
         f"{plan['scaling_factor']:.2f}, number of messages {plan['messages']}"
     )
     # A name that is longer than its column has a line of its own.
-    if len(name) > 28:
+    if len(name) > NAME_COLUMNS:
         return [name, _line("", times), *lines, _line("", parts)]
     return [_line(name, times), *lines, _line("", parts)]
 

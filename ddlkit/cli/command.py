@@ -121,6 +121,23 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(problem) from None
 
 
+def seconds(text: str) -> float:
+    """Return the seconds that an argument gives, as a plain number or with a unit."""
+    # A plain number may also be infinite or below zero. Each command has its own bounds.
+    try:
+        return float(text)
+    except ValueError:
+        return parsed_by(units.parse_seconds)(text)
+
+
+def minutes(text: str) -> float:
+    """Return the minutes that an argument gives, as a plain number or with a unit."""
+    try:
+        return float(text)
+    except ValueError:
+        return parsed_by(units.parse_seconds)(text) / 60
+
+
 def share(text: str) -> float:
     """Return the number between 0 and 1 that an argument gives."""
     value = number(text)
@@ -235,7 +252,8 @@ where loss() does one forward pass and returns the scalar loss.
 torchvision:resnet50:32 stands for that network at batch size 32."""
 _MODEL = f"""For the part layers: measure your own model, which the function FUNCTION
 in FILE.py returns. {MODEL_FUNCTION} This also works in the processes that torchrun
-or srun starts."""
+or srun starts. Iterations are timed until their median is known well enough, and for
+at most --budget, here 20 s by default."""
 _PACK = """Also keep the whole recording in the archive FILE.tgz, which is written
 anew every 20 s. The archive is whole even if the run is killed. If the directory of
 --out is empty, the next run first restores it from the archive. To unpack it by
@@ -289,8 +307,16 @@ of messages by size), slowdown (how much compute and messages slow each other do
 copies (the time of copies in memory), training (iterations under
 DistributedDataParallel), or quick (all of these)."""
 IN_THE_WORKBOOK = (
-    *("full", "cpu", "gpu", "smoke", "all"),
-    *("replay", "campaign", "convergence", "input", "estimators"),
+    "full",
+    "cpu",
+    "gpu",
+    "smoke",
+    "all",
+    "replay",
+    "campaign",
+    "convergence",
+    "input",
+    "estimators",
 )
 """What ``python -m workbook record`` measures, and ``ddlkit measure`` once did."""
 
@@ -355,26 +381,24 @@ def keeping() -> Iterator[None]:
 def measure(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit measure``."""
     _refuse_wrong_part(arguments.part)
+    _refuse_options_of_other_parts(arguments)
     # Only a user's own model can accumulate, so --accumulate without --model is a
     # mistake, which `_measure_own_model` refuses.
     if arguments.model or arguments.accumulate != 1:
         _measure_own_model(arguments)
         return
-    ranks = arguments.ranks
-    if ranks is not None and ranks < 2:
-        raise UserError(
-            f"--ranks {ranks}: one rank alone sends nothing: use at least 2"
-        )
+    ranks = ranks_to_start(arguments.ranks)
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     if not arguments.dry_run:
         # A dry run only lists the points, which any machine can do.
         require_lab(arguments.lab)
     # A wrong name is refused before the imports below load torch, which takes seconds.
-    networks = _named_networks(arguments.networks)
+    networks = named_networks(arguments.networks)
     from ddlkit.measure import parts
     from ddlkit.measure.session import engine
     from ddlkit.store import machine
 
+    refuse_unknown_networks(networks)
     # The session makes the points itself, with its directory and its number.
     make_points = functools.partial(
         parts.points,
@@ -401,11 +425,75 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_wrong_part(part: str) -> None:
+    # A file describes a suite of measurements, which ddlkit measure once took as well.
     is_file = part.endswith((".yml", ".yaml", ".json"))
     if is_file or part in IN_THE_WORKBOOK:
-        raise UserError(f"{part} is now: python -m workbook record {part}, in a clone")
+        raise UserError(
+            f"{part} is now: python -m workbook record {part}, in a clone of the "
+            "project; without one, use ddlkit measure quick, which measures GPUs where "
+            "there are some"
+        )
     if part not in PARTS:
         raise UserError(f"measure {shown(part)}: use one of {', '.join(PARTS)}")
+
+
+_PARTS_BY_OPTION = {
+    "networks": ("quick", "layers", "slowdown", "training"),
+    "model": ("layers",),
+    "ranks": ("quick", "collectives", "slowdown", "training"),
+    "lab": ("quick", "collectives", "slowdown", "training"),
+}
+"""Which parts of ``ddlkit measure`` an option has an effect on."""
+
+
+def _refuse_options_of_other_parts(arguments: argparse.Namespace) -> None:
+    """Raise UserError for an option without an effect on the part that is measured."""
+    # With --model, `_measure_own_model` says more about what goes together.
+    if arguments.model:
+        return
+    for name, parts in _PARTS_BY_OPTION.items():
+        if getattr(arguments, name) is not None and arguments.part not in parts:
+            raise UserError(
+                f"--{name} has no effect on the part {arguments.part}, only on "
+                f"{', '.join(parts)}: leave it out"
+            )
+
+
+def refuse_unknown_networks(networks: Sequence[tuple[str, int]]) -> None:
+    """Raise UserError, which names --networks, for a name that no network has."""
+    from ddlkit.measure.networks import require
+
+    for name, _ in networks:
+        try:
+            require(name)
+        except UserError as error:
+            raise UserError(f"--networks {name}: {error}") from None
+
+
+MOST_RANKS = 256
+"""The most ranks that a command starts on this machine. Each is a process with torch."""
+
+
+def ranks_to_start(ranks: int | None) -> int | None:
+    """Return the value of --ranks, None if it was left out, for a command that starts ranks.
+
+    Raises
+    ------
+    UserError
+        If there is a single rank, or if there are more than `MOST_RANKS`.
+    """
+    if ranks is None:
+        return None
+    if ranks < 2:
+        raise UserError(
+            f"--ranks {ranks}: one rank alone sends nothing: use at least 2"
+        )
+    if ranks > MOST_RANKS:
+        raise UserError(
+            f"--ranks {ranks}: each is a process of this machine: use at most "
+            f"{MOST_RANKS}, or run ddlkit advise --model under torchrun on several nodes"
+        )
+    return ranks
 
 
 def session_budget_s(arguments: argparse.Namespace) -> float:
@@ -461,7 +549,7 @@ def require_model_file(spec: str) -> None:
         raise UserError(f"--model {spec}: there is no file {file}")
 
 
-def _named_networks(text: str | None) -> list[tuple[str, int]]:
+def named_networks(text: str | None) -> list[tuple[str, int]]:
     """Return names and batch sizes of networks that a user lists, as in resnet50:32,vgg16."""
     from ddlkit.measure.named import network_of
 
@@ -490,7 +578,10 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
     from ddlkit.jobs.clock import Budget
     from ddlkit.measure.advise import measure_model
 
-    budget = Budget(max_s=arguments.budget or 20.0)
+    budget_s = 20.0 if arguments.budget is None else arguments.budget
+    if budget_s <= 0:
+        raise UserError("--budget 0: give a time above zero, as in 20s")
+    budget = Budget(max_s=budget_s)
     out = arguments.out or Path("measured")
     result = measure_model(arguments.model, arguments.accumulate, out, budget)
     # Only rank 0 has a result.
@@ -613,16 +704,17 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
     """Return the lab that the arguments of ``lab up`` describe."""
     from ddlkit.lab import LabShape, parse
 
-    conditions = {}
+    given_conditions = {}
     for name in EMULATED_OPTIONS:
         value = getattr(arguments, name)
         if value is not None:
-            conditions[name] = value
-    emulated = arguments.engine == "emulated"
-    if conditions and not emulated:
-        first, *_ = conditions
+            given_conditions[name] = value
+    if arguments.engine == "emulated":
+        # The engine also runs without conditions: its links then have a rate alone.
+        return LabShape(arguments.ranks, arguments.rate, parse(given_conditions))
+    if given_conditions:
+        first_option = next(iter(given_conditions))
         raise UserError(
-            f"--{first} needs --engine emulated: links of tbf have a rate alone"
+            f"--{first_option} needs --engine emulated: links of tbf have a rate alone"
         )
-    played = parse(conditions) if emulated else None
-    return LabShape(arguments.ranks, arguments.rate, played)
+    return LabShape(arguments.ranks, arguments.rate, None)

@@ -17,6 +17,7 @@ from ddlkit.cli.command import (
     group,
     number,
     parsed_by,
+    seconds,
     show,
     whole_number,
 )
@@ -114,10 +115,10 @@ def _numbers(text: str) -> tuple[int, ...]:
         ),
         arg(
             "--compute-s",
-            type=number,
-            metavar="SECONDS",
-            help="The time of a forward and a backward pass in seconds, instead of "
-            "--peak and --utilisation.",
+            type=seconds,
+            metavar="TIME",
+            help="The time of a forward and a backward pass, instead of --peak and "
+            "--utilisation: seconds, as in 0.25, or with a unit, as in 250ms.",
         ),
         arg(
             "--sequence",
@@ -211,14 +212,18 @@ def _imported_profile(
 
 
 def _messages_of_profiler(arguments: argparse.Namespace) -> tuple[str, Finding]:
-    """Return the messages in a trace of torch.profiler as CSV, and how many there are."""
+    """Return the messages in a trace of torch.profiler as CSV, and a finding of them.
+
+    The finding says how many messages there are.
+    """
     from ddlkit import formats, store
     from ddlkit.formats import kineto
 
-    inputs = [arguments.file]
+    # The messages must overwrite neither the trace nor the layer profile.
+    other_files = [arguments.file]
     if arguments.out:
-        inputs.append(arguments.out)
-    store.own_output(arguments.messages, *inputs)
+        other_files.append(arguments.out)
+    store.own_output(arguments.messages, *other_files)
     file = str(arguments.file)
     text = store.files.read_text(arguments.file)
     if formats.guess_kind(text, file) != "kineto":

@@ -24,15 +24,27 @@ from ddlkit.cli.command import (
     flag,
     group,
     number,
+    seconds,
     share,
     whole_number,
 )
 from ddlkit.cli.converting import ELEMENT
 from ddlkit.core.errors import UserError, one_line
 
+
+def _rank_count(text: str) -> int:
+    """Return the number of ranks of messages, of which there are at least two."""
+    ranks = whole_number(text)
+    if ranks < 2:
+        raise argparse.ArgumentTypeError(
+            f"{ranks} is too few, because one rank alone sends nothing: use at least 2"
+        )
+    return ranks
+
+
 RANKS = arg(
     "--ranks",
-    type=whole_number,
+    type=_rank_count,
     metavar="N",
     help="The number of ranks between which the messages were measured. It chooses "
     "rows of the file; if the file does not say, it states the number. [default: "
@@ -91,10 +103,10 @@ INPUTS = (
         ),
         arg(
             "--forward-s",
-            type=number,
-            metavar="SECONDS",
-            help="The time of the forward pass in seconds, for a profile without the "
-            "column forward_s.",
+            type=seconds,
+            metavar="TIME",
+            help="The time of the forward pass, for a profile without the column "
+            "forward_s: seconds, as in 0.089, or with a unit, as in 89ms.",
         ),
         ELEMENT,
     ),
@@ -130,6 +142,13 @@ INPUTS = (
         ),
         PLACE,
         TABLE,
+        flag(
+            "--assume-ring",
+            "Predict for a number of ranks that was not measured, which --ranks names "
+            "(with what-if, --gpus): fit a line to the measured times, and take it to "
+            "that number as the cost of a ring whose links are all like the measured "
+            "ones.",
+        ),
         arg(
             "--in-flight",
             type=count,
@@ -172,10 +191,11 @@ INPUTS = (
         ),
         arg(
             "--copy-s-per-byte",
-            type=number,
-            metavar="SECONDS",
+            type=seconds,
+            metavar="TIME",
             default=0.0,
-            help="The same time as a number: seconds per byte. [default: 0]",
+            help="The same time as a number: seconds per byte, as in 1e-10, or with a "
+            "unit, as in 0.1ns. [default: 0]",
         ),
     ),
     *group(
@@ -255,8 +275,12 @@ SHARDED = (
 
 NO_CONTENTION = (
     "compute and messages are assumed not to slow each other down; in recorded training "
-    "they cost 0 to 3% more over links up to 1 Gbit/s, and up to 31% more over "
-    "loopback: give --slowdown TABLE"
+    "they cost 0 to 3% more over links up to 1 Gbit/s, and up to 31% more over loopback: "
+    "give --slowdown TABLE"
+)
+NO_CONTENTION_OF_SHARDS = (
+    "compute and messages are assumed not to slow each other down, which no option "
+    "changes for --strategy fsdp: iterations may take longer than predicted"
 )
 
 
@@ -306,12 +330,15 @@ def forecast_of(
     workload = profile.workload()
     workload = workload.scaled(arguments.dilation).accumulated(arguments.accumulate)
     warnings: list[str] = []
-    communication, measured = read_communication(arguments, warnings)
+    communication, fitted_messages = read_communication(arguments, warnings)
+    # Selection comes first, because it replaces the all-reduce of the gradients by an
+    # all-gather, which is what contention then slows down.
     communication = _with_selection(arguments, communication, workload)
     communication = _with_contention(arguments, communication, profile, warnings)
     if spec.endswith(".json"):
         plan = formats.read_plan(Path(spec))
     else:
+        # Planners that know contention, such as `search`, take it into account.
         plan = plan_with_contention(spec, workload, communication)
     predicted = forecast(
         workload,
@@ -321,13 +348,14 @@ def forecast_of(
         level=arguments.level,
     )
     cost = communication.cost
+    # Selected gradients are gathered, so their cost is one of all_gather.
     if cost.collective != "all_reduce" and not cost.selects:
         warnings.append(
             f"the cost is of {cost.collective}, but gradients are sent by all_reduce: "
             "fit a cost of all_reduce"
         )
     message_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
-    warnings += doubts(profile.device, measured, message_bytes)
+    warnings += doubts(profile.device, fitted_messages, message_bytes)
     print_warnings(warnings)
     return predicted, warnings, profile, communication
 
@@ -382,14 +410,160 @@ def read_communication(
     """
     if arguments.cost and arguments.collectives:
         raise UserError("--cost and --collectives both give the cost: leave one out")
+    if not (arguments.cost or arguments.collectives):
+        raise UserError(
+            "no cost of messages: give --collectives TABLE to calibrate from, or --cost "
+            "COST.json"
+        )
+    _refuse_unused_choices(arguments)
+    if arguments.assume_ring and _ranks_after(arguments) is None:
+        option = "--gpus" if _has_gpus(arguments) else "--ranks"
+        raise UserError(
+            f"--assume-ring needs {option} N, the number of ranks to predict for"
+        )
     if arguments.cost:
         return _cost_from_file(arguments, warnings)
-    if arguments.collectives:
-        return _calibrated(arguments, warnings)
-    raise UserError(
-        "no cost of messages: give --collectives TABLE to calibrate from, or --cost "
-        "COST.json"
+    return _calibrated(arguments, warnings)
+
+
+def _refuse_unused_choices(arguments: argparse.Namespace) -> None:
+    """Refuse options that choose among measured times where there is nothing to choose."""
+    if arguments.cost:
+        for name in ("place", "table"):
+            if getattr(arguments, name) is not None:
+                raise UserError(
+                    f"--{name} chooses among the times of --collectives, and a --cost "
+                    "has none: leave it out"
+                )
+    # The table of --slowdown has links, too.
+    if arguments.link is None or arguments.slowdown:
+        return
+    if arguments.cost:
+        raise UserError(
+            "--link chooses among the times of --collectives, and a --cost has none: "
+            "leave it out"
+        )
+    refuse_link_of_foreign_files(arguments.link, arguments.collectives)
+
+
+def refuse_link_of_foreign_files(link: str | None, patterns: Sequence[Path]) -> None:
+    """Raise UserError if --link is given and no file of message times names links.
+
+    Only recorded tables name links. Logs of benchmarks, and a user's own CSV, do not.
+    """
+    from ddlkit import store
+
+    if link is None:
+        return
+    paths = store.expand_tables([*patterns])
+    if not any(store.tables.is_stamped(path) for path in paths):
+        raise UserError(
+            f"--link {link}: {paths[0]} names no links, only a recorded table does: "
+            "leave --link out"
+        )
+
+
+# ---------------------------------------------------------------- more ranks than measured
+
+RING = "ring"
+"""The algorithm of a cost that `MessageCost.at_workers` takes to other numbers of ranks."""
+
+
+def _has_gpus(arguments: argparse.Namespace) -> bool:
+    """Return whether the command is what-if, whose --gpus is the number after a change."""
+    return hasattr(arguments, "gpus")
+
+
+def _ranks_after(arguments: argparse.Namespace) -> int | None:
+    """Return the number of ranks that is predicted for, where the user names one."""
+    ranks: int | None = arguments.gpus if _has_gpus(arguments) else arguments.ranks
+    return ranks
+
+
+def assumption(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return what --assume-ring assumes, as a part of a result; nothing without it."""
+    if not arguments.assume_ring:
+        return {}
+    return {"assumed": "a ring whose links are all like the measured ones"}
+
+
+def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) -> Any:
+    """Return the communication of a ring between another number of ranks.
+
+    Parameters
+    ----------
+    communication : Communication
+        The communication between the ranks that were measured.
+    ranks : int
+        The other number.
+    origin : str
+        The file or the option that gives the cost, as errors name it.
+    warnings : list of str
+        Why the cost may be wrong. The assumption is added.
+
+    Returns
+    -------
+    Communication
+        The cost and its draws for a ring between this number of ranks.
+
+    Raises
+    ------
+    UserError
+        If the cost is no line, or is one of another algorithm.
+    """
+    from ddlkit.core.cost import AlphaBeta
+
+    cost = communication.cost
+    if not isinstance(cost, AlphaBeta):
+        raise UserError(
+            f"{origin}: a cost of the form {cost.form} cannot be taken to {ranks} ranks: "
+            "write it by ddlkit fit FILE --form alpha_beta --json, or give FILE to "
+            "--collectives"
+        )
+    if cost.workers is None:
+        raise UserError(
+            f"{origin}: the cost does not say between how many ranks it holds: write it "
+            "by ddlkit fit FILE --ranks N --form alpha_beta --json"
+        )
+    if cost.algorithm not in (None, "", RING):
+        raise UserError(
+            f"{origin}: the messages were sent by {cost.algorithm}, not by a ring: "
+            "leave --assume-ring out"
+        )
+    # Every step of a ring has the start-up of the line, and no step takes less than no time.
+    if cost.alpha_s < 0:
+        raise UserError(
+            f"{origin}: the line that fits best has a start-up below zero, which no ring "
+            "has: measure smaller messages, too"
+        )
+
+    def between_ranks(line: Any) -> Any:
+        return line.by_algorithm(RING).at_workers(ranks)
+
+    warnings.append(
+        f"the cost between {ranks} ranks is not measured: it is that of a ring whose "
+        f"links are all like those between {cost.workers} ranks; a tree, or a slower "
+        "network between more machines, costs something else, which no interval covers"
     )
+    return replace(
+        communication,
+        cost=between_ranks(cost),
+        draws=[between_ranks(draw) for draw in communication.draws],
+        others={},
+    )
+
+
+def _misses_of_line(cost: Any, rows: Any) -> str:
+    """Return in words how far a line is off the median times of the measured sizes."""
+    medians_s = rows.groupby("bytes")["seconds"].median()
+    errors = abs(cost(medians_s.index.to_numpy()) / medians_s - 1)
+    return (
+        f"the line of --assume-ring misses the measured times by {errors.median():.1%} "
+        f"(median of the sizes) and {errors.max():.1%} (worst size)"
+    )
+
+
+# ---------------------------------------------------------------- costs and tables
 
 
 def _cost_from_file(
@@ -411,25 +585,32 @@ def _cost_from_file(
         warnings += warnings_of_fit(description)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    # For selected gradients, `Communication.sparse` checks the collective of the cost.
-    default = "all_reduce" if arguments.density is None else cost.collective
-    needed = arguments.collective or default
-    if cost.collective != needed:
+    # With --density the gradients are selected, and `Communication.sparse` checks the
+    # collective later. Only --collective asks for one here.
+    needed = arguments.collective
+    if needed is None and arguments.density is None:
+        needed = "all_reduce"
+    if needed is not None and cost.collective != needed:
         raise UserError(
             f"{path} is the cost of an {cost.collective}, but the gradients are sent "
             f"by {needed}: fit a cost of {needed}, or give --collective "
             f"{cost.collective}"
         )
+    link = Link(in_flight=arguments.in_flight)
     ranks = arguments.ranks
+    if arguments.assume_ring and not _has_gpus(arguments):
+        communication = Communication(cost, draws, link)
+        if ranks != cost.workers:
+            communication = as_ring(communication, ranks, str(path), warnings)
+        return communication, measured
     if cost.workers is None:
         cost = replace(cost, workers=ranks)
     elif ranks is not None and ranks != cost.workers:
         raise UserError(
             f"{path}: a cost of {cost.workers} workers, not {ranks}: --ranks does not "
             "carry a cost to another number of workers: fit one that was measured "
-            "there"
+            "there, or add --assume-ring"
         )
-    link = Link(in_flight=arguments.in_flight)
     return Communication(cost, draws, link), measured
 
 
@@ -444,38 +625,68 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     from ddlkit.model.fits import Measured, strange_rows
     from ddlkit.store.readers import choose
 
-    if arguments.ranks is not None and arguments.ranks < 2:
-        raise UserError(
-            f"--ranks {arguments.ranks}: one rank alone sends nothing: use at least 2"
-        )
     default = of_gradients(sparse=arguments.density is not None)
     required = {
         "collective": arguments.collective or default,
         "ranks": arguments.ranks,
         "link": arguments.link,
     }
+    # With --assume-ring, --ranks names ranks that were not measured. Only what-if has
+    # another option for them.
+    carries_ranks = arguments.assume_ring and not _has_gpus(arguments)
+    if carries_ranks:
+        required["ranks"] = None
     read = functools.partial(
         read_collectives,
         collective=arguments.collective,
         link=arguments.link,
-        ranks=arguments.ranks,
+        ranks=required["ranks"],
         place=arguments.place,
         table=arguments.table,
         notes=warnings,
     )
     paths = store.expand_tables(arguments.collectives)
     all_rows = pd.concat([read(path) for path in paths]).reset_index(drop=True)
-    # The rows of one collective, number of ranks and link. The option takes the place of a
-    # file's name in error messages.
-    rows, chosen = choose(all_rows, tuple(required), required, Path("--collectives"))
-    calibrated = Calibration.of(rows).between(
+    # The option takes the place of a file's name in error messages.
+    origin = Path("--collectives")
+    if carries_ranks:
+        among, _ = choose(all_rows, ("collective", "link"), required, origin)
+        required["ranks"] = _ranks_to_start_from(among["ranks"], arguments.ranks)
+    # The rows of one collective, number of ranks and link.
+    try:
+        rows, chosen = choose(all_rows, tuple(required), required, origin)
+    except UserError as error:
+        counts = all_rows["ranks"]
+        if required["ranks"] is None or (counts == required["ranks"]).any():
+            raise
+        raise UserError(
+            f"{error}; choose a number that was measured, or add --assume-ring for the "
+            "cost of a ring"
+        ) from None
+    form = "alpha_beta" if arguments.assume_ring else "table"
+    calibrated = Calibration.of(rows, form=form).between(
         str(chosen["link"]),
         int(chosen["ranks"]),
         required["collective"],
         in_flight=arguments.in_flight,
     )
     warnings += strange_rows(rows)
+
+    if arguments.assume_ring:
+        warnings.append(_misses_of_line(calibrated.cost, rows))
+    if carries_ranks and arguments.ranks != calibrated.cost.workers:
+        calibrated = as_ring(calibrated, arguments.ranks, str(origin), warnings)
     return calibrated, Measured.of(rows["bytes"], *rows["backend"].unique())
+
+
+def _ranks_to_start_from(measured: Any, ranks: int) -> int:
+    """Return from which measured number of ranks a ring's cost is taken to ``ranks``.
+
+    It is the same number if that was measured, and the largest one otherwise, which has
+    crossed the most links.
+    """
+    counts = {int(count) for count in measured}
+    return ranks if ranks in counts else max(counts)
 
 
 def _with_selection(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
@@ -501,40 +712,56 @@ def _with_contention(
     arguments: argparse.Namespace, messages: Any, profile: Any, warnings: list[str]
 ) -> Any:
     """Return communication with the contention that --slowdown and --copies describe."""
-    from ddlkit import store
     from ddlkit.model.contention import Contention
-    from ddlkit.store.readers import choose, read_copy_s_per_byte
+    from ddlkit.store.readers import read_copy_s_per_byte
 
-    path = arguments.slowdown
-    if not (path or arguments.copies):
+    if not (arguments.slowdown or arguments.copies):
         print(f"ddlkit: note: {one_line(NO_CONTENTION)}", file=sys.stderr)
         return messages
     contention = Contention.none()
-    if path:
-        all_rows = store.load_table(path, "slowdown")
-        # The network and the batch may differ from those of the profile, which is worth a
-        # warning only. So neither is required.
-        required = {"ranks": messages.cost.workers, "link": arguments.link}
-        keys = ("ranks", "link", "network", "batch")
-        rows, chosen = choose(all_rows, keys, required, path)
-        contention = Contention.of(rows)
-        for name in ("network", "batch"):
-            expected = getattr(profile, name)
-            if chosen[name] != expected:
-                warnings.append(
-                    f"{path}: the slowdown was measured with {name} {chosen[name]}, "
-                    f"but the profile has {expected}"
-                )
-        stamped = _stamped_tables(arguments, path)
-        machines = [store.load_stamp(table)["machine"]["name"] for table in stamped]
-        if len(set(machines)) > 1:
-            warnings.append(
-                f"{path}: the slowdown was measured on {machines[0]}, "
-                f"but other tables on {machines[-1]}"
-            )
+    if arguments.slowdown:
+        workers = messages.cost.workers
+        contention = _measured_slowdown(arguments, workers, profile, warnings)
     if arguments.copies:
         contention = contention.copying(read_copy_s_per_byte(arguments.copies))
     return replace(messages, contention=contention)
+
+
+def _measured_slowdown(
+    arguments: argparse.Namespace,
+    workers: int | None,
+    profile: Any,
+    warnings: list[str],
+) -> Any:
+    """Return the `Contention` in the table of --slowdown, and warn if it is of others.
+
+    The table must have rows of this number of workers and of --link. Rows of another
+    network, batch or machine are worth a warning only.
+    """
+    from ddlkit import store
+    from ddlkit.model.contention import Contention
+    from ddlkit.store.readers import choose
+
+    path = arguments.slowdown
+    all_rows = store.load_table(path, "slowdown")
+    required = {"ranks": workers, "link": arguments.link}
+    keys = ("ranks", "link", "network", "batch")
+    rows, chosen = choose(all_rows, keys, required, path)
+    for name in ("network", "batch"):
+        expected = getattr(profile, name)
+        if chosen[name] != expected:
+            warnings.append(
+                f"{path}: the slowdown was measured with {name} {chosen[name]}, "
+                f"but the profile has {expected}"
+            )
+    stamped = _stamped_tables(arguments, path)
+    machines = [store.load_stamp(table)["machine"]["name"] for table in stamped]
+    if len(set(machines)) > 1:
+        warnings.append(
+            f"{path}: the slowdown was measured on {machines[0]}, "
+            f"but other tables on {machines[-1]}"
+        )
+    return Contention.of(rows)
 
 
 def _stamped_tables(arguments: argparse.Namespace, first: Path) -> list[Path]:
@@ -624,10 +851,13 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     profile = _read_profile(arguments)
     warnings: list[str] = []
     communications = {}
+    tables = _tables_by_collective(arguments, SENT)
     for collective in SENT:
-        # The cost of each collective is read as if --collective named it.
+        # The cost of each collective is read as if --collective named it, and
+        # --collectives the tables that have it.
         with_collective = argparse.Namespace(**vars(arguments))
         with_collective.collective = collective
+        with_collective.collectives = tables[collective]
         communication, measured = read_communication(with_collective, warnings)
         communications[collective] = communication
         warnings += doubts(profile.device, measured, _message_bytes(profile, specs))
@@ -643,20 +873,76 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
                 "units": spec,
                 "reshard": reshard,
                 **{name: getattr(predicted, name) for name in PREDICTED},
-                "interval_s": interval_s,
+                "interval_s": list(interval_s) if interval_s else None,
                 # Nobody knows the share of iterations in an interval without contention.
                 "level": None,
-                "interval_holds": INTERVAL_HOLDS,
+                "interval_holds": INTERVAL_HOLDS if interval_s else "",
                 "no_overlap_s": compute_s + communication_s,
                 "perfect_overlap_s": max(compute_s, communication_s),
                 "messages": len(program.messages),
                 "workers": communications[SENT[0]].cost.workers,
                 "gathered_bytes": sharding.gathered_bytes(reshard=reshard),
+                "contention": None,
+                **assumption(arguments),
             }
         )
+    print(f"ddlkit: note: {NO_CONTENTION_OF_SHARDS}", file=sys.stderr)
     # Both collectives may cause the same warning.
     print_warnings(dict.fromkeys(warnings))
     return rows
+
+
+def _tables_by_collective(
+    arguments: argparse.Namespace, collectives: Sequence[str]
+) -> dict[str, list[Path]]:
+    """Return the tables of --collectives that have times of each collective.
+
+    The benchmarks write a log for each collective, so that a table usually has one of
+    them. A recorded table has several.
+
+    Raises
+    ------
+    UserError
+        If a table has none of the collectives, or if one of them is in no table.
+    """
+    from ddlkit import store
+    from ddlkit.formats.messages import read_collectives
+
+    patterns = arguments.collectives or []
+    if not patterns:
+        raise UserError(
+            "--strategy fsdp needs --collectives: give tables or logs with times of "
+            f"{' and '.join(collectives)}"
+        )
+    ranks = None if arguments.assume_ring else arguments.ranks
+    tables: dict[str, list[Path]] = {collective: [] for collective in collectives}
+    for path in store.expand_tables(patterns):
+        errors = []
+        for collective in collectives:
+            try:
+                rows = read_collectives(
+                    path,
+                    collective=collective,
+                    ranks=ranks,
+                    place=arguments.place,
+                    table=arguments.table,
+                )
+            except UserError as error:
+                # A log of the other collective is refused, which is no mistake yet.
+                errors.append(error)
+                continue
+            if (rows["collective"] == collective).any():
+                tables[collective].append(path)
+        if len(errors) == len(collectives):
+            raise errors[0]
+    for collective, paths in tables.items():
+        if not paths:
+            listed = ", ".join(map(str, patterns))
+            raise UserError(
+                f"--collectives {listed}: no times of {collective}: --strategy fsdp "
+                f"sends {' and '.join(collectives)}, so give a table or a log of each"
+            )
+    return tables
 
 
 def _message_bytes(profile: Any, specs: Sequence[str]) -> list[float]:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +32,17 @@ from ddlkit.cli.inputs import (
     PLAN_NAMES,
     PREDICTED,
     RANKS,
+    RING,
     SHARDED,
     TABLE,
+    as_ring,
+    assumption,
     forecast_of,
     is_sharded,
     predict_sharded,
     print_warnings,
     read_communication,
+    refuse_link_of_foreign_files,
 )
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
@@ -108,6 +117,7 @@ def fit(arguments: argparse.Namespace) -> None:
         from ddlkit.show import DRAWING, needs
 
         needs("--compare", DRAWING)
+    refuse_link_of_foreign_files(arguments.link, [arguments.file])
     sizes, seconds, facts = messages.read_bytes_seconds(
         arguments.file,
         collective=arguments.collective,
@@ -141,29 +151,29 @@ def fit(arguments: argparse.Namespace) -> None:
     # is still to be computed.
     if "median_abs_held_out_error" not in description["fit"]:
         errors = fitting.held_out_errors(fitted.form, sizes, seconds).errors
+        # With too few sizes none can be held out.
         median = float(np.median(abs(errors))) if errors.size else None
         description["fit"]["median_abs_held_out_error"] = median
     measured = fits.Measured.of(sizes, facts.get("backend"), facts["source"])
     warnings = [*fits.several_populations(description["fit"])]
     warnings += fits.strange_times(sizes, seconds, fitted.form)
     description["fit"] |= measured._asdict()
-    description["fit"] |= _place(facts)
+    description["fit"] |= _place_if_known(facts)
     description["fit"]["warnings"] = warnings
     print_warnings(warnings)
     if arguments.json:
         show(description, as_json=True)
         return
     # What is nested, such as the draws, is for programs.
-    with_facts_of_fit = {**description, **description["fit"]}
-    for_a_person = {
-        name: value
-        for name, value in with_facts_of_fit.items()
-        if is_numbers(value) or not isinstance(value, (list, dict))
-    }
+    for_a_person = {}
+    for name, value in {**description, **description["fit"]}.items():
+        is_nested = isinstance(value, (list, dict)) and not is_numbers(value)
+        if not is_nested:
+            for_a_person[name] = value
     show(for_a_person, as_json=False)
 
 
-def _place(facts: dict[str, Any]) -> dict[str, Any]:
+def _place_if_known(facts: dict[str, Any]) -> dict[str, Any]:
     """Return ``place`` if the facts of a log have it, and nothing otherwise.
 
     nccl-tests times each size out of place and in place. ``place`` says which of the two
@@ -197,7 +207,7 @@ def _compare(
         "chosen": compared.chosen,
         "why": compared.why,
         "drawn": str(drawing),
-        **_place(facts),
+        **_place_if_known(facts),
     }
     if arguments.json:
         result["forms"] = json.loads(compared.table.to_json(orient="index"))
@@ -249,6 +259,7 @@ def predict(arguments: argparse.Namespace) -> None:
         "messages": len(iteration.plan.ends),
         "workers": iteration.cost.workers,
         "contention": _contention(iteration) if knows_contention else None,
+        **assumption(arguments),
     }
     if arguments.density:
         selection_s = iteration.cost.selection_s(iteration.group_bytes)
@@ -307,7 +318,8 @@ def plan(arguments: argparse.Namespace) -> None:
             print_warnings([warning])
     if arguments.json:
         description = chosen.to_dict(iteration_s)
-        show({**description, **proof, "warnings": warnings}, as_json=True)
+        facts = {**proof, **assumption(arguments), "warnings": warnings}
+        show({**description, **facts}, as_json=True)
         return
     sizes = iteration.group_bytes
     tensors = iteration.workload.tensor
@@ -316,7 +328,7 @@ def plan(arguments: argparse.Namespace) -> None:
         "messages": len(sizes),
         "iteration_s": iteration_s,
     }
-    show({**facts, **proof}, as_json=False)
+    show({**facts, **proof, **assumption(arguments)}, as_json=False)
     for message, gradients in enumerate(chosen.members):
         first = tensors[gradients[0]]
         last = tensors[gradients[-1]]
@@ -386,6 +398,7 @@ def export(arguments: argparse.Namespace) -> None:
             )
         forecast, *_ = forecast_of(arguments, arguments.planner)
         print(writers.ddp(forecast.iteration, version))
+        print(f"ddlkit: note: {_gain_of_plan(forecast.iteration)}", file=sys.stderr)
         return
     writers_of_costs = {"inductor": writers.inductor, "profile": writers.profile}
     write = writers_of_costs[arguments.to]
@@ -393,6 +406,22 @@ def export(arguments: argparse.Namespace) -> None:
     communication, _ = read_communication(arguments, warnings)
     print(write(communication.cost, version))
     print_warnings(warnings)
+
+
+def _gain_of_plan(iteration: Any) -> str:
+    """Return in words how an iteration compares with PyTorch's default buckets."""
+    from ddlkit.core.plan import make_plan
+
+    default_plan = make_plan("ddp", iteration.workload, iteration.cost)
+    default_s = replace(iteration, plan=default_plan).prediction.iteration_s
+    iteration_s = iteration.prediction.iteration_s
+    gain = 1 - iteration_s / default_s
+    return (
+        f"the list is predicted to gain {gain:+.1%}: "
+        f"{units.format_seconds(iteration_s)} an iteration, "
+        f"{units.format_seconds(default_s)} under PyTorch's default; ddlkit advise says "
+        "whether that is more than the error"
+    )
 
 
 # ---------------------------------------------------------------- ddlkit what-if
@@ -434,8 +463,8 @@ ITERATIONS = 10
             "--gpus",
             type=whole_number,
             metavar="N",
-            help="The number of GPUs after the change. The cost must have a form that "
-            "can be taken to another number of workers. [default: as before]",
+            help="The number of GPUs after the change. It needs --assume-ring, unless "
+            "the --cost is that of a ring. [default: as before]",
         ),
     ),
     *group(
@@ -482,23 +511,31 @@ def what_if(arguments: argparse.Namespace) -> None:
         changes.append((f"rank:{rank}", factor))
     layer_factors = dict(_change(text, "=") for text in arguments.layer)
 
-    forecast, warnings, profile, _ = forecast_of(arguments, arguments.plan)
+    _refuse_gpu_count(arguments.gpus)
+    forecast, warnings, profile, communication = forecast_of(arguments, arguments.plan)
     plan = forecast.iteration.plan
     cost = forecast.iteration.cost
     gpus = cost.workers or 1
     gpus_after = gpus if arguments.gpus is None else arguments.gpus
-    if gpus_after < 1:
-        raise UserError(f"--gpus {gpus_after}: there must be at least one")
-    cost_after = cost if gpus_after == gpus else cost.at_workers(gpus_after)
+    cost_after = cost
+    if gpus_after != gpus:
+        cost_after = _cost_after(arguments, communication, warnings)
     profile_after = profile.resized(layer_factors)
     workload_after = profile_after.workload().scaled(arguments.dilation)
     before = Iteration(forecast.iteration.workload, plan, cost)
     after = Iteration(workload_after, plan, cost_after)
 
-    graph = _graph(arguments, before, profile)
-    graph_after = changed(_graph(arguments, after, profile_after), changes)
+    graph = _graph(arguments, before, profile, changed_ranks=set())
+    changed_ranks = _ranks_in(changes)
+    graph_after = _graph(arguments, after, profile_after, changed_ranks)
+    graph_after = changed(graph_after, changes)
     compared = described(schedule(graph), schedule(graph_after))
-    result = {"tasks": graph.n, "longest_path_s": graph.longest_path_s, **compared}
+    result = {
+        "tasks": _tasks_of_all_ranks(graph, gpus),
+        "longest_path_s": graph.longest_path_s,
+        **compared,
+        **assumption(arguments),
+    }
     # `compared` has iteration_s and iteration_s_after. Other facts before and after the change
     # get names of the same kind.
     for suffix, gpu_count in (("", gpus), ("_after", gpus_after)):
@@ -510,18 +547,111 @@ def what_if(arguments: argparse.Namespace) -> None:
     show(result, arguments.json)
 
 
-def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
-    """Return the tasks of some iterations of training."""
+MOST_TASKS = 2_000_000
+"""The most tasks of a graph. Their schedule takes about a minute and 1 GB."""
+
+
+def _refuse_gpu_count(gpus: int | None) -> None:
+    """Raise UserError if --gpus is given and is no number of GPUs of a cluster."""
+    from ddlkit.core.cost import MOST_WORKERS
+
+    if gpus is None:
+        return
+    if gpus < 1:
+        raise UserError(f"--gpus {gpus}: there must be at least one")
+    if gpus > MOST_WORKERS:
+        raise UserError(f"--gpus {gpus}: use at most {MOST_WORKERS}")
+
+
+def _cost_after(
+    arguments: argparse.Namespace, communication: Any, warnings: list[str]
+) -> Any:
+    """Return the cost of messages between --gpus ranks, which were not measured."""
+    cost = communication.cost
+    gpus = arguments.gpus
+    origin = str(arguments.cost or "--collectives")
+    if arguments.assume_ring:
+        n_warnings = len(warnings)
+        cost_after = as_ring(communication, gpus, origin, warnings).cost
+        print_warnings(warnings[n_warnings:])
+        return cost_after
+    if cost.form == "alpha_beta" and cost.algorithm == RING and cost.workers:
+        return cost.at_workers(gpus)
+    raise UserError(
+        f"--gpus {gpus}: {origin} has a cost of the form {cost.form} between "
+        f"{cost.workers or 'an unknown number of'} ranks, which says nothing of {gpus}: "
+        "add --assume-ring for the cost of a ring"
+    )
+
+
+def _ranks_in(changes: Sequence[tuple[str, float]]) -> set[int]:
+    """Return the ranks that changes name, as in rank:3."""
+    ranks = set()
+    for changed_tasks, _ in changes:
+        match = re.fullmatch(r"rank[: ]\s*(?P<rank>\d+)\s*", changed_tasks)
+        if match:
+            ranks.add(int(match["rank"]))
+    return ranks
+
+
+def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int]:
+    """Return machines that have to be simulated, in order: all others are like them.
+
+    Ranks whose times are equal do equal tasks at equal times, and every message waits for
+    all ranks. One machine without a change therefore stands for all of them. The last
+    machine is there so that the largest number of a rank is known to error messages.
+    """
+    simulated = {machines - 1}
+    simulated |= {machine for machine in changed_machines if machine < machines}
+    unchanged = (machine for machine in range(machines) if machine not in simulated)
+    simulated.update(itertools.islice(unchanged, 1))
+    return sorted(simulated)
+
+
+def _tasks_of_all_ranks(graph: Any, gpus: int) -> int:
+    """Return how many tasks a graph would have if each of its ranks were simulated."""
+    from ddlkit.core.taskgraph import ALL_RANKS
+
+    together = int((graph.rank == ALL_RANKS).sum())
+    # Every rank does equally many tasks.
+    of_rank_0 = int((graph.rank == 0).sum())
+    return together + gpus * of_rank_0
+
+
+def _graph(
+    arguments: argparse.Namespace,
+    iteration: Any,
+    profile: Any,
+    changed_ranks: set[int],
+) -> Any:
+    """Return the tasks of some iterations of training.
+
+    Of ranks that are alike, and are not among ``changed_ranks``, the graph has one
+    machine only. The ranks in the graph keep their numbers.
+    """
+    import numpy as np
+
     from ddlkit.core.strategies import strategy
-    from ddlkit.core.taskgraph import Gpus, of_iteration
+    from ddlkit.core.taskgraph import ALL_RANKS, Gpus, of_iteration
     from ddlkit.store.readers import read_inputs
 
     input_s: dict[str, float] = {}
     if arguments.inputs:
         input_s = read_inputs(arguments.inputs, profile.batch)
     workers = iteration.cost.workers or 1
-    gpus = Gpus.of(workers, arguments.gpus_per_machine, shared_disk=False)
-    return of_iteration(
+    per_machine = arguments.gpus_per_machine
+    machines = Gpus.of(workers, per_machine).machines
+    changed_machines = {rank // per_machine for rank in changed_ranks}
+    simulated = _machines_to_simulate(machines, changed_machines)
+    gpus = Gpus(len(simulated), per_machine, shared_disk=False)
+    # A rank reads, copies, and computes each layer forward and backward.
+    tasks = gpus.n * (2 * len(profile.forward_s) + 3) * ITERATIONS
+    if tasks > MOST_TASKS:
+        raise UserError(
+            f"{gpus.n} different ranks would do {tasks} tasks, more than {MOST_TASKS}: "
+            "change fewer ranks, or lower --gpus-per-machine"
+        )
+    graph = of_iteration(
         iteration,
         strategy(arguments.strategy),
         gpus,
@@ -531,13 +661,22 @@ def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
         decode_s=input_s.get("decode_s", 0.0),
         h2d_s=input_s.get("h2d_s", 0.0),
     )
+    first_ranks = per_machine * np.array(simulated)[:, None]
+    rank_numbers = (first_ranks + np.arange(per_machine)).ravel()
+    # Tasks that all ranks do together have no rank's number.
+    numbers = np.where(graph.rank == ALL_RANKS, ALL_RANKS, rank_numbers[graph.rank])
+    return replace(graph, rank=numbers)
 
 
 def _change(text: str, separator: str) -> tuple[str, float]:
     """Return what is changed, and the factor on its time."""
-    what, found, factor = text.rpartition(separator)
+    changed, _, factor = text.rpartition(separator)
+    # Without a separator the whole text counts as the factor. It is then no number, or
+    # nothing says what to change.
     try:
-        return what, float(factor if found else "")
+        if not changed:
+            raise ValueError
+        return changed, float(factor)
     except ValueError:
         raise UserError(
             f"{text!r}: write all_reduce=0.5 to scale, 3:1.2 for a straggler, fc=0.5 "

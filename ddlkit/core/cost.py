@@ -364,6 +364,10 @@ class MessageCost(Form):
         sizes, messages = self.samples
         return np.interp(np.log(sent_bytes), np.log(sizes), messages)
 
+    def by_algorithm(self, algorithm: str) -> MessageCost:
+        """Return the same cost with another name of its algorithm, such as "ring"."""
+        return replace(self, algorithm=algorithm)
+
     def at_workers(self, workers: int) -> MessageCost:
         """Return the cost of the same ring between another number of workers.
 
@@ -401,8 +405,9 @@ class MessageCost(Form):
             or not self.workers
         ):
             raise UserError(
-                "an alpha_beta cost can be taken to another number of workers only if "
-                "it names algorithm 'ring' and its workers; no other form can"
+                f"a cost of the form {self.form} with {self.workers or 'unknown'} workers "
+                f"and algorithm {self.algorithm or 'unknown'} holds for no other number "
+                "of workers: only an alpha_beta cost of algorithm 'ring' can be taken there"
             )
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
         ring = find_collective(self.collective)
@@ -754,6 +759,15 @@ class _Off(MessageCost, described=False):
     def _seconds(self, sizes: Floats) -> Floats:
         log_error = self.ratio * self.held_out.log_error(sizes, self.cost)
         return np.asarray(self.cost(sizes) * np.exp(log_error))
+
+    def by_algorithm(self, algorithm: str) -> MessageCost:
+        """Return the draw with another name of the algorithm of the fitted cost."""
+        fitted = self.cost.by_algorithm(algorithm)
+        return replace(self, cost=fitted, algorithm=algorithm)
+
+    def at_workers(self, workers: int) -> MessageCost:
+        """Return the draw between other workers, which is off by the same ratio."""
+        return replace(self, cost=self.cost.at_workers(workers), workers=workers)
 
     def startup_s(self) -> float:
         """Return the start-up time, off by the error at the first fitted size.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def read_bytes_seconds(
-    path: Path,
+    path: Path | str,
     *,
     collective: str | None = None,
     link: str | None = None,
@@ -36,7 +36,7 @@ def read_bytes_seconds(
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         A recorded table, or a file of any format of message times.
     collective, link : str, optional
         The collective and the link to choose, or that the file does not name.
@@ -62,6 +62,7 @@ def read_bytes_seconds(
     UserError
         If the file is wrong, has no such messages, or has messages of several kinds.
     """
+    path = Path(path)
     options = MessageOptions(
         collective=collective, ranks=ranks, place=place, table=table
     )
@@ -81,7 +82,7 @@ def read_bytes_seconds(
 
 
 def read_collectives(
-    path: Path,
+    path: Path | str,
     *,
     collective: str | None = None,
     link: str | None = None,
@@ -94,7 +95,7 @@ def read_collectives(
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         A recorded table, or a file of any format of message times.
     collective, link : str, optional
         The collective and the link to choose, or that the file does not name.
@@ -118,6 +119,7 @@ def read_collectives(
     UserError
         If the file is wrong, or if the number of ranks is unknown.
     """
+    path = Path(path)
     options = MessageOptions(
         collective=collective, ranks=ranks, place=place, table=table
     )

@@ -11,12 +11,12 @@ from ddlkit.core.plan import FusionPlan
 from ddlkit.store import files
 
 
-def read_plan(path: Path) -> FusionPlan:
+def read_plan(path: Path | str) -> FusionPlan:
     """Return the plan in a file.
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         JSON with "groups": lists of tensors, which are numbered from 0 in forward
         order. The group that is sent first comes first.
 
@@ -31,6 +31,7 @@ def read_plan(path: Path) -> FusionPlan:
         If the file is not such JSON, or if the groups do not contain every tensor once,
         from the last one to the first.
     """
+    path = Path(path)
     advice = "write it by ddlkit plan --json"
     document = files.read_json(path, advice)
     groups: Any = document.get("groups") if isinstance(document, dict) else None

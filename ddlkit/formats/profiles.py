@@ -42,13 +42,13 @@ class Imported(NamedTuple):
 
 
 def import_file(
-    path: Path, kind: str | None = None, options: ImportOptions | None = None
+    path: Path | str, kind: str | None = None, options: ImportOptions | None = None
 ) -> Imported:
     """Return the layer profile in a foreign file.
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         The file.
     kind : str, optional
         The format, as `ddlkit.formats.readers` names it. By default the content
@@ -72,6 +72,7 @@ def import_file(
         raise UserError(
             f"batch size is {options.batch}: must be from 1 to {MOST_BATCH}"
         )
+    path = Path(path)
     text = files.read_text(path)
     file = str(path)
     if kind is None:
@@ -134,16 +135,16 @@ def guess_kind(text: str, file: str) -> str:
     return reader.name
 
 
-def save_profile(profile: LayerProfile, path: Path, *sources: Path) -> None:
+def save_profile(profile: LayerProfile, path: Path | str, *sources: Path | str) -> None:
     """Write a layer profile as a user's own CSV, without a stamp.
 
     Parameters
     ----------
     profile : LayerProfile
         The profile.
-    path : Path
+    path : Path or str
         Where to write it.
-    *sources : Path
+    *sources : Path or str
         The files from which it was made, none of which is overwritten.
 
     Raises
@@ -151,6 +152,7 @@ def save_profile(profile: LayerProfile, path: Path, *sources: Path) -> None:
     UserError
         If the path is one of the sources or of a recorded table, or cannot be written.
     """
+    path = Path(path)
     text = write_sheet(profile_frame(profile), SCHEMAS["layers"], str(path))
     # This refuses a path that would overwrite a source or a recorded table.
     allowed_path = own_output(path, *sources)

@@ -54,7 +54,7 @@ TOO_LATE = 0.9
 
 
 def measure_model(
-    given: str, accumulate: int, out: Path, budget: Budget
+    given: str, accumulate: int, out: Path | str, budget: Budget
 ) -> dict[str, Any]:
     """Measure the layers of a user's model and save them.
 
@@ -94,7 +94,7 @@ def measure_model(
     origin = Origin(remark="; ".join([*notes, f"order: {order}"]))
     name = f"{profile.network}-b{profile.batch}-r{me.world_size}"
     for schema, rows in tables.items():
-        origin.save(table_path(out, schema, name), rows, schema)
+        origin.save(table_path(Path(out), schema, name), rows, schema)
 
     samples = tables["samples"]
     median = samples.groupby("quantity")["seconds"].median()
@@ -114,7 +114,7 @@ def measure_model(
         "update_s": float(median["update"]),
         "hooked_over_unhooked": hooked_over_unhooked.median(),
         "order": order,
-        "profile": str(table_path(out, "layers", name)),
+        "profile": str(table_path(Path(out), "layers", name)),
     }
 
 

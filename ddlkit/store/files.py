@@ -68,11 +68,16 @@ def read(path: Path) -> bytes:
         return _within_limit(file, path)
 
 
-def _within_limit(file: BinaryIO | gzip.GzipFile, path: Path, when: str = "") -> bytes:
+def _within_limit(
+    file: BinaryIO | gzip.GzipFile, path: Path, *, unpacked: bool = False
+) -> bytes:
+    """Return the rest of a file, or raise UserError if it has more than `MOST_BYTES`."""
     # One byte more than allowed shows that the file is too large.
     data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
-        most = f"{MOST_BYTES // 1024**2} MiB{when}"
+        most = f"{MOST_BYTES // 1024**2} MiB"
+        if unpacked:
+            most += " once unpacked"
         raise UserError(
             f"{path}: more than {most}: give a part of it: fewer iterations or rows"
         )
@@ -102,7 +107,7 @@ def text_of(data: bytes, path: Path) -> str:
     try:
         if path.suffix == ".gz" and data:
             packed = gzip.GzipFile(fileobj=io.BytesIO(data))
-            data = _within_limit(packed, path, " once unpacked")
+            data = _within_limit(packed, path, unpacked=True)
         text = data.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}): restore it") from error
@@ -286,9 +291,9 @@ def lock(path: Path) -> Iterator[None]:
     Parameters
     ----------
     path : Path
-        The file, which has the process that holds the lock. It is made if it does not
-        exist, and it stays: if it were removed, two processes could lock two files of
-        one name.
+        The file, into which the number of the process that holds the lock is written.
+        The file is made if it does not exist, and it stays: if it were removed, two
+        processes could lock two files of one name.
 
     Yields
     ------
@@ -380,12 +385,12 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
     process that is killed leaves both behind, unlocked. Whoever makes the next scratch
     folder in the same place removes all that are not locked.
     """
-    place = Path(parent or tempfile.gettempdir())
+    parent = Path(parent or tempfile.gettempdir())
     # When the block has ended, the stack frees the lock and then removes the folder.
     with contextlib.ExitStack() as stack:
-        with _refusing("write", place):
-            _remove_abandoned(place)
-            outer = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
+        with _refusing("write", parent):
+            _remove_abandoned(parent)
+            outer = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=parent))
             stack.callback(shutil.rmtree, outer, ignore_errors=True)
             stack.enter_context(_locked(outer, _OPEN_DIRECTORY, _WAIT_FOR_EXCLUSIVE))
             # `_remove_abandoned` of another process looks for inner folders. The inner
@@ -402,9 +407,9 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
             raise
 
 
-def _remove_abandoned(place: Path) -> None:
+def _remove_abandoned(parent: Path) -> None:
     """Remove the scratch folders of this user whose owners were killed."""
-    for inner in place.glob(f"{SCRATCH}*/files"):
+    for inner in parent.glob(f"{SCRATCH}*/files"):
         outer = inner.parent
         # The lock fails while the owner still runs, and opening the folder fails if
         # another process has just removed it. Such a folder is skipped.
@@ -464,11 +469,16 @@ def parse_json(text: str) -> Any:
 
 
 def _number(text: str) -> int | float:
+    # A longer number does not fit into 64 bits, and Python refuses very long ones.
     return int(text) if len(text) <= MOST_DIGITS else float(text)
 
 
 def _check_depth(document: Any) -> None:
-    """Raise ValueError if a document has too many levels of lists and mappings."""
+    """Raise ValueError if a document has too many levels of lists and mappings.
+
+    The levels are visited one after the other (breadth first), because Python's own
+    recursion could end the process before the limit is reached.
+    """
     depth = 0
     values = [document]
     while True:
@@ -567,6 +577,8 @@ def _count_values(node: Any, counts: dict[int, float]) -> float:
     float
         Infinite if the node contains itself.
     """
+    # A mapping has pairs of nodes, a list has nodes, and a scalar has its text. An empty
+    # document is None, which counts as a scalar.
     children = node if isinstance(node, tuple) else getattr(node, "value", "")
     if isinstance(children, str):
         return 1

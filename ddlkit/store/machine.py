@@ -68,7 +68,7 @@ def name(device: str = "") -> str:
     Parameters
     ----------
     device : str, optional
-        "cpu" for a name by the processor, although there are GPUs.
+        "cpu" to name the machine by its processor although it has GPUs.
 
     Returns
     -------
@@ -132,12 +132,11 @@ def commit(directory: Path = Path(__file__).parents[1]) -> str:
     git = ("git", "-C", str(directory))
     head = output(*git, "rev-parse", "--short=12", "HEAD").strip()
     # An installed library may lie inside a repository of somebody else, which does not
-    # contain it.
-    if head and output(*git, "ls-files", "."):
-        is_changed = output(*git, "status", "--porcelain", ".")
-        if is_changed:
-            return f"{head}+dirty"
-        return head
+    # contain it. Only then git lists no file of the folder.
+    tracked_files = output(*git, "ls-files", ".")
+    if head and tracked_files:
+        changed_files = output(*git, "status", "--porcelain", ".")
+        return f"{head}+dirty" if changed_files else head
     given = os.environ.get("DDLKIT_COMMIT", "")
     if not given:
         return "unknown"
@@ -151,13 +150,14 @@ def commit(directory: Path = Path(__file__).parents[1]) -> str:
 
 def output(*command: str) -> str:
     """Return the output of a program, "" if it is absent, fails or takes over 20 s."""
+    # nvidia-smi may hang on a broken driver, and git on a network file system.
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, capture_output=True, text=True, timeout=20, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return completed.stdout if completed.returncode == 0 else ""
 
 
 def content(path: Path) -> str:

@@ -108,7 +108,7 @@ def choose(
 
 
 def read_profile(
-    path: Path,
+    path: Path | str,
     network: str | None = None,
     batch: int | None = None,
     *,
@@ -123,7 +123,7 @@ def read_profile(
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         A recorded table, or a user's own CSV. The latter needs only the columns tensor,
         gradient_bytes, backward_s and forward_s.
     network : str, optional
@@ -149,6 +149,7 @@ def read_profile(
     UserError
         If the table is wrong, or has no such profile or several.
     """
+    path = Path(path)
     if is_stamped(path):
         frame = load_table(path, "layers")
     else:

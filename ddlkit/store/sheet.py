@@ -193,13 +193,13 @@ def read_sheet(text: str, file: str) -> Sheet:
         )
     lines, rows = zip(*numbered, strict=True)
     sheet = Sheet(file, header, lines, rows)
-    for number, row in enumerate(rows):
+    for row_number, row in enumerate(rows):
         if len(row) != len(header):
             # A short row lacks the column behind its last cell. A long row has cells
             # behind the last column.
             column = header[min(len(row), len(header) - 1)]
             problem = f"the row has {len(row)} cells, the header {len(header)}"
-            sheet.fail(number, column, f"{problem}: truncated file or stray comma")
+            sheet.fail(row_number, column, f"{problem}: truncated file or stray comma")
     return sheet
 
 
@@ -285,6 +285,7 @@ class Column:
         """
         if self.default is None:
             raise ValueError
+        # The default is read as the only cell of a table of one row.
         sheet = Sheet("", (self.name,), (1,), ((self.default,),))
         return self.values(sheet)[0]
 
@@ -390,8 +391,8 @@ class Schema:
     def _read_by_pandas(self, text: str, own: bool) -> DataFrame:
         """Return the table in CSV text.
 
-        Raises KeyError, ValueError or OverflowError, without a message, if anything may
-        be wrong with the text.
+        KeyError, ValueError or OverflowError, without a message for a user, means that
+        something may be wrong with the text: `frame` then reads it and says what.
         """
         import pandas as pd
 
@@ -415,7 +416,12 @@ class Schema:
                 low_memory=False,
                 **options,
             )
-        if frame.empty or not _has_whole_rows(text, len(frame), len(header)):
+        # If the first row is longer than the header, pandas takes its first cells for
+        # labels of the rows.
+        has_labels = not isinstance(frame.index, pd.RangeIndex)
+        if has_labels or frame.empty:
+            raise ValueError
+        if not _has_whole_rows(text, len(frame), len(header)):
             raise ValueError
         for column in self.columns:
             if column.name not in header:
@@ -509,14 +515,18 @@ class Schema:
 def _has_whole_rows(text: str, rows: int, columns: int) -> bool:
     """Return whether CSV text surely has a number of rows of ``columns`` cells each.
 
-    Pandas fills up short rows and takes quotes that the csv module refuses. A text is
-    therefore not trusted unless its commas are as many as there must be, outside of
-    cells that are quoted as a whole.
+    Pandas refuses a row that is too long, fills up one that is too short, and takes
+    quotes that the csv module refuses. A short row lowers the number of commas, which no
+    long row can make up for. The text is therefore trusted if it has as many commas as
+    whole rows and a header have, outside of cells that are quoted as a whole.
     """
     unquoted = text
     if '"' in text:
         unquoted = re.sub(r'"[^"\n]*"', "", text)
-    return '"' not in unquoted and unquoted.count(",") == (rows + 1) * (columns - 1)
+    if '"' in unquoted:
+        return False
+    rows_and_header = rows + 1
+    return unquoted.count(",") == rows_and_header * (columns - 1)
 
 
 def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:

@@ -83,7 +83,7 @@ _commit = functools.cache(this_machine.commit)
 
 def save_table(
     frame: DataFrame,
-    directory: Path,
+    directory: Path | str,
     name: str,
     *,
     schema: str,
@@ -98,7 +98,7 @@ def save_table(
     ----------
     frame : DataFrame
         The rows, which are checked before anything is written.
-    directory : Path
+    directory : Path or str
         The folder, which is made if it does not exist.
     name : str
         The name of the table. ``.csv`` is added unless the name ends in ``.csv`` or
@@ -128,6 +128,7 @@ def save_table(
     """
     if not name.endswith((".csv", ".csv.gz")):
         name = f"{name}.csv"
+    directory = Path(directory)
     path = directory / name
     if machine is None:
         machine = this_machine.describe()
@@ -211,14 +212,14 @@ def _appended(
     return concat([old, whole], ignore_index=True), [*history, stamp]
 
 
-def own_output(path: Path, *sources: Path) -> Path:
+def own_output(path: Path | str, *sources: Path | str) -> Path:
     """Return the path of an output that overwrites nothing of value.
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         Where a user wants something to be written.
-    *sources : Path
+    *sources : Path or str
         The files that are read for it.
 
     Returns
@@ -231,10 +232,11 @@ def own_output(path: Path, *sources: Path) -> Path:
     UserError
         If the path is a directory, one of the sources, a recorded table or its stamp.
     """
+    path = Path(path)
     if os.path.isdir(path) or not path.name:
         raise UserError(f"{path} is a directory: name a file")
     real = path.resolve()
-    if any(real == source.resolve() for source in sources):
+    if any(real == Path(source).resolve() for source in sources):
         raise UserError(
             f"{path} is what is read: choose another name for what is written"
         )
@@ -251,12 +253,12 @@ def own_output(path: Path, *sources: Path) -> Path:
 # -- Loading ---------------------------------------------------------------------------
 
 
-def load_table(path: Path, schema: str | None = None) -> DataFrame:
+def load_table(path: Path | str, schema: str | None = None) -> DataFrame:
     """Return the rows of a recorded table.
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         The path of the table, loose or packed.
     schema : str, optional
         The kind of table that is expected. By default every kind is taken.
@@ -272,6 +274,7 @@ def load_table(path: Path, schema: str | None = None) -> DataFrame:
         If there is no such table, if it is of another kind, or if its file was changed
         after it was recorded.
     """
+    path = Path(path)
     part = _part_of(path)
     if part is None:
         data, stamp = _verified(path)
@@ -295,12 +298,12 @@ def _check_kind(path: Path, stamp: Mapping[str, Any], schema: str | None) -> Non
         raise UserError(f"{path}: a table of {kind}, expected one of {schema}")
 
 
-def load_stamp(path: Path) -> dict[str, Any]:
+def load_stamp(path: Path | str) -> dict[str, Any]:
     """Return the stamp of a recorded table.
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         The path of the table, loose or packed.
 
     Returns
@@ -314,32 +317,35 @@ def load_stamp(path: Path) -> dict[str, Any]:
     UserError
         If there is no such table, or if its file was changed after it was recorded.
     """
+    path = Path(path)
     part = _part_of(path)
     if part is None:
         _, stamp = _verified(path)
         return stamp
     # Reading the pack verifies its hash.
-    _pack_text(part.pack, part.pack_sha256, *_version(part.pack))
+    _pack_text(part.pack, part.pack_sha256, *_file_state(part.pack))
     return copy.deepcopy(part.stamp)
 
 
-def is_stamped(path: Path) -> bool:
-    """Return whether a path is one of a recorded table. A user's own CSV is not."""
+def is_stamped(path: Path | str) -> bool:
+    """Return whether a path names a recorded table, which a user's own CSV is not."""
+    path = Path(path)
     has_own_stamp = _read_stamp(_stamp_path(path)) is not None
     return has_own_stamp or _part_of(path) is not None
 
 
-def has_table(path: Path) -> bool:
+def has_table(path: Path | str) -> bool:
     """Return whether there is a table of this path, loose or packed."""
+    path = Path(path)
     return path.exists() or _part_of(path) is not None
 
 
-def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
+def list_tables(folder: Path | str, pattern: str = "*.csv*") -> list[Path]:
     """Return the paths of tables in a folder, loose or packed.
 
     Parameters
     ----------
-    folder : Path
+    folder : Path or str
         Where to look.
     pattern : str, optional
         A pattern of names. Folders below are looked at only if it has their pattern
@@ -350,18 +356,19 @@ def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
     list of Path
         The sorted paths of all CSV that match, recorded or not. Packs are left out.
     """
+    folder = Path(folder)
     folders: Iterable[Path] = [folder]
     folder_pattern, _, name_pattern = pattern.rpartition("/")
     if folder_pattern:
         folders = folder.glob(folder_pattern)
     tables: set[Path] = set()
-    for place in folders:
-        names = fnmatch.filter(packed(place), name_pattern)
-        for path in place.glob(name_pattern):
+    for searched in folders:
+        names = fnmatch.filter(packed(searched), name_pattern)
+        for path in searched.glob(name_pattern):
             is_hidden = path.name.startswith(".")
             if not is_hidden and not is_pack(path.name):
                 names.append(path.name)
-        tables.update(place / name for name in names)
+        tables.update(searched / name for name in names)
     return sorted(tables)
 
 
@@ -380,10 +387,11 @@ def expand_tables(paths: list[Path]) -> list[Path]:
     """
     expanded = []
     for path in paths:
-        tables = []
-        if re.search(r"[*?[]", path.name):
-            tables = list_tables(path.parent, path.name)
-        expanded += tables or [path]
+        matches = []
+        is_pattern = re.search(r"[*?[]", path.name)
+        if is_pattern:
+            matches = list_tables(path.parent, path.name)
+        expanded += matches or [path]
     return expanded
 
 
@@ -450,20 +458,25 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     writer may also have exchanged both files since the table was read. Therefore only a
     table that is still the same when it is read again was damaged.
     """
-    data_before = None
+    data_of_last_try = None
     data = files.read(path)
-    while data != data_before:
+    # Try again as long as the file changes.
+    while data != data_of_last_try:
         stamp = _read_stamp(_stamp_path(path))
         if stamp is None:
             raise UserError(
                 f"{path}: not a recorded table: no stamp {_stamp_path(path).name}"
             )
-        replaced: dict[str, Any] = stamp.pop("replaces", stamp)
-        for candidate in (stamp, replaced):
+        # Between the two writes of an exchange, the stamp is of the table to come, and the
+        # stamp of the table that is still there is inside it.
+        candidates = [stamp]
+        if "replaces" in stamp:
+            candidates.append(stamp.pop("replaces"))
+        for candidate in candidates:
             if candidate["sha256"] == _sha256(data):
                 return data, candidate
         expected = stamp["sha256"][:12]
-        data_before = data
+        data_of_last_try = data
         data = files.read(path)
     problem = f"sha256 {_sha256(data)[:12]} differs from its stamp's {expected}"
     advice = "the file was changed after recording, restore it or measure again"
@@ -532,11 +545,12 @@ def packed(folder: Path) -> dict[str, Part]:
         If the file of stamps is damaged.
     """
     index = folder / STAMPS
-    version = _version(index)
+    file_state = _file_state(index)
     # Without a file of stamps, the folder has no packs.
-    if not version:
+    if not file_state:
         return {}
-    return _read_index(index, *version)
+    # The state is only a part of the key of the cache: a changed file is read again.
+    return _read_index(index, *file_state)
 
 
 def _part_of(path: Path) -> Part | None:
@@ -546,11 +560,12 @@ def _part_of(path: Path) -> Part | None:
     return packed(path.parent).get(path.name)
 
 
-def _version(path: Path) -> tuple[int, ...]:
-    """Return numbers that change with the content of a file, or () without a file.
+def _file_state(path: Path) -> tuple[int, ...]:
+    """Return time, size and inode of a file, which change when the file is exchanged.
 
-    Cached functions take them as further arguments, which they do not use. The cache
-    then has an entry for each version, and a file that was exchanged is read again.
+    The result is empty if there is no file. Cached functions take these numbers as
+    further arguments, which they do not use. The cache then has an entry for each state
+    of the file, and a file that was exchanged is read again.
     """
     try:
         status = path.stat()
@@ -560,14 +575,15 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _read_index(path: Path, *_version: int) -> dict[str, Part]:
-    """Return the parts in a file of stamps, by name.
+def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
+    """Return the parts in a file of stamps, by the names of their tables.
 
-    Each line has the hash of a pack, or a part of a pack that an earlier line has.
+    A line of the file is JSON of one of two kinds: the hash of a pack, or the stamp of a
+    part. The line of a pack comes before the lines of its parts.
     """
     pack_sha256: dict[str, str] = {}
     parts = {}
-    for number, line in enumerate(files.read_text(path).splitlines(), 1):
+    for line_number, line in enumerate(files.read_text(path).splitlines(), 1):
         try:
             entry = json.loads(line)
             pack_name = entry["pack"]
@@ -583,7 +599,7 @@ def _read_index(path: Path, *_version: int) -> dict[str, Part]:
             )
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UserError(
-                f"{path}: damaged line {number} ({error}): restore it"
+                f"{path}: damaged line {line_number} ({error}): restore it"
             ) from error
     return parts
 
@@ -591,7 +607,7 @@ def _read_index(path: Path, *_version: int) -> dict[str, Part]:
 def _packed_rows(name: str, part: Part) -> DataFrame:
     """Return the rows of a packed table, numbered from 0."""
     rows, slices = _rows_of_pack(
-        part.pack, part.pack_sha256, part.stamp["schema"], *_version(part.pack)
+        part.pack, part.pack_sha256, part.stamp["schema"], *_file_state(part.pack)
     )
     # A table without rows has none in the pack.
     no_rows = slice(0)
@@ -603,17 +619,18 @@ def _packed_rows(name: str, part: Part) -> DataFrame:
 
 @functools.lru_cache(maxsize=256)
 def _rows_of_pack(
-    path: Path, sha256: str, kind: str, *version: int
+    path: Path, sha256: str, kind: str, *file_state: int
 ) -> tuple[DataFrame, dict[str, slice]]:
-    """Return all rows of a pack, and which of them are of each part, by name.
+    """Return all rows of a pack, and the slice of rows of each table by its name.
 
     The values are checked. That no two rows of a table agree in their key was checked
     when the table was saved, and the hash says that the rows are the same ones.
     """
     schema = schema_named(kind)
     schema = replace(schema, columns=(PART, *schema.columns), key=())
-    frame = schema.read(_pack_text(path, sha256, *version), str(path))
-    # The rows of a part follow one another, and the first column names their part.
+    frame = schema.read(_pack_text(path, sha256, *file_state), str(path))
+    # The rows of a table follow one another, and the first column names their table. So a
+    # table begins where that name changes.
     names = frame["part"].to_numpy(object)
     is_first = np.append(True, names[1:] != names[:-1])
     starts = np.flatnonzero(is_first)
@@ -625,7 +642,7 @@ def _rows_of_pack(
 
 
 @functools.lru_cache(maxsize=16)
-def _pack_text(path: Path, sha256: str, *_version: int) -> str:
+def _pack_text(path: Path, sha256: str, *_file_state: int) -> str:
     """Return the text of a pack, whose hash is verified."""
     data = files.read(path)
     digest = _sha256(data)
@@ -682,9 +699,10 @@ def pack(folder: Path) -> list[Path]:
 def _tables_to_pack(
     folder: Path,
 ) -> dict[tuple[str, str, int], dict[Path, list[str]]]:
-    """Return the rows of the loose tables of a folder by the pack that they will be in.
+    """Return which loose tables of a folder go into which new pack, with their rows.
 
-    Tables of one pack have one schema and one header, and are not too many together.
+    A pack is given by its schema, its header and a number, and has the lines of each of
+    its tables by path. The number keeps packs below `MOST_PACK_CHARACTERS`.
     """
     bins: dict[tuple[str, str, int], dict[Path, list[str]]] = defaultdict(dict)
     size = 0
@@ -693,7 +711,7 @@ def _tables_to_pack(
             continue
         text, stamp = _text_of(path)
         header, *rows = text.splitlines()
-        # Other line ends could not be restored from the pack.
+        # A table with other line ends than a newline could not be restored byte for byte.
         if "\n".join([header, *rows, ""]) != text:
             continue
         # In the pack, each row begins with the name of its table. The next pack begins
@@ -718,13 +736,17 @@ def _write_pack(
     lines = [f"part,{header}"]
     for path, rows in tables.items():
         lines += [f"{path.name},{row}" for row in rows]
-    text = "\n".join([*lines, ""])
-    data = gzip.compress(text.encode(), mtime=0)
-    files.atomic_write(pack_path, data)
+    pack_text = "\n".join([*lines, ""])
+    # Without the time of compression, equal rows have equal hashes.
+    pack_data = gzip.compress(pack_text.encode(), mtime=0)
+    files.atomic_write(pack_path, pack_data)
+    pack_sha256 = _sha256(pack_data)
     parts = {}
     for path in tables:
-        text, stamp = _text_of(path)
-        parts[path.name] = Part(pack_path, _sha256(data), stamp, _sha256(text.encode()))
+        # The loose file is read again for its stamp and for the hash of its text.
+        table_text, stamp = _text_of(path)
+        text_sha256 = _sha256(table_text.encode())
+        parts[path.name] = Part(pack_path, pack_sha256, stamp, text_sha256)
     return parts
 
 

@@ -404,7 +404,7 @@ def points(
     if device == "cuda" and torch_device != "cuda":
         raise UserError(
             f"torch {torch.__version__} sees no GPU: install a CUDA build that fits the "
-            "driver, or use --suite cpu"
+            "driver, or give --device cpu"
         )
     wanted = _wanted(suite, part, device, networks)
     listed, grids = _points_and_grids(wanted, device, session, out)

@@ -49,7 +49,7 @@ def preflight(device: str) -> int:
         If the device is "cuda" and there is no GPU.
     """
     if device == "cuda" and not machine.describe()["gpus"]:
-        raise UserError("no GPU here: nothing can be checked; use --suite cpu")
+        raise UserError("no GPU here: nothing can be checked: use --device cpu")
     start_s = time.monotonic()
     with TemporaryDirectory() as out:
         # A check finds out whether others use the GPU, so the session shall start in spite of them.
