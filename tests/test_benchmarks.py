@@ -349,6 +349,8 @@ def own(header: str, form: str, separator: str = ",") -> str:
         ("size_KiB,avg_latency_us", "{kib},{us}"),
         ("nbytes,microseconds", "{b},{us}"),
         ("size[bytes],time [s],stddev", "{b},{s},0.1"),
+        ("size_bytes,min_us,median_us,p99_us", "{b},1,{us},9e9"),
+        ("size_bytes,time_us,mean_us", "{b},{us},1"),
     ],
 )
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -383,6 +385,9 @@ def test_own_tables_separated_by_blanks(tmp_path: Path) -> None:
             "column seconds: missing; the columns are bytes, b",
         ),
         ("seconds;bytes", "'0,1;{b}", 'column seconds: "\'0,1" is not a number'),
+        # The column "b" counts blocks, and "count" counts numbers.
+        ("algo,b,time_ms,count", "ring,8,{us},{b}", "column bytes: missing; the col"),
+        ("size_b,mean_us,median_us", "{b},1,{us}", "column mean_us, median_us: which"),
     ],
 )
 def test_own_tables_are_told_which_column_is_wrong(
@@ -424,6 +429,13 @@ def test_a_column_that_divides_the_times_is_used_or_refused(
     line = refusal(tmp_path, divided(column, values))
     assert f"column {column}: its values (" in line and "divide the times" in line
     read(tmp_path, divided(column, values[:1]))
+
+
+def test_an_algorithm_which_no_option_chooses_is_left_to_the_user(
+    tmp_path: Path,
+) -> None:
+    line = refusal(tmp_path, divided("algorithm", ["ring", "tree"]))
+    assert line.endswith("algorithm (ring, tree): keep the rows of one of them")
 
 
 @pytest.mark.parametrize("column", ["repeat", "trial", "iteration"])

@@ -60,7 +60,8 @@ _SIZE_NAMES = (
         r"(?:(?:message|msg|data|buffer|payload|tensor)_?)?(?:size|n_?bytes|bytes)"
         rf"(?:_in)?(?:_{_SIZE_UNIT})?"
     ),
-    re.compile(_SIZE_UNIT),
+    # A column that is called only "b" may as well count blocks or batches.
+    re.compile(rf"(?!b$){_SIZE_UNIT}"),
 )
 _TIME_NAMES = (
     re.compile(
@@ -69,6 +70,8 @@ _TIME_NAMES = (
     ),
     re.compile(rf"(?:t_)?{_TIME_UNIT}"),
 )
+# Names such as "mean_us", which count where no other column has times.
+_MEAN_NAMES = (re.compile(rf"(?:avg|average|mean|median)_{_TIME_UNIT}"),)
 _BYTES = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SECONDS = {"s": 1.0, "m": 1e-3, "u": 1e-6}
 
@@ -99,8 +102,8 @@ class _Quantity(NamedTuple):
 def matches(text: str) -> bool:
     r"""Return whether the first line of a file names a column of sizes and one of times.
 
-    With the name "bytes" or "seconds", one of them is enough, and `read` reports that
-    the other is missing.
+    With the name "bytes" or "seconds", or with a column of times among several that no
+    blanks separate, one of them is enough, and `read` reports that the other is missing.
 
     Examples
     --------
@@ -112,7 +115,11 @@ def matches(text: str) -> bool:
     header = _header(text)
     if "bytes" in header or "seconds" in header:
         return True
-    return bool(_sizes(header) and _times(header))
+    if not _times(header):
+        return False
+    first_line, _, _ = text.strip().partition("\n")
+    is_table = len(header) > 1 and _separator(first_line) != " "
+    return is_table or bool(_sizes(header))
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
@@ -244,9 +251,16 @@ def _times(header: tuple[str, ...]) -> list[_Quantity]:
     """Return the columns that may have the times: only "seconds", if there is one."""
     if "seconds" in header:
         return [_Quantity("seconds", 1.0)]
+    return _times_named(_TIME_NAMES, header) or _times_named(_MEAN_NAMES, header)
+
+
+def _times_named(
+    patterns: tuple[re.Pattern[str], ...], header: tuple[str, ...]
+) -> list[_Quantity]:
+    """Return the columns of times whose names fit one of the patterns."""
     times = []
     for name in header:
-        match = _matched(_TIME_NAMES, name)
+        match = _matched(patterns, name)
         if match is None:
             continue
         # The first letter tells the units apart, once "micro" is written as "u".
