@@ -431,6 +431,25 @@ def test_a_column_that_divides_the_times_is_used_or_refused(
     read(tmp_path, divided(column, values[:1]))
 
 
+@pytest.mark.parametrize("column", ["collective", "op", "Operation"])
+@pytest.mark.parametrize("spelling", ["AllGather", "all_gather_perf", "MPI_Allgather"])
+def test_a_column_of_collectives_is_known_by_its_cells(
+    column: str, spelling: str, tmp_path: Path
+) -> None:
+    """Times of an all_gather must not be taken for those of an all_reduce."""
+    text = divided(column, [spelling])
+    check(read(tmp_path, text, ranks=RANKS), "all_gather")
+    assert "no row with collective all_reduce" in refusal(
+        tmp_path, text, collective="all_reduce"
+    )
+    both = divided(column, [spelling, "allreduce"])
+    assert "several values of collective" in refusal(tmp_path, both)
+    check(read(tmp_path, both, ranks=RANKS, collective="all_gather"), "all_gather")
+    # The operation of a reduction is no collective.
+    reduced = divided("redop", ["sum"])
+    check(read(tmp_path, reduced, ranks=RANKS, collective="all_reduce"))
+
+
 def test_an_algorithm_which_no_option_chooses_is_left_to_the_user(
     tmp_path: Path,
 ) -> None:

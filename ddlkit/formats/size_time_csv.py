@@ -2,8 +2,9 @@
 
 It needs a size and a time. The names "bytes" and "seconds" say what these are. Other
 names must say their unit, as size_mib and latency_us do. The columns of `KEYS`
-distinguish message times, and the number of ranks may have another name, such as
-world_size. Any other column must not divide the times of one size into several kinds.
+distinguish message times. The number of ranks may have another name, such as
+world_size, and so may the collective, such as op. Any other column must not divide the
+times of one size into several kinds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from ddlkit.core.errors import shown
 from ddlkit.core.units import LEAST, MOST_WHOLE
+from ddlkit.formats.benchmark_rows import BY_SPELLING
 from ddlkit.formats.contract import KEYS, MessageOptions, MessageTimes
 from ddlkit.store.sheet import SCHEMAS, Column, Schema, Sheet, read_sheet
 
@@ -292,6 +294,41 @@ def _only(
 
 
 def _with_known_names(sheet: Sheet) -> Sheet:
+    """Return a sheet in which ranks and collectives have the names of this project."""
+    return _with_known_collectives(_with_known_ranks(sheet))
+
+
+def _with_known_collectives(sheet: Sheet) -> Sheet:
+    """Return a sheet whose collectives are in a column "collective", as in `KNOWN`.
+
+    Without a column of that name, it is the only one whose cells all name collectives,
+    such as "op" or "operation". The collectives of a user's own table may be spelled as
+    programs spell them: "AllReduce", "all_reduce_perf" or "MPI_Allreduce".
+    """
+    of_collectives = [name for name in sheet.header if name == "collective"]
+    if not of_collectives:
+        for position, name in enumerate(sheet.header):
+            if all(_known_collective(row[position]) for row in sheet.rows):
+                of_collectives.append(name)
+    if len(of_collectives) != 1:
+        return sheet
+    position = sheet.header.index(of_collectives[0])
+    header = (*sheet.header[:position], "collective", *sheet.header[position + 1 :])
+    rows = []
+    for row in sheet.rows:
+        name = _known_collective(row[position]) or row[position]
+        rows.append([*row[:position], name, *row[position + 1 :]])
+    return Sheet(sheet.file, header, sheet.lines, rows)
+
+
+def _known_collective(cell: str) -> str:
+    """Return the name in `KNOWN` of the collective that a cell names, "" if none."""
+    letters = re.sub("[^a-z]", "", cell.lower())
+    plain = re.sub("^(?:mpi|[nr]ccl)|perf$", "", letters)
+    return BY_SPELLING.get(plain, "")
+
+
+def _with_known_ranks(sheet: Sheet) -> Sheet:
     """Return a sheet whose number of ranks has the name "ranks"."""
     if "ranks" in sheet.header:
         return sheet
