@@ -288,6 +288,33 @@ def test_logs_of_hccl_test(parts: int, tmp_path: Path) -> None:
     assert "alg_bandwidth" in refusal(tmp_path, milliseconds, collective=collective)
 
 
+@pytest.mark.parametrize(("unit", "time"), [(1e9, "time:avg(us)"), (2**30, "time(us)")])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
+def test_logs_of_nccom_test(
+    unit: float, time: str, collective: str, tmp_path: Path
+) -> None:
+    """The unit of the bandwidths depends on the version, and only the command has the ranks."""
+    short = {"all_reduce": "allr", "all_gather": "allg"}[collective]
+    command = f"$ nccom-test -r {RANKS} --datatype fp32 {short}\n"
+    table = f"  size(B)  count(elems)  type  {time}  algbw(GB/s)  busbw(GB/s)\n"
+    for size in SIZES:
+        algbw = size / us(size) * 1e6 / unit
+        rate = busbw(size, collective) * 1e9 / unit
+        table += f"{size} {size // 4} fp32 {us(size):.2f} {algbw:.2f} {rate:.2f}\n"
+    check(
+        read(tmp_path, f"{command}{table}Avg bus bandwidth: 9.5GB/s\n"),
+        collective,
+        1e-3,
+    )
+    check(read(tmp_path, table, ranks=RANKS, collective=collective), collective, 1e-3)
+    assert "nccom-test does not name its collective" in refusal(tmp_path, table)
+    of_more_ranks = command.replace(f"-r {RANKS}", "-r 2")
+    assert "contradicts" in refusal(tmp_path, of_more_ranks + table)
+    milliseconds = table.replace(f" {us(SIZES[-1]):.2f} ", " 0.5 ")
+    assert "algbw(GB/s)" in refusal(tmp_path, command + milliseconds)
+    assert "is the log cut?" in refusal(tmp_path, command + table.rstrip()[:-6])
+
+
 def inspected(collective: str = "AllReduce", parts: int = 1, nodes: int = 1) -> str:
     """Return lines of NCCL Inspector, of two operations of each size."""
     name = {"AllReduce": "all_reduce", "AllGather": "all_gather"}[collective]

@@ -402,7 +402,8 @@ class MessageCost(Form):
         ):
             raise UserError(
                 "an alpha_beta cost can be taken to another number of workers only if "
-                "it names algorithm 'ring' and its workers; no other form can"
+                "it names algorithm 'ring' and its workers; no other form can: add "
+                "algorithm to the cost if a ring sent the messages"
             )
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
         ring = find_collective(self.collective)
