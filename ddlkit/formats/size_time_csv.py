@@ -111,6 +111,8 @@ def matches(text: str) -> bool:
     --------
     >>> matches("bytes,seconds\n1024,2e-5\n"), matches("size_kib;latency_us\n1;20\n")
     (True, True)
+    >>> matches("algo,count,time_ms\nring,8,20\n"), matches("step 7, 120 ms\n")
+    (True, False)
     >>> matches("tensor,flops\nconv,20\n")
     False
     """
@@ -120,8 +122,10 @@ def matches(text: str) -> bool:
     if not _times(header):
         return False
     first_line, _, _ = text.strip().partition("\n")
+    # Neither a line of JSON nor "step 7, 120 ms" has names of columns.
+    has_names = not re.search(r"[\d{}]", first_line)
     is_table = len(header) > 1 and _separator(first_line) != " "
-    return is_table or bool(_sizes(header))
+    return (is_table and has_names) or bool(_sizes(header))
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
