@@ -108,6 +108,11 @@ def test_what_limits_is_told_apart() -> None:
     )
     shorter = Advice.of(wide, messages(1e-6, 1e-8)).remedies()
     assert max(shorter, key=shorter.__getitem__) == "no communication at all"
+    # Each bucket has two gradients. Four of half the bytes fit into a bucket, which is
+    # sent later. A faster link leaves the buckets as they are.
+    even = Workload.from_arrays(0.01, [0.03] * 8, [13 * 2**20] * 8)
+    shorter = Advice.of(even, replace(messages(1e-6, 1e-9), contention=None)).remedies()
+    assert shorter["gradients in half the bytes"] < 0 < shorter["a link twice as fast"]
     doubtful = Advice.of(LATE, messages(5e-3, 1e-12, spread=0.5))
     assert doubtful.measure_next() in {
         *doubtful.options[DEFAULT].iteration.group_bytes,

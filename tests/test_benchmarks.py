@@ -288,6 +288,33 @@ def test_logs_of_hccl_test(parts: int, tmp_path: Path) -> None:
     assert "alg_bandwidth" in refusal(tmp_path, milliseconds, collective=collective)
 
 
+@pytest.mark.parametrize(("unit", "time"), [(1e9, "time:avg(us)"), (2**30, "time(us)")])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
+def test_logs_of_nccom_test(
+    unit: float, time: str, collective: str, tmp_path: Path
+) -> None:
+    """The unit of the bandwidths depends on the version, and only the command has the ranks."""
+    short = {"all_reduce": "allr", "all_gather": "allg"}[collective]
+    command = f"$ nccom-test -r {RANKS} --datatype fp32 {short}\n"
+    table = f"  size(B)  count(elems)  type  {time}  algbw(GB/s)  busbw(GB/s)\n"
+    for size in SIZES:
+        algbw = size / us(size) * 1e6 / unit
+        rate = busbw(size, collective) * 1e9 / unit
+        table += f"{size} {size // 4} fp32 {us(size):.2f} {algbw:.2f} {rate:.2f}\n"
+    check(
+        read(tmp_path, f"{command}{table}Avg bus bandwidth: 9.5GB/s\n"),
+        collective,
+        1e-3,
+    )
+    check(read(tmp_path, table, ranks=RANKS, collective=collective), collective, 1e-3)
+    assert "nccom-test does not name its collective" in refusal(tmp_path, table)
+    of_more_ranks = command.replace(f"-r {RANKS}", "-r 2")
+    assert "contradicts" in refusal(tmp_path, of_more_ranks + table)
+    milliseconds = table.replace(f" {us(SIZES[-1]):.2f} ", " 0.5 ")
+    assert "algbw(GB/s)" in refusal(tmp_path, command + milliseconds)
+    assert "is the log cut?" in refusal(tmp_path, command + table.rstrip()[:-6])
+
+
 def inspected(collective: str = "AllReduce", parts: int = 1, nodes: int = 1) -> str:
     """Return lines of NCCL Inspector, of two operations of each size."""
     name = {"AllReduce": "all_reduce", "AllGather": "all_gather"}[collective]
@@ -349,6 +376,8 @@ def own(header: str, form: str, separator: str = ",") -> str:
         ("size_KiB,avg_latency_us", "{kib},{us}"),
         ("nbytes,microseconds", "{b},{us}"),
         ("size[bytes],time [s],stddev", "{b},{s},0.1"),
+        ("size_bytes,min_us,median_us,p99_us", "{b},1,{us},9e9"),
+        ("size_bytes,time_us,mean_us", "{b},{us},1"),
     ],
 )
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -383,6 +412,9 @@ def test_own_tables_separated_by_blanks(tmp_path: Path) -> None:
             "column seconds: missing; the columns are bytes, b",
         ),
         ("seconds;bytes", "'0,1;{b}", 'column seconds: "\'0,1" is not a number'),
+        # The column "b" counts blocks, and "count" counts numbers.
+        ("algo,b,time_ms,count", "ring,8,{us},{b}", "column bytes: missing; the col"),
+        ("size_b,mean_us,median_us", "{b},1,{us}", "column mean_us, median_us: which"),
     ],
 )
 def test_own_tables_are_told_which_column_is_wrong(
@@ -424,6 +456,32 @@ def test_a_column_that_divides_the_times_is_used_or_refused(
     line = refusal(tmp_path, divided(column, values))
     assert f"column {column}: its values (" in line and "divide the times" in line
     read(tmp_path, divided(column, values[:1]))
+
+
+@pytest.mark.parametrize("column", ["collective", "op", "Operation"])
+@pytest.mark.parametrize("spelling", ["AllGather", "all_gather_perf", "MPI_Allgather"])
+def test_a_column_of_collectives_is_known_by_its_cells(
+    column: str, spelling: str, tmp_path: Path
+) -> None:
+    """Times of an all_gather must not be taken for those of an all_reduce."""
+    text = divided(column, [spelling])
+    check(read(tmp_path, text, ranks=RANKS), "all_gather")
+    assert "no row with collective all_reduce" in refusal(
+        tmp_path, text, collective="all_reduce"
+    )
+    both = divided(column, [spelling, "allreduce"])
+    assert "several values of collective" in refusal(tmp_path, both)
+    check(read(tmp_path, both, ranks=RANKS, collective="all_gather"), "all_gather")
+    # The operation of a reduction is no collective.
+    reduced = divided("redop", ["sum"])
+    check(read(tmp_path, reduced, ranks=RANKS, collective="all_reduce"))
+
+
+def test_an_algorithm_which_no_option_chooses_is_left_to_the_user(
+    tmp_path: Path,
+) -> None:
+    line = refusal(tmp_path, divided("algorithm", ["ring", "tree"]))
+    assert line.endswith("algorithm (ring, tree): keep the rows of one of them")
 
 
 @pytest.mark.parametrize("column", ["repeat", "trial", "iteration"])

@@ -106,6 +106,22 @@ def refusal(
     return str(caught.value)
 
 
+def test_a_code_block_of_a_page_ends_a_table_without_its_last_line(
+    tmp_path: Path,
+) -> None:
+    rows, _, _ = nccl(title="all_reduce").partition("# Avg")
+    page = f"Measured on 8 GPUs:\n```\n{rows}```\nIn short: 9.5 GB/s.\n"
+    sizes, seconds, _ = read(tmp_path, page)
+    assert sorted({*sizes}) == SIZES
+    np.testing.assert_allclose(seconds, [us(size) / 1e6 for size in sizes], rtol=1e-4)
+    # What the author has left out before the block ends may be the largest sizes.
+    for cut in ("...\n", "^C\n"):
+        assert "the log is cut" in refusal(
+            tmp_path, page.replace("\n```\nIn", f"\n{cut}```\nIn")
+        )
+    assert "the log is cut" in refusal(tmp_path, rows)
+
+
 TABLE = [
     words
     for line in nccl().splitlines()

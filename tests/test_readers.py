@@ -40,6 +40,9 @@ EXAMPLES = {
     "hccl-test": "./bin/all_reduce_test -p 4\n"
     "data_size(Bytes): | aveg_time(us): | alg_bandwidth(GB/s): | check_result:\n"
     "4096 | 12.50 | 0.32768 | success\n",
+    "nccom-test": "nccom-test -r 4 allr\n"
+    "size(B) count(elems) type time:avg(us) algbw(GB/s) busbw(GB/s)\n"
+    "4096 1024 fp32 12.5 0.33 0.49\n",
     "trace": fuzzing.TRACE,
     "kineto": files.read_text(fuzzing.PROFILED_TRAINING),
     "flops": fuzzing.FLOPS,

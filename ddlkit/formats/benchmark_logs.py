@@ -52,6 +52,8 @@ _END = re.compile(
     r"#\s*(size|bytes|rep)",
     re.I,
 )
+# A code block of a Markdown page, which may quote a table without its last line.
+_FENCE = re.compile(r"```|~~~")
 # Where another benchmark begins. A command may be printed for several of them, so that
 # it does not count. OSU says where its buffers are, as in "OSU MPI-CUDA Allreduce".
 _TITLE = re.compile(r"test starting: |\bOSU \w+(?P<memory>-\S+)?\s|# Benchmarking ")
@@ -172,6 +174,7 @@ class Table:
     is_whole : bool
         Whether the table is known to be complete. A table with rates has a last line.
         If its head is not a comment, it was copied out of the log without that line.
+        So it was if the rows end with a code block of a Markdown page.
     """
 
     collectives: set[str] = field(default_factory=set)
@@ -397,6 +400,8 @@ class _TableCollector:
         self.following = Table()
         # Whether the last row was interrupted by text of NCCL_DEBUG.
         self.is_row_cut = False
+        # Whether nothing but empty lines came since the last row.
+        self.is_after_row = False
 
     def take(self, number: int, line: str) -> None:
         """Take a line of the log, whose number counts from 1."""
@@ -412,8 +417,18 @@ class _TableCollector:
             if self.current is not None:
                 self.current.rows.append((number, _WORD.findall(before_debug)))
                 self.is_row_cut = has_debug
+                self.is_after_row = True
             return
         self.is_row_cut = False
+        if not line.strip():
+            return
+        is_after_row = self.is_after_row
+        self.is_after_row = False
+        if _FENCE.match(line):
+            if self.current is not None and is_after_row:
+                self.current.is_whole = True
+                self.current = None
+            return
         head = _head(line)
         if head is not None:
             self._begin_table(number, line, head)

@@ -681,6 +681,10 @@ def _steps(trace: KinetoTrace) -> list[tuple[float, float]]:
 
 def _no_iteration(trace: KinetoTrace, steps: int) -> UserError:
     """Return the error that says why no step of a trace is an iteration of training."""
+    if not any(event.name.startswith("aten::") for event in trace.events):
+        return trace.missing(
+            "no operator of PyTorch (aten::): a trace of another program, or of the GPU only"
+        )
     # Before PyTorch 1.12, autograd noted gradients but not which function it evaluates.
     has_gradients = any(event.name == ACCUMULATE for event in trace.events)
     cause = "inference?"

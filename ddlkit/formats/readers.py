@@ -28,6 +28,7 @@ from ddlkit.formats import (
     layer_trace,
     nccl_inspector,
     nccl_tests_json,
+    nccom_test,
     rccl_tests_csv,
     size_time_csv,
     transformer_shapes,
@@ -107,6 +108,12 @@ MESSAGE_TIMES: tuple[Reader[MessageOptions, MessageTimes], ...] = (
         "a log of Ascend's hccl_test",
         hccl_test.matches,
         hccl_test.read,
+    ),
+    Reader(
+        "nccom-test",
+        "a log of nccom-test of AWS Neuron",
+        nccom_test.matches,
+        nccom_test.read,
     ),
     Reader(
         "csv",

@@ -2,8 +2,9 @@
 
 It needs a size and a time. The names "bytes" and "seconds" say what these are. Other
 names must say their unit, as size_mib and latency_us do. The columns of `KEYS`
-distinguish message times, and the number of ranks may have another name, such as
-world_size. Any other column must not divide the times of one size into several kinds.
+distinguish message times. The number of ranks may have another name, such as
+world_size, and so may the collective, such as op. Any other column must not divide the
+times of one size into several kinds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from ddlkit.core.errors import shown
 from ddlkit.core.units import LEAST, MOST_WHOLE
+from ddlkit.formats.benchmark_rows import BY_SPELLING
 from ddlkit.formats.contract import KEYS, MessageOptions, MessageTimes
 from ddlkit.store.sheet import SCHEMAS, Column, Schema, Sheet, read_sheet
 
@@ -60,7 +62,8 @@ _SIZE_NAMES = (
         r"(?:(?:message|msg|data|buffer|payload|tensor)_?)?(?:size|n_?bytes|bytes)"
         rf"(?:_in)?(?:_{_SIZE_UNIT})?"
     ),
-    re.compile(_SIZE_UNIT),
+    # A column that is called only "b" may as well count blocks or batches.
+    re.compile(rf"(?!b$){_SIZE_UNIT}"),
 )
 _TIME_NAMES = (
     re.compile(
@@ -69,6 +72,8 @@ _TIME_NAMES = (
     ),
     re.compile(rf"(?:t_)?{_TIME_UNIT}"),
 )
+# Names such as "mean_us", which count where no other column has times.
+_MEAN_NAMES = (re.compile(rf"(?:avg|average|mean|median)_{_TIME_UNIT}"),)
 _BYTES = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SECONDS = {"s": 1.0, "m": 1e-3, "u": 1e-6}
 
@@ -99,20 +104,28 @@ class _Quantity(NamedTuple):
 def matches(text: str) -> bool:
     r"""Return whether the first line of a file names a column of sizes and one of times.
 
-    With the name "bytes" or "seconds", one of them is enough, and `read` reports that
-    the other is missing.
+    With the name "bytes" or "seconds", or with a column of times among several that no
+    blanks separate, one of them is enough, and `read` reports that the other is missing.
 
     Examples
     --------
     >>> matches("bytes,seconds\n1024,2e-5\n"), matches("size_kib;latency_us\n1;20\n")
     (True, True)
+    >>> matches("algo,count,time_ms\nring,8,20\n"), matches("step 7, 120 ms\n")
+    (True, False)
     >>> matches("tensor,flops\nconv,20\n")
     False
     """
     header = _header(text)
     if "bytes" in header or "seconds" in header:
         return True
-    return bool(_sizes(header) and _times(header))
+    if not _times(header):
+        return False
+    first_line, _, _ = text.strip().partition("\n")
+    # Neither a line of JSON nor "step 7, 120 ms" has names of columns.
+    has_names = not re.search(r"[\d{}]", first_line)
+    is_table = len(header) > 1 and _separator(first_line) != " "
+    return (is_table and has_names) or bool(_sizes(header))
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
@@ -244,9 +257,16 @@ def _times(header: tuple[str, ...]) -> list[_Quantity]:
     """Return the columns that may have the times: only "seconds", if there is one."""
     if "seconds" in header:
         return [_Quantity("seconds", 1.0)]
+    return _times_named(_TIME_NAMES, header) or _times_named(_MEAN_NAMES, header)
+
+
+def _times_named(
+    patterns: tuple[re.Pattern[str], ...], header: tuple[str, ...]
+) -> list[_Quantity]:
+    """Return the columns of times whose names fit one of the patterns."""
     times = []
     for name in header:
-        match = _matched(_TIME_NAMES, name)
+        match = _matched(patterns, name)
         if match is None:
             continue
         # The first letter tells the units apart, once "micro" is written as "u".
@@ -278,6 +298,41 @@ def _only(
 
 
 def _with_known_names(sheet: Sheet) -> Sheet:
+    """Return a sheet in which ranks and collectives have the names of this project."""
+    return _with_known_collectives(_with_known_ranks(sheet))
+
+
+def _with_known_collectives(sheet: Sheet) -> Sheet:
+    """Return a sheet whose collectives are in a column "collective", as in `KNOWN`.
+
+    Without a column of that name, it is the only one whose cells all name collectives,
+    such as "op" or "operation". The collectives of a user's own table may be spelled as
+    programs spell them: "AllReduce", "all_reduce_perf" or "MPI_Allreduce".
+    """
+    of_collectives = [name for name in sheet.header if name == "collective"]
+    if not of_collectives:
+        for position, name in enumerate(sheet.header):
+            if all(_known_collective(row[position]) for row in sheet.rows):
+                of_collectives.append(name)
+    if len(of_collectives) != 1:
+        return sheet
+    position = sheet.header.index(of_collectives[0])
+    header = (*sheet.header[:position], "collective", *sheet.header[position + 1 :])
+    rows = []
+    for row in sheet.rows:
+        name = _known_collective(row[position]) or row[position]
+        rows.append([*row[:position], name, *row[position + 1 :]])
+    return Sheet(sheet.file, header, sheet.lines, rows)
+
+
+def _known_collective(cell: str) -> str:
+    """Return the name in `KNOWN` of the collective that a cell names, "" if none."""
+    letters = re.sub("[^a-z]", "", cell.lower())
+    plain = re.sub("^(?:mpi|[nr]ccl)|perf$", "", letters)
+    return BY_SPELLING.get(plain, "")
+
+
+def _with_known_ranks(sheet: Sheet) -> Sheet:
     """Return a sheet whose number of ranks has the name "ranks"."""
     if "ranks" in sheet.header:
         return sheet

@@ -66,7 +66,8 @@ def choose(
     keys : tuple of str
         The columns. Those that the table lacks are ignored.
     wanted : dict of str to object
-        The value that a column must have. None, or no entry, takes the only one.
+        The value that a column must have. None, or no entry, takes the only one. The
+        user can choose the value of a column that has an entry, as the error says.
     path : Path
         The file of the table, as errors name it.
 
@@ -93,9 +94,11 @@ def choose(
         value = wanted.get(key)
         if value is None:
             if len(values) > 1:
-                raise UserError(
-                    f"{path}: several values of {key} ({listed}): choose one by {key}"
-                )
+                # A caller that lets the user choose has an entry, be it None.
+                advice = f"choose one by {key}"
+                if key not in wanted:
+                    advice = "keep the rows of one of them"
+                raise UserError(f"{path}: several values of {key} ({listed}): {advice}")
             value = values[0]
         if value not in values:
             raise UserError(f"{path}: no row with {key} {value}: it has {listed}")

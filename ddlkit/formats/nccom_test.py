@@ -1,0 +1,151 @@
+"""Logs of nccom-test of AWS Neuron, as message times.
+
+It prints a table with the columns size(B), count(elems), type, time:avg(us),
+algbw(GB/s) and busbw(GB/s), and perhaps others. The collective and the number of ranks
+are only in its command, as in ``nccom-test -r 32 allr``.
+
+Sizes are those of `ddlkit.core.collective`: the size of an all_gather is all that a
+rank receives. The unit of the bandwidths is 2**30 or 1e9 bytes a second, depending on
+the version, so that each row is checked against both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ddlkit.core.errors import UserError
+from ddlkit.formats.benchmark_rows import (
+    BY_SPELLING,
+    KNOWN,
+    BenchmarkRow,
+    benchmark_times,
+    positive,
+    whole,
+)
+from ddlkit.formats.contract import MessageOptions, MessageTimes
+from ddlkit.formats.labels import unlabelled
+
+SOURCE = "nccom-test"
+
+# Some versions print "time(us)", which is the median.
+_HEAD = re.compile(r"size\(B\)\s+.*\btime(?::avg)?\(us\)\s+.*\balgbw\(GB/s\)", re.I)
+_COMMAND = re.compile(r"\bnccom-test\s+(?P<words>.*)")
+_RANKS = re.compile(r"(?:-r|--nworkers)[\s=]+(?P<ranks>\d{1,9})\b")
+# Its short names for collectives.
+_SHORT = {"allr": "all_reduce", "allg": "all_gather", "redsct": "reduce_scatter"}
+
+_UNITS_BYTES_PER_S = (1e9, 2.0**30)
+# Bandwidths are printed to 0.01 of their unit.
+_ROUNDING = 0.005
+_RATE_TOLERANCE = 0.01
+
+
+def matches(text: str) -> bool:
+    """Return whether some line of a file is the head of a table of nccom-test.
+
+    Examples
+    --------
+    >>> matches("size(B)  count(elems)  type  time:avg(us)  algbw(GB/s)  busbw(GB/s)")
+    True
+    """
+    return bool(_HEAD.search(text))
+
+
+def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
+    """Return the message times of a log.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+    options : MessageOptions
+        The collective and the number of ranks, if no command is in the log. No place
+        and no table.
+
+    Returns
+    -------
+    MessageTimes
+        The times of all tables.
+
+    Raises
+    ------
+    UserError
+        If the collective is not known, or a row is wrong.
+    """
+    options.refuse_table(file)
+    collective = ""
+    ranks = 0
+    columns: list[str] = []
+    rows = []
+    for number, line in enumerate(unlabelled(text), start=1):
+        command = _COMMAND.search(line)
+        if command:
+            collective = _collective_of(command["words"]) or collective
+            stated = _RANKS.search(command["words"])
+            ranks = int(stated["ranks"]) if stated else 0
+        words = line.split()
+        if _HEAD.match(line):
+            columns = [word.lower().replace(":avg", "") for word in words]
+        elif columns and words and words[0].isdigit():
+            where = f"{file}: row at line {number}"
+            if len(words) != len(columns):
+                raise UserError(
+                    f"{where}: {len(words)} words for {len(columns)} columns: "
+                    "is the log cut?"
+                )
+            name = collective or options.collective
+            if not name:
+                raise UserError(
+                    f"{file}: nccom-test does not name its collective: "
+                    f"give --collective {' or '.join(KNOWN)}"
+                )
+            cells = dict(zip(columns, words, strict=True))
+            rows.append(_row(cells, where, name, ranks))
+        elif words:
+            columns = []
+    return benchmark_times(SOURCE, rows, file, options)
+
+
+def _collective_of(words: str) -> str:
+    """Return the collective that a command of nccom-test names, "" if none."""
+    for word in words.split():
+        letters = re.sub("[^a-z]", "", word.lower())
+        name = _SHORT.get(letters) or BY_SPELLING.get(letters)
+        if name:
+            return name
+    return ""
+
+
+def _row(
+    cells: Mapping[str, str], where: str, collective: str, ranks: int
+) -> BenchmarkRow:
+    """Return a row of a table, whose cells are given by the names of their columns."""
+    size = whole(cells["size(b)"], where, "size(B)")
+    seconds = positive(cells["time(us)"], where, "time(us)") / 1e6
+    try:
+        algbw = float(cells["algbw(gb/s)"])
+        busbw = float(cells["busbw(gb/s)"])
+    except (KeyError, ValueError):
+        raise UserError(f"{where}, algbw and busbw: a number is missing") from None
+    # The unit that comes closer to size over time.
+    unit = min(_UNITS_BYTES_PER_S, key=lambda unit: abs(algbw - size / seconds / unit))
+    allowed = _RATE_TOLERANCE * algbw + _ROUNDING
+    if not abs(algbw - size / seconds / unit) <= allowed:
+        raise UserError(
+            f"{where}, algbw(GB/s): {algbw:g} contradicts {size} bytes in "
+            f"{cells['time(us)']} us: other units?"
+        )
+    return BenchmarkRow(
+        where,
+        size,
+        seconds,
+        collective,
+        ranks,
+        busbw_bytes_per_s=busbw * unit,
+        # The unit is a guess where algbw is rounded to few digits.
+        busbw_rounding_bytes_per_s=2 * _ROUNDING * unit + 0.08 * busbw * unit,
+        variant={"type": cells.get("type", "")},
+    )
