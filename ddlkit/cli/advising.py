@@ -25,6 +25,7 @@ from ddlkit.cli.command import (
     group,
     lab_rate,
     number,
+    ranks_to_start,
     require_lab,
     require_model_file,
     show,
@@ -42,9 +43,6 @@ from ddlkit.core.errors import UserError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-MOST_RANKS = 256
-"""The most ranks that a command starts on this machine. Each is a process with torch."""
 
 UNIT_SIZES = ("size:2MB", "size:10MB", "size:50MB", "size:250MB")
 """Ways to make units that are compared with those that the user asks for."""
@@ -255,7 +253,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     if ranks_outside > 1:
         ranks = ranks_outside
     else:
-        ranks = _ranks_to_start(arguments.ranks)
+        ranks = ranks_to_start(arguments.ranks, default=2)
     from ddlkit.jobs.rank import joined
     from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
     from ddlkit.measure.given import check
@@ -295,22 +293,6 @@ def _measuring_times_s(arguments: argparse.Namespace) -> tuple[float, float]:
             "zero, or 0 for a prediction that is not tried"
         )
     return 60 * arguments.minutes, 60 * arguments.confirm_minutes
-
-
-def _ranks_to_start(asked: int | None) -> int:
-    """Return how many ranks to start, two by default, or raise UserError."""
-    if asked is None:
-        return 2
-    if asked < 2:
-        raise UserError(
-            f"--ranks {asked}: one rank alone sends nothing: use at least 2"
-        )
-    if asked > MOST_RANKS:
-        raise UserError(
-            f"--ranks {asked}: each is a process of this machine: use at most "
-            f"{MOST_RANKS}, or start the ranks on several nodes by torchrun"
-        )
-    return asked
 
 
 @contextlib.contextmanager

@@ -57,6 +57,9 @@ class Command(NamedTuple):
     example: str = ""
 
 
+MOST_RANKS = 256
+"""The most ranks that a command starts on this machine. Each is a process with torch."""
+
 COMMANDS: dict[str, Command] = {}
 """The commands of ddlkit by name."""
 
@@ -360,11 +363,8 @@ def measure(arguments: argparse.Namespace) -> None:
     if arguments.model or arguments.accumulate != 1:
         _measure_own_model(arguments)
         return
-    ranks = arguments.ranks
-    if ranks is not None and ranks < 2:
-        raise UserError(
-            f"--ranks {ranks}: one rank alone sends nothing: use at least 2"
-        )
+    # 0 stands for the default of a session.
+    ranks = ranks_to_start(arguments.ranks, default=0)
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     if not arguments.dry_run:
         # A dry run only lists the points, which any machine can do.
@@ -380,7 +380,7 @@ def measure(arguments: argparse.Namespace) -> None:
         parts.points,
         part=arguments.part,
         networks=networks or parts.DEFAULT_NETWORKS,
-        ranks=ranks or 0,  # 0 stands for the default
+        ranks=ranks,
         rate_bits_per_s=rate_bits_per_s,
         delay_s=delay_s,
     )
@@ -441,6 +441,35 @@ def lab_rate(text: str | None) -> tuple[float, float]:
         return units.parse_bits_per_s(rate), delay_s
     except UserError as error:
         raise UserError(f"--lab {text}: {error}") from None
+
+
+def ranks_to_start(asked: int | None, default: int) -> int:
+    """Return how many ranks to start on this machine, or raise UserError.
+
+    Parameters
+    ----------
+    asked : int or None
+        The value of --ranks.
+    default : int
+        What is returned if --ranks is not given.
+
+    Returns
+    -------
+    int
+        The number of ranks.
+    """
+    if asked is None:
+        return default
+    if asked < 2:
+        raise UserError(
+            f"--ranks {asked}: one rank alone sends nothing: use at least 2"
+        )
+    if asked > MOST_RANKS:
+        raise UserError(
+            f"--ranks {asked}: each is a process of this machine: use at most "
+            f"{MOST_RANKS}, or start ddlkit advise on several nodes by torchrun"
+        )
+    return asked
 
 
 def require_lab(text: str | None) -> None:
