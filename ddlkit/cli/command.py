@@ -223,10 +223,10 @@ def _readable(value: Any) -> str:
 
 
 def is_numbers(value: Any) -> bool:
-    """Return whether a value is a list of numbers, or a dictionary whose values are numbers."""
+    """Return whether a value is a list or tuple of numbers, or a dictionary of numbers."""
     if isinstance(value, dict):
         value = [*value.values()]
-    if not isinstance(value, list):
+    if not isinstance(value, (list, tuple)):
         return False
     return all(isinstance(inner, (int, float)) for inner in value)
 
