@@ -350,6 +350,27 @@ def test_times_and_ranks_have_bounds(
     assert re.search(expected, error) and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("all_bytes", [4, 32, 4092, 4096, 65536, 200_000_000])
+def test_messages_of_two_sizes_are_timed_of_any_model(all_bytes: int) -> None:
+    """No cost can be fitted to the times of one size, which a tiny model would give."""
+    sizes = models.message_sizes(all_bytes, world_size=2)
+    assert len(sizes) >= 2 and sizes == sorted(set(sizes))
+    assert any(all_bytes <= size < all_bytes + 8 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [("0", "--ranks 0: one rank alone"), ("100000", "--ranks 100000: .* at most 256")],
+)
+def test_measure_bounds_ranks_as_advise_does(
+    ranks: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert cli.main(["measure", "quick", "--ranks", ranks, "--out", str(out)]) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert re.search(expected, error) and not out.exists()
+
+
 def test_text_and_drawing_mean_the_same_by_exposed_communication() -> None:
     advice = Advice.of(LATE, messages(1e-3, 1e-8))
     option = advice.options[DEFAULT]

@@ -306,6 +306,11 @@ def test_the_command_says_what_the_model_does(
     )
     assert answer["iteration_s"] == pytest.approx(said.iteration_s)
     assert answer["interval_s"] == pytest.approx(interval_s)
+    assert interval_s is not None
+    assert cli.main(["predict", *words, "--units", "blocks.layers.*"]) == 0
+    lower_s, upper_s = interval_s
+    # Six digits, as every other number of the answer.
+    assert f" {lower_s:.6g}, {upper_s:.6g}\n" in capsys.readouterr().out
     assert (answer["no_overlap_s"], answer["perfect_overlap_s"]) == pytest.approx(
         bounds(said)
     )

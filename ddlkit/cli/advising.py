@@ -304,7 +304,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     if ranks_outside > 1:
         ranks = ranks_outside
     else:
-        ranks = ranks_to_start(arguments.ranks) or 2
+        ranks = ranks_to_start(arguments.ranks, default=2)
     from ddlkit.jobs.rank import joined
     from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
     from ddlkit.measure.given import check

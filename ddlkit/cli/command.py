@@ -57,6 +57,9 @@ class Command(NamedTuple):
     example: str = ""
 
 
+MOST_RANKS = 256
+"""The most ranks that a command starts on this machine. Each is a process with torch."""
+
 COMMANDS: dict[str, Command] = {}
 """The commands of ddlkit by name."""
 
@@ -237,10 +240,10 @@ def _readable(value: Any) -> str:
 
 
 def is_numbers(value: Any) -> bool:
-    """Return whether a value is a list of numbers, or a dictionary whose values are numbers."""
+    """Return whether a value is a list or tuple of numbers, or a dictionary of numbers."""
     if isinstance(value, dict):
         value = [*value.values()]
-    if not isinstance(value, list):
+    if not isinstance(value, (list, tuple)):
         return False
     return all(isinstance(inner, (int, float)) for inner in value)
 
@@ -387,7 +390,8 @@ def measure(arguments: argparse.Namespace) -> None:
     if arguments.model or arguments.accumulate != 1:
         _measure_own_model(arguments)
         return
-    ranks = ranks_to_start(arguments.ranks)
+    # 0 stands for the default of a session.
+    ranks = ranks_to_start(arguments.ranks, default=0)
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     if not arguments.dry_run:
         # A dry run only lists the points, which any machine can do.
@@ -404,7 +408,7 @@ def measure(arguments: argparse.Namespace) -> None:
         parts.points,
         part=arguments.part,
         networks=networks or parts.DEFAULT_NETWORKS,
-        ranks=ranks or 0,  # 0 stands for the default
+        ranks=ranks,
         rate_bits_per_s=rate_bits_per_s,
         delay_s=delay_s,
     )
@@ -474,28 +478,6 @@ MOST_RANKS = 256
 """The most ranks that a command starts on this machine. Each is a process with torch."""
 
 
-def ranks_to_start(ranks: int | None) -> int | None:
-    """Return the value of --ranks, None if it was left out, for a command that starts ranks.
-
-    Raises
-    ------
-    UserError
-        If there is a single rank, or if there are more than `MOST_RANKS`.
-    """
-    if ranks is None:
-        return None
-    if ranks < 2:
-        raise UserError(
-            f"--ranks {ranks}: one rank alone sends nothing: use at least 2"
-        )
-    if ranks > MOST_RANKS:
-        raise UserError(
-            f"--ranks {ranks}: each is a process of this machine: use at most "
-            f"{MOST_RANKS}, or run ddlkit advise --model under torchrun on several nodes"
-        )
-    return ranks
-
-
 def session_budget_s(arguments: argparse.Namespace) -> float:
     """Return the seconds after which a session starts nothing new."""
     return math.inf if arguments.budget is None else float(arguments.budget)
@@ -529,6 +511,35 @@ def lab_rate(text: str | None) -> tuple[float, float]:
         return units.parse_bits_per_s(rate), delay_s
     except UserError as error:
         raise UserError(f"--lab {text}: {error}") from None
+
+
+def ranks_to_start(asked: int | None, default: int) -> int:
+    """Return how many ranks to start on this machine, or raise UserError.
+
+    Parameters
+    ----------
+    asked : int or None
+        The value of --ranks.
+    default : int
+        What is returned if --ranks is not given.
+
+    Returns
+    -------
+    int
+        The number of ranks.
+    """
+    if asked is None:
+        return default
+    if asked < 2:
+        raise UserError(
+            f"--ranks {asked}: one rank alone sends nothing: use at least 2"
+        )
+    if asked > MOST_RANKS:
+        raise UserError(
+            f"--ranks {asked}: each is a process of this machine: use at most "
+            f"{MOST_RANKS}, or run ddlkit advise --model under torchrun on several nodes"
+        )
+    return asked
 
 
 def require_lab(text: str | None) -> None:

@@ -477,8 +477,7 @@ def _measure(
         notes += other_than_predicted(training, profile)
         yield tables
     elif schema == "collectives":
-        sizes = [size for size in SIZES if size < all_bytes]
-        sizes.append(whole_size(all_bytes, me.world_size))
+        sizes = message_sizes(all_bytes, me.world_size)
         budget_of_size = Budget(
             warmup=1,
             min_repeats=4,
@@ -506,6 +505,33 @@ def _measure(
             max_s=FOR_SLOWDOWN * settings.measure_s,
             min_repeats=3,
         )
+
+
+def message_sizes(all_bytes: int, world_size: int) -> list[int]:
+    """Return the sizes of the messages whose times an advice needs, in bytes.
+
+    Parameters
+    ----------
+    all_bytes : int
+        The size of all gradients together.
+    world_size : int
+        How many ranks there are.
+
+    Returns
+    -------
+    list of int
+        At least two sizes, because no cost can be fitted to the times of a single size.
+
+    Examples
+    --------
+    >>> message_sizes(100_000, 2), message_sizes(32, 2)
+    ([4096, 65536, 100000], [32, 4096])
+    """
+    sizes = [size for size in SIZES if size < all_bytes]
+    sizes.append(whole_size(all_bytes, world_size))
+    if len(sizes) == 1:
+        sizes.append(next(size for size in SIZES if size > sizes[0]))
+    return sizes
 
 
 def _measured_before(me: Rank, training: Training) -> list[float]:
