@@ -204,6 +204,7 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     text = page.read_text()
     assert "mine-net on 2 ranks" in text and ";base64," in text and "http" not in text
     assert "Exposed communication is what the exchange adds" in text
+    assert "intervals of gains in the long run" in text
     assert of_tables["origin"]["date"] in text
     assert f"torch {torch.__version__}" in text
     assert (

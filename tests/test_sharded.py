@@ -308,6 +308,7 @@ def test_the_command_says_what_the_model_does(
     assert answer["interval_s"] == pytest.approx(interval_s)
     assert interval_s is not None
     assert cli.main(["predict", *words, "--units", "blocks.layers.*"]) == 0
+    assert interval_s is not None
     lower_s, upper_s = interval_s
     # Six digits, as every other number of the answer.
     assert f" {lower_s:.6g}, {upper_s:.6g}\n" in capsys.readouterr().out

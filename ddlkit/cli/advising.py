@@ -653,6 +653,9 @@ EXPLANATIONS = (
     "A gain is the share by which an iteration is shorter than under PyTorch's default.",
     "Parentheses hold 95% intervals: of single iterations where predicted, of the median of",
     "the rounds where measured. In a round of the trial all plans train in turn.",
+    "The drawing has intervals of gains in the long run. They decide whether a change is",
+    "proposed. If the plan was tried, the interval of its predicted gain in the text is",
+    "wider, because it also holds the noise of the trial.",
 )
 """Lines that explain the terms of an advice to a reader of the page alone."""
 
