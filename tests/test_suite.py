@@ -191,7 +191,9 @@ def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
     assert cli.main([*argv, "--collective", "reduce_scatter", "--level", "0.9"]) == 0
     predicted = json.loads(capsys.readouterr().out)
     low, high = predicted["interval_s"]
-    assert low <= predicted["iteration_s"] <= high and predicted["level"] == 0.9
+    assert low <= predicted["iteration_s"] <= high
+    # Contention was not measured, so nobody knows how many iterations the interval holds.
+    assert predicted["level"] is None and "messages" in predicted["interval_holds"]
 
 
 def test_networks_that_are_chosen_take_the_place_of_the_suites_own(
