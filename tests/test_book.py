@@ -204,10 +204,12 @@ def test_a_notebook_that_ends_half_way_is_not_done(
     holds="its kernel is ended, one line",
 )
 def test_a_notebook_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    # A test before this one may have left the process from which ranks are forked.
+    others = set(psutil.Process().children(recursive=True))
     Book(tmp_path).add("10_slow.ipynb", ("code", "import time\ntime.sleep(60)"))
     with pytest.raises(UserError, match=r"10_slow\.ipynb: took longer than 500 ms"):
         Book(tmp_path).run(timeout_s=0.5)
-    assert wait_for(lambda: not psutil.Process().children(recursive=True))
+    assert wait_for(lambda: others >= {*psutil.Process().children(recursive=True)})
 
 
 @pytest.mark.fault(
