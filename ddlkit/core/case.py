@@ -50,13 +50,14 @@ class Case:
     density : float
         The share of the gradients that is sent.
     dilation : float
-        The factor on compute times.
+        The factor on the compute times of all ranks; 1 for the recorded times.
     seed : int
         The seed of all that is drawn at random.
     profile_sha256 : str
         The hash of the layer profile, "" if there is none.
     straggler : float
-        The factor on the compute times of the slowest rank.
+        The further factor on the compute times of the slowest rank; 1 if all ranks
+        compute equally fast.
     selection_sha256 : str
         The hash of the times for which a replay sleeps to select gradients, "" if there
         are none.
@@ -67,7 +68,8 @@ class Case:
     straggler_spread : float
         How much the factor of the slowest rank varies from one iteration to the next.
     changes : str
-        Changes of the link in each iteration, as in "0s:rate=250mbit;0.3s:loss=1%".
+        Changes of the link in each iteration, as in "0s:rate=250mbit;0.3s:loss=1%"; ""
+        if the link stays as it is.
     accumulate : int
         The batches whose gradients are sent once, with the gradients of the last batch.
     """

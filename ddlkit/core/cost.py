@@ -224,14 +224,14 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
 
 
 class Samples(NamedTuple):
-    """Of how many messages in a row each measured time is the mean.
+    """How many back-to-back messages each measured time averages.
 
     Attributes
     ----------
     bytes : ndarray, shape (s,)
-        Sizes, increasing.
+        Sizes of the measured collectives, increasing.
     messages : ndarray, shape (s,)
-        The number of messages in a row at each size.
+        The number of back-to-back messages that a time of each size averages.
     """
 
     bytes: Floats
@@ -257,8 +257,8 @@ class MessageCost(Form):
     algorithm : str, optional
         How the collective is carried out, as "ring", None if that is not known.
     samples : Samples, optional
-        Of how many messages in a row each measured time was the mean, by size. By
-        default every message was measured alone.
+        How many back-to-back messages each measured time averages, by size. By default
+        every message was measured alone.
 
     Raises
     ------
@@ -291,6 +291,7 @@ class MessageCost(Form):
             f"workers is {shown(workers)}: must be a whole number "
             f"from 1 to {MOST_WORKERS}",
         )
+        # An unknown algorithm is None. It passes the check as an empty name.
         names = (("collective", self.collective), ("algorithm", self.algorithm or ""))
         for name, value in names:
             self.check(
@@ -353,10 +354,12 @@ class MessageCost(Form):
         return float(self(1.0))
 
     def messages_per_sample(self, n_bytes: ArrayLike) -> Floats:
-        """Return of how many messages in a row a measured time is the mean.
+        """Return how many back-to-back messages each measured time averages.
 
-        ``n_bytes`` are sizes of any shape, and the result has this shape.
+        ``n_bytes`` are sizes of messages of any shape, and the result has this shape.
         """
+        # ``samples`` is by the size of what is sent. A sparsified message sends less
+        # than the size of its gradients.
         sent_bytes = self.sent_bytes(n_bytes)
         if not self.samples:
             return np.ones_like(sent_bytes)
@@ -510,8 +513,9 @@ class Table(MessageCost):
     def startup_s(self) -> float:
         """Return the start-up time of a message, in seconds.
 
-        This is the time of the first size if that has up to SMALL_BYTES. Otherwise it
-        is the time of no bytes on a line through the first two sizes.
+        This is the time of the first size if that has up to SMALL_BYTES. The time of a
+        larger first size is to a good part that of its bytes. The start-up is then the
+        time of no bytes on a line through the first two sizes, and never below 0.
         """
         if self.bytes[0] <= SMALL_BYTES:
             # A message of one byte, below the first size, takes the time of that size.
@@ -746,7 +750,10 @@ class HeldOut(Form):
 
 @dataclass(frozen=True, eq=False)
 class _Off(MessageCost, described=False):
-    """A draw: another cost that is off by a multiple of the error at held-out sizes."""
+    """A draw: another cost that is off by a multiple of the error at held-out sizes.
+
+    The multiple is ``ratio``. A draw with a positive one is too slow.
+    """
 
     form: ClassVar[str] = "drawn"
     cost: MessageCost

@@ -65,6 +65,7 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     return f"{head} ... ({len(text)} characters) ... {tail}"
 
 
+# A value may be a whole file. It must leave room in the line for what is wrong with it.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
 _SHORT.maxstring = 60

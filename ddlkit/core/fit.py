@@ -68,8 +68,8 @@ fit. The error is four times as large as in the fit if times bend, and as large 
 only scatter. They bend in seven dense tables (`tuned` of the rules vidur-*) and in
 twelve logs.
 """
-MOST_LEFT_OUT = 24
-"""The most sizes that are held out in turn, evenly spaced."""
+MOST_SIZES_HELD_OUT = 24
+"""The most sizes that are held out in turn, evenly spaced in their order."""
 
 # -- errors that turn into draws ---------------------------------------------------
 
@@ -140,8 +140,9 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
 def _order_statistic(n: int, rarity: int) -> int:
     """Return the largest k with P(Binomial(n, 1/2) < k) <= 1 / rarity, or 0.
 
-    The probability is the number of subsets with fewer than k of n members, over 2**n.
-    Integers make the comparison exact.
+    ``rarity`` is the inverse of a probability: 40 stands for once in 40 times. The
+    probability of the binomial is the number of subsets with fewer than k of n members,
+    over 2**n. Integers make the comparison exact.
     """
     k = 0
     subsets_of_k = 1
@@ -271,6 +272,7 @@ class Fit(Generic[C]):
         `ddlkit.core.cost.costs_from_dict` reads them.
         """
         errors = np.abs(self.relative_residuals)
+        # "from_bytes" and "to_bytes" are numbers of elements for a cost of selections.
         summary: dict[str, Any] = {
             "form": self.form,
             "rows": len(self.seconds),
@@ -323,7 +325,8 @@ def fit(
     draws : int, optional
         How many draws the fit has.
     collective, workers, algorithm, samples : optional
-        What a cost of messages holds for, as `MessageCost` describes it.
+        What a cost of messages holds for, as `MessageCost` describes it. None leaves
+        the default of `MessageCost`.
     operation, device : optional
         What a cost of selections holds for, as `SelectionCost` describes it.
 
@@ -528,9 +531,10 @@ def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutE
     Returns
     -------
     HeldOutErrors
-        Errors at up to MOST_LEFT_OUT sizes. The smallest and the largest size are never
-        held out, because the form would extrapolate there, nor are sizes without which
-        the form cannot be fitted.
+        Relative errors at up to MOST_SIZES_HELD_OUT sizes, positive where the
+        prediction is longer than the median of the measured times. The smallest and the
+        largest size are never held out, because the form would extrapolate there, nor
+        are sizes without which the form cannot be fitted.
 
     Examples
     --------
@@ -539,14 +543,19 @@ def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutE
     ([2.0, 3.0], [0.09, -0.33])
     """
     sizes, seconds = _checked(sizes, seconds)
-    least_sizes = _method(AlphaBeta.form if form == AUTO else form).least_sizes
+    # "auto" can be fitted as soon as alpha_beta can, which it chooses for few sizes.
+    form_of_fewest_sizes = AlphaBeta.form if form == AUTO else form
+    least_sizes = _method(form_of_fewest_sizes).least_sizes
     distinct = np.unique(sizes)
-    # Neither the smallest size nor the largest one is held out.
+    # Neither the smallest size nor the largest one is held out. So there must be a third
+    # size, and one size more than a fit of the form needs.
     candidates = distinct[1:-1]
     if distinct.size <= max(least_sizes, 2):
         candidates = np.empty(0)
-    # At most MOST_LEFT_OUT of the candidates, evenly spaced from first to last.
-    spaced = np.linspace(0, candidates.size - 1, min(candidates.size, MOST_LEFT_OUT))
+    # At most MOST_SIZES_HELD_OUT of the candidates, evenly spaced from first to last.
+    spaced = np.linspace(
+        0, candidates.size - 1, min(candidates.size, MOST_SIZES_HELD_OUT)
+    )
     held_out_sizes = []
     errors = []
     predictions_s = []
@@ -634,7 +643,7 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
 def unseen_errors(
     make: Callable[..., Any], fitted: Sequence[Floats], tested: Sequence[Floats]
 ) -> tuple[Floats, Floats]:
-    """Return the errors of costs at sizes that were left out when they were made.
+    """Return the errors of costs at sizes that were held out when they were made.
 
     A cost is made anew for each size that is tested.
 

@@ -195,7 +195,7 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
         The exclusive end of each group.
     least_s : float
         The lower bound, which is the proof: the last message of no plan arrives before,
-        in seconds.
+        in seconds. The update, which follows the last message, does not count.
 
     Examples
     --------
@@ -307,6 +307,7 @@ class _States:
     """
 
     def __init__(self, n: int, most: int) -> None:
+        # Room for ``most`` points of each of n prefixes, and one of the empty prefix.
         capacity = n * most + 1
         self.selected_s = np.zeros(capacity)
         self.arrived_s = np.zeros(capacity)
@@ -366,7 +367,8 @@ def _fronts(
     suffixes : sequence of Front, length n + 1
         Bounds of the fronts of all suffixes, by the number of tensors.
     limit_s : float
-        A point is left out if no iteration with it ends by then.
+        The time of the best plan so far. A point is left out if no iteration that goes
+        on from this point ends by then.
     step : _Pass
         How many points a front keeps, and whether the fronts are to be lower bounds.
 
@@ -375,7 +377,7 @@ def _fronts(
     fronts : list of Front, length n + 1
         The front of each prefix, by the number of tensors.
     ends : tuple of int
-        The plan to which the best points lead, empty if no point is left.
+        The plan to which the most promising points lead, empty if no point is left.
     """
     n = len(suffixes) - 1
     useful = _useful(groups, prefixes, suffixes, limit_s)

@@ -237,7 +237,10 @@ class Iteration:
         compute_factors: ArrayLike = 1.0,
         slowdowns: Floats | None = None,
     ) -> Floats:
-        """Return the iteration for each of B draws of what is uncertain.
+        """Return the time of the iteration for each of B draws of what is uncertain.
+
+        Each message may start when its last gradient is ready: ``leave_s`` does not
+        count here.
 
         Parameters
         ----------

@@ -134,8 +134,16 @@ def read_link(link: str) -> LinkConditions:
     kind, _, conditions = link.partition(":")
     rate_bits_per_s = parse_bits_per_s(conditions.partition("-")[0])
     if kind == "lab":
-        burst_s = burst_bytes(rate_bits_per_s) * 8 / rate_bits_per_s
-        return LinkConditions("tbf", rate_bits_per_s, 0.0, burst_s, TBF_FRAMING_BYTES)
+        burst_bits = 8 * burst_bytes(rate_bits_per_s)
+        burst_s = burst_bits / rate_bits_per_s
+        return LinkConditions(
+            engine="tbf",
+            rate_bits_per_s=rate_bits_per_s,
+            # The name of such a link states no delay.
+            delay_s=0.0,
+            burst_s=burst_s,
+            framing_bytes=TBF_FRAMING_BYTES,
+        )
     return LinkConditions(
         engine=kind,
         rate_bits_per_s=rate_bits_per_s,

@@ -61,9 +61,10 @@ class Link:
         For how many messages the processor does the software at once, 1 or more. Beyond
         that number the messages share the processor equally.
     burst_s : float, optional
-        The most tokens that a rested link has saved, in seconds of its rate. With a
-        burst, the software of a message runs while tokens grow for its next bytes.
-        Without a burst, the software follows the bytes.
+        The most tokens that a rested link has saved, counted in the seconds of link
+        time that they save. 0 is a link without a token bucket. With a burst, the
+        software of a message runs while tokens grow for its next bytes. Without a
+        burst, the software follows the bytes.
     wire_s_per_byte : float, optional
         Seconds of the link for a byte of a message. Only a link with a burst needs it.
     slowdown : float or ndarray, shape (..., G), optional
@@ -302,7 +303,8 @@ class _Simulation:
 
         self.now_s = 0.0
         self.admitted = 0  # how many messages were admitted, in their order
-        # A link that has rested begins with all tokens that it can save.
+        # Tokens are counted in the seconds of link time that they save. A link that has
+        # rested begins with all tokens that it can save.
         self.tokens_s = link.burst_s
         # How far compute has come, and how far it goes. Where messages slow compute
         # down, it lags behind the clock.
@@ -329,9 +331,9 @@ class _Simulation:
         return room and self.admitted < len(self.ready_s)
 
     def _end_finished(self) -> None:
+        """End the messages that need neither the link nor the processor any more."""
         wire_left_s = self.wire_left_s
         software_left_s = self.software_left_s
-        # A message has ended if neither its bytes nor its software needs more time.
         finished = [k for k in wire_left_s if wire_left_s[k] == software_left_s[k] == 0]
         for k in finished:
             self.ends_s[k] = self.now_s
@@ -339,8 +341,9 @@ class _Simulation:
             del software_left_s[k]
 
     def _admit_next(self) -> None:
+        """Start the next message, and spend saved tokens on its link time."""
         k = self.admitted
-        # Saved tokens let as many bytes of the message through at once.
+        # Bytes for which there are tokens pass at once, so that their link time is saved.
         saved_s = min(self.tokens_s, self.wire_s[k])
         self.tokens_s -= saved_s
         self.starts_s[k] = self.now_s
@@ -454,6 +457,8 @@ def one_by_one(
     # The amount of compute after which the last message is ready.
     all_computed_s = ready_s.max(axis=-1, initial=0.0)
     link_free_s = np.zeros(scenarios)
+    # Tokens are counted in the seconds of link time that they save. A link that has
+    # rested begins with all tokens that it can save.
     tokens_s = np.full(scenarios, burst_s)
     # How late compute is, by all that messages have slowed it down so far. At time t
     # the amount t - late_s has been computed.

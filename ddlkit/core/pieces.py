@@ -350,11 +350,15 @@ def _slope_first(sizes: Floats) -> Floats:
 def _fit_piecewise(
     sizes: Floats, seconds: Floats, threshold: str = ""
 ) -> dict[str, Any]:
-    """Return the parameters for a threshold, as "45KB", by default for the best one."""
+    """Return the parameters for a threshold, as "45KB".
+
+    By default ("") the threshold is the one with the least squared relative errors.
+    """
     designs = (_log2_slope_first, _slope_first)
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
     else:
+        # Two sizes are enough for the two parameters of a piece.
         (threshold_bytes,) = best_breaks(designs, sizes, seconds, minimum=2)
     small, large = _fitted_pieces(designs, [threshold_bytes], sizes, seconds)
     values = (threshold_bytes, *small.tolist(), *large.tolist())
@@ -363,6 +367,7 @@ def _fit_piecewise(
 
 def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
     """Return the parameters of as many pieces as sizes allow, at most MOST_PIECES."""
+    # With too few sizes for a single piece, `best_breaks` says how many it needs.
     possible = np.unique(sizes).size // SIZES_PER_PIECE
     designs = [straight] * max(1, min(MOST_PIECES, possible))
     breaks = best_breaks(designs, sizes, seconds, SIZES_PER_PIECE)
@@ -383,7 +388,10 @@ METHODS: dict[type[Form], tuple[Fitter, int]] = {
     Log: (_linear_in_parameters(Log), 3),
     Scan: (_linear_in_parameters(Scan), 3),
 }
-"""How each form is fitted, and how many sizes this needs, the simplest form first."""
+"""How each form is fitted, and the least number of distinct sizes that this needs.
+
+The simplest form comes first.
+"""
 VARIANTS: dict[type[Form], Callable[[str], Fitter]] = {
     AlphaBeta: _line,
     Piecewise: lambda text: partial(_fit_piecewise, threshold=text),

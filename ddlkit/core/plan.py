@@ -41,7 +41,10 @@ DDP_BUCKET_BYTES = 25 * units.MIB
 AT_ONCE = 2**20
 """How many groups `exact` prices at a time: 8 MB of seconds."""
 MOST_SELECTED = 2_000
-"""The most tensors of a plan with selection, which needs six arrays of all groups."""
+"""The most tensors of an exact plan of sparsified gradients.
+
+The search for such a plan needs six arrays of all groups.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,9 @@ class FusionPlan:
     order : tuple of int, length n, optional
         The gradients in the order in which they fill the groups, if that is not the
         order in which they become ready. Each gradient is given by its index in ready
-        order. ``ends`` then counts along this order. Gradients of several types need an
-        order, because a group of one type may pass over gradients of another one.
+        order. ``ends`` then counts along this order. An empty order, the default, is
+        the ready order. Gradients of several types need an order, because a group of
+        one type may pass over gradients of another one.
 
     Raises
     ------
@@ -246,7 +250,7 @@ def buffer(
     capacity_bytes : int
         The size that no group exceeds, unless a single gradient does.
     name : str, optional
-        The name of the planner, by default "buffer:" and the capacity.
+        The name of the planner. By default (""), it is "buffer:" and the capacity.
     timeout_s : float, optional
         The buffer is also sent if the next gradient takes this long or longer. By
         default the buffer waits for any time.
@@ -294,8 +298,8 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
     workload : Workload
         What one iteration computes, in ready order.
     cap_bytes : int, optional
-        The cap of every bucket. By default the cap is 1 MiB for the first bucket and 25
-        MiB for the rest.
+        The cap of every bucket. By default (0), the caps are those of PyTorch: 1 MiB
+        for the first bucket and 25 MiB for the rest.
 
     Returns
     -------
@@ -321,6 +325,7 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
     buckets: list[list[int]] = []
     open_buckets: dict[str, _OpenBucket] = {}
     for i, n_bytes in enumerate(workload.bytes.tolist()):
+        # A workload that states no types has gradients of one type, here "".
         dtype = workload.dtype[i] if workload.dtype else ""
         if dtype not in open_buckets:
             open_buckets[dtype] = _OpenBucket(cap_bytes or DDP_FIRST_BYTES)
@@ -513,7 +518,11 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
 
 
 def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
-    """Return the best plan if gradients are selected before they are sent."""
+    """Return the best plan of sparsified gradients, as `exact` does.
+
+    Of each group the largest elements are selected, which takes compute time, and only
+    these are sent.
+    """
     n = workload.n
     if n > MOST_SELECTED:
         raise UserError(
@@ -521,6 +530,8 @@ def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
             "merge the tensors of a layer, or use another planner"
         )
     lasts = range(n)
+    # Each array has a row for each last gradient of a group, and a column for each first
+    # one. When a group is ready depends on its last gradient only.
     groups = Groups(
         ready_s=np.broadcast_to(workload.ready_s[:, None], (n, n)),
         selecting_s=_group_times_s(
@@ -528,8 +539,9 @@ def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
         ),
         sending_s=_group_times_s(workload, cost, cost.form, lasts),
     )
-    ends, least_s = shortest(groups)
-    return FusionPlan("exact", ends, least_s + workload.update_s)
+    ends, communicated_s = shortest(groups)
+    # The search ends with the last message, after which the update follows.
+    return FusionPlan("exact", ends, communicated_s + workload.update_s)
 
 
 def _group_times_s(
@@ -803,6 +815,7 @@ def merged(
     link_free_s = 0.0
     group_bytes = float(sizes[0])
     for tensor in range(1, workload.n):
+        # The group so far ends with the gradient before this one.
         start_s = max(link_free_s, ready_s[tensor - 1])
         if joins(tensor, group_bytes, start_s):
             group_bytes += sizes[tensor]

@@ -146,6 +146,8 @@ def jointly(
     # Without a plan, a message may end after any gradient.
     ends = plan.ends_in_ready_order if plan is not None else tuple(range(1, n + 1))
     starts = (0, *ends[:-1])
+    # Before the first message no time has passed and nothing is computed. This state has
+    # no last message, so that its other columns are never read.
     nothing = np.zeros(1, np.int64)
     states = {0: _States(np.zeros(1), np.zeros(1), nothing, nothing, nothing)}
     for group, end in enumerate(ends):
@@ -158,7 +160,8 @@ def jointly(
         reached = _with_one_more_message(
             before, ready_s[end - 1], ready_s[-1], costs_s, choices
         )
-        # An early end and much computed work are good, hence the sign.
+        # An early end and much computed work are good, and `undominated` takes smaller
+        # values to be better, hence the sign.
         front = undominated(reached.end_s, -reached.work_s)
         # At most MOST_STATES of the front, evenly spaced from its first to its last.
         spaced = np.linspace(0, len(front) - 1, min(MOST_STATES, len(front)))

@@ -144,6 +144,7 @@ class SparseGather(MessageCost, described=False):
         ndarray
             Bytes in the shape of ``n_bytes``.
         """
+        # One half of the output of both are values, the other half are indices.
         return self.sent_bytes(n_bytes) / 2
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
@@ -177,7 +178,9 @@ class SparseGather(MessageCost, described=False):
         ndarray
             Bytes in the shape of ``n_bytes``.
         """
-        # Each worker gives as many values and as many indices, of 4 bytes both.
+        # Each worker gives as many values as indices, of ELEMENT_BYTES each, and all
+        # workers receive those of all. The workers are known, as was checked when the
+        # cost was made.
         selected_elements = np.maximum(
             1.0, np.rint(self.density * elements_of(n_bytes))
         )

@@ -201,11 +201,13 @@ class TaskGraph:
         ndarray, shape (n,)
             Numbers of edges.
         """
+        # If every task takes a second, a path is as long as it has edges.
         return _longest_paths(np.ones(self.n), self.edges).astype(np.int64)
 
 
 def _longest_paths(duration_s: Floats, edges: Ints) -> Floats:
     """Return (n,) the length of the longest path that ends where each task begins."""
+    # If each task has a resource of its own, it waits only for the tasks before it.
     own_resource = np.arange(len(duration_s))
     start_s, _ = _first_ready_first_served(duration_s, edges, own_resource)
     return start_s
@@ -622,6 +624,7 @@ def s_sgd(
     to_fetch = template.to_fetch + [0, lag * n] + offsets[:-lag]
     edges = [group.reshape(-1, 2) for group in (within, to_next, to_fetch)]
 
+    # All columns are floats in the template. `TaskGraph` makes integers of indices.
     columns = np.tile(template.tasks, (iterations, 1)).T
     kind, resource, duration_s, rank, layer = columns
     return TaskGraph(
@@ -907,7 +910,8 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     UserError
         If the name means no task.
     """
-    # "layer:2" has the head "layer" and the number "2". Other names have no number.
+    # "layer:2" has the head "layer" and the number "2", and so has "layer 2". Other
+    # names have no number.
     head, _, number = what.replace(":", " ").partition(" ")
     kinds = {KINDS[code] for code in np.unique(graph.kind)}
     # Kinds may be written without underscores: "allreduce".

@@ -165,7 +165,7 @@ class Workload:
         return float(self.ready_s[-1]) + self.update_s
 
     def scaled(self, factor: float) -> Workload:
-        """Return the workload on a machine that is slower by a factor.
+        """Return the workload on a machine where compute takes ``factor`` times as long.
 
         Raises
         ------
@@ -393,7 +393,8 @@ class LayerProfile:
         digest = hashlib.sha256()
         head = (self.network, self.device, str(self.batch))
         texts = [head, self.tensor, self.layer]
-        # A single type changes no prediction, and profiles without types were recorded.
+        # A single type changes no prediction. It stays out of the hash, so that profiles
+        # that were recorded without types keep theirs.
         if len(set(self.dtype)) > 1:
             texts.append(self.dtype)
         for names in texts:
@@ -412,6 +413,7 @@ class LayerProfile:
     def sent_as(self, element_bytes: int) -> LayerProfile:
         """Return the profile if an element is sent in fewer bytes, as 2 for bf16."""
         in_one_type = self.parameters * element_bytes
+        # All gradients are then sent in one type, so that none needs to be stated.
         return replace(self, gradient_bytes=in_one_type, dtype=())
 
     def resized(self, factors: Mapping[str, float]) -> LayerProfile:

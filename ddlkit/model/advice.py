@@ -226,8 +226,9 @@ class Advice:
         option : Option
             One of ``options``.
         rounds : int, optional
-            The number of rounds of a measurement that compares the two plans. Without
-            it, the interval is of the gain in the long run.
+            The number of rounds of a measurement that compares the two plans. By
+            default 0: the interval is of the gain in the long run, without a
+            measurement.
         iterations_per_round : int, optional
             The number of iterations of each plan in a round.
 
@@ -335,31 +336,33 @@ class Advice:
         twice_the_batch = replace(
             work, forward_s=2 * work.forward_s, backward_s=2 * work.backward_s
         )
-        # A changed workload, and the number of batches that one of its iterations has.
-        changes: dict[str, tuple[Workload, int]] = {
-            "gradients in half the bytes": (half_the_bytes, 1),
+        two_batches_sent_at_once = work.accumulated(2)
+        # A link twice as fast is modelled as half the bytes in the present buckets, with
+        # the start-ups as they are. Where gradients themselves have half the bytes, DDP
+        # puts more of them into a bucket.
+        present_plan = self.options[DEFAULT].iteration.plan
+        faster_link = forecast(half_the_bytes, present_plan, self.communication)
+        return {
+            "another plan": 1 - self.ranked[0].seconds / now_s,
+            "a link twice as fast": 1 - faster_link.prediction.iteration_s / now_s,
+            "gradients in half the bytes": self._gain_of_workload(half_the_bytes),
             "gradients of two batches sent at once, which also saves every other update": (
-                work.accumulated(2),
-                2,
+                self._gain_of_workload(two_batches_sent_at_once, batches=2)
             ),
             "twice the batch, if that computes twice as long, with half as many updates": (
-                twice_the_batch,
-                2,
+                self._gain_of_workload(twice_the_batch, batches=2)
             ),
+            "no communication at all": 1 - work.compute_s / now_s,
         }
-        # A faster link changes no buckets, which hold more gradients of half the bytes.
-        plan_now = self.options[DEFAULT].iteration.plan
-        faster = forecast(half_the_bytes, plan_now, self.communication)
-        gains = {
-            "another plan": 1 - self.ranked[0].seconds / now_s,
-            "a link twice as fast": 1 - faster.prediction.iteration_s / now_s,
-        }
-        for remedy, (changed, batches) in changes.items():
-            plan = plan_with_contention(DEFAULT, changed, self.communication)
-            iteration = forecast(changed, plan, self.communication)
-            gains[remedy] = 1 - iteration.prediction.iteration_s / batches / now_s
-        gains["no communication at all"] = 1 - work.compute_s / now_s
-        return gains
+
+    def _gain_of_workload(self, changed: Workload, batches: int = 1) -> float:
+        """Return what a changed workload gains per batch, in the buckets of the default.
+
+        An iteration of the changed workload has the samples of ``batches`` batches.
+        """
+        plan = plan_with_contention(DEFAULT, changed, self.communication)
+        iteration_s = forecast(changed, plan, self.communication).prediction.iteration_s
+        return 1 - iteration_s / batches / self.options[DEFAULT].seconds
 
     def measure_next(self) -> int:
         """Return the size of the message whose time is the most uncertain.
@@ -389,7 +392,8 @@ class Advice:
         ----------
         rounds : int, optional
             The number of rounds of a measurement that compares the best option with the
-            default. With it, "gain_interval" is of the gain that the measurement finds.
+            default. "gain_interval" is then of the gain that the measurement finds. By
+            default 0: the interval is of the gain in the long run.
         iterations_per_round : int, optional
             The number of iterations of each plan in a round.
 
@@ -397,22 +401,23 @@ class Advice:
         -------
         dict
             The advice, the best option with its gain, what limits, what else would
-            help, and the gains of all options.
+            help, and the gains of all options. The advice, "probability_slower" and
+            "options" are always of gains in the long run.
         """
         best = self.ranked[0]
         # The interval of a gain in the long run decides what to advise. The interval of
         # the gain that a measurement would find is wider, because of its noise.
         long_run_gains = {option.name: self.gain(option) for option in self.ranked}
         best_long_run_gain = long_run_gains[best.name]
-        best_gain_if_measured = self.gain(best, rounds, iterations_per_round)
+        reported_gain = self.gain(best, rounds, iterations_per_round)
         least_gain, _ = best_long_run_gain.interval
         worth_a_change = least_gain >= WORTH
         limit, seconds_by_cause = self.limits()
         return {
             "advice": best.name if worth_a_change else KEEP,
             "best": best.name,
-            "gain": best_gain_if_measured.share,
-            "gain_interval": list(best_gain_if_measured.interval),
+            "gain": reported_gain.share,
+            "gain_interval": list(reported_gain.interval),
             "probability_slower": best_long_run_gain.slower_share,
             "default_plan": self.options[DEFAULT].summary(),
             "best_plan": best.summary(),

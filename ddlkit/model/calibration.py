@@ -527,9 +527,10 @@ class Noise:
         seconds : array_like, shape (n,)
             The time of each sample, which is the mean of its messages.
         session : array_like, shape (n,), optional
-            The number of the session in which each sample was taken.
+            The number of the session in which each sample was taken. By default all
+            are of one session.
         messages_per_sample : array_like, shape (n,), optional
-            How many messages each sample is the mean of.
+            How many back-to-back messages each sample averages.
 
         Returns
         -------
@@ -627,6 +628,7 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
     # The mean of several messages scatters less than one message does, by the square
     # root of their number.
     single = 1 + (relative - 1) * np.sqrt(rows["messages"])
+    # A deviation that is scaled up so may fall below zero, which no time does.
     by_size = single.clip(lower=0.0).groupby(rows["bytes"])
     return tuple(ratio.to_numpy() / ratio.mean() for _, ratio in by_size)
 
@@ -664,6 +666,7 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     sessions = np.isfinite(log_medians).sum(axis=0)
     repeated = sessions > 1
     if not repeated.any():
+        # No drift is known. Without a drift any number of degrees of freedom will do.
         return np.zeros(len(sizes)), np.ones(len(sizes))
 
     # The difference between a new session and the mean of n others has the variance of

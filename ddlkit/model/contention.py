@@ -124,6 +124,7 @@ class Contention:
         Contention
             No slowdown at any size, which was assumed and not measured.
         """
+        # The slowdown of the only size counts for every size.
         return cls(
             bytes=np.ones(1),
             slowdowns=np.zeros((2, 1)),
@@ -154,7 +155,7 @@ class Contention:
         n_bytes : array_like, shape (G,)
             The sizes of the messages in bytes.
         drawn : int, optional
-            How many draws to return. Without it, the medians are returned.
+            How many draws to return. By default (0), the medians are returned.
 
         Returns
         -------

@@ -179,11 +179,11 @@ class Measured(NamedTuple):
     Attributes
     ----------
     from_bytes : float or None
-        The smallest size.
+        The smallest size; None if not known.
     to_bytes : float or None
-        The largest size.
+        The largest size; None if not known.
     between : {"GPUs", "processors"} or None
-        The devices between which the messages were sent.
+        The devices between which the messages were sent; None if not known.
     """
 
     from_bytes: float | None = None
@@ -264,7 +264,7 @@ def _is_size(value: Any) -> bool:
 
 
 def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a warning if a cost was fitted to times of several kinds.
+    """Yield a warning if a cost was fitted to times of several kinds of messages.
 
     Parameters
     ----------
@@ -402,20 +402,22 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
         return None
     log_sizes = np.log(sizes)
     log_s = np.log(medians_s)
-    smaller_s = log_s[:-2]
-    inner_s = log_s[1:-1]
-    larger_s = log_s[2:]
+    # Logarithms of the times of each inner size and of its two neighbours.
+    smaller = log_s[:-2]
+    inner = log_s[1:-1]
+    larger = log_s[2:]
     share = (log_sizes[1:-1] - log_sizes[:-2]) / (log_sizes[2:] - log_sizes[:-2])
-    between_s = smaller_s + share * (larger_s - smaller_s)
-    slow_limits = (between_s + np.log(FAR_OFF), smaller_s + np.log(TOO_SLOW), larger_s)
-    fast_limits = (smaller_s - np.log(TOO_SLOW), larger_s - np.log(TOO_SLOW))
-    # By how much each inner size is beyond its limits, as a logarithm.
-    too_slow = inner_s - np.max(slow_limits, axis=0)
-    too_fast = np.min(fast_limits, axis=0) - inner_s
-    beyond = np.maximum(too_slow, too_fast)
-    farthest = int(np.argmax(beyond))
+    interpolated = smaller + share * (larger - smaller)
+    slow_limits = (interpolated + np.log(FAR_OFF), smaller + np.log(TOO_SLOW), larger)
+    fast_limits = (smaller - np.log(TOO_SLOW), larger - np.log(TOO_SLOW))
+    # By how much each inner size exceeds its limits, as a logarithm. An excess below
+    # zero is within the limits.
+    too_slow = inner - np.max(slow_limits, axis=0)
+    too_fast = np.min(fast_limits, axis=0) - inner
+    excess = np.maximum(too_slow, too_fast)
+    farthest = int(np.argmax(excess))
     # The first inner size has the index 1.
-    return farthest + 1 if beyond[farthest] > 0 else None
+    return farthest + 1 if excess[farthest] > 0 else None
 
 
 def _fall(sizes: Floats, medians_s: Floats) -> Iterator[str]:

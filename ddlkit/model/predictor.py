@@ -286,11 +286,13 @@ def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
         The workload, plan and cost of ``iteration`` with the link of a contention.
     """
     of_compute, of_messages = contention.of_messages(iteration.group_bytes)
+    # A contention whose copies were not timed has 0 seconds per byte.
+    copy_s_per_byte = contention.copy_s_per_byte or iteration.copy_s_per_byte
     link = replace(iteration.link, slowdown=of_compute, message_slowdown=of_messages)
     return replace(
         iteration,
         link=link,
-        copy_s_per_byte=contention.copy_s_per_byte or iteration.copy_s_per_byte,
+        copy_s_per_byte=copy_s_per_byte,
         bucket_s=contention.bucket_s,
     )
 
@@ -436,14 +438,15 @@ def workload_of_case(
             "add the recording that has it"
         )
     # The slowest rank decides, because messages wait for all ranks.
-    slower = case.dilation * case.straggler
+    slowest_factor = case.dilation * case.straggler
     profiled = workloads[case.profile_sha256]
-    workload = profiled.scaled(slower).accumulated(case.accumulate)
+    workload = profiled.scaled(slowest_factor).accumulated(case.accumulate)
     if not case.sparse:
         return workload
 
     if case.selection_sha256 not in selections:
-        # The key of a case that really selected has no hash.
+        # A case of real training has the hash "", because it did not sleep for selection
+        # times but selected.
         times = case.selection_sha256[:12] or "of real training"
         raise UserError(
             f"case {case.key}: the selection times {times} are missing: "
@@ -452,7 +455,7 @@ def workload_of_case(
     plan = plan_of(case)
     selecting = selections[case.selection_sha256]
     selection_s = selecting(elements_of(plan.group_bytes(workload)), case.density)
-    return with_selection(workload, plan, slower * selection_s)
+    return with_selection(workload, plan, slowest_factor * selection_s)
 
 
 # -- plans where compute is real -------------------------------------------------------

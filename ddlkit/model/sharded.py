@@ -542,8 +542,9 @@ def forecast(
     single : bool, optional
         Whether the interval is of single iterations, or of the median of many.
     missed : float or ndarray, shape (B, 1), optional
-        The standard deviation of the logarithm of the error of all messages' time, or
-        its draws.
+        The error of the time of all messages of an iteration, as the logarithm of
+        measured over predicted: a number is its standard deviation, and an array has
+        the error of each draw.
 
     Returns
     -------
@@ -553,7 +554,10 @@ def forecast(
         Lower and upper end in seconds; None if a cost has no draws.
     """
     predicted_s, drawn_s = _message_times(
-        program, communications, single, beyond_brief=brief_s is not None
+        program,
+        communications,
+        scatter_by_message=single,
+        beyond_one_element=brief_s is not None,
     )
     draws = len(drawn_s)
     # The logarithm of the error of all messages of a draw, one row for each draw.
@@ -588,8 +592,8 @@ def forecast(
 def _message_times(
     program: Program,
     communications: Mapping[str, Communication],
-    single: bool,
-    beyond_brief: bool,
+    scatter_by_message: bool,
+    beyond_one_element: bool,
 ) -> tuple[Floats, Floats]:
     """Return the times of messages, predicted and drawn.
 
@@ -599,18 +603,20 @@ def _message_times(
         What every rank does, with M messages.
     communications : mapping of str to Communication
         What is known of messages, by the name of the collective.
-    single : bool
-        Whether single messages scatter.
-    beyond_brief : bool
-        Whether to return only what a message takes longer than one of one element per
-        rank.
+    scatter_by_message : bool
+        Whether each message of a draw has a scatter of its own. Otherwise times are
+        means of many messages, whose scatter averages out.
+    beyond_one_element : bool
+        Whether to return only by how much a message takes longer than a message of one
+        element per rank.
 
     Returns
     -------
     predicted_s : ndarray, shape (M,)
         Seconds of each message.
     drawn_s : ndarray, shape (B, M)
-        Seconds in each of B draws, the fewest that a cost has.
+        Seconds in each of B draws. B is the least number of draws that one of the costs
+        has.
     """
     n_bytes = np.array([message.bytes for message in program.messages])
     draws = min(len(known.draws) for known in communications.values())
@@ -624,20 +630,23 @@ def _message_times(
         # One row for each cost: the fitted one first, then its draws.
         costs = [known.cost, *known.draws[:draws]]
         times_s = np.array([cost(sizes) for cost in costs])
-        if beyond_brief:
+        if beyond_one_element:
             # The size of a collective with one element for each rank.
-            brief_bytes = ELEMENT_BYTES * (known.cost.workers or 1)
-            times_s -= np.array([[cost(brief_bytes)] for cost in costs])
+            least_bytes = ELEMENT_BYTES * (known.cost.workers or 1)
+            times_s -= np.array([[cost(least_bytes)] for cost in costs])
         factors: Floats | float = 1.0
         if draws and known.noise:
-            factors = known.noise.factors(sizes, draws, scatter=single)
+            factors = known.noise.factors(sizes, draws, scatter=scatter_by_message)
         predicted_s[columns] = times_s[0]
         drawn_s[:, columns] = times_s[1:] * factors
     return predicted_s, drawn_s
 
 
 def _normal_scores(draws: int) -> Floats:
-    """Return evenly spaced quantiles of a normal distribution, shuffled, as a column."""
+    """Return evenly spaced quantiles of a normal distribution, shuffled.
+
+    The result has the shape (draws, 1), so that a row of messages shares a quantile.
+    """
     from scipy.stats import norm
 
     # Normal numbers that are drawn at random may spread too little if they are few.
