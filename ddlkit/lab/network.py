@@ -106,9 +106,10 @@ class Lab(Place):
         self.ranks = shape.workers
         self.name = shape.link
         self.link_bits_per_s = shape.rate_bits_per_s
-        # The process that has the lab up, in which alone `down` does anything.
+        # The id of the process that has the lab up, in which alone `down` does anything;
+        # 0 while the lab is not up.
         self._holder = 0
-        # Signals that unwind the stack while the lab is up.
+        # What makes signals unwind the stack while the lab is up.
         self._trapped = ExitStack()
         # The process of an emulated link, if it is a child of this process.
         self._link: subprocess.Popen[str] | None = None
@@ -184,7 +185,7 @@ class Lab(Place):
         try:
             with _registry():
                 _remove_dead()
-                self._take_label()
+                self._claim_label()
                 self._build()
                 if self.persistent:
                     # The lab gets rid of its owner only now. A lab that is still being
@@ -236,10 +237,11 @@ class Lab(Place):
     def __exit__(self, *raised: object) -> None:
         self.down()
 
-    def _take_label(self) -> None:
-        """Write the state file before anything else exists.
+    def _claim_label(self) -> None:
+        """Choose a free label, or check the given one, and write the lab's state file.
 
-        Whatever is left over then has an owner.
+        The file is written before anything else of the lab exists. It names this process
+        as the owner, so that what an interrupt leaves can be removed.
         """
         taken = {*_states()} | {name.split("-")[0] for name in _listed()}
         if not self.label:
@@ -282,7 +284,8 @@ class Lab(Place):
         else:
             self._join()
             # The kernel cuts a packet that is larger than a burst in software, for
-            # which 16 ranks have no time.
+            # which 16 ranks have no time. A tenth of the burst is left for the headers of
+            # the frames, which count towards it.
             burst = round(0.9 * burst_bytes(self.link_bits_per_s))
             packet_bytes = min(MAX_PACKET_BYTES, burst)
             queued = 1000  # Linux's default

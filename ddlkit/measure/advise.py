@@ -228,6 +228,9 @@ def _in_words(summary: Sequence[float]) -> str:
 def wrap_alone(training: Training) -> None:
     """Wrap a model in a DDP of one process, which sends nothing.
 
+    A compiled model is profiled inside such a DDP, and the order in which DDP sees
+    gradients become ready is read from it.
+
     Parameters
     ----------
     training : Training
@@ -351,7 +354,9 @@ FOR_MESSAGES = 0.4
 FOR_SLOWDOWN = 0.3
 """The share of the measuring time that table ``slowdown`` gets."""
 MIN_ITERATIONS = 40.0
-"""Iterations that must fit into the time for ``slowdown``."""
+"""Iterations that must fit into the time for ``slowdown``.
+
+Its three rounds of three sizes of messages have about as many."""
 MIN_WHOLE_MESSAGES = 20.0
 """Messages of all gradients that must fit into the time for ``collectives`` and
 ``slowdown``."""
@@ -428,6 +433,7 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
             notes.append(
                 "messages are timed as fp32 of as many bytes; other sums may take longer"
             )
+        # Only rank 0 has tables, so its answer holds for all ranks.
         present = everyones(_measured_before(me, training))[0]
         for schema, is_there in zip(MEASURED, present, strict=True):
             if is_there:
@@ -706,6 +712,7 @@ def trial(
     synchronize = clock.synchronizer(me.device)
     iteration_s = _median_s(training, training.iterate)
     # In each round every plan has one more iteration, which warms up.
+    # That is why 1 is subtracted from the iterations that fit.
     fitting = max_s / (PLANNED_ROUNDS * len(wrapped) * iteration_s) - 1
     count = int(np.clip(fitting, THREE_TIMES.min_repeats, MAX_ITERATIONS_PER_ROUND))
     budget = replace(THREE_TIMES, warmup=1, min_repeats=count, max_repeats=count)

@@ -188,6 +188,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     retries = Retries()
     for collective in settings.collectives:
         frames = []
+        # Each size has random integers of its own, by its number as the seed.
         for seed, size in enumerate(sizes):
             count = messages_at(size, settings.messages_per_sample)
             make_collective = partial(
@@ -268,6 +269,9 @@ def _measure_undisturbed(
 ) -> tuple[Floats, Usage]:
     """Time a collective until other programs do not disturb it or no try is left.
 
+    Two numbers limit the tries: ``settings.tries`` is for this collective at this size,
+    and ``retries`` is shared by all collectives and sizes of the job.
+
     Returns
     -------
     seconds : ndarray, shape (n_samples,)
@@ -283,6 +287,8 @@ def _measure_undisturbed(
         # try again. A single rank that went on would wait for the others for ever.
         usage = peers.usage_of_all(watch.usage())
         tries_left -= 1
+        # `again` is false if nothing disturbed the measurement, or if the job may repeat no
+        # more. Otherwise it pauses, in which others may end what disturbs.
         if not tries_left or not retries.again(usage):
             return seconds, usage
 

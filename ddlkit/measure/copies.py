@@ -122,7 +122,15 @@ def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
 def _copy_s(
     target: Pool, source: Pool, size: int, budget: Budget
 ) -> tuple[int, Floats]:
-    """Return how many copies make a sample, and (repeats,) seconds of one copy."""
+    """Time copies of a size between the slots of two pools.
+
+    Returns
+    -------
+    copies_per_sample : int
+        How many copies follow one another in a sample.
+    seconds : ndarray, shape (repeats,)
+        The mean seconds of one copy in each sample.
+    """
     # A slot is a place in a pool that holds one copy.
     slots = source.numel() // size
     most_by_bytes = max(1, _SAMPLE_BYTES // size)

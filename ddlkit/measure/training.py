@@ -63,11 +63,12 @@ class TrainingSettings:
     iterations : int
         How many iterations a round has of each plan.
     profile_sha256 : str
-        The hash of the profile that made the plans.
+        The hash of the profile that made the plans; empty if no profile did.
     accumulate : int
         How many batches an iteration has, whose gradients are sent once.
     predicted : str
-        The first digits of the hash of the table that predicted these cases.
+        The first digits of the hash of the table that predicted these cases; empty if
+        none did.
 
     Raises
     ------
@@ -191,6 +192,7 @@ def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
 
     # All ranks copy at the same time, as in training, and share the memory's bandwidth.
     seconds = clock.measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
+    # The buffer has elements of one byte, so its length is its size in bytes.
     return float(np.median(slowest(seconds))) / len(whole)
 
 
@@ -204,7 +206,8 @@ def wrap_and_rebuild(
     training : Training
         The model in training, which is changed.
     sizes : sequence of int, optional
-        The bytes of each bucket to ask for. Without sizes, DDP's own rule applies.
+        The bytes of each bucket to ask for, in the order in which gradients become
+        ready. Without sizes, DDP's own rule applies.
 
     Returns
     -------
@@ -354,8 +357,9 @@ class _PlannedTraining:
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
         """Return the tables of round number ``repeat``, from 0.
 
-        The first round also has the buckets and a timeline. If DDP made other buckets
-        than the plan asks for, table ``runs`` is missing.
+        Table ``runs`` has the iterations. The first round also has tables ``buckets`` and
+        ``timeline``. If DDP made other buckets than the plan asks for, the first round
+        has no table ``runs``, by which the caller knows that the plan is to be left out.
         """
         seconds, compute_s, used = self._undisturbed()
         tables = {}
