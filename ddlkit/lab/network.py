@@ -405,7 +405,8 @@ def status() -> list[dict[str, Any]]:
     -------
     list of dict
         The label, the number of ranks, the link and the owner of each lab, and whether
-        the lab is alive. A lab is dead if a process is gone that it needs.
+        the lab is alive. A lab is dead if a process is gone that it needs. A lab whose
+        state file is damaged has 0 ranks.
     """
     rows = []
     for label, state in _states().items():
@@ -473,7 +474,10 @@ def available() -> str:
 
 
 def _run(argv: list[str], script: str = "") -> str:
-    """Return the output of a command of iproute2 that reads ``script``."""
+    """Run a command of iproute2 that reads ``script``, and return its output.
+
+    Raises UserError with the first line of complaint if the command fails.
+    """
     command = " ".join(argv)
     try:
         done = subprocess.run(
@@ -496,7 +500,10 @@ def _run(argv: list[str], script: str = "") -> str:
 
 
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:
-    """Run commands of ``ip`` or ``tc``, one by one, in a namespace."""
+    """Run commands of ``ip`` or ``tc``, one by one, in a namespace.
+
+    An empty ``namespace`` stands for the one of this process.
+    """
     inside = ["-n", namespace] if namespace else []
     script = "".join(f"{command}\n" for command in commands)
     _run([tool, *inside, "-batch", "-"], script)
@@ -517,7 +524,7 @@ def _listed() -> list[str]:
 
 
 def _remove(label: str) -> None:
-    """Remove whatever exists of a lab, with the processes in it."""
+    """End all processes in a lab, and remove whatever exists of it."""
     of_lab = re.compile(rf"{label}-(rank\d+|switch)")
     present = [name for name in _listed() if of_lab.fullmatch(name)]
     give_up_s = time.monotonic() + DEADLINE_S

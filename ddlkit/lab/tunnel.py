@@ -107,9 +107,9 @@ def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Siz
     ip_bytes : int
         The bytes of the packet.
     header_bytes : int, optional
-        The bytes of its headers, which each segment has.
+        The bytes of its IP and TCP headers, which each segment has.
     segment_bytes : int, optional
-        The payload of a segment. Without segments the packet is one frame.
+        The bytes of payload in a segment. With 0 the packet is one frame.
 
     Returns
     -------
@@ -177,6 +177,8 @@ class Line:
 
     def carry(self, first_s: float, last_s: float, size: Size) -> tuple[float, float]:
         """Return when the first frame of a packet and when all frames have left.
+
+        The link is busy from now on until all frames have left.
 
         Parameters
         ----------
@@ -260,7 +262,10 @@ class Shaper:
             self._carry(self._up[source], Packet(load, size, target, now_s), now_s)
 
     def _carry(self, line: Line, packet: Packet, last_s: float) -> None:
-        """Let a link carry a packet, and note when the packet is at the link's end."""
+        """Let a link carry a packet, and note when the packet is at the link's end.
+
+        ``last_s`` is when the last frame of the packet has arrived at the link.
+        """
         first_left_s, all_left_s = line.carry(packet.first_s, last_s, packet.size)
         delay_s = self._conditions.delay_s
         packet.first_s = first_left_s + delay_s
@@ -337,7 +342,7 @@ def open_device(namespace: str, back: str, offload: int) -> int:
     namespace : str
         The file of the namespace.
     back : str
-        The file of the namespace to which this process moves afterwards.
+        The file of the namespace to which this process returns afterwards.
     offload : int
         The flags of the tasks that the kernel leaves to the device: check sums, and the
         cutting into segments.

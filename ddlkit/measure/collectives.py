@@ -63,8 +63,8 @@ class Posting:
     result : callable
         Takes the inputs of all ranks in their order, and this rank. Returns its result.
     in_place : bool
-        Whether the buffer holds the rank's input before, because ``post`` takes no
-        other.
+        Whether the buffer holds the rank's input before, and the result replaces it.
+        ``post`` then ignores its second argument.
     """
 
     post: Callable[[torch.Tensor, torch.Tensor], dist.Work]
@@ -178,6 +178,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
         "link": me.link,
         "link_bits_per_s": me.link_bits_per_s,
         "ranks": me.world_size,
+        # gloo has one thread here and NCCL one stream, so messages follow one another.
         "in_flight": 1,
         "apart_s": settings.apart_s,
         # NCCL's messages are work of the device, gloo's are work of threads.

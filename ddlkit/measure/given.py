@@ -307,7 +307,7 @@ class Training:
         return self.use(ddp)
 
     def use(self, ddp: DistributedDataParallel) -> DistributedDataParallel:
-        """Have calls of the model go through one of several wrappers from now on.
+        """Choose the wrapper that all calls of the model go through from now on.
 
         Parameters
         ----------
@@ -499,7 +499,7 @@ def load(given: str, device: torch.device, notes: list[str]) -> Training:
     device : torch.device
         The device.
     notes : list of str
-        Where remarks on the model are added.
+        A list to which remarks on the model are appended.
 
     Returns
     -------

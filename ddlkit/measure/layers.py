@@ -261,6 +261,7 @@ class _Order:
         # Forward order is the reverse of the order in which gradients become ready.
         last_position = len(self.ready) - 1
         positions = [last_position - self.ready.index(tensor) for tensor in self.starts]
+        # Unlike `values[positions] += by_layer`, this adds up at equal positions.
         np.add.at(values, positions, by_layer)
         return values
 
@@ -278,6 +279,7 @@ def _as_rank_0(names: list[str], all_names: list[str]) -> list[str]:
     positions = {name: float(position) for position, name in enumerate(names)}
     own_positions = [positions.get(name, _NOT_NAMED) for name in all_names]
     of_rank_0 = peers.everyones(own_positions)[0]
+    # Names that rank 0 does not have come first in this order, and are then left out.
     in_order = np.argsort(of_rank_0)
     return [all_names[k] for k in in_order if of_rank_0[k] != _NOT_NAMED]
 
@@ -403,11 +405,12 @@ def profile_training(
     training : Training
         The model in training.
     precision : str
-        The name of the precision in the table.
+        The name of the precision in the table. It changes nothing of the computation.
     budget : Budget, optional
-        How long to measure.
+        How long to measure, by default as `Budget` has it.
     me : Rank, optional
-        This rank, if all ranks of a job profile at the same time. Each step of an
+        This rank, if all ranks of a job profile at the same time; None if this process
+        is alone. Each step of an
         iteration then ends when the slowest rank has ended it.
     as_graph : bool, optional
         Whether the iteration is also timed as one CUDA graph.

@@ -339,7 +339,8 @@ def layers(
     """
     for name, _ in networks:
         networks_by_name.find(name)
-    # 0 stands for a network that is measured alone, without a number of ranks.
+    # 0 stands for a network that is measured alone, without a number of ranks. Its
+    # tables are named by the precision, and those of several ranks by their number.
     counts = ranks or [0]
     for count, precision, (name, batch) in product(counts, precisions, networks):
         estimate_s = BUILD_S + WARMTH * budget.max_s
@@ -551,7 +552,7 @@ def slowdowns(
     rate : sequence of float, optional
         Rates of a lab's links in bit/s; 0 for no lab.
     delay : sequence of float, optional
-        Delays of a lab's links in seconds.
+        Delays of a lab's links in seconds. They have no effect without a lab.
     budget : Budget, optional
         How many rounds to measure, and for how long.
 
@@ -560,8 +561,9 @@ def slowdowns(
     Point
         A point for each number of ranks, rate, delay and network.
     """
-    # Before the first round DDP is wrapped and messages are tried, and of slow messages
-    # the fewest rounds take longer than the budget.
+    # Three times the budget, because before the first round DDP is wrapped and messages
+    # are tried, and because the fewest rounds of slow messages take longer than the
+    # budget.
     estimate_s = LAUNCH_S + BUILD_S + 3 * budget.max_s
     for count, bits_per_s, delay_s, (name, batch) in product(
         ranks, rate, delay, networks
@@ -644,7 +646,8 @@ def memory_copies(
         The only point.
     """
     measure = partial(copies.measure_copies, here.device, sizes, budget)
-    # `copies` distinguishes five kinds with a GPU, and takes seconds to fill its pools.
+    # `copies` distinguishes five kinds with a GPU (to and from pinned and pageable memory,
+    # and within the GPU), and takes seconds to fill its pools.
     kinds = 5 if here.on_gpu else 1
     estimate_s = FILL_POOLS_S + kinds * len(sizes) * budget.max_s
     yield Point("copies", here.device, measure, estimate_s)

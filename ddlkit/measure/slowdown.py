@@ -138,7 +138,7 @@ def slowdown_rounds(
     max_s : float
         Seconds after which no round starts, once there are ``min_repeats`` rounds.
     min_repeats : int
-        The fewest rounds.
+        The fewest rounds that are yielded, 1 or more. A disturbed round does not count.
 
     Yields
     ------

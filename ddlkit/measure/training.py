@@ -199,7 +199,7 @@ def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
 def wrap_and_rebuild(
     training: Training, sizes: Sequence[int] = ()
 ) -> tuple[DistributedDataParallel, list[int], list[int]]:
-    """Wrap a training in DDP, and train until DDP has rebuilt its buckets.
+    """Wrap a training in DDP, train until DDP has rebuilt its buckets, and return them.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ def other_than_predicted(training: Training, profile: LayerProfile) -> list[str]
 
 
 def _buckets_in_words(sizes: Sequence[int]) -> str:
-    """Return the number of buckets and the sizes of the first ones."""
+    """Return in words the number of buckets and the sizes of the first four."""
     first = ", ".join(format_bytes(size) for size in sizes[:4])
     more = ", ..." if len(sizes) > 4 else ""
     plural = "" if len(sizes) == 1 else "s"
@@ -318,6 +318,7 @@ class _PlannedTraining:
         self.settings = settings
         self.plan = plan
         self.retries = retries
+        # Empty for DDP's own rule, which is asked for no sizes.
         self.asked_bytes = settings.plans[plan]
         # Plans are trained in turn, and DDP changes the model that it wraps. So each
         # plan has a copy.
