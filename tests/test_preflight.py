@@ -26,7 +26,7 @@ def test_each_check_is_a_line_and_a_fault_costs_only_its_own(
     monkeypatch.setattr(preflight, "CHECKS", checks)
     points = preflight.checks(out=tmp_path, session=1, device="cpu").body
     origin = sessions.Origin(machine={"name": "here"})
-    rows = {point.name: point.take(tmp_path, origin) for point in points}
+    rows = {point.name: point.measure_and_save(tmp_path, origin) for point in points}
     assert (rows["wrong"].outcome, rows["wrong"].reason) == (
         sessions.FAILED,
         "it is wrong",

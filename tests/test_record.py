@@ -46,7 +46,7 @@ def work(
         patch.setattr(
             "gc.collect", lambda: 0
         )  # a third of a second, in a process of tests
-        session.take_all(worker)
+        session.measure_all(worker)
     return session.rows
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ddlkit.core.errors import UserError
 from ddlkit.core.lab_links import read_link
 from ddlkit.lab import Conditions, LabShape, parse
-from ddlkit.lab.tunnel import Packet, Shaper, Size, measured, size_of
+from ddlkit.lab.tunnel import Packet, Shaper, Size, size_of, wire_size
 
 MSS, HEAD = 1448, 52
 RATE = 1e8
@@ -46,10 +46,10 @@ def play(how: Conditions, sent: Sequence[Sent], lag_s: float = 0.0) -> Arrived:
     shaper = Shaper([RATE] * 4, how)
     arrived: Arrived = []
     for number, (now_s, source, target, size) in enumerate(sent):
-        arrived += shaper.take(now_s - lag_s)
+        arrived += shaper.pop_arrived(now_s - lag_s)
         shaper.send(now_s, source, target, size, number)
     while shaper.next_s < math.inf:
-        arrived += shaper.take(shaper.next_s)
+        arrived += shaper.pop_arrived(shaper.next_s)
     assert len(arrived) + shaper.lost == len(sent)
     return arrived
 
@@ -100,8 +100,8 @@ def test_frames_pass_two_links_at_once(size: Size, up: float, down: float) -> No
         arrived_s = max(sent_s, arrived_s) + 8 * n_bytes / down
     shaper = Shaper([up, down], Conditions())
     shaper.send(0.0, 0, 1, size, None)
-    assert list(shaper.take(shaper.next_s)) == []
-    ((due_s, _),) = shaper.take(shaper.next_s)
+    assert list(shaper.pop_arrived(shaper.next_s)) == []
+    ((due_s, _),) = shaper.pop_arrived(shaper.next_s)
     # A last frame that is shorter may find the one before it still under way.
     assert due_s <= arrived_s + 1e-12
     assert due_s >= arrived_s - 8 * size.frame_bytes / min(up, down)
@@ -137,7 +137,7 @@ def test_a_packet_is_cut_into_frames(payload: int, frames: int, n_bytes: int) ->
     for kind in (0, 1):  # not to be cut, or by its header
         told = struct.pack("<BBHHHH", 1, kind, HEAD, MSS, 20, 16)
         whole = size_of(HEAD + payload, HEAD, MSS) if kind else size_of(HEAD + payload)
-        assert measured(told + headers + bytes(payload)) == whole
+        assert wire_size(told + headers + bytes(payload)) == whole
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def die_with_parent(parent: int = 0) -> None:
     Parameters
     ----------
     parent : int, optional
-        The id of the parent. By default it is the value of `PARENT` in the environment.
+        The id of the parent; 0, the default, for the value of `PARENT` in the environment.
         If that process has died already, this process ends at once.
     """
     if sys.platform != "linux":

@@ -86,6 +86,7 @@ class Budget:
         >>> Budget().settled([1.0] * 6), Budget().settled([1.0, 2.0] * 3)
         (True, False)
         """
+        # Of fewer than 6 samples both bounds are infinite, which is never narrow enough.
         lower, upper = median_interval(samples)
         halfwidth = (upper - lower) / 2
         return halfwidth <= self.relative_halfwidth * float(np.median(samples))

@@ -63,6 +63,7 @@ then no forked process could use one."""
 IMPORTED: list[str] = []
 """Modules that every rank imports before its job, such as those with networks."""
 POLL_S = 0.05
+"""Seconds between two looks whether ranks run."""
 SETTLE_S = 0.3
 """Seconds within which ranks that die of one cause all die."""
 MEETING_S = 20.0
@@ -211,7 +212,7 @@ def launch(
     join : mapping, optional
         Arguments of `ddlkit.jobs.rank.Rank.join`, such as {"backend": "gloo"}.
     timeout_s : float, optional
-        Seconds after which all ranks are ended.
+        Seconds after which all ranks are ended, and the call fails.
     out : Path, optional
         A directory that holds at any time what was measured so far. Without it the
         tables are written once, to be returned.
@@ -439,7 +440,10 @@ def _watch(
 
 
 def _verdict(processes: Sequence[RankProcess], job: str) -> str:
-    """Return in one line which rank died first, or for which one the others waited."""
+    """Return in one line which rank died first, or for which one the others waited.
+
+    At least one rank has died. The line also has the last line that the rank printed.
+    """
     statuses = [process.poll() for process in processes]
     deaths = {rank: status for rank, status in enumerate(statuses) if status}
 
@@ -457,6 +461,7 @@ def _verdict(processes: Sequence[RankProcess], job: str) -> str:
     # If all that died have lost a peer, the cause is a rank that still runs.
     silent = [rank for rank, status in enumerate(statuses) if status is None]
     if status == jobs.LOST_PEER and silent:
+        # A stopped process (SIGSTOP, or Ctrl-Z) is the likeliest cause of silence.
         states = {
             process.pid: process.info["status"]
             for process in psutil.process_iter(["status"])
@@ -518,7 +523,10 @@ def _signal_and_wait(
     number: int,
     patience_s: float | None,
 ) -> None:
-    """Send a signal to all that run, and wait for them, for ``patience_s`` at most."""
+    """Send a signal to all that run, and wait until they have ended.
+
+    The waiting takes ``patience_s`` at most, for all together. None is for ever.
+    """
     running = [
         process for process in processes if process.pid and process.poll() is None
     ]
@@ -543,20 +551,28 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _lines(log: Path) -> list[str]:
+    """Return the lines of a log. The last one is empty, or has not ended yet."""
     if not log.exists():
         return [""]
     return log.read_text(errors="replace").split("\n")
 
 
 def _last_line(log: Path) -> str:
+    """Return the last line of a log that is not blank, or "(none)"."""
     lines = [line.strip() for line in _lines(log) if line.strip()]
     return lines[-1] if lines else "(none)"
 
 
-def _show_progress(log: Path, shown: int) -> int:
-    """Print the progress in a log that was not shown yet, and count all lines."""
+def _show_progress(log: Path, n_shown: int) -> int:
+    """Print the lines of progress in a log that follow its first ``n_shown`` lines.
+
+    Returns
+    -------
+    int
+        How many lines of the log are read by now, which are not to be shown again.
+    """
     lines = _lines(log)[:-1]  # the last one has not ended yet
-    for line in lines[shown:]:
+    for line in lines[n_shown:]:
         if line.startswith(jobs.PROGRESS) and not line.startswith(jobs.ERROR):
             print(line, file=sys.stderr, flush=True)
     return len(lines)

@@ -204,7 +204,7 @@ class Rank:
     out : Path
         Where rank 0 leaves the tables of the job.
     link : str
-        How tables name the link between the ranks.
+        How tables name the link between the ranks, such as "loopback" or "lab:1gbit".
     link_bits_per_s : float
         The rate of the link in bit/s; 0 if it is not known.
     temporary_out : bool
@@ -242,7 +242,8 @@ class Rank:
         timeout_s : float, optional
             Seconds that the meeting and each collective may take.
         torch_threads : int, optional
-            The number of CPU threads. By default the ranks of a node share its cores.
+            The number of CPU threads; 0, the default, for an equal share of the node's
+            cores.
         on_gpu : bool, optional
             Whether tensors lie on a GPU. By default only NCCL's do. gloo copies tensors
             of a GPU through the host.
@@ -341,7 +342,12 @@ def _join_alone() -> Rank:
 
 
 def _number(torchrun_name: str, slurm_name: str, default: int | None = None) -> int:
-    """Return a number from a variable that torchrun or Slurm sets in the environment."""
+    """Return a number from a variable that torchrun or Slurm sets in the environment.
+
+    The variable of torchrun comes first, because torchrun may be started by Slurm, whose
+    variables then describe the launchers and not the ranks. Without ``default`` one of the
+    variables must be set.
+    """
     text = os.environ.get(torchrun_name) or os.environ.get(slurm_name)
     if not text and default is not None:
         return default
@@ -386,7 +392,7 @@ def _meet(
     device: torch.device,
     timeout: datetime.timedelta,
 ) -> None:
-    """Make the process group of all ranks."""
+    """Make the process group of all ranks, and wait until all are in it."""
     address = os.environ.get("MASTER_ADDR")
     port = os.environ.get("MASTER_PORT")
     if not (address and port):

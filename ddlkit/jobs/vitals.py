@@ -38,6 +38,7 @@ LATE_LIMIT = 0.05
 BUSY_LIMIT = 0.9
 """A share of the time of all cores; of one core, for an emulated link's process."""
 TRIES = 3
+"""How many times a recording makes one measurement at most, if others disturb it."""
 RETRY_S = 2.0
 """Seconds between two tries, in which others may end what disturbs."""
 LINK = "DDLKIT_LINK"
@@ -117,7 +118,7 @@ class Usage:
 
     @property
     def others(self) -> float:
-        """Return the share that other programs took."""
+        """Return the share that other programs spent in user code."""
         return max(0.0, self.user - self.own)
 
     @property
@@ -147,7 +148,8 @@ def processor_usage(before: Any, after: Any, own_s: float = 0.0) -> Usage:
     before, after : psutil.scputimes
         Readings of `processor_times`.
     own_s : float, optional
-        Seconds that this library's programs spent in user code in between.
+        Seconds that this library's programs spent in user code in between, summed over
+        the cores.
 
     Returns
     -------
@@ -193,7 +195,9 @@ class Retries:
         self._left = most
 
     def again(self, used: Usage) -> bool:
-        """Return whether to repeat a measurement, after a pause.
+        """Return whether to repeat a measurement, and pause first if so.
+
+        A repeat counts towards the limit.
 
         Parameters
         ----------
@@ -328,6 +332,7 @@ def parse_vitals(text: str) -> Vitals:
     """
     vitals = []
     for index, *cells in machine.cells(text):
+        # `strict=False`: a line may end early, and what it lacks is left out.
         for cell, (quantity, factor) in zip(cells, _SAMPLED.values(), strict=False):
             # nvidia-smi prints "[N/A]" and the like for what a GPU does not report.
             with contextlib.suppress(ValueError):

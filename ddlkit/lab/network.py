@@ -106,9 +106,10 @@ class Lab(Place):
         self.ranks = shape.workers
         self.name = shape.link
         self.link_bits_per_s = shape.rate_bits_per_s
-        # The process that has the lab up, in which alone `down` does anything.
+        # The id of the process that has the lab up, in which alone `down` does anything;
+        # 0 while the lab is not up.
         self._holder = 0
-        # Signals that unwind the stack while the lab is up.
+        # What makes signals unwind the stack while the lab is up.
         self._trapped = ExitStack()
         # The process of an emulated link, if it is a child of this process.
         self._link: subprocess.Popen[str] | None = None
@@ -184,7 +185,7 @@ class Lab(Place):
         try:
             with _registry():
                 _remove_dead()
-                self._take_label()
+                self._claim_label()
                 self._build()
                 if self.persistent:
                     # The lab gets rid of its owner only now. A lab that is still being
@@ -236,10 +237,11 @@ class Lab(Place):
     def __exit__(self, *raised: object) -> None:
         self.down()
 
-    def _take_label(self) -> None:
-        """Write the state file before anything else exists.
+    def _claim_label(self) -> None:
+        """Choose a free label, or check the given one, and write the lab's state file.
 
-        Whatever is left over then has an owner.
+        The file is written before anything else of the lab exists. It names this process
+        as the owner, so that what an interrupt leaves can be removed.
         """
         taken = {*_states()} | {name.split("-")[0] for name in _listed()}
         if not self.label:
@@ -282,7 +284,8 @@ class Lab(Place):
         else:
             self._join()
             # The kernel cuts a packet that is larger than a burst in software, for
-            # which 16 ranks have no time.
+            # which 16 ranks have no time. A tenth of the burst is left for the headers of
+            # the frames, which count towards it.
             burst = round(0.9 * burst_bytes(self.link_bits_per_s))
             packet_bytes = min(MAX_PACKET_BYTES, burst)
             queued = 1000  # Linux's default
@@ -402,7 +405,8 @@ def status() -> list[dict[str, Any]]:
     -------
     list of dict
         The label, the number of ranks, the link and the owner of each lab, and whether
-        the lab is alive. A lab is dead if a process is gone that it needs.
+        the lab is alive. A lab is dead if a process is gone that it needs. A lab whose
+        state file is damaged has 0 ranks.
     """
     rows = []
     for label, state in _states().items():
@@ -470,7 +474,10 @@ def available() -> str:
 
 
 def _run(argv: list[str], script: str = "") -> str:
-    """Return the output of a command of iproute2 that reads ``script``."""
+    """Run a command of iproute2 that reads ``script``, and return its output.
+
+    Raises UserError with the first line of complaint if the command fails.
+    """
     command = " ".join(argv)
     try:
         done = subprocess.run(
@@ -493,7 +500,10 @@ def _run(argv: list[str], script: str = "") -> str:
 
 
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:
-    """Run commands of ``ip`` or ``tc``, one by one, in a namespace."""
+    """Run commands of ``ip`` or ``tc``, one by one, in a namespace.
+
+    An empty ``namespace`` stands for the one of this process.
+    """
     inside = ["-n", namespace] if namespace else []
     script = "".join(f"{command}\n" for command in commands)
     _run([tool, *inside, "-batch", "-"], script)
@@ -514,7 +524,7 @@ def _listed() -> list[str]:
 
 
 def _remove(label: str) -> None:
-    """Remove whatever exists of a lab, with the processes in it."""
+    """End all processes in a lab, and remove whatever exists of it."""
     of_lab = re.compile(rf"{label}-(rank\d+|switch)")
     present = [name for name in _listed() if of_lab.fullmatch(name)]
     give_up_s = time.monotonic() + DEADLINE_S

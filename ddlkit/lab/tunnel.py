@@ -71,6 +71,11 @@ _M_MMAP_THRESHOLD = -3
 # What a device puts before each packet (virtio_net_hdr): flags, kind of segments, bytes
 # of the headers, bytes of a segment, where the check sum starts, and where it goes.
 _HEADER = struct.Struct("<BBHHHH")
+# After that header follows the IP header. Its byte 0 holds the version, and its bytes 16
+# to 19 are the four numbers of the target's address.
+_IP_VERSION_AT = _HEADER.size
+_NETWORK_OF_TARGET = slice(_HEADER.size + 16, _HEADER.size + 19)
+_NUMBER_OF_TARGET_AT = _HEADER.size + 19
 
 
 # -- when packets leave links: without a clock, a socket or a byte ---------------------
@@ -102,9 +107,9 @@ def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Siz
     ip_bytes : int
         The bytes of the packet.
     header_bytes : int, optional
-        The bytes of its headers, which each segment has.
+        The bytes of its IP and TCP headers, which each segment has.
     segment_bytes : int, optional
-        The payload of a segment. Without segments the packet is one frame.
+        The bytes of payload in a segment. With 0 the packet is one frame.
 
     Returns
     -------
@@ -172,6 +177,8 @@ class Line:
 
     def carry(self, first_s: float, last_s: float, size: Size) -> tuple[float, float]:
         """Return when the first frame of a packet and when all frames have left.
+
+        The link is busy from now on until all frames have left.
 
         Parameters
         ----------
@@ -255,7 +262,10 @@ class Shaper:
             self._carry(self._up[source], Packet(load, size, target, now_s), now_s)
 
     def _carry(self, line: Line, packet: Packet, last_s: float) -> None:
-        """Let a link carry a packet, and note when the packet is at the link's end."""
+        """Let a link carry a packet, and note when the packet is at the link's end.
+
+        ``last_s`` is when the last frame of the packet has arrived at the link.
+        """
         first_left_s, all_left_s = line.carry(packet.first_s, last_s, packet.size)
         delay_s = self._conditions.delay_s
         packet.first_s = first_left_s + delay_s
@@ -264,11 +274,11 @@ class Shaper:
 
     @property
     def next_s(self) -> float:
-        """Return when to call `take` next: infinity if no packet is on its way."""
+        """Return when to call `pop_arrived` next: infinity if no packet is on its way."""
         return self._events[0][0] if self._events else math.inf
 
-    def take(self, now_s: float) -> Iterator[tuple[float, Packet]]:
-        """Take out all packets that have arrived, in order.
+    def pop_arrived(self, now_s: float) -> Iterator[tuple[float, Packet]]:
+        """Remove and yield all packets that have arrived, in order.
 
         Parameters
         ----------
@@ -298,21 +308,22 @@ class Shaper:
 # -- packets ---------------------------------------------------------------------------
 
 
-def measured(packet: bytes) -> Size:
+def wire_size(packet: bytes) -> Size:
     """Return the size on the wire of a packet that a device gives.
 
     Parameters
     ----------
     packet : bytes
-        The packet, after the header of the device.
+        The header of the device, followed by the IP packet.
 
     Returns
     -------
     Size
     """
-    _, kind, _, segment_bytes, sum_start, _ = _HEADER.unpack_from(packet)
+    _, segment_kind, _, segment_bytes, sum_start, _ = _HEADER.unpack_from(packet)
     ip_bytes = len(packet) - _HEADER.size
-    if not kind:
+    # Kind 0 is a packet that is not to be cut into segments.
+    if segment_kind == 0:
         return size_of(ip_bytes)
     # The check sum starts with the TCP header, whose byte 12 has the length of that
     # header in words of 4 bytes.
@@ -331,7 +342,7 @@ def open_device(namespace: str, back: str, offload: int) -> int:
     namespace : str
         The file of the namespace.
     back : str
-        The file of the namespace to which this process moves afterwards.
+        The file of the namespace to which this process returns afterwards.
     offload : int
         The flags of the tasks that the kernel leaves to the device: check sums, and the
         cutting into segments.
@@ -352,6 +363,7 @@ def open_device(namespace: str, back: str, offload: int) -> int:
         Path(f"/proc/sys/net/ipv4/tcp_{buffer}").write_text(windows)
     device = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
     flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
+    # The kernel's struct ifreq: the name of the interface, its flags, and padding.
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", INTERFACE.encode(), flags))
     fcntl.ioctl(device, _TUNSETVNETHDRSZ, struct.pack("i", _HEADER.size))
     fcntl.ioctl(device, _TUNSETOFFLOAD, offload)
@@ -385,7 +397,7 @@ class Tunnel:
         self._packets = 0
         self._late = 0
         self._begun_s = time.perf_counter()
-        self._heard_s = 0.0
+        self._readable_since_s = 0.0
 
     def serve(self) -> None:
         """Carry packets for ever."""
@@ -400,7 +412,7 @@ class Tunnel:
                 # Only look: waking up would take longer than this wait.
                 wait_s = 0.0
             ready, _, _ = select.select(self.devices, (), (), wait_s)
-            self._heard_s = self.now_s()
+            self._readable_since_s = self.now_s()
             for device in ready:
                 self.read(device)
                 # A packet that is due does not wait for those that still have to be
@@ -413,10 +425,10 @@ class Tunnel:
         return time.perf_counter() - self._begun_s
 
     def read(self, device: int) -> None:
-        """Take a packet from a device.
+        """Read a packet from a device, and give it to the shaper if it is for a rank.
 
-        The packet was there when the waiting for devices ended, and counts from that
-        time.
+        The packet was there when the waiting for devices ended, and counts as sent at
+        that time.
 
         Parameters
         ----------
@@ -427,18 +439,22 @@ class Tunnel:
             packet = os.read(device, _HEADER.size + 65535)
         except BlockingIOError:
             return
-        # After the device's 10 bytes follows the IP header. Its first half byte is the
-        # version, and its bytes 16 to 19 are the target's address.
-        if packet[10] >> 4 != 4 or packet[26:29] != self._prefix:
+        # What is not for a rank is dropped, such as IPv6, which the kernel sends on its
+        # own. The version is the first half byte of the IP header.
+        ip_version = packet[_IP_VERSION_AT] >> 4
+        if ip_version != 4 or packet[_NETWORK_OF_TARGET] != self._prefix:
             return
-        target = packet[29] - 1
+        # The last number of the address of rank r is r + 1.
+        target = packet[_NUMBER_OF_TARGET_AT] - 1
         if 0 <= target < len(self.devices):
             source = self.devices.index(device)
-            self.shaper.send(self._heard_s, source, target, measured(packet), packet)
+            self.shaper.send(
+                self._readable_since_s, source, target, wire_size(packet), packet
+            )
 
     def write(self) -> None:
-        """Give what has arrived to the devices of its targets."""
-        for due_s, packet in self.shaper.take(self.now_s()):
+        """Write what has arrived to the devices of its targets, and count it."""
+        for due_s, packet in self.shaper.pop_arrived(self.now_s()):
             late_s = self.now_s() - due_s
             try:
                 os.write(self.devices[packet.target], packet.load)

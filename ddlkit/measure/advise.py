@@ -72,7 +72,8 @@ def measure_model(
     Returns
     -------
     dict
-        What to show of the result; empty on all ranks but rank 0.
+        What to show of the result: names, numbers, medians in seconds and the path of
+        table ``layers``. It is empty on all ranks but rank 0.
 
     Raises
     ------
@@ -160,7 +161,7 @@ def loaded_together(
     me : Rank
         This rank.
     notes : list of str
-        Where remarks on the model are added.
+        A list to which remarks on the model are appended.
 
     Returns
     -------
@@ -191,13 +192,13 @@ def loaded_together(
         # timeout.
         failure = error
         own_summary = _NO_MODEL
-    of_rank_0, *of_others = everyones(own_summary).tolist()
+    summary_of_rank_0, *other_summaries = everyones(own_summary).tolist()
     if failure:
         raise failure
-    for rank, of_rank in enumerate(of_others, start=1):
-        if of_rank != of_rank_0:
-            text_of_rank_0 = f"rank 0's has {_in_words(of_rank_0)}"
-            text_of_rank = f"rank {rank}'s has {_in_words(of_rank)}"
+    for rank, summary in enumerate(other_summaries, start=1):
+        if summary != summary_of_rank_0:
+            text_of_rank_0 = f"rank 0's has {_in_words(summary_of_rank_0)}"
+            text_of_rank = f"rank {rank}'s has {_in_words(summary)}"
             raise UserError(
                 f"{given}: models differ between ranks: {text_of_rank_0}, {text_of_rank}; "
                 "build the same on each"
@@ -221,12 +222,16 @@ def _summary(training: Training) -> list[int]:
 
 
 def _in_words(summary: Sequence[float]) -> str:
+    """Return the numbers of tensors and elements of a result of `_summary` in words."""
     _digest, tensors, elements = summary
     return f"{tensors:.0f} tensors of {elements:.0f} elements"
 
 
 def wrap_alone(training: Training) -> None:
     """Wrap a model in a DDP of one process, which sends nothing.
+
+    A compiled model is profiled inside such a DDP, and the order in which DDP sees
+    gradients become ready is read from it.
 
     Parameters
     ----------
@@ -351,7 +356,9 @@ FOR_MESSAGES = 0.4
 FOR_SLOWDOWN = 0.3
 """The share of the measuring time that table ``slowdown`` gets."""
 MIN_ITERATIONS = 40.0
-"""Iterations that must fit into the time for ``slowdown``."""
+"""Iterations that must fit into the time for ``slowdown``.
+
+Its three rounds of three sizes of messages have about as many."""
 MIN_WHOLE_MESSAGES = 20.0
 """Messages of all gradients that must fit into the time for ``collectives`` and
 ``slowdown``."""
@@ -428,6 +435,7 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
             notes.append(
                 "messages are timed as fp32 of as many bytes; other sums may take longer"
             )
+        # Only rank 0 has tables, so its answer holds for all ranks.
         present = everyones(_measured_before(me, training))[0]
         for schema, is_there in zip(MEASURED, present, strict=True):
             if is_there:
@@ -584,6 +592,8 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
     all_gradients = torch.zeros(training.gradient_bytes // 4, device=training.device)
     iteration_s = _median_s(training, training.iterate)
     message_s = _median_s(training, lambda: dist.all_reduce(all_gradients))
+    # Only `FOR_SLOWDOWN` of the time has iterations, and only that share and
+    # `FOR_MESSAGES` have messages. The whole time must be so much longer.
     needed_s = max(
         MIN_ITERATIONS * iteration_s / FOR_SLOWDOWN,
         MIN_WHOLE_MESSAGES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN),
@@ -642,8 +652,10 @@ def read_advice(out: Path, suffix: str = "") -> Advice:
 
 
 def _plans(me: Rank, training: Training) -> dict[str, list[int]]:
-    """Return the bytes of each bucket by plan. DDP's default has an empty list.
+    """Return the bytes of each bucket by plan: DDP's default, and the best plans.
 
+    The default, which comes first, has an empty list. The best plans follow in the order
+    of their predicted iterations. There are none if torch lets nobody choose buckets.
     Only rank 0 has the tables from which plans follow. On all other ranks the plans
     have numbers for names.
     """
@@ -706,6 +718,7 @@ def trial(
     synchronize = clock.synchronizer(me.device)
     iteration_s = _median_s(training, training.iterate)
     # In each round every plan has one more iteration, which warms up.
+    # That is why 1 is subtracted from the iterations that fit.
     fitting = max_s / (PLANNED_ROUNDS * len(wrapped) * iteration_s) - 1
     count = int(np.clip(fitting, THREE_TIMES.min_repeats, MAX_ITERATIONS_PER_ROUND))
     budget = replace(THREE_TIMES, warmup=1, min_repeats=count, max_repeats=count)

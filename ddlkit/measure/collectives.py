@@ -63,8 +63,8 @@ class Posting:
     result : callable
         Takes the inputs of all ranks in their order, and this rank. Returns its result.
     in_place : bool
-        Whether the buffer holds the rank's input before, because ``post`` takes no
-        other.
+        Whether the buffer holds the rank's input before, and the result replaces it.
+        ``post`` then ignores its second argument.
     """
 
     post: Callable[[torch.Tensor, torch.Tensor], dist.Work]
@@ -178,6 +178,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
         "link": me.link,
         "link_bits_per_s": me.link_bits_per_s,
         "ranks": me.world_size,
+        # gloo has one thread here and NCCL one stream, so messages follow one another.
         "in_flight": 1,
         "apart_s": settings.apart_s,
         # NCCL's messages are work of the device, gloo's are work of threads.
@@ -188,6 +189,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     retries = Retries()
     for collective in settings.collectives:
         frames = []
+        # Each size has random integers of its own, by its number as the seed.
         for seed, size in enumerate(sizes):
             count = messages_at(size, settings.messages_per_sample)
             make_collective = partial(
@@ -268,6 +270,9 @@ def _measure_undisturbed(
 ) -> tuple[Floats, Usage]:
     """Time a collective until other programs do not disturb it or no try is left.
 
+    Two numbers limit the tries: ``settings.tries`` is for this collective at this size,
+    and ``retries`` is shared by all collectives and sizes of the job.
+
     Returns
     -------
     seconds : ndarray, shape (n_samples,)
@@ -283,6 +288,8 @@ def _measure_undisturbed(
         # try again. A single rank that went on would wait for the others for ever.
         usage = peers.usage_of_all(watch.usage())
         tries_left -= 1
+        # `again` is false if nothing disturbed the measurement, or if the job may repeat no
+        # more. Otherwise it pauses, in which others may end what disturbs.
         if not tries_left or not retries.again(usage):
             return seconds, usage
 

@@ -23,7 +23,7 @@ _SAMPLE_BYTES = 64 * MIB
 _MOST_COPIES = 32
 """The most copies of a sample, so that those of few bytes do not take forever."""
 _MEMORY_PARTS = 8
-"""A pool takes at most an eighth of the host's free memory."""
+"""A pool takes at most an eighth of the host's free memory. The host has two pools."""
 
 Pool = Tensor
 """Bytes (uint8). Copies go from the slots of one pool to those of another, in turn."""
@@ -58,12 +58,12 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     Partial
         If it holds some of them. The exception has the table of these.
     """
-    most = psutil.virtual_memory().available // _MEMORY_PARTS
-    fitting = [size for size in sizes if size <= most]
-    too_large = ", ".join(format_bytes(size) for size in sizes if size > most)
+    largest_possible = psutil.virtual_memory().available // _MEMORY_PARTS
+    fitting = [size for size in sizes if size <= largest_possible]
+    too_large = [format_bytes(size) for size in sizes if size > largest_possible]
     reason = (
-        f"no copies of {too_large}: an eighth of the host's free memory "
-        f"is {format_bytes(most)}"
+        f"no copies of {', '.join(too_large)}: an eighth of the host's free memory "
+        f"is {format_bytes(largest_possible)}"
     )
     if not fitting:
         raise Unavailable(reason)
@@ -122,7 +122,15 @@ def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
 def _copy_s(
     target: Pool, source: Pool, size: int, budget: Budget
 ) -> tuple[int, Floats]:
-    """Return how many copies make a sample, and (repeats,) seconds of one copy."""
+    """Time copies of a size between the slots of two pools.
+
+    Returns
+    -------
+    copies_per_sample : int
+        How many copies follow one another in a sample.
+    seconds : ndarray, shape (repeats,)
+        The mean seconds of one copy in each sample.
+    """
     # A slot is a place in a pool that holds one copy.
     slots = source.numel() // size
     most_by_bytes = max(1, _SAMPLE_BYTES // size)

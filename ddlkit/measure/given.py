@@ -83,7 +83,7 @@ class Training:
     optimizer : Optimizer
         The optimizer.
     batch : int
-        The batch size.
+        The batch size; 1 for a user's own model, whose batch size is not known.
     accumulate : int
         How many batches an iteration has. Only the last one communicates.
     backwards : int
@@ -307,7 +307,7 @@ class Training:
         return self.use(ddp)
 
     def use(self, ddp: DistributedDataParallel) -> DistributedDataParallel:
-        """Have calls of the model go through one of several wrappers from now on.
+        """Choose the wrapper that all calls of the model go through from now on.
 
         Parameters
         ----------
@@ -448,7 +448,8 @@ def known(
     device : torch.device
         The device.
     precision : str, optional
-        ``"bf16"`` computes forward and backward under autocast.
+        ``"bf16"`` computes forward and backward under autocast. Any other precision
+        leaves torch's settings, which `ddlkit.measure.layers.compute_on` makes.
     model : Module, optional
         An instance of the network to train, in place of a new one.
     rank : int, optional
@@ -498,7 +499,7 @@ def load(given: str, device: torch.device, notes: list[str]) -> Training:
     device : torch.device
         The device.
     notes : list of str
-        Where remarks on the model are added.
+        A list to which remarks on the model are appended.
 
     Returns
     -------
@@ -564,20 +565,24 @@ def check(given: str) -> None:
         try:
             result = _called(function, torch.device("cpu"))
         except (Exception, SystemExit):
-            # The cause may be that tensors have no values. If it is a mistake, the ranks
-            # show it with its traceback.
+            # The cause may be that tensors have no values, so nothing is refused. If it
+            # is a mistake, the ranks will show it with its traceback.
             return
         training = _in_training(result, given, notes=[])
         # Compiled code takes long to be made, and takes no fake tensors.
         if training.compiled:
             return
-        # Not `training.loss`, which would print the traceback of an exception.
-        _, loss, *_ = result
+        # `_in_training` has checked that the result is (model, loss) or (model, loss,
+        # optimizer). The user's own loss is called and not `training.loss`, which would
+        # print the traceback of an exception.
+        loss = result[1]
         try:
             with backward_calls() as calls:
                 value = loss()
         except (Exception, SystemExit):
+            # As above: the ranks will show a mistake.
             return
+        # A loss that has run backward itself may return anything.
         if not calls.count:
             training.refuse_unless_scalar(value)
 
@@ -623,21 +628,11 @@ def _in_training(result: Any, given: str, notes: list[str]) -> Training:
 
     Raises UserError if the result cannot be trained. Remarks are added to ``notes``.
     """
-    items = result if isinstance(result, tuple) else (result,)
-    is_valid = (
-        len(items) in (2, 3) and isinstance(items[0], nn.Module) and callable(items[1])
-    )
-    if len(items) > 3 and isinstance(items[-1], torch.optim.Optimizer):
-        raise UserError(
-            f"{given} returns {len(items) - 2} values after the loss: give one optimizer "
-            "for all parameters"
-        )
-    if not is_valid:
-        needed = "(model, loss) or (model, loss, optimizer)"
-        raise UserError(f"{given} must return {needed}, gave {shown(result)}")
-    model, plain_loss, *optimizers = items
+    _refuse_result(result, given)
+    model, plain_loss, *optimizers = result
     file, _, function = given.rpartition(":")
     _refuse_parameters(model, given)
+    # A user may also return None in the place of an optimizer.
     optimizer = optimizers[0] if optimizers else None
     if optimizer is None:
         notes.append("no optimizer is given: SGD with momentum")
@@ -656,6 +651,22 @@ def _in_training(result: Any, given: str, notes: list[str]) -> Training:
 
     network = f"{Path(file).stem}-{function}"
     return Training(network, model, loss, optimizer)
+
+
+def _refuse_result(result: Any, given: str) -> None:
+    """Raise UserError unless a result is (model, loss) or (model, loss, any value)."""
+    items = result if isinstance(result, tuple) else (result,)
+    if len(items) > 3 and isinstance(items[-1], torch.optim.Optimizer):
+        raise UserError(
+            f"{given} returns {len(items) - 2} values after the loss: give one optimizer "
+            "for all parameters"
+        )
+    is_valid = (
+        len(items) in (2, 3) and isinstance(items[0], nn.Module) and callable(items[1])
+    )
+    if not is_valid:
+        needed = "(model, loss) or (model, loss, optimizer)"
+        raise UserError(f"{given} must return {needed}, gave {shown(result)}")
 
 
 def _refuse_parameters(model: nn.Module, given: str) -> None:

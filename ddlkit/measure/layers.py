@@ -107,15 +107,18 @@ class _Shares(NamedTuple):
 
 
 class _HookedIteration:
-    """An iteration that is run with hooks, and the event that each mark stands for.
+    """An iteration with hooks, which `run` runs and `read` shares among its tensors.
 
     ``_events`` holds pairs of the kind of an event (a phase, a layer or a gradient) and
-    the name of its tensor. Event number k has mark number k.
+    the name of its tensor, which is empty for a phase. Event number k has mark number k.
     """
 
-    def __init__(self, training: Training, marks: _AnyMarks) -> None:
+    def __init__(self, marks: _AnyMarks) -> None:
         self._marks = marks
         self._events: list[tuple[str, str]] = []
+
+    def run(self, training: Training) -> None:
+        """Train for one iteration, and note each event with a mark."""
         on_layer = partial(self._note, _LAYER)
         on_gradient = partial(self._note, _GRADIENT)
         with training.watched(on_layer, on_gradient):
@@ -186,10 +189,9 @@ class _HookedIteration:
         return layers
 
 
+@dataclass(frozen=True)
 class _Order:
     """The order of an iteration's events, with s layers and n tensors.
-
-    It is seen in a first iteration, which also allocates the state of the optimizer.
 
     Attributes
     ----------
@@ -203,23 +205,36 @@ class _Order:
         FLOPs of the forward pass of each layer.
     """
 
-    def __init__(self, training: Training, me: Rank | None) -> None:
-        # The operations within compiled code cannot be counted one by one.
+    starts: list[str]
+    ready: list[str]
+    flops: Floats
+
+    @classmethod
+    def of_first_iteration(cls, training: Training, me: Rank | None) -> _Order:
+        """Train for a first iteration, and return the order of its events.
+
+        The iteration also allocates the state of the optimizer. ``me`` is this rank if
+        all ranks of a job profile at the same time, and None if this process is alone.
+        """
+        # The operations within compiled code cannot be counted one by one. Then there is
+        # no counter, and all FLOPs are 0.
         counting = nullcontext() if training.compiled else networks.flop_counter()
         with counting as counter:
-            first_iteration = _HookedIteration(training, _FlopMarks(counter))
+            first_iteration = _HookedIteration(_FlopMarks(counter))
+            first_iteration.run(training)
         # The marks of this iteration count FLOPs, so its shares are FLOPs.
         flop_shares = first_iteration.read()
-        self.starts = list(flop_shares.layers)
-        self.ready = list(flop_shares.ready)
+        starts = list(flop_shares.layers)
+        ready = list(flop_shares.ready)
         if me:
             # Ranks exchange spans, so all of them must have the same order.
             names = [*training.trained()]
-            self.starts = _as_rank_0(self.starts, names)
-            self.ready = _as_rank_0(self.ready, names)
-        # A layer that only rank 0 has used, as a random choice may have it, is 0 here.
-        flops = [flop_shares.layers.get(tensor, 0.0) for tensor in self.starts]
-        self.flops = np.array(flops)
+            starts = _as_rank_0(starts, names)
+            ready = _as_rank_0(ready, names)
+        # A model may use a layer by chance, in some ranks only. A layer that rank 0 has
+        # used and this rank has not counts 0 FLOPs here.
+        flops = [flop_shares.layers.get(tensor, 0.0) for tensor in starts]
+        return cls(starts, ready, np.array(flops))
 
     def spans(self, iteration: _HookedIteration) -> Floats:
         """Return the spans of an iteration with hooks in seconds, shape (s + n + 1,).
@@ -246,6 +261,7 @@ class _Order:
         # Forward order is the reverse of the order in which gradients become ready.
         last_position = len(self.ready) - 1
         positions = [last_position - self.ready.index(tensor) for tensor in self.starts]
+        # Unlike `values[positions] += by_layer`, this adds up at equal positions.
         np.add.at(values, positions, by_layer)
         return values
 
@@ -263,6 +279,7 @@ def _as_rank_0(names: list[str], all_names: list[str]) -> list[str]:
     positions = {name: float(position) for position, name in enumerate(names)}
     own_positions = [positions.get(name, _NOT_NAMED) for name in all_names]
     of_rank_0 = peers.everyones(own_positions)[0]
+    # Names that rank 0 does not have come first in this order, and are then left out.
     in_order = np.argsort(of_rank_0)
     return [all_names[k] for k in in_order if of_rank_0[k] != _NOT_NAMED]
 
@@ -388,11 +405,12 @@ def profile_training(
     training : Training
         The model in training.
     precision : str
-        The name of the precision in the table.
+        The name of the precision in the table. It changes nothing of the computation.
     budget : Budget, optional
-        How long to measure.
+        How long to measure, by default as `Budget` has it.
     me : Rank, optional
-        This rank, if all ranks of a job profile at the same time. Each step of an
+        This rank, if all ranks of a job profile at the same time; None if this process
+        is alone. Each step of an
         iteration then ends when the slowest rank has ended it.
     as_graph : bool, optional
         Whether the iteration is also timed as one CUDA graph.
@@ -415,7 +433,7 @@ def profile_training(
     # Of several ranks the largest value of each number counts. A process alone is the
     # slowest one itself, and keeps its values.
     slowest: Callable[[Floats], Floats] = peers.slowest if me else np.asarray
-    order = _Order(training, me)
+    order = _Order.of_first_iteration(training, me)
     measured = _undisturbed(training, budget or Budget(), me)
     # The columns are forward, backward and update.
     phases = _spans_to_slowest_end(np.diff(measured.marks_s), slowest)
@@ -566,7 +584,8 @@ class _Measured(NamedTuple):
 def _undisturbed(training: Training, budget: Budget, me: Rank | None) -> _Measured:
     """Return a measurement that nothing else on the machine disturbed.
 
-    A disturbed one is repeated twice at most. The third is returned in any case.
+    A disturbed one is repeated twice at most. The third is returned in any case. ``me``
+    is None if this process profiles alone.
     """
     retries = Retries(2)
     rank = me.rank if me else 0
@@ -581,6 +600,10 @@ def _undisturbed(training: Training, budget: Budget, me: Rank | None) -> _Measur
 
 
 def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
+    """Time iterations without and with hooks in turn, as long as the budget says.
+
+    ``me`` is None if this process profiles alone.
+    """
     device = training.device
     plain: list[Marks] = []
     hooked: list[_HookedIteration] = []
@@ -594,7 +617,9 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         issue_s.append(perf_counter() - start_s)
 
     def run_hooked() -> None:
-        hooked.append(_HookedIteration(training, Marks(device)))
+        iteration = _HookedIteration(Marks(device))
+        iteration.run(training)
+        hooked.append(iteration)
 
     samples = clock.measure_interleaved(
         {"plain": run_plain, "hooked": run_hooked},

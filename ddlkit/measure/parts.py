@@ -339,7 +339,8 @@ def layers(
     """
     for name, _ in networks:
         networks_by_name.find(name)
-    # 0 stands for a network that is measured alone, without a number of ranks.
+    # 0 stands for a network that is measured alone, without a number of ranks. Its
+    # tables are named by the precision, and those of several ranks by their number.
     counts = ranks or [0]
     for count, precision, (name, batch) in product(counts, precisions, networks):
         estimate_s = BUILD_S + WARMTH * budget.max_s
@@ -403,21 +404,23 @@ def collectives(
     budget : Budget
         How long to measure each size of each collective.
     link : str, optional
-        One of ``"loopback-p2"``, ``"one-rank"`` and ``"gloo-cuda-p2"``.
+        One of ``"loopback-p2"``, ``"one-rank"`` and ``"gloo-cuda-p2"``. An empty string
+        stands for the link that joins the devices.
     collectives : sequence of str, optional
         Names of collectives.
     sizes : sequence of int, optional
         Sizes of messages in bytes.
     ranks : sequence of int, optional
-        Numbers of ranks.
+        Numbers of ranks; by default 2 in a lab, and else those of `rank_counts`.
     rate : sequence of float, optional
-        Rates of a lab's links in bit/s.
+        Rates of a lab's links in bit/s. Without rates there is no lab.
     delay : sequence of float, optional
         Delays of a lab's links in seconds.
     messages : int, optional
-        How many messages are posted at once in a lab.
+        How many messages are posted at once in a lab. Elsewhere it is one.
     tries : int, optional
         How often a size is measured at most in a lab, if others disturb the machine.
+        Elsewhere it is measured once.
     apart : float, optional
         By how many seconds each rank starts a message later than the rank before it.
 
@@ -429,6 +432,7 @@ def collectives(
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
     in_lab = bool(rate)
     if not in_lab:
+        # These two arguments are for labs only.
         messages = 1
         tries = 1
     # Settings are checked when they are made. A mistake shall fail one point only, and
@@ -440,19 +444,10 @@ def collectives(
         tries=tries,
         apart_s=apart,
     )
-    ranks_by_table: dict[str, Ranks] = {}
-    gpus_of_rank = 0
-    if link:
-        ranks_by_table[link] = _LINKS[link](here.device)
-    elif not in_lab:
-        gpus_of_rank = int(here.on_gpu)
-        for count in ranks or rank_counts(here):
-            name = f"{_own_link(here)}-p{count}"
-            ranks_by_table[name] = Ranks.of(count, here.device)
-    # Without rates this loop runs not at all.
-    for count, bits_per_s, delay_s in product(ranks or (2,), rate, delay):
-        members, name = ranks_in_lab(count, bits_per_s, delay_s)
-        ranks_by_table[name] = members
+    # Only ranks that are joined as the devices are need a GPU each. A link of `_LINKS`
+    # makes do with the one device that there is, and in a lab gloo sends.
+    one_gpu_each = here.on_gpu and not link and not in_lab
+    ranks_by_table = _ranks_by_table(here, link, ranks, rate, delay)
     for name, members in ranks_by_table.items():
         path = table_path(here.out, "collectives", name)
         # The table is read when the point is measured, because an earlier session may
@@ -462,7 +457,37 @@ def collectives(
         )
         run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
         point = Point("collectives", name, run, estimate_s, left=to_measure)
-        yield on_gpus(members.count * gpus_of_rank, point)
+        gpus_needed = members.count if one_gpu_each else 0
+        yield on_gpus(gpus_needed, point)
+
+
+def _ranks_by_table(
+    here: Here,
+    link: str,
+    ranks: Sequence[int],
+    rates_bits_per_s: Sequence[float],
+    delays_s: Sequence[float],
+) -> dict[str, Ranks]:
+    """Return the ranks of each table of collectives, by the name of the table.
+
+    The arguments are those of `collectives`. There is a table for ``link``, if it is not
+    empty, and one for each lab, if there are rates. With neither, there is one for each
+    number of ranks on the machine's own link.
+    """
+    ranks_by_table: dict[str, Ranks] = {}
+    if link:
+        ranks_by_table[link] = _LINKS[link](here.device)
+    elif not rates_bits_per_s:
+        for count in ranks or rank_counts(here):
+            name = f"{_own_link(here)}-p{count}"
+            ranks_by_table[name] = Ranks.of(count, here.device)
+    # Without rates the product is empty, and there are no labs.
+    for count, bits_per_s, delay_s in product(
+        ranks or (2,), rates_bits_per_s, delays_s
+    ):
+        members, name = ranks_in_lab(count, bits_per_s, delay_s)
+        ranks_by_table[name] = members
+    return ranks_by_table
 
 
 CollectivesBySizes = dict[tuple[int, ...], list[str]]
@@ -527,7 +552,7 @@ def slowdowns(
     rate : sequence of float, optional
         Rates of a lab's links in bit/s; 0 for no lab.
     delay : sequence of float, optional
-        Delays of a lab's links in seconds.
+        Delays of a lab's links in seconds. They have no effect without a lab.
     budget : Budget, optional
         How many rounds to measure, and for how long.
 
@@ -536,8 +561,9 @@ def slowdowns(
     Point
         A point for each number of ranks, rate, delay and network.
     """
-    # Before the first round DDP is wrapped and messages are tried, and of slow messages
-    # the fewest rounds take longer than the budget.
+    # Three times the budget, because before the first round DDP is wrapped and messages
+    # are tried, and because the fewest rounds of slow messages take longer than the
+    # budget.
     estimate_s = LAUNCH_S + BUILD_S + 3 * budget.max_s
     for count, bits_per_s, delay_s, (name, batch) in product(
         ranks, rate, delay, networks
@@ -620,7 +646,8 @@ def memory_copies(
         The only point.
     """
     measure = partial(copies.measure_copies, here.device, sizes, budget)
-    # `copies` distinguishes five kinds with a GPU, and takes seconds to fill its pools.
+    # `copies` distinguishes five kinds with a GPU (to and from pinned and pageable memory,
+    # and within the GPU), and takes seconds to fill its pools.
     kinds = 5 if here.on_gpu else 1
     estimate_s = FILL_POOLS_S + kinds * len(sizes) * budget.max_s
     yield Point("copies", here.device, measure, estimate_s)
@@ -891,8 +918,8 @@ def points(
     ranks : int, optional
         How many ranks exchange messages. By default there are two, or one on each GPU.
     rate_bits_per_s : float, optional
-        The rate of links between network namespaces (Linux, root); 0 for loopback or
-        NCCL.
+        The rate of a lab's links between network namespaces (Linux, root); 0 for no
+        lab, but loopback or NCCL.
     delay_s : float, optional
         The delay of each of these links in seconds.
 
@@ -909,9 +936,13 @@ def points(
     if not device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     here = Here(device, session, out)
-    # Zero stands for the default. Then these lists are empty, and each part has its own.
+    # Zero stands for the default. `collectives` takes empty lists for the default, and
+    # chooses the numbers of ranks by itself.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
+    # Slowdown and training need a number of ranks, and take the rate 0 for no lab.
+    counts_or_default = counts or rank_counts(here)
+    rates_or_no_lab = rates or [0.0]
     wanted = PARTS if part == "quick" else (part,)
     if {*wanted} & {"layers", "slowdown", "training"}:
         for name, _ in networks:
@@ -923,9 +954,8 @@ def points(
         body += layers(here, networks, _LAYERS, ranks=[1])
     if "copies" in wanted:
         body += memory_copies(here, _COPIES)
-    counts_or_default = counts or rank_counts(here)
     if "slowdown" in wanted:
-        body += slowdowns(here, networks, counts_or_default, rates or [0.0], [delay_s])
+        body += slowdowns(here, networks, counts_or_default, rates_or_no_lab, [delay_s])
     if "training" in wanted:
         body += trainings(
             here,
@@ -933,7 +963,7 @@ def points(
             repeats=2,
             iterations=3,
             ranks=counts_or_default,
-            rate=rates or [0.0],
+            rate=rates_or_no_lab,
             delay=[delay_s],
         )
     return PointList(body)

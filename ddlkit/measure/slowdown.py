@@ -53,7 +53,8 @@ CAP_OF_SINGLE_GRADIENTS_MIB = 1e-6
 
 Row = tuple[str, str, int, int, float]
 """The quantity that is timed, what went on at the same time, the bytes of a message or of
-all buckets, the number of messages or buckets, and seconds."""
+all buckets, the number of messages or buckets, and seconds. Both numbers are 0 where there
+are neither messages nor buckets."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def slowdown_rounds(
     max_s : float
         Seconds after which no round starts, once there are ``min_repeats`` rounds.
     min_repeats : int
-        The fewest rounds.
+        The fewest rounds that are yielded, 1 or more. A disturbed round does not count.
 
     Yields
     ------
@@ -251,7 +252,8 @@ class _TrainingAndMessages:
         What is compared is timed right after one another, so that drift of the machine
         is in both.
         """
-        # DDP copies each gradient into its bucket before the bucket is sent.
+        # DDP copies each gradient into its bucket before the bucket is sent. The row is of
+        # one copy of all gradients, as if they shared one bucket.
         copy_s = self.gradient_bytes * copy_s_per_byte(self.me, self.training.model)
         yield "copy", NOTHING, self.gradient_bytes, 1, copy_s
         phases_alone_s: list[Floats] = []
@@ -263,7 +265,8 @@ class _TrainingAndMessages:
             yield from self._phase_rows(MESSAGES, size, count, phases_s)
             with_compute_s = slowest([messages_s])[0]
             yield "message", COMPUTE, size, count, with_compute_s / count
-        yield from self._phase_rows(NOTHING, 0, 0, np.mean(phases_alone_s, axis=0))
+        mean_alone_s = np.mean(phases_alone_s, axis=0)
+        yield from self._phase_rows(NOTHING, size=0, count=0, seconds=mean_alone_s)
         for buckets in self.ddp:
             phases_s = self._phases(buckets, fill_buckets=True)
             yield from self._phase_rows(BUCKETS, self.gradient_bytes, buckets, phases_s)
@@ -279,10 +282,11 @@ class _TrainingAndMessages:
             yield phase, at_the_same_time, size, count, phase_s
 
     def _phases(self, buckets: int = 1, fill_buckets: bool = False) -> Floats:
-        """Return seconds of forward, backward and update in an iteration, shape (3,).
+        """Train for an iteration without messages, and return the seconds of its phases.
 
-        With ``fill_buckets`` DDP fills its buckets and calls the hook. Without, DDP does
-        nothing.
+        The phases are forward, backward and update, shape (3,). ``buckets`` is a key of
+        ``ddp``. With ``fill_buckets`` DDP fills its buckets and calls the hook. Without,
+        DDP does nothing.
         """
         marks = Marks(self.me.device)
         dist.barrier()
@@ -290,6 +294,7 @@ class _TrainingAndMessages:
         return np.diff(marks.seconds())
 
     def _iterate(self, buckets: int, marks: Marks, fill_buckets: bool = False) -> None:
+        """Train for an iteration, as `_phases` says, which takes the marks."""
         ddp = self.training.use(self.ddp[buckets])
         # Within `no_sync` DDP leaves the gradients where they are.
         exchange = nullcontext() if fill_buckets else ddp.no_sync()

@@ -63,11 +63,12 @@ class TrainingSettings:
     iterations : int
         How many iterations a round has of each plan.
     profile_sha256 : str
-        The hash of the profile that made the plans.
+        The hash of the profile that made the plans; empty if no profile did.
     accumulate : int
         How many batches an iteration has, whose gradients are sent once.
     predicted : str
-        The first digits of the hash of the table that predicted these cases.
+        The first digits of the hash of the table that predicted these cases; empty if
+        none did.
 
     Raises
     ------
@@ -191,20 +192,22 @@ def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
 
     # All ranks copy at the same time, as in training, and share the memory's bandwidth.
     seconds = clock.measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
+    # The buffer has elements of one byte, so its length is its size in bytes.
     return float(np.median(slowest(seconds))) / len(whole)
 
 
 def wrap_and_rebuild(
     training: Training, sizes: Sequence[int] = ()
 ) -> tuple[DistributedDataParallel, list[int], list[int]]:
-    """Wrap a training in DDP, and train until DDP has rebuilt its buckets.
+    """Wrap a training in DDP, train until DDP has rebuilt its buckets, and return them.
 
     Parameters
     ----------
     training : Training
         The model in training, which is changed.
     sizes : sequence of int, optional
-        The bytes of each bucket to ask for. Without sizes, DDP's own rule applies.
+        The bytes of each bucket to ask for, in the order in which gradients become
+        ready. Without sizes, DDP's own rule applies.
 
     Returns
     -------
@@ -293,7 +296,7 @@ def other_than_predicted(training: Training, profile: LayerProfile) -> list[str]
 
 
 def _buckets_in_words(sizes: Sequence[int]) -> str:
-    """Return the number of buckets and the sizes of the first ones."""
+    """Return in words the number of buckets and the sizes of the first four."""
     first = ", ".join(format_bytes(size) for size in sizes[:4])
     more = ", ..." if len(sizes) > 4 else ""
     plural = "" if len(sizes) == 1 else "s"
@@ -315,6 +318,7 @@ class _PlannedTraining:
         self.settings = settings
         self.plan = plan
         self.retries = retries
+        # Empty for DDP's own rule, which is asked for no sizes.
         self.asked_bytes = settings.plans[plan]
         # Plans are trained in turn, and DDP changes the model that it wraps. So each
         # plan has a copy.
@@ -354,8 +358,9 @@ class _PlannedTraining:
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
         """Return the tables of round number ``repeat``, from 0.
 
-        The first round also has the buckets and a timeline. If DDP made other buckets
-        than the plan asks for, table ``runs`` is missing.
+        Table ``runs`` has the iterations. The first round also has tables ``buckets`` and
+        ``timeline``. If DDP made other buckets than the plan asks for, the first round
+        has no table ``runs``, by which the caller knows that the plan is to be left out.
         """
         seconds, compute_s, used = self._undisturbed()
         tables = {}

@@ -37,7 +37,7 @@ UNAVAILABLE = "unavailable"
 FAILED = "failed"
 KILLED = "killed"
 NO_TIME = "no time left"
-THERE = (MEASURED, PARTIAL)
+HAVE_TABLES = (MEASURED, PARTIAL)
 """Outcomes of points that have tables."""
 FAULTS = (FAILED, KILLED, OUT_OF_MEMORY, UNAVAILABLE, STARTED)
 """Outcomes of points that are tried last by the next session."""
@@ -194,7 +194,8 @@ class Origin:
     machine : mapping
         The description of the machine, as `this_machine` returns it.
     remark : str
-        What must be known of the session's times, such as others' load on the machine.
+        What must be known of the session's times, such as others' load on the machine;
+        empty for nothing.
     """
 
     command: Sequence[str] = field(default_factory=lambda: sys.argv)
@@ -241,14 +242,16 @@ class Row:
     Attributes
     ----------
     what, point : str
-        What the point's tables belong to, and the rest of the point's name.
+        What the point's tables belong to, such as "layers", and the rest of the point's
+        name.
     outcome : str
         One of the outcomes of this module. A point that is still to be measured is
         pending.
     reason : str
-        Why the point was not measured, if it was not.
+        Why the point was not measured, or not all of it; empty if it was.
     estimate_s, seconds : float
-        The expected and the measured duration in seconds.
+        The expected and the measured duration in seconds. The measured one is 0 of a
+        point that was not measured.
     """
 
     what: str
@@ -283,9 +286,11 @@ class Point:
         The schemas of the tables. By default there is one table, whose schema is
         ``what``.
     folder : str
-        The folder of the tables within the session's directory.
+        The folder of the tables within the session's directory; empty for the directory
+        itself.
     moment : str
-        Which of several points this is that add to the same tables.
+        Which of several points this is that add to the same tables; empty if no other
+        point adds to them.
     note : str
         What a listing of the session says of the point.
     left : callable, optional
@@ -389,8 +394,10 @@ class Point:
             return replace(row, outcome=MEASURED)
         return row
 
-    def take(self, out: Path, origin: Origin) -> Row:
+    def measure_and_save(self, out: Path, origin: Origin) -> Row:
         """Measure the point, unless it is measured by now, and save its tables.
+
+        Nothing is measured either if a table is damaged. All exceptions become outcomes.
 
         Parameters
         ----------

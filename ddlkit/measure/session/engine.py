@@ -34,7 +34,7 @@ from ddlkit.core.units import format_seconds
 from ddlkit.jobs import child_environment, die_with_parent, ending, trap, vitals
 from ddlkit.jobs.launch import end
 from ddlkit.measure import session as sessions
-from ddlkit.measure.session import THERE, MakePoints, Origin, Point, Row, say
+from ddlkit.measure.session import HAVE_TABLES, MakePoints, Origin, Point, Row, say
 from ddlkit.store import files, machine, tables
 from ddlkit.store.tables import machines_in
 
@@ -51,6 +51,7 @@ START_S = 120.0
 PAUSE_S = 5.0
 """Seconds after which a process is started again: a GPU needs a while after a death."""
 POLL_S = 0.2
+"""Seconds between two looks whether the child has answered."""
 EVERY_S = 20.0
 """Seconds between two packs."""
 
@@ -171,8 +172,8 @@ def estimate(make: MakePoints, out: Path) -> str:
         line = f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}"
         lines.append(line.rstrip())
     rest_min = sum(point.estimate_s for point in missing) / 60
-    there = f"{len(points) - len(missing)} of {len(points)} points are there"
-    lines.append(f"{there}; the rest takes about {rest_min:.1f} min")
+    progress = f"{len(points) - len(missing)} of {len(points)} points are there"
+    lines.append(f"{progress}; the rest takes about {rest_min:.1f} min")
     return "\n".join(lines)
 
 
@@ -210,7 +211,7 @@ class _Session:
     def run(self) -> None:
         """Measure until nothing is left to do or time is up."""
         if not self.isolate:
-            self.take_all(self.worker_here)
+            self.measure_all(self.worker_here)
             return
         child = _IsolatedWorker(self)
         # `closing` ends the child process, also after an interrupt.
@@ -218,7 +219,7 @@ class _Session:
             # Each save of the outcomes from now on also saves what was sampled so far.
             self.sampler = sampler
             try:
-                self.take_all(child)
+                self.measure_all(child)
             finally:
                 if self.running:
                     # The session is ended while a point runs, which is no fault of the
@@ -226,7 +227,7 @@ class _Session:
                     self.rows[self.running.key] = self.running
                 self._save()
 
-    def take_all(self, worker: _Worker | _IsolatedWorker) -> None:
+    def measure_all(self, worker: _Worker | _IsolatedWorker) -> None:
         """Have a worker measure what is missing, the most valuable points first.
 
         Raises
@@ -240,19 +241,25 @@ class _Session:
         any_begun = False
         for row in (*sections.opening, *sections.body):
             left_s = self.deadline_s - reserved_s - time.monotonic()
-            if self._take(worker, row, left_s):
+            if self._measure_in_time(worker, row, left_s):
                 any_begun = True
         for row in sections.closing:
             # Drift of the machine shows only if the closing points follow the others,
             # so they are worth the overtime once a point was measured.
             overtime_s = OVERTIME_S if any_begun else 0.0
             left_s = self.deadline_s + overtime_s - time.monotonic()
-            if self._take(worker, row, left_s):
+            if self._measure_in_time(worker, row, left_s):
                 any_begun = True
         self._report()
 
-    def _take(self, worker: _Worker | _IsolatedWorker, row: Row, left_s: float) -> bool:
-        """Have a worker measure a point, and return whether it was begun."""
+    def _measure_in_time(
+        self, worker: _Worker | _IsolatedWorker, row: Row, left_s: float
+    ) -> bool:
+        """Have a worker measure a point, and return whether it was begun.
+
+        A point is not begun if its table is damaged, or if its expected duration is
+        longer than ``left_s``. The outcome is kept in ``rows`` in any case.
+        """
         if row.outcome == sessions.FAILED:
             # The point has a damaged table, which is for the user to remove.
             self._record_outcome(row)
@@ -267,13 +274,14 @@ class _Session:
         # Whatever ends this process, the table of outcomes then says that the point
         # began.
         self._save()
-        self._record_outcome(worker.take(row))
+        self._record_outcome(worker.measure(row))
         return True
 
     def _to_measure(self, sections: _Sections) -> _Sections:
         """Return the rows that are to be tried, in their order.
 
-        All rows are kept in ``rows``, with what an earlier session recorded of them.
+        All rows, also those that are not tried, are kept in ``rows`` and saved, with what
+        an earlier session recorded of them.
         """
         body, opening, closing = sections
         # A point that can only be refused is expected to take no time, such as one for
@@ -285,21 +293,21 @@ class _Session:
         earlier = self._earlier_rows()
         for row in (*opening, *body, *closing):
             earlier_row = earlier.get(row.key, row)
-            if row.outcome in THERE and earlier_row.outcome in THERE:
+            if row.outcome in HAVE_TABLES and earlier_row.outcome in HAVE_TABLES:
                 # `row` only knows that the tables exist. The earlier row also knows how
                 # long they took, and whether they have the point only in part.
                 row = replace(earlier_row, estimate_s=row.estimate_s)
             self.rows[row.key] = row
         self._save()
-        missing = [row for row in body if row.outcome not in THERE]
-        present = [row.key for row in body if row.outcome in THERE]
+        missing = [row for row in body if row.outcome not in HAVE_TABLES]
+        present = [row.key for row in body if row.outcome in HAVE_TABLES]
         if present:
             say(f"already measured: {', '.join(present)}")
         to_go_s = sum(row.estimate_s for row in (*opening, *missing, *closing))
         if to_go_s:
             say(f"{len(missing)} points to measure, about {to_go_s / 60:.1f} min")
-        # What failed before may fail again, and comes last. `sorted` keeps all other
-        # order.
+        # What failed before may fail again, and comes last. False sorts before True, and
+        # `sorted` keeps the order of rows that are equal in this.
         faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
         missing = sorted(missing, key=lambda row: row.key in faulty)
         return _Sections(missing, opening, closing)
@@ -327,8 +335,10 @@ class _Session:
         self.pack_if_due()
         if row.outcome == sessions.FAILED and not self.isolate:
             raise UserError(f"{row.key}: {row.reason}")
-        there = sum(other.outcome in THERE for other in self.rows.values())
-        progress = f"{there}/{len(self.rows)}"
+        n_with_tables = sum(
+            other.outcome in HAVE_TABLES for other in self.rows.values()
+        )
+        progress = f"{n_with_tables}/{len(self.rows)}"
         left_s = self.deadline_s - time.monotonic()
         if math.isfinite(left_s):
             progress += f", {format_seconds(max(0.0, left_s))} left"
@@ -369,12 +379,13 @@ class _Session:
         by_outcome: dict[str, list[str]] = {}
         for row in self.rows.values():
             by_outcome.setdefault(row.outcome, []).append(row.key)
-        # What is there is counted and removed, so that what is missing remains.
-        there = sum(len(by_outcome.pop(outcome, ())) for outcome in THERE)
-        say(f"{there} of {len(self.rows)} points are there")
+        # Points that have tables are counted and removed, so that what is missing
+        # remains.
+        n_with_tables = sum(len(by_outcome.pop(outcome, ())) for outcome in HAVE_TABLES)
+        say(f"{n_with_tables} of {len(self.rows)} points are there")
         for outcome, keys in by_outcome.items():
             say(f"missing, {outcome}: {', '.join(keys)}")
-        if self.rows and not there:
+        if self.rows and not n_with_tables:
             row = next(iter(self.rows.values()))
             raise UserError(
                 f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}"
@@ -414,9 +425,9 @@ class _Worker:
             [point.row_from_tables(self.out) for point in made.closing],
         )
 
-    def take(self, row: Row) -> Row:
+    def measure(self, row: Row) -> Row:
         """Measure a point, and return what became of it."""
-        return self.points[row.key].take(self.out, self.origin)
+        return self.points[row.key].measure_and_save(self.out, self.origin)
 
 
 class _IsolatedWorker:
@@ -440,6 +451,10 @@ class _IsolatedWorker:
         UserError
             If the child cannot make the points.
         """
+        return self._start_with_points()
+
+    def _start_with_points(self) -> _Sections:
+        """Start a child, have it make the points, and return the rows of the points."""
         self._start()
         # The child gets the worker of this process as its own, and answers with the rows
         # or, after a mistake of the user, with the text of the error.
@@ -476,19 +491,21 @@ class _IsolatedWorker:
                 start_new_session=True,
             )
 
-    def take(self, row: Row) -> Row:
+    def measure(self, row: Row) -> Row:
         """Measure a point, and return what became of it.
 
         The point may have killed its process, or hung, or no process may have started.
         """
         if not self._process:
             try:
-                # The parent has the rows already. Only the new child needs the points.
-                self.make_rows()
+                # The rows are not needed: this process has those that the first child
+                # returned, with what became of the points since then.
+                self._start_with_points()
             except UserError as error:
                 time.sleep(PAUSE_S)
                 return replace(row, outcome=sessions.FAILED, reason=str(error))
         allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
+        measured_row: Row
         try:
             measured_row, gpu_is_usable = self._ask(
                 row, allowed_s=allowed_s, expected="end"
@@ -501,8 +518,7 @@ class _IsolatedWorker:
         if not gpu_is_usable:
             # The next point gets a new process.
             self.close()
-        row_of_child: Row = measured_row
-        return row_of_child
+        return measured_row
 
     def _ask(self, request: object, *, allowed_s: float, expected: str) -> Any:
         """Send the child a request, and return its answer.
@@ -550,8 +566,10 @@ class _WorkerLost(Exception):
 def serve(pipe: int) -> None:
     """Be the child process of a session, which measures what the parent names.
 
-    The first thing in the pipe is the worker, which makes the points. Then follow rows,
-    and the child measures the point of each. This function does not return.
+    The first thing in the pipe is the worker, which makes the points. The child answers
+    with their rows, or with the text of an error. Then follow rows. The child measures
+    the point of each, and answers with the row's outcome and whether the GPU still works.
+    This function does not return.
 
     Parameters
     ----------
@@ -570,7 +588,7 @@ def serve(pipe: int) -> None:
         except UserError as error:
             parent.send(str(error))
         while True:
-            measured_row = worker.take(parent.recv())
+            measured_row = worker.measure(parent.recv())
             parent.send((measured_row, _gpu_is_usable()))
     # After a fault CUDA's own clean-up may hang, which sys.exit would run.
     os._exit(0)
