@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlkit.cli.command import (
     JSON,
@@ -46,6 +46,10 @@ from ddlkit.cli.inputs import (
 )
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # ---------------------------------------------------------------- ddlkit fit
 
@@ -183,9 +187,17 @@ def _place_if_known(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare(
-    arguments: argparse.Namespace, sizes: Any, seconds: Any, facts: dict[str, Any]
+    arguments: argparse.Namespace,
+    sizes: NDArray[np.int64],
+    seconds: NDArray[np.float64],
+    facts: dict[str, Any],
 ) -> None:
-    """Print the errors of each form, and draw the forms."""
+    """Print the held-out relative errors of each form, and draw the forms in a file.
+
+    ``sizes`` and ``seconds`` are those of the n messages, in bytes and seconds, of shape
+    (n,). Of ``facts``, those of `read_bytes_seconds`, "collective", "ranks" and "algorithm"
+    are used where they are known, and "place" is printed.
+    """
     from ddlkit.model import fits
     from ddlkit.show import write_cost_forms
     from ddlkit.store import own_output
@@ -212,6 +224,7 @@ def _compare(
     if arguments.json:
         result["forms"] = json.loads(compared.table.to_json(orient="index"))
     else:
+        # The column "sizes" has the number of sizes that were held out of a fit.
         table = compared.table.rename(columns={"sizes": "held out"}).rename_axis(None)
         print(table.to_string(float_format="{:.2%}".format, na_rep="-"))
         print()
@@ -309,6 +322,7 @@ def plan(arguments: argparse.Namespace) -> None:
     iteration_s = forecast.prediction.iteration_s
     chosen = iteration.plan
     proof = {}
+    # Only the planner "exact" knows a bound below which no plan can be.
     if chosen.least_s is not None:
         proof["no_plan_below_s"] = chosen.least_s
         if arguments.slowdown or arguments.copies:
@@ -566,7 +580,10 @@ def _refuse_gpu_count(gpus: int | None) -> None:
 def _cost_after(
     arguments: argparse.Namespace, communication: Any, warnings: list[str]
 ) -> Any:
-    """Return the cost of messages between --gpus ranks, which were not measured."""
+    """Return the cost of messages between --gpus ranks, which were not measured.
+
+    With --assume-ring, what this assumes is added to ``warnings``, and printed.
+    """
     cost = communication.cost
     gpus = arguments.gpus
     origin = str(arguments.cost or "--collectives")
@@ -644,7 +661,8 @@ def _graph(
     changed_machines = {rank // per_machine for rank in changed_ranks}
     simulated = _machines_to_simulate(machines, changed_machines)
     gpus = Gpus(len(simulated), per_machine, shared_disk=False)
-    # A rank reads, copies, and computes each layer forward and backward.
+    # A rank reads, decodes and copies its input, which are three tasks, and computes each
+    # layer forward and backward.
     tasks = gpus.n * (2 * len(profile.forward_s) + 3) * ITERATIONS
     if tasks > MOST_TASKS:
         raise UserError(

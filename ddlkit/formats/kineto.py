@@ -435,24 +435,27 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
 def _size_args(
     events: Sequence[Event], launches: Mapping[int, Event]
 ) -> dict[int, dict[str, Any]]:
-    """Return arguments of operators that launch messages, by correlation number.
+    """Return what operators note of the messages that they launch.
 
-    A kernel of NCCL does not always have its size. The operator during which it was
-    launched does. ``launches`` has the launch of each correlation number.
+    The result is by the correlation number of each message, and has the size and the
+    collective. A kernel of NCCL does not always have them. The operator during which it
+    was launched does. ``launches`` has the launch of each correlation number.
     """
-    messages = set()
+    message_correlations = set()
     for event in events:
         correlation = event.identifier("correlation")
         if correlation is None or correlation not in launches:
             continue
         if event.collective:
-            messages.add(correlation)
+            message_correlations.add(correlation)
     # Sorted by thread and then by time, the launches during an operator are neighbours.
     launches_of_messages = sorted(
         (launches[correlation].thread, launches[correlation].start_s, correlation)
-        for correlation in messages
+        for correlation in message_correlations
     )
-    args: dict[int, dict[str, Any]] = {correlation: {} for correlation in messages}
+    args: dict[int, dict[str, Any]] = {
+        correlation: {} for correlation in message_correlations
+    }
 
     # Operators are nested. The innermost one starts last, and its arguments replace
     # the rest.
@@ -467,6 +470,10 @@ def _size_args(
         if behind_last - first != 1:
             continue
         _, _, correlation = launches_of_messages[first]
+        # record_param_comms has the sizes of a message in the arguments of `_SIZE_ARGS`.
+        # Of the others, "Input Dims" must not count as a size, because the input of a
+        # collective that gathers is only a part of its message. An operator such as
+        # nccl:all_reduce has its size in its input alone, and the collective in its name.
         if operator.name == _RECORD_COMMS:
             known_args = {
                 name: value
@@ -474,7 +481,6 @@ def _size_args(
                 if name in _SIZE_ARGS
             }
         else:
-            # An operator such as nccl:all_reduce says the collective by its own name.
             known_args = {**operator.args, _COLLECTIVE_NAME: operator.name}
         args[correlation] |= known_args
     return args

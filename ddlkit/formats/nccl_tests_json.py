@@ -51,13 +51,14 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     file : str
         The file, as errors name it.
     options : MessageOptions
-        The place of the times to take. No table.
+        ``place`` chooses the times of "in_place" or "out_of_place" buffers. A ``table``
+        is refused.
 
     Returns
     -------
     MessageTimes
-        The times. Without a place in the options, only those in place are taken if the
-        two differ by more than they scatter.
+        The times of one place, or of both if ``options.place`` is None. Of both, only
+        those of "in_place" are returned if the two differ by more than they scatter.
 
     Raises
     ------
@@ -121,7 +122,7 @@ def _row(
         collective=collective,
         ranks=ranks,
         busbw_bytes_per_s=1e9 * busbw_gb_per_s,
-        # JSON has at least four decimals.
+        # The JSON has at least four decimals of a rate in GB/s.
         busbw_rounding_bytes_per_s=1e9 * 1e-4,
     )
 

@@ -445,8 +445,12 @@ def _median_times(rows: DataFrame) -> SelectionTimes:
 INPUTS = {"io_s": "read", "decode_s": "decode", "h2d_s": "h2d"}
 """Tasks of training's graph, each with its quantity in a table ``inputs``."""
 
-BEST = ("cold files", "one core", "pinned")
-"""Ways of reading, decoding and copying, as training does it, in a table ``inputs``."""
+AS_TRAINING_DOES = {"read": "cold files", "decode": "one core", "h2d": "pinned"}
+"""How training does each quantity of a table ``inputs``, in the column "how".
+
+It reads files that are not in memory yet, decodes on one core, and copies from pinned
+memory.
+"""
 
 
 def read_inputs(path: Path, batch: int) -> dict[str, float]:
@@ -462,8 +466,9 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        Median seconds of "io_s", "decode_s" and "h2d_s", as far as they were measured:
-        one file for each picture, and copies from pinned memory.
+        Median seconds to read ("io_s"), to decode ("decode_s") and to copy to the device
+        ("h2d_s") the input of an iteration. A task that was not measured is left out.
+        Seconds for each picture are assumed not to depend on the batch size.
 
     Raises
     ------
@@ -474,9 +479,12 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     # Reading and copying by several ranks at once shares a disk or a bus. Decoding
     # shares nothing, so that it counts with any number of ranks.
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
-    rows = rows[rows["how"].isin(BEST) & (rows["stored"] != "raw")]
-    seconds_of_one = rows["seconds"] / rows["batch"]
-    medians_s = seconds_of_one.groupby(rows["quantity"]).median()
+    # Pictures that are stored "raw" need no decoding. The input of training is one JPEG
+    # file for each picture.
+    rows = rows[rows["how"].isin(AS_TRAINING_DOES.values())]
+    rows = rows[rows["stored"] != "raw"]
+    seconds_of_one_picture = rows["seconds"] / rows["batch"]
+    medians_s = seconds_of_one_picture.groupby(rows["quantity"]).median()
     if medians_s.empty:
         raise UserError(
             f"{path}: no reading, decoding or copying: give inputs-alone-*.csv"
