@@ -182,7 +182,10 @@ def _refused(program: Program, line: object) -> int:
 
 
 def _interrupted(program: Program, interrupt: KeyboardInterrupt) -> int:
-    """Say that the command was interrupted, and return the exit status for that."""
+    """Print that the command was interrupted, and return the exit status for that.
+
+    As in a shell, the status is 128 and the number of the first signal.
+    """
     # A command that keeps what it measured says so in the arguments of the exception.
     facts = [f"{program.name}: interrupted", *map(str, interrupt.args)]
     with contextlib.suppress(OSError):
@@ -233,7 +236,11 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
 
 
 def _option_words(name: str, value: Any, repeatable: Collection[str]) -> list[str]:
-    """Return the words that give an option a value, or several."""
+    """Return the words that give an option a value, or several.
+
+    There are none for False and None, and only the option for True. ``repeatable`` has the
+    options that are written anew before each of several values.
+    """
     option = "--" + name.replace("_", "-")
     if value is None or value is False:
         return []
@@ -340,6 +347,7 @@ def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespac
 
 
 def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
+    """Return the parser of a program, which has a parser of its own for each command."""
     parser = _Parser(
         prog=program.called,
         description=_description(program.about, program.example),

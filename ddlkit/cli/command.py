@@ -437,6 +437,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_wrong_part(part: str) -> None:
+    """Raise UserError for a part that ddlkit measure does not measure, or no longer."""
     # A file describes a suite of measurements, which ddlkit measure once took as well.
     is_file = part.endswith((".yml", ".yaml", ".json"))
     if is_file or part in IN_THE_WORKBOOK:
@@ -525,7 +526,8 @@ def ranks_to_start(asked: int | None, default: int) -> int:
     asked : int or None
         The value of --ranks.
     default : int
-        What is returned if --ranks is not given.
+        What is returned if --ranks is not given. It may be 0, if what follows then
+        decides the number.
 
     Returns
     -------
@@ -565,7 +567,10 @@ def require_model_file(spec: str) -> None:
 
 
 def named_networks(text: str | None) -> list[tuple[str, int]]:
-    """Return names and batch sizes of networks that a user lists, as in resnet50:32,vgg16."""
+    """Return names and batch sizes of networks that a user lists, as in resnet50:32,vgg16.
+
+    The list is empty if ``text`` is None or "".
+    """
     from ddlkit.measure.named import network_of
 
     if not text:
@@ -716,7 +721,7 @@ def lab(arguments: argparse.Namespace) -> None:
 
 
 def _lab_shape(arguments: argparse.Namespace) -> Any:
-    """Return the lab that the arguments of ``lab up`` describe."""
+    """Return the `LabShape` that the arguments of ``lab up`` describe."""
     from ddlkit.lab import LabShape, parse
 
     given_conditions = {}

@@ -278,16 +278,17 @@ def predict(arguments: argparse.Namespace) -> None:
         selection_s = iteration.cost.selection_s(iteration.group_bytes)
         result["selection_s"] = float(selection_s.sum())
         result["selection_form"] = iteration.cost.selecting.form
-    # A person has read the warnings on standard error.
+    # `forecast_of` has printed the warnings on standard error, where a person reads them.
     if arguments.json:
         result["warnings"] = warnings
     show(result, arguments.json)
 
 
 def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
-    """Return the share of iterations that should lie in the interval, and what it holds.
+    """Return what the predicted interval of an iteration holds, as a part of a result.
 
-    The share is None if contention was not measured, because nobody knows it then.
+    "level" is the share of single iterations that should lie in it. It is None if
+    contention was not measured, because that share is then unknown.
     """
     if forecast.interval_holds:
         return {"level": None, "interval_holds": forecast.interval_holds}
@@ -423,7 +424,10 @@ def export(arguments: argparse.Namespace) -> None:
 
 
 def _gain_of_plan(iteration: Any) -> str:
-    """Return in words how an iteration compares with PyTorch's default buckets."""
+    """Return in words how much shorter an iteration is than with PyTorch's default buckets.
+
+    A gain above 0 means that the plan of the iteration is faster than the default.
+    """
     from ddlkit.core.plan import make_plan
 
     default_plan = make_plan("ddp", iteration.workload, iteration.cost)
@@ -523,6 +527,8 @@ def what_if(arguments: argparse.Namespace) -> None:
     for text in arguments.straggler:
         rank, factor = _change(text, ":")
         changes.append((f"rank:{rank}", factor))
+    # --scale and --straggler change tasks of the graph. --layer changes the profile, from
+    # which the graph after the change is made.
     layer_factors = dict(_change(text, "=") for text in arguments.layer)
 
     _refuse_gpu_count(arguments.gpus)
@@ -641,7 +647,7 @@ def _graph(
     profile: Any,
     changed_ranks: set[int],
 ) -> Any:
-    """Return the tasks of some iterations of training.
+    """Return the task graph of `ITERATIONS` iterations of training.
 
     Of ranks that are alike, and are not among ``changed_ranks``, the graph has one
     machine only. The ranks in the graph keep their numbers.
@@ -687,7 +693,7 @@ def _graph(
 
 
 def _change(text: str, separator: str) -> tuple[str, float]:
-    """Return what is changed, and the factor on its time."""
+    """Return what is changed, and the factor on its time, of a text such as "fc=0.5"."""
     changed, _, factor = text.rpartition(separator)
     # Without a separator the whole text counts as the factor. It is then no number, or
     # nothing says what to change.

@@ -802,11 +802,13 @@ def _possible_by_rates(
     """
     # Bandwidths are printed to 0.01 GB/s, so that only large ones show their ratio.
     fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
-    # The mean is 0 if all bandwidths are rounded to 0.
-    mean_algbw = max(float(fast["algbw"].mean()), 1e-9)
-    algbw_factor = mean_algbw / (fast["size"] / fast["time"]).mean() * 1e9
-    busbw_factor = fast["busbw"].mean() / mean_algbw
-    rate_error = 0.001 + 0.01 / mean_algbw
+    # The mean is 0 if all bandwidths are rounded to 0. A divisor must be above 0.
+    mean_algbw_gb_per_s = max(float(fast["algbw"].mean()), 1e-9)
+    mean_bytes_per_s = (fast["size"] / fast["time"]).mean()
+    algbw_factor = mean_algbw_gb_per_s / mean_bytes_per_s * 1e9
+    busbw_factor = fast["busbw"].mean() / mean_algbw_gb_per_s
+    # Both errors are relative. Two bandwidths are rounded by 0.01 GB/s together.
+    rate_error = 0.001 + 0.01 / mean_algbw_gb_per_s
     # Times of seconds are printed to two digits, which is up to 5%.
     time_error = rate_error + 0.05
 
@@ -814,6 +816,7 @@ def _possible_by_rates(
     before_times, places = table.cells(last_words, "")
     redop = before_times.get("redop", before_times.get("op", "none"))
     root = before_times.get("root", "-1")
+    # nccl-tests prints "none" and "-1" for a collective without reduction or root.
     has_redop = redop != "none"
     has_root = not root.startswith("-")
 
@@ -852,7 +855,7 @@ def _possible_by_checks(
 
 
 def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
-    """Return the ranks, at least 2, among which a collective has this bus factor.
+    """Return the number of ranks, at least 2, at which a collective has this bus factor.
 
     With r rounds of a ring of n ranks, the factor is b = r (n - 1) / n if a message is
     divided, so that n = r / (r - b). Else the factor does not depend on n.
@@ -898,6 +901,7 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
         problem = f"{wrong[row]:g} wrong values: fix the collective before timing it"
         sheet.fail(row, "#wrong", problem)
 
+    # All rates are in GB/s, as they are printed.
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
     # Of several ways to compute algbw, the one that comes closest counts in each row.

@@ -325,6 +325,7 @@ def rows_of_place(
     UserError
         If there are no rows of the place.
     """
+    # Only sizes that have times of both places are compared.
     note = ""
     medians_s = frame.groupby(["bytes", "place"])["seconds"].median().unstack().dropna()
     if place is None and medians_s.shape[1] == 2 and len(medians_s):

@@ -87,6 +87,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     head: re.Match[str] | None = None
     rows = []
     for number, line in enumerate(unlabelled(text), start=1):
+        # The last title and the last head above a row count for it.
         title = _TITLE.search(line) or title
         head = _HEAD.search(line) or head
         match = _ROW.match(line)

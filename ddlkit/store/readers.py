@@ -130,7 +130,8 @@ def read_profile(
         A recorded table, or a user's own CSV. The latter needs only the columns tensor,
         gradient_bytes, backward_s and forward_s.
     network : str, optional
-        The network to choose, if the table has several.
+        The network to choose, if the table has several. None takes the only one, here
+        and for each other column that can be chosen.
     batch : int, optional
         The batch size to choose.
     forward_s : float, optional
@@ -211,7 +212,10 @@ def _refuse_wrong_times(frame: DataFrame, path: Path) -> None:
 
 
 def _types_of(frame: DataFrame) -> tuple[str, ...]:
-    """Return the type of each gradient of a profile, none if a type is not known."""
+    """Return the type of each gradient of a profile, () if a type is not known.
+
+    An unknown type is "" in the table.
+    """
     types = tuple(frame["dtype"])
     return types if all(types) else ()
 
@@ -267,7 +271,7 @@ def profile_frame(
     Returns
     -------
     DataFrame
-        One row for each tensor, in forward order.
+        One row for each tensor, in forward order. A gradient of unknown type has "".
     """
     from pandas import DataFrame
 
@@ -327,7 +331,7 @@ def read_timeline(
     case : str, optional
         The key of the case to choose, if the table has several.
     repeat : int, optional
-        Which repeat of the case to choose.
+        The number of the repeat to choose, if the case has several.
 
     Returns
     -------
@@ -399,6 +403,7 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
     UserError
         If the density is not between those of the tables.
     """
+    # One file of JSON is a cost that was described. Anything else is measured times.
     if [path.suffix for path in paths] == [".json"]:
         described = read_json(paths[0], "a selection cost, or give tables")
         return from_dict(described, SELECTION_FORMS)
