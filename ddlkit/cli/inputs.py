@@ -514,9 +514,33 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
     UserError
         If the cost is no line, or is one of another algorithm.
     """
+    cost = communication.cost
+    _refuse_other_than_ring(cost, ranks, origin)
+
+    def between_ranks(line: Any) -> Any:
+        return line.by_algorithm(RING).at_workers(ranks)
+
+    warnings.append(
+        f"the cost between {ranks} ranks is not measured: it is that of a ring whose "
+        f"links are all like those between {cost.workers} ranks; a tree, or a slower "
+        "network between more machines, costs something else, which no interval covers"
+    )
+    return replace(
+        communication,
+        cost=between_ranks(cost),
+        draws=[between_ranks(draw) for draw in communication.draws],
+        # Costs of other forms cannot be taken to another number of ranks.
+        others={},
+    )
+
+
+def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
+    """Raise UserError for a cost that cannot be taken to ``ranks`` as that of a ring.
+
+    ``origin`` is the file or the option that gives the cost, as errors name it.
+    """
     from ddlkit.core.cost import AlphaBeta
 
-    cost = communication.cost
     if not isinstance(cost, AlphaBeta):
         raise UserError(
             f"{origin}: a cost of the form {cost.form} cannot be taken to {ranks} ranks: "
@@ -539,22 +563,6 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
             f"{origin}: the line that fits best has a start-up below zero, which no ring "
             "has: measure smaller messages, too"
         )
-
-    def between_ranks(line: Any) -> Any:
-        return line.by_algorithm(RING).at_workers(ranks)
-
-    warnings.append(
-        f"the cost between {ranks} ranks is not measured: it is that of a ring whose "
-        f"links are all like those between {cost.workers} ranks; a tree, or a slower "
-        "network between more machines, costs something else, which no interval covers"
-    )
-    return replace(
-        communication,
-        cost=between_ranks(cost),
-        draws=[between_ranks(draw) for draw in communication.draws],
-        # Costs of other forms cannot be taken to another number of ranks.
-        others={},
-    )
 
 
 def _misses_of_line(cost: Any, rows: Any) -> str:

@@ -111,8 +111,6 @@ fitted to). Some forms have variants, as in piecewise:45KB. [default: auto]"""
 )
 def fit(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit fit``."""
-    import numpy as np
-
     from ddlkit.core import fit as fitting
     from ddlkit.formats import messages
     from ddlkit.model import fits
@@ -151,13 +149,11 @@ def fit(arguments: argparse.Namespace) -> None:
             f"{arguments.file}, fitted by --form {arguments.form}: {error}"
         ) from error
     description = fitted.to_dict()
-    # The form "auto" has been chosen by this error. For a form that a user names, the error
-    # is still to be computed.
+    # The form "auto" has been chosen by this error, which the description then has. For a
+    # form that a user names, the error is still to be computed.
     if "median_abs_held_out_error" not in description["fit"]:
-        errors = fitting.held_out_errors(fitted.form, sizes, seconds).errors
-        # With too few sizes none can be held out.
-        median = float(np.median(abs(errors))) if errors.size else None
-        description["fit"]["median_abs_held_out_error"] = median
+        median_error = _median_held_out_error(fitted.form, sizes, seconds)
+        description["fit"]["median_abs_held_out_error"] = median_error
     measured = fits.Measured.of(sizes, facts.get("backend"), facts["source"])
     warnings = [*fits.several_populations(description["fit"])]
     warnings += fits.strange_times(sizes, seconds, fitted.form)
@@ -168,13 +164,35 @@ def fit(arguments: argparse.Namespace) -> None:
     if arguments.json:
         show(description, as_json=True)
         return
-    # What is nested, such as the draws, is for programs.
-    for_a_person = {}
-    for name, value in {**description, **description["fit"]}.items():
+    show(_without_nested({**description, **description["fit"]}), as_json=False)
+
+
+def _median_held_out_error(
+    form: str, sizes: NDArray[np.int64], seconds: NDArray[np.float64]
+) -> float | None:
+    """Return the median relative error of a form at sizes that it is not fitted to.
+
+    The result is None if there are too few sizes to hold one out.
+    """
+    import numpy as np
+
+    from ddlkit.core import fit as fitting
+
+    errors = fitting.held_out_errors(form, sizes, seconds).errors
+    return float(np.median(abs(errors))) if errors.size else None
+
+
+def _without_nested(description: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries that a person can read: texts, numbers and lists of numbers.
+
+    What is nested deeper, such as the draws, is for programs.
+    """
+    readable = {}
+    for name, value in description.items():
         is_nested = isinstance(value, (list, dict)) and not is_numbers(value)
         if not is_nested:
-            for_a_person[name] = value
-    show(for_a_person, as_json=False)
+            readable[name] = value
+    return readable
 
 
 def _place_if_known(facts: dict[str, Any]) -> dict[str, Any]:

@@ -318,7 +318,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     MessageTimes
         The times with buffers as ``options.place`` says: "in_place" or "out_of_place".
         If it is None, both are returned, unless they differ by more than they scatter.
-        Then only those in place are.
+        Then only the times of "in_place" are returned.
 
     Raises
     ------
@@ -594,8 +594,8 @@ def _decided_collective(
 ) -> str:
     """Return the collective that is wanted, or else the only one that is possible.
 
-    ``possible`` has the collectives that the columns and the rates allow, and
-    ``wanted`` is "" if the user names none.
+    ``possible`` has the collectives that the columns and the rates allow, ``wanted`` is
+    "" if the user names none, and ``ranks``, of which errors speak, is 0 if unknown.
 
     Raises UserError if the collective that is wanted is not possible, or if none is
     wanted and the number of possible ones is not 1.
@@ -607,13 +607,15 @@ def _decided_collective(
         return collective
     if not possible:
         names = " or ".join(sorted(table.collectives)) or "any collective"
-        printed = "redop, root and busbw"
-        problem = f"{printed} are not those of {names} of {ranks or 'any'} ranks"
-    elif not wanted:
-        problem = f"does not name its collective: give --collective {listed}"
-    else:
-        problem = f"of {listed}, not of {wanted}"
-    raise UserError(f"{file}: {problem}")
+        raise UserError(
+            f"{file}: redop, root and busbw are not those of {names} of "
+            f"{ranks or 'any'} ranks"
+        )
+    if not wanted:
+        raise UserError(
+            f"{file}: does not name its collective: give --collective {listed}"
+        )
+    raise UserError(f"{file}: of {listed}, not of {wanted}")
 
 
 def _chosen_table(
