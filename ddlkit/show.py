@@ -255,6 +255,7 @@ def looks(names: Sequence[str]) -> list[Style]:
 
 
 def _darker(style: Style) -> Style:
+    """Return a look of the same hue that differs also in line, hatch and marker."""
     from matplotlib.colors import to_hex, to_rgb
 
     # About half of the light: the hue stays, and the two colours can be told apart.
@@ -578,21 +579,26 @@ def gantt(
 MOST_EDGES = 60
 """Bars of a kind on a stream get white edges up to this number. More would be all edge."""
 
+BAR_HEIGHT = 0.72
+"""The height of a bar, of the distance between two rows."""
+
 
 def _draw_spans(ax: Axes, spans: Timeline, scale: float) -> None:
-    """Draw spans from time zero on, a row for each stream."""
+    """Draw spans from time zero on, a row for each stream.
+
+    ``scale`` is how many units of the axis are in a second.
+    """
     table = spans.to_frame()
     table["left"] = (table["start_s"] - table["start_s"].min()) * scale
     table["width"] = (table["end_s"] - table["start_s"]) * scale
     streams = list(table["stream"].unique())
     for (kind, stream), rows in table.groupby(["kind", "stream"], sort=False):
         style = look(str(kind))
-        # Rows are 1 apart, and a bar is as high as 0.72 of that, around the row's middle.
-        height = 0.72
-        bottom = streams.index(stream) - height / 2
+        # Rows are 1 apart, and their middles at 0, 1 and so on.
+        bottom = streams.index(stream) - BAR_HEIGHT / 2
         ax.broken_barh(
             rows[["left", "width"]].to_numpy(),
-            (bottom, height),
+            (bottom, BAR_HEIGHT),
             linewidth=0.4,
             facecolor=style.color,
             hatch=style.hatch,
@@ -681,7 +687,10 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
 
 
 def _draw_gains_by_cap(ax: Axes, advice: Advice, capped: Sequence[Any]) -> None:
-    """Draw the predicted gain over the default of options such as "ddp:10MB"."""
+    """Draw the predicted gain over the default of options such as "ddp:10MB".
+
+    A gain is a share of the default's iteration, and is drawn in percent.
+    """
     gains = [advice.gain(option) for option in capped]
     caps = [option.name.partition(":")[2] for option in capped]
     caps_mib = [units.parse_bytes(cap) / units.MIB for cap in caps]

@@ -17,7 +17,7 @@ from ddlkit.cli.command import (
     choice,
     flag,
     group,
-    keeping,
+    interrupt_says_kept,
     named_networks,
     refuse_unknown_networks,
     session_budget_s,
@@ -254,7 +254,7 @@ def _record(arguments: argparse.Namespace) -> None:
     # A wrong name is refused here, where the error can name the option.
     refuse_unknown_networks(networks)
     names = arguments.networks.split(",") if arguments.networks else ()
-    with keeping():
+    with interrupt_says_kept():
         directory = recording.record(
             arguments.name,
             profile=arguments.profile,

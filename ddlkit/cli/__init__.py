@@ -158,7 +158,7 @@ def _prepare_process() -> None:
     warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
     # Python allows handlers of signals to be set in the main thread only.
     if threading.current_thread() is threading.main_thread():
-        _end_as_ctrl_c_does()
+        _install_interrupt_handlers()
 
 
 def _refuse_dashes_as_value(words: Sequence[str]) -> None:
@@ -176,12 +176,16 @@ def _refuse_moved_command(words: Sequence[str], program: Program) -> None:
 
 
 def _refused(program: Program, line: object) -> int:
+    """Print an error in one line, and return the exit status for that."""
     print(f"{program.name}: error: {line}", file=sys.stderr)
     return 2
 
 
 def _interrupted(program: Program, interrupt: KeyboardInterrupt) -> int:
-    """Say that the command was interrupted, and return the exit status for that."""
+    """Print that the command was interrupted, and return the exit status for that.
+
+    As in a shell, the status is 128 and the number of the first signal.
+    """
     # A command that keeps what it measured says so in the arguments of the exception.
     facts = [f"{program.name}: interrupted", *map(str, interrupt.args)]
     with contextlib.suppress(OSError):
@@ -232,7 +236,11 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
 
 
 def _option_words(name: str, value: Any, repeatable: Collection[str]) -> list[str]:
-    """Return the words that give an option a value, or several."""
+    """Return the words that give an option a value, or several.
+
+    There are none for False and None, and only the option for True. ``repeatable`` has the
+    options that are written anew before each of several values.
+    """
     option = "--" + name.replace("_", "-")
     if value is None or value is False:
         return []
@@ -266,12 +274,18 @@ _signals_received: list[int] = []
 """The signals that interrupted the command. The first one decides the exit status."""
 
 
-def _end_as_ctrl_c_does() -> None:
-    """Let SIGTERM and SIGHUP interrupt a command as Ctrl-C does, and lose no interrupt."""
+def _install_interrupt_handlers() -> None:
+    """Let `_interrupt` handle Ctrl-C, SIGTERM, SIGHUP and `REMINDER` in this process.
+
+    SIGTERM and SIGHUP then interrupt a command as Ctrl-C does. The reminder, which
+    `_interrupt` sends, raises KeyboardInterrupt again if Python has dropped it.
+    """
+    # Nothing ignores SIGTERM by custom, and the reminder is this program's own.
     for number in (signal.SIGTERM, REMINDER):
         signal.signal(number, _interrupt)
     # In the background of a script SIGINT is ignored, and under nohup SIGHUP is, because the
-    # terminal has gone. What somebody chose to ignore stays ignored.
+    # terminal has gone. What somebody chose to ignore stays ignored, so that these two are
+    # handled only where they have the handler of a usual process.
     usual_handlers = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGHUP: signal.SIG_DFL,
@@ -333,6 +347,7 @@ def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespac
 
 
 def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
+    """Return the parser of a program, which has a parser of its own for each command."""
     parser = _Parser(
         prog=program.called,
         description=_description(program.about, program.example),

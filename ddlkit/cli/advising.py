@@ -177,6 +177,7 @@ _ALSO_WITH_MODEL = ("--ranks", "--accumulate")
 
 
 def _refuse_options_of_measuring(arguments: argparse.Namespace) -> None:
+    """Raise UserError for an option without an effect where tables are given."""
     for name, default in _OPTIONS_OF_MEASURING.items():
         if getattr(arguments, name) != default:
             option = "--" + name.replace("_", "-")
@@ -187,6 +188,7 @@ def _refuse_options_of_measuring(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_options_of_tables(arguments: argparse.Namespace) -> None:
+    """Raise UserError for an option without an effect where a model is measured."""
     for argument in OPTIONAL_INPUTS:
         (option,) = argument.names
         name = option.removeprefix("--").replace("-", "_")
@@ -380,12 +382,18 @@ def _only_advise_in(out: Path, me: Any = None) -> Iterator[None]:
 
 
 def _ranks_started_outside() -> int:
-    """Return how many ranks torchrun or srun started, 1 if neither did."""
+    """Return how many ranks torchrun or srun started, 1 if neither did.
+
+    torchrun sets WORLD_SIZE, and srun SLURM_NTASKS.
+    """
     return int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1)
 
 
 def _default_directory(arguments: argparse.Namespace, ranks: int) -> Path:
-    """Return a directory for what decides the measurements: model, ranks, batches and lab."""
+    """Return a directory whose name says what was measured: model, ranks, batches and lab.
+
+    A second run of the same measurements then continues from their tables.
+    """
     facts = [Path(arguments.model).name, f"p{ranks}", f"k{arguments.accumulate}"]
     if arguments.lab:
         facts.append(arguments.lab)
@@ -395,7 +403,10 @@ def _default_directory(arguments: argparse.Namespace, ranks: int) -> Path:
 def _launch(
     arguments: argparse.Namespace, settings: Any, ranks: int, out: Path
 ) -> None:
-    """Run the job in ranks of this machine, over its loopback or over emulated links."""
+    """Run `advise_job` in ranks of this machine, over its loopback or over emulated links.
+
+    The job writes its tables into ``out``.
+    """
     from ddlkit.jobs.launch import Loopback
     from ddlkit.measure.advise import MEETING_S, advise_job
     from ddlkit.measure.parts import Ranks, ranks_in_lab
@@ -412,10 +423,10 @@ def _launch(
 
 
 def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], Any]:
-    """Return the result to print of the tables in ``out``, and the `Advice`.
+    """Return the result to print and the `Advice`, both read from the tables in ``out``.
 
-    Without ``tried`` the trial of an earlier command, which may lie in ``out``, does not
-    count.
+    ``tried`` says whether this command has tried the plans. If not, ``out`` may have the
+    trial of an earlier command, which does not count.
     """
     from ddlkit import store
     from ddlkit.measure.advise import read_advice
@@ -432,6 +443,7 @@ def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], An
         "tables": str(out),
         "warnings": warnings,
     }
+    # If the default is the only plan, there was nothing to compare it with.
     only_default = len(advice.options) == 1
     if not tried or only_default or not store.has_table(trials_path):
         result = {**facts, **advice.to_dict(), "decided_by": "prediction"}
@@ -464,10 +476,11 @@ def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], An
 
 
 def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
-    """Add to a result what its trial measured, and let the trial decide.
+    """Add the measured gain of the best plan to a result, and replace its advice.
 
-    ``rounds`` has the seconds of an iteration, a row for each round and a column for each
-    plan.
+    The advice becomes to keep the default unless the trial supports the best plan. The
+    predicted advice stays as "predicted_advice". ``rounds`` has the seconds of an
+    iteration, a row for each round and a column for each plan.
     """
     from ddlkit.model.advice import (
         DEFAULT,
@@ -541,6 +554,7 @@ def reasons_of_prediction(
     from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
 
     lower, upper = result["gain_interval"]
+    # WIDE is half of the width from which on an interval counts as wide.
     if upper - lower < 2 * WIDE:
         return []
     reasons = []
@@ -584,6 +598,7 @@ def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
     if "measured_gain" not in result:
         return []
     lower, upper = result["measured_interval"]
+    # As above, WIDE is half of a width.
     if upper - lower < 2 * WIDE:
         return []
     reasons = []
@@ -707,6 +722,7 @@ def screen(result: dict[str, Any]) -> list[str]:
     list of str
         A title, and a line for each fact.
     """
+    # "best" is the plan that is predicted to be fastest. "ddp" is PyTorch's default.
     best = result["best"]
     title = f"{result['network']} on {result['workers']} ranks: {_headline(result)}"
     lines = [title, ""]
@@ -778,7 +794,8 @@ def _plan_lines(
 ) -> list[str]:
     """Return the iteration of a plan in lines: predicted, measured, and its parts.
 
-    ``interval_holds`` says what the predicted interval holds if it is not one of 95%.
+    ``name`` is what a person calls the plan, and ``plan`` its summary in the result.
+    ``interval_holds`` says what the predicted interval holds, "" if it is one of 95%.
     """
     predicted = _seconds(plan["iteration_s"], plan["interval_s"])
     if interval_holds:

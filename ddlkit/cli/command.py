@@ -135,6 +135,7 @@ def seconds(text: str) -> float:
 
 def minutes(text: str) -> float:
     """Return the minutes that an argument gives, as a plain number or with a unit."""
+    # A plain number is minutes here. Only a text with a unit is read as seconds.
     try:
         return float(text)
     except ValueError:
@@ -219,6 +220,10 @@ def show(result: Mapping[str, Any], as_json: bool) -> None:
         print(f"{name:<32} {_readable(value)}")
 
 
+MOST_LISTED = 4
+"""A list with more numbers than this is printed as its range."""
+
+
 def _readable(value: Any) -> str:
     """Return a value as a person reads it. A long list of numbers becomes its range."""
     if value is None:
@@ -230,7 +235,7 @@ def _readable(value: Any) -> str:
     if isinstance(value, dict):
         items = [f"{name} {_readable(inner)}" for name, inner in value.items()]
         return ", ".join(items)
-    if len(value) > 4:
+    if len(value) > MOST_LISTED:
         lowest = _readable(min(value))
         highest = _readable(max(value))
         return (
@@ -257,6 +262,8 @@ _MODEL = f"""For the part layers: measure your own model, which the function FUN
 in FILE.py returns. {MODEL_FUNCTION} This also works in the processes that torchrun
 or srun starts. Iterations are timed until their median is known well enough, and for
 at most --budget, here 20 s by default."""
+MODEL_BUDGET_S = 20.0
+"""The default of --budget for a user's own model, which the text above states."""
 _PACK = """Also keep the whole recording in the archive FILE.tgz, which is written
 anew every 20 s. The archive is whole even if the run is killed. If the directory of
 --out is empty, the next run first restores it from the archive. To unpack it by
@@ -328,8 +335,8 @@ is the rate of each link, and DELAY its delay, as in 1gbit or 1gbit,2ms."""
 
 
 @contextlib.contextmanager
-def keeping() -> Iterator[None]:
-    """Tell the user, if the block is interrupted, that measured tables are kept.
+def interrupt_says_kept() -> Iterator[None]:
+    """Let an interrupt of the block say that what was measured is kept.
 
     Raises
     ------
@@ -390,7 +397,7 @@ def measure(arguments: argparse.Namespace) -> None:
     if arguments.model or arguments.accumulate != 1:
         _measure_own_model(arguments)
         return
-    # 0 stands for the default of a session.
+    # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
     ranks = ranks_to_start(arguments.ranks, default=0)
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     if not arguments.dry_run:
@@ -403,7 +410,8 @@ def measure(arguments: argparse.Namespace) -> None:
     from ddlkit.store import machine
 
     refuse_unknown_networks(networks)
-    # The session makes the points itself, with its directory and its number.
+    # The session calls this with two more arguments, which it alone knows: its directory
+    # and the number of the session.
     make_points = functools.partial(
         parts.points,
         part=arguments.part,
@@ -416,7 +424,7 @@ def measure(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(engine.estimate(make_points, out))
         return
-    with keeping():
+    with interrupt_says_kept():
         directory = engine.run_session(
             make_points,
             out,
@@ -429,6 +437,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_wrong_part(part: str) -> None:
+    """Raise UserError for a part that ddlkit measure does not measure, or no longer."""
     # A file describes a suite of measurements, which ddlkit measure once took as well.
     is_file = part.endswith((".yml", ".yaml", ".json"))
     if is_file or part in IN_THE_WORKBOOK:
@@ -474,12 +483,8 @@ def refuse_unknown_networks(networks: Sequence[tuple[str, int]]) -> None:
             raise UserError(f"--networks {name}: {error}") from None
 
 
-MOST_RANKS = 256
-"""The most ranks that a command starts on this machine. Each is a process with torch."""
-
-
 def session_budget_s(arguments: argparse.Namespace) -> float:
-    """Return the seconds after which a session starts nothing new."""
+    """Return the seconds after which a session starts nothing new, infinite by default."""
     return math.inf if arguments.budget is None else float(arguments.budget)
 
 
@@ -521,7 +526,8 @@ def ranks_to_start(asked: int | None, default: int) -> int:
     asked : int or None
         The value of --ranks.
     default : int
-        What is returned if --ranks is not given.
+        What is returned if --ranks is not given. It may be 0, if what follows then
+        decides the number.
 
     Returns
     -------
@@ -561,7 +567,10 @@ def require_model_file(spec: str) -> None:
 
 
 def named_networks(text: str | None) -> list[tuple[str, int]]:
-    """Return names and batch sizes of networks that a user lists, as in resnet50:32,vgg16."""
+    """Return names and batch sizes of networks that a user lists, as in resnet50:32,vgg16.
+
+    The list is empty if ``text`` is None or "".
+    """
     from ddlkit.measure.named import network_of
 
     if not text:
@@ -573,7 +582,7 @@ def named_networks(text: str | None) -> list[tuple[str, int]]:
 
 
 def _measure_own_model(arguments: argparse.Namespace) -> None:
-    """Measure the layers of a user's own model, and print what was found."""
+    """Measure the layers of a user's own model, write their table, and print totals."""
     if not arguments.model:
         raise UserError("--accumulate needs --model: give both, or neither")
     if arguments.part != "layers":
@@ -589,7 +598,7 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
     from ddlkit.jobs.clock import Budget
     from ddlkit.measure.advise import measure_model
 
-    budget_s = 20.0 if arguments.budget is None else arguments.budget
+    budget_s = MODEL_BUDGET_S if arguments.budget is None else arguments.budget
     if budget_s <= 0:
         raise UserError("--budget 0: give a time above zero, as in 20s")
     budget = Budget(max_s=budget_s)
@@ -712,7 +721,7 @@ def lab(arguments: argparse.Namespace) -> None:
 
 
 def _lab_shape(arguments: argparse.Namespace) -> Any:
-    """Return the lab that the arguments of ``lab up`` describe."""
+    """Return the `LabShape` that the arguments of ``lab up`` describe."""
     from ddlkit.lab import LabShape, parse
 
     given_conditions = {}

@@ -35,7 +35,7 @@ ELEMENT = arg(
 
 def _numbers(text: str) -> tuple[int, ...]:
     """Return the numbers that a list of numbers and ranges gives, as in 0,2-5."""
-    # At most four digits: a range of billions of numbers would use up the memory.
+    # A number has at most four digits: a range of billions of numbers would use up the memory.
     span = r"\d{1,4}(-\d{1,4})?"
     if not re.fullmatch(f"{span}(,{span})*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r}: write numbers as 0,2-5")
@@ -178,7 +178,10 @@ def import_(arguments: argparse.Namespace) -> None:
 def _imported_profile(
     arguments: argparse.Namespace,
 ) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-    """Write the layer profile, and return its totals and what the user should know of it."""
+    """Write the layer profile into --out, and return its totals and its findings.
+
+    Findings are what the user should know of the profile.
+    """
     from ddlkit import formats
 
     options = formats.ImportOptions(

@@ -361,7 +361,10 @@ def forecast_of(
 
 
 def _read_profile(arguments: argparse.Namespace) -> Any:
-    """Return the layer profile, with gradients of the size that is sent. Say what is assumed."""
+    """Return the layer profile, with gradients of the size that is sent.
+
+    What is assumed for columns that the file lacks is printed on standard error.
+    """
     from ddlkit import store
 
     assumed: list[str] = []
@@ -511,9 +514,33 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
     UserError
         If the cost is no line, or is one of another algorithm.
     """
+    cost = communication.cost
+    _refuse_other_than_ring(cost, ranks, origin)
+
+    def between_ranks(line: Any) -> Any:
+        return line.by_algorithm(RING).at_workers(ranks)
+
+    warnings.append(
+        f"the cost between {ranks} ranks is not measured: it is that of a ring whose "
+        f"links are all like those between {cost.workers} ranks; a tree, or a slower "
+        "network between more machines, costs something else, which no interval covers"
+    )
+    return replace(
+        communication,
+        cost=between_ranks(cost),
+        draws=[between_ranks(draw) for draw in communication.draws],
+        # Costs of other forms cannot be taken to another number of ranks.
+        others={},
+    )
+
+
+def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
+    """Raise UserError for a cost that cannot be taken to ``ranks`` as that of a ring.
+
+    ``origin`` is the file or the option that gives the cost, as errors name it.
+    """
     from ddlkit.core.cost import AlphaBeta
 
-    cost = communication.cost
     if not isinstance(cost, AlphaBeta):
         raise UserError(
             f"{origin}: a cost of the form {cost.form} cannot be taken to {ranks} ranks: "
@@ -537,21 +564,6 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
             "has: measure smaller messages, too"
         )
 
-    def between_ranks(line: Any) -> Any:
-        return line.by_algorithm(RING).at_workers(ranks)
-
-    warnings.append(
-        f"the cost between {ranks} ranks is not measured: it is that of a ring whose "
-        f"links are all like those between {cost.workers} ranks; a tree, or a slower "
-        "network between more machines, costs something else, which no interval covers"
-    )
-    return replace(
-        communication,
-        cost=between_ranks(cost),
-        draws=[between_ranks(draw) for draw in communication.draws],
-        others={},
-    )
-
 
 def _misses_of_line(cost: Any, rows: Any) -> str:
     """Return in words how far a line is off the median times of the measured sizes."""
@@ -569,7 +581,10 @@ def _misses_of_line(cost: Any, rows: Any) -> str:
 def _cost_from_file(
     arguments: argparse.Namespace, warnings: list[str]
 ) -> tuple[Any, Any]:
-    """Return `Communication` with the cost of a JSON file, and the `Measured` of its fit."""
+    """Return `Communication` with the cost of a JSON file, and the `Measured` of its fit.
+
+    Warnings of the fit, and what --assume-ring assumes, are added to ``warnings``.
+    """
     from ddlkit.core.cost import costs_from_dict
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
@@ -598,6 +613,8 @@ def _cost_from_file(
         )
     link = Link(in_flight=arguments.in_flight)
     ranks = arguments.ranks
+    # With what-if, --assume-ring is about the ranks after the change. That cost is made
+    # later, from the one that is returned here.
     if arguments.assume_ring and not _has_gpus(arguments):
         communication = Communication(cost, draws, link)
         if ranks != cost.workers:
@@ -615,7 +632,10 @@ def _cost_from_file(
 
 
 def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any, Any]:
-    """Return `Communication` fitted to tables, and the `Measured` of their rows."""
+    """Return `Communication` fitted to tables, and the `Measured` of their rows.
+
+    Doubts about the rows, and what --assume-ring assumes, are added to ``warnings``.
+    """
     import pandas as pd
 
     from ddlkit import store
@@ -663,6 +683,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
             f"{error}; choose a number that was measured, or add --assume-ring for the "
             "cost of a ring"
         ) from None
+    # Only the cost of a line can be taken to another number of ranks.
     form = "alpha_beta" if arguments.assume_ring else "table"
     calibrated = Calibration.of(rows, form=form).between(
         str(chosen["link"]),
@@ -711,7 +732,11 @@ def _with_selection(arguments: argparse.Namespace, dense: Any, workload: Any) ->
 def _with_contention(
     arguments: argparse.Namespace, messages: Any, profile: Any, warnings: list[str]
 ) -> Any:
-    """Return communication with the contention that --slowdown and --copies describe."""
+    """Return communication with the contention that --slowdown and --copies describe.
+
+    Without both of them, the communication is returned as it is, and a note is printed.
+    Doubts about the slowdown are added to ``warnings``.
+    """
     from ddlkit.model.contention import Contention
     from ddlkit.store.readers import read_copy_s_per_byte
 
@@ -765,7 +790,10 @@ def _measured_slowdown(
 
 
 def _stamped_tables(arguments: argparse.Namespace, first: Path) -> list[Path]:
-    """Return those of the input tables, ``first`` in front, whose stamp names their machine."""
+    """Return those of the input tables that have a stamp, which names their machine.
+
+    The table ``first`` comes first, then the profile and the tables of messages.
+    """
     from ddlkit import store
 
     collectives = store.expand_tables(arguments.collectives or [])
@@ -832,7 +860,8 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     Returns
     -------
     list of dict
-        Two predictions for each way: resharded after the forward pass, and kept whole.
+        Two predictions for each way, in this order: resharded after the forward pass, and
+        kept whole. Warnings are not among them, but printed on standard error.
 
     Raises
     ------
@@ -914,6 +943,7 @@ def _tables_by_collective(
             "--strategy fsdp needs --collectives: give tables or logs with times of "
             f"{' and '.join(collectives)}"
         )
+    # With --assume-ring, --ranks names ranks that no table has.
     ranks = None if arguments.assume_ring else arguments.ranks
     tables: dict[str, list[Path]] = {collective: [] for collective in collectives}
     for path in store.expand_tables(patterns):
@@ -946,7 +976,7 @@ def _tables_by_collective(
 
 
 def _message_bytes(profile: Any, specs: Sequence[str]) -> list[float]:
-    """Return the sizes of the messages that units send, in bytes."""
+    """Return the sizes of the messages that units send, in bytes, for all ways of specs."""
     from ddlkit.model.sharded import Sharding
 
     sizes: list[float] = []
@@ -957,6 +987,7 @@ def _message_bytes(profile: Any, specs: Sequence[str]) -> list[float]:
 
 
 def _refuse_options_of_ddp(arguments: argparse.Namespace) -> None:
+    """Raise UserError for an option that the model of sharded training does not take."""
     for name, default in _NOT_SHARDED.items():
         if getattr(arguments, name, default) != default:
             option = "--" + name.replace("_", "-")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlkit.cli.command import (
     JSON,
@@ -46,6 +46,10 @@ from ddlkit.cli.inputs import (
 )
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # ---------------------------------------------------------------- ddlkit fit
 
@@ -107,8 +111,6 @@ fitted to). Some forms have variants, as in piecewise:45KB. [default: auto]"""
 )
 def fit(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit fit``."""
-    import numpy as np
-
     from ddlkit.core import fit as fitting
     from ddlkit.formats import messages
     from ddlkit.model import fits
@@ -147,13 +149,11 @@ def fit(arguments: argparse.Namespace) -> None:
             f"{arguments.file}, fitted by --form {arguments.form}: {error}"
         ) from error
     description = fitted.to_dict()
-    # The form "auto" has been chosen by this error. For a form that a user names, the error
-    # is still to be computed.
+    # The form "auto" has been chosen by this error, which the description then has. For a
+    # form that a user names, the error is still to be computed.
     if "median_abs_held_out_error" not in description["fit"]:
-        errors = fitting.held_out_errors(fitted.form, sizes, seconds).errors
-        # With too few sizes none can be held out.
-        median = float(np.median(abs(errors))) if errors.size else None
-        description["fit"]["median_abs_held_out_error"] = median
+        median_error = _median_held_out_error(fitted.form, sizes, seconds)
+        description["fit"]["median_abs_held_out_error"] = median_error
     measured = fits.Measured.of(sizes, facts.get("backend"), facts["source"])
     warnings = [*fits.several_populations(description["fit"])]
     warnings += fits.strange_times(sizes, seconds, fitted.form)
@@ -164,13 +164,35 @@ def fit(arguments: argparse.Namespace) -> None:
     if arguments.json:
         show(description, as_json=True)
         return
-    # What is nested, such as the draws, is for programs.
-    for_a_person = {}
-    for name, value in {**description, **description["fit"]}.items():
+    show(_without_nested({**description, **description["fit"]}), as_json=False)
+
+
+def _median_held_out_error(
+    form: str, sizes: NDArray[np.int64], seconds: NDArray[np.float64]
+) -> float | None:
+    """Return the median relative error of a form at sizes that it is not fitted to.
+
+    The result is None if there are too few sizes to hold one out.
+    """
+    import numpy as np
+
+    from ddlkit.core import fit as fitting
+
+    errors = fitting.held_out_errors(form, sizes, seconds).errors
+    return float(np.median(abs(errors))) if errors.size else None
+
+
+def _without_nested(description: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries that a person can read: texts, numbers and lists of numbers.
+
+    What is nested deeper, such as the draws, is for programs.
+    """
+    readable = {}
+    for name, value in description.items():
         is_nested = isinstance(value, (list, dict)) and not is_numbers(value)
         if not is_nested:
-            for_a_person[name] = value
-    show(for_a_person, as_json=False)
+            readable[name] = value
+    return readable
 
 
 def _place_if_known(facts: dict[str, Any]) -> dict[str, Any]:
@@ -183,9 +205,17 @@ def _place_if_known(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare(
-    arguments: argparse.Namespace, sizes: Any, seconds: Any, facts: dict[str, Any]
+    arguments: argparse.Namespace,
+    sizes: NDArray[np.int64],
+    seconds: NDArray[np.float64],
+    facts: dict[str, Any],
 ) -> None:
-    """Print the errors of each form, and draw the forms."""
+    """Print the held-out relative errors of each form, and draw the forms in a file.
+
+    ``sizes`` and ``seconds`` are those of the n messages, in bytes and seconds, of shape
+    (n,). Of ``facts``, those of `read_bytes_seconds`, "collective", "ranks" and "algorithm"
+    are used where they are known, and "place" is printed.
+    """
     from ddlkit.model import fits
     from ddlkit.show import write_cost_forms
     from ddlkit.store import own_output
@@ -212,6 +242,7 @@ def _compare(
     if arguments.json:
         result["forms"] = json.loads(compared.table.to_json(orient="index"))
     else:
+        # The column "sizes" has the number of sizes that were held out of a fit.
         table = compared.table.rename(columns={"sizes": "held out"}).rename_axis(None)
         print(table.to_string(float_format="{:.2%}".format, na_rep="-"))
         print()
@@ -265,16 +296,17 @@ def predict(arguments: argparse.Namespace) -> None:
         selection_s = iteration.cost.selection_s(iteration.group_bytes)
         result["selection_s"] = float(selection_s.sum())
         result["selection_form"] = iteration.cost.selecting.form
-    # A person has read the warnings on standard error.
+    # `forecast_of` has printed the warnings on standard error, where a person reads them.
     if arguments.json:
         result["warnings"] = warnings
     show(result, arguments.json)
 
 
 def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
-    """Return the share of iterations that should lie in the interval, and what it holds.
+    """Return what the predicted interval of an iteration holds, as a part of a result.
 
-    The share is None if contention was not measured, because nobody knows it then.
+    "level" is the share of single iterations that should lie in it. It is None if
+    contention was not measured, because that share is then unknown.
     """
     if forecast.interval_holds:
         return {"level": None, "interval_holds": forecast.interval_holds}
@@ -309,6 +341,7 @@ def plan(arguments: argparse.Namespace) -> None:
     iteration_s = forecast.prediction.iteration_s
     chosen = iteration.plan
     proof = {}
+    # Only the planner "exact" knows a bound below which no plan can be.
     if chosen.least_s is not None:
         proof["no_plan_below_s"] = chosen.least_s
         if arguments.slowdown or arguments.copies:
@@ -409,7 +442,10 @@ def export(arguments: argparse.Namespace) -> None:
 
 
 def _gain_of_plan(iteration: Any) -> str:
-    """Return in words how an iteration compares with PyTorch's default buckets."""
+    """Return in words how much shorter an iteration is than with PyTorch's default buckets.
+
+    A gain above 0 means that the plan of the iteration is faster than the default.
+    """
     from ddlkit.core.plan import make_plan
 
     default_plan = make_plan("ddp", iteration.workload, iteration.cost)
@@ -509,6 +545,8 @@ def what_if(arguments: argparse.Namespace) -> None:
     for text in arguments.straggler:
         rank, factor = _change(text, ":")
         changes.append((f"rank:{rank}", factor))
+    # --scale and --straggler change tasks of the graph. --layer changes the profile, from
+    # which the graph after the change is made.
     layer_factors = dict(_change(text, "=") for text in arguments.layer)
 
     _refuse_gpu_count(arguments.gpus)
@@ -566,7 +604,10 @@ def _refuse_gpu_count(gpus: int | None) -> None:
 def _cost_after(
     arguments: argparse.Namespace, communication: Any, warnings: list[str]
 ) -> Any:
-    """Return the cost of messages between --gpus ranks, which were not measured."""
+    """Return the cost of messages between --gpus ranks, which were not measured.
+
+    With --assume-ring, what this assumes is added to ``warnings``, and printed.
+    """
     cost = communication.cost
     gpus = arguments.gpus
     origin = str(arguments.cost or "--collectives")
@@ -624,7 +665,7 @@ def _graph(
     profile: Any,
     changed_ranks: set[int],
 ) -> Any:
-    """Return the tasks of some iterations of training.
+    """Return the task graph of `ITERATIONS` iterations of training.
 
     Of ranks that are alike, and are not among ``changed_ranks``, the graph has one
     machine only. The ranks in the graph keep their numbers.
@@ -644,7 +685,8 @@ def _graph(
     changed_machines = {rank // per_machine for rank in changed_ranks}
     simulated = _machines_to_simulate(machines, changed_machines)
     gpus = Gpus(len(simulated), per_machine, shared_disk=False)
-    # A rank reads, copies, and computes each layer forward and backward.
+    # A rank reads, decodes and copies its input, which are three tasks, and computes each
+    # layer forward and backward.
     tasks = gpus.n * (2 * len(profile.forward_s) + 3) * ITERATIONS
     if tasks > MOST_TASKS:
         raise UserError(
@@ -669,7 +711,7 @@ def _graph(
 
 
 def _change(text: str, separator: str) -> tuple[str, float]:
-    """Return what is changed, and the factor on its time."""
+    """Return what is changed, and the factor on its time, of a text such as "fc=0.5"."""
     changed, _, factor = text.rpartition(separator)
     # Without a separator the whole text counts as the factor. It is then no number, or
     # nothing says what to change.

@@ -57,7 +57,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     file : str
         The file, as errors name it.
     options : MessageOptions
-        No place and no table.
+        ``place`` and ``table`` are refused, because the file has neither.
 
     Returns
     -------
@@ -71,6 +71,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         If a row is wrong.
     """
     options.refuse_table(file)
+    # What counts until a title says otherwise: 0 stands for an unknown number of ranks.
     collective = "all_reduce"
     ranks = 0
     rows = []
@@ -87,15 +88,19 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
 
 def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> BenchmarkRow:
-    """Return the row of a table that `_ROW` has matched."""
+    """Return the row of a table that `_ROW` has matched.
+
+    ``where`` is the file and the line of the row, and ``ranks`` is 0 if it is unknown.
+    """
     payload = positive(match["payload"], where, "payload")
     algbw_gb_per_s = positive(match["algbw"], where, "algbw")
     busbw_gb_per_s = positive(match["busbw"], where, "busbw")
     n_bytes = round(payload * _UNITS[match["unit"]])
     if n_bytes < 1:
         raise UserError(f"{where}, payload: less than a byte")
-    # The algorithm bandwidth is size over time. Its rounding may be large compared with
-    # it, and is as large for the bus bandwidth of the time that follows from it.
+    # The time follows from the algorithm bandwidth, whose rounding therefore counts again
+    # in the bus bandwidth of that time, by the ratio of the two. It adds to the rounding
+    # of the printed bus bandwidth itself.
     busbw_rounding = _ROUNDING_BYTES_PER_S * (1 + busbw_gb_per_s / algbw_gb_per_s)
     return BenchmarkRow(
         where=where,

@@ -223,8 +223,8 @@ class Table:
         ]
         return max(lists_of_rank_0, default=1)
 
-    def note(self, line: str) -> None:
-        """Take the facts about the table that a line before it states."""
+    def add_facts(self, line: str) -> None:
+        """Add the facts about the table that a line before its head states."""
         title = _TITLE.search(line)
         if title:
             # Another benchmark begins, whose facts are not those of the one before.
@@ -316,8 +316,9 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     Returns
     -------
     MessageTimes
-        The times. Without a place in the options, only those in place are taken if the
-        two differ by more than they scatter.
+        The times with buffers as ``options.place`` says: "in_place" or "out_of_place".
+        If it is None, both are returned, unless they differ by more than they scatter.
+        Then only the times of "in_place" are returned.
 
     Raises
     ------
@@ -374,7 +375,7 @@ def read_tables(text: str, file: str) -> list[Table]:
     check_cells(text, "\n", file)
     collector = _TableCollector(file)
     for number, line in enumerate(unlabelled(text), start=1):
-        collector.take(number, line)
+        collector.add_line(number, line)
     tables = collector.tables
     with_rows = [table for table in tables if table.rows]
     if tables and not with_rows:
@@ -403,8 +404,11 @@ class _TableCollector:
         # Whether nothing but empty lines came since the last row.
         self.is_after_row = False
 
-    def take(self, number: int, line: str) -> None:
-        """Take a line of the log, whose number counts from 1."""
+    def add_line(self, number: int, line: str) -> None:
+        """Add what a line of the log says to a table, as a row, a head or a fact.
+
+        The ``number`` of the line counts from 1.
+        """
         before_debug = _NCCL_DEBUG.sub("", line)
         has_debug = before_debug != line
         if has_debug and not before_debug.strip():
@@ -425,6 +429,7 @@ class _TableCollector:
         is_after_row = self.is_after_row
         self.is_after_row = False
         if _FENCE.match(line):
+            # Only a fence right after a row ends the code block that quotes the table.
             if self.current is not None and is_after_row:
                 self.current.is_whole = True
                 self.current = None
@@ -435,10 +440,11 @@ class _TableCollector:
             return
         end = _END.search(line)
         if self.current is not None and end:
+            # Anything else that ends a table leaves open whether rows are missing.
             if end["last_line"]:
                 self.current.is_whole = True
             self.current = None
-        self.following.note(line)
+        self.following.add_facts(line)
 
     def _continues_row(self, line: str) -> bool:
         """Return whether a line is the rest of a row that was cut, and add it if so."""
@@ -471,6 +477,8 @@ class _TableCollector:
         table.layout, table.columns = head
         table.n_heads += 1
         table.has_rates = "algbw" in table.columns
+        # nccl-tests prints its heads as comments. A head without "#" was copied out of a
+        # log, where a last line is not to be expected.
         table.is_whole = not line.startswith("#")
         if table.layout.time not in table.columns:
             # The option -C of nccl-tests renames the column of times to "cputime".
@@ -511,11 +519,14 @@ def read_log(
     file : str
         The file, as errors name it.
     collective : str, optional
-        The collective that is looked for, or that the log does not name.
+        The collective that is looked for, or that the log does not name. By default,
+        "", a table of any collective fits.
     ranks : int, optional
-        The number of ranks that is looked for, or that the log does not state.
+        The number of ranks that is looked for, or that the log does not state. By
+        default, 0, a table of any number fits.
     table : int, optional
-        Which of the tables to take, counted from 1.
+        Which of the tables to read, counted from 1. By default it is the only one that
+        fits.
 
     Returns
     -------
@@ -523,7 +534,7 @@ def read_log(
         The columns bytes (of a message), seconds, place, collective and ranks (0 if it
         is unknown).
     table : Table
-        The table that was taken.
+        The table that was read.
 
     Raises
     ------
@@ -534,20 +545,23 @@ def read_log(
     n_alone = sum(known_table.ranks == 1 for known_table in tables)
     if n_alone > 1 and n_alone == len(tables):
         raise _without_mpi(f"{n_alone} processes print a table each", file)
-    taken = _chosen_table(tables, file, collective, ranks, table)
-    if taken.runs_at_once > 1:
-        raise _without_mpi(f"{taken.runs_at_once} processes print into one table", file)
-    if taken.has_rates and not taken.is_whole:
+    chosen = _chosen_table(tables, file, collective, ranks, table)
+    if chosen.runs_at_once > 1:
+        problem = f"{chosen.runs_at_once} processes print into one table"
+        raise _without_mpi(problem, file)
+    if chosen.has_rates and not chosen.is_whole:
         problem = "no '# Avg bus bandwidth' after the rows: the log is cut"
         advice = "get all of it, or make a CSV of bytes and seconds"
         raise UserError(f"{file}: {problem}: {advice}")
-    sheet, frame = _printed(taken, file)
-    ranks = taken.ranks or ranks
-    possible = _possible_collectives(taken, frame, ranks)
-    if taken.has_rates:
+    sheet, frame = _printed(chosen, file)
+    # The number that the log states counts more than the one that the user gives.
+    ranks = chosen.ranks or ranks
+    possible = _possible_collectives(chosen, frame, ranks)
+    if chosen.has_rates:
         factors = {convention.algbw_factor for convention in possible.values()}
+        # Without a possible collective, algbw is taken for the plain size over time.
         _check_rates(sheet, frame, factors or {1.0})
-    name = _decided_collective(taken, file, possible, collective, ranks)
+    name = _decided_collective(chosen, file, possible, collective, ranks)
     bytes_factor = possible[name].bytes_factor
     if bytes_factor == 0:
         problem = f"the bytes of {name} are those of one rank: give --ranks"
@@ -556,7 +570,7 @@ def read_log(
         bytes=frame["size"] * bytes_factor, collective=name, ranks=ranks
     )
     frame = frame.rename(columns={"time": "seconds"})
-    return frame[["bytes", "seconds", "place", "collective", "ranks"]], taken
+    return frame[["bytes", "seconds", "place", "collective", "ranks"]], chosen
 
 
 def _without_mpi(problem: str, file: str) -> UserError:
@@ -580,8 +594,8 @@ def _decided_collective(
 ) -> str:
     """Return the collective that is wanted, or else the only one that is possible.
 
-    ``possible`` has the collectives that the columns and the rates allow, and
-    ``wanted`` is "" if the user names none.
+    ``possible`` has the collectives that the columns and the rates allow, ``wanted`` is
+    "" if the user names none, and ``ranks``, of which errors speak, is 0 if unknown.
 
     Raises UserError if the collective that is wanted is not possible, or if none is
     wanted and the number of possible ones is not 1.
@@ -593,13 +607,15 @@ def _decided_collective(
         return collective
     if not possible:
         names = " or ".join(sorted(table.collectives)) or "any collective"
-        printed = "redop, root and busbw"
-        problem = f"{printed} are not those of {names} of {ranks or 'any'} ranks"
-    elif not wanted:
-        problem = f"does not name its collective: give --collective {listed}"
-    else:
-        problem = f"of {listed}, not of {wanted}"
-    raise UserError(f"{file}: {problem}")
+        raise UserError(
+            f"{file}: redop, root and busbw are not those of {names} of "
+            f"{ranks or 'any'} ranks"
+        )
+    if not wanted:
+        raise UserError(
+            f"{file}: does not name its collective: give --collective {listed}"
+        )
+    raise UserError(f"{file}: of {listed}, not of {wanted}")
 
 
 def _chosen_table(
@@ -607,41 +623,65 @@ def _chosen_table(
 ) -> Table:
     """Return the table of that number, or the only one that fits collective and ranks.
 
-    Tables are counted from 1. Raises UserError, with a list of the tables, if there is
-    no such table or more than one.
+    Tables are counted from 1. A ``collective`` of "", and ``ranks`` of 0, fit every
+    table. Raises UserError, with a list of the tables, if there is no table of that
+    number, or if not exactly one fits.
     """
-    if number is None and len(tables) == 1:
-        return tables[0]
     if number is not None and 1 <= number <= len(tables):
         return tables[number - 1]
+    if number is None and len(tables) == 1:
+        return tables[0]
+    collectives_of_tables = [
+        _collectives_of_table(table, file, ranks) for table in tables
+    ]
     described = []
     fitting = []
     for position, table in enumerate(tables):
-        collectives = sorted(table.collectives)
-        if not collectives:
-            # A table that names no collective may be of any that has its rates.
-            _, frame = _printed(table, file)
-            possible = _possible_collectives(table, frame, table.ranks or ranks)
-            collectives = list(possible)
+        collectives = collectives_of_tables[position]
         described.append(
             f"{position + 1} {' or '.join(collectives)}, "
             f"{table.ranks or 'unknown'} ranks, {len(table.rows)} rows"
         )
         is_of_collective = not collective or collective in collectives
+        # A table whose number of ranks is unknown, 0, may be of any number.
         is_of_ranks = not ranks or table.ranks in (0, ranks)
-        if number is None and is_of_collective and is_of_ranks:
+        if is_of_collective and is_of_ranks:
             fitting.append(position)
+    if number is not None:
+        raise _no_table_of_number(number, described, file)
     if len(fitting) == 1:
         return tables[fitting[0]]
     listed = "; ".join(described[position] for position in fitting)
     if not fitting:
         listed = "; ".join(described)
-    problem = f"{len(tables)} tables: choose one by --table"
-    if len(tables) == 1:
-        problem = f"there is no table {number}, only one: leave --table out"
-    elif number is not None:
-        problem = f"there is no table {number} among {problem}"
-    raise UserError(f"{file}: {problem}: {listed}")
+    raise UserError(f"{file}: {len(tables)} tables: choose one by --table: {listed}")
+
+
+def _collectives_of_table(table: Table, file: str, ranks: int) -> list[str]:
+    """Return the collectives that a table names, or else all that have its rates.
+
+    ``ranks`` is the number of ranks if the table does not state it, 0 if it is unknown.
+    """
+    if table.collectives:
+        return sorted(table.collectives)
+    _, frame = _printed(table, file)
+    return list(_possible_collectives(table, frame, table.ranks or ranks))
+
+
+def _no_table_of_number(number: int, described: list[str], file: str) -> UserError:
+    """Return the error for a number that no table has.
+
+    ``described`` has a phrase for each of the tables that there are.
+    """
+    listed = "; ".join(described)
+    if len(described) == 1:
+        return UserError(
+            f"{file}: there is no table {number}, only one: leave --table out: {listed}"
+        )
+    return UserError(
+        f"{file}: there is no table {number} among {len(described)} tables: "
+        f"choose one by --table: {listed}"
+    )
 
 
 def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
@@ -675,6 +715,7 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
         variants.append((size, variant))
         for place, cells in zip(PLACES, places, strict=False):
             time = cells.get(table.layout.time, "")
+            # A place that the program does not time has N/A.
             if size == "0" or time == "N/A":
                 continue
             # Until 2022, the largest deviation was printed instead, as "error". N/A
@@ -713,8 +754,9 @@ def _possible_collectives(
 ) -> dict[str, Convention]:
     """Return the collectives that a table may be of, and how each would be printed.
 
-    These are the collectives that the log names, as far as their rates are those of the
-    table. If the log names none, they are all collectives with such rates.
+    If the log names collectives, these are the named ones that would be printed with
+    the rates of the table. If the log names none, they are all known collectives that
+    would be printed with these rates. A table without rates excludes no collective.
 
     Parameters
     ----------
@@ -728,8 +770,12 @@ def _possible_collectives(
     Returns
     -------
     dict of str to Convention
-        Empty if no collective has such rates.
+        How the table prints each possible collective. Empty if no collective would be
+        printed with such rates.
     """
+    # MPI benchmarks print no rates. Of some collectives they print the size of one
+    # rank's part, so that the size of the message is that times the number of ranks.
+    # With 0 ranks the factor is 0, which stands for an unknown one.
     if not table.has_rates:
         names = sorted(table.collectives) or list(KNOWN)
         return {
@@ -741,7 +787,8 @@ def _possible_collectives(
         return possible
     named = {}
     for name in sorted(table.collectives):
-        # The rates of a collective that is not known cannot be judged.
+        # The rates of a collective that is not known cannot be judged. Its sizes and
+        # rates are taken as they are printed.
         if name in possible or name not in KNOWN:
             named[name] = possible.get(name, Convention())
     return named
@@ -757,11 +804,13 @@ def _possible_by_rates(
     """
     # Bandwidths are printed to 0.01 GB/s, so that only large ones show their ratio.
     fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
-    # The mean is 0 if all bandwidths are rounded to 0.
-    mean_algbw = max(float(fast["algbw"].mean()), 1e-9)
-    algbw_factor = mean_algbw / (fast["size"] / fast["time"]).mean() * 1e9
-    busbw_factor = fast["busbw"].mean() / mean_algbw
-    rate_error = 0.001 + 0.01 / mean_algbw
+    # The mean is 0 if all bandwidths are rounded to 0. A divisor must be above 0.
+    mean_algbw_gb_per_s = max(float(fast["algbw"].mean()), 1e-9)
+    mean_bytes_per_s = (fast["size"] / fast["time"]).mean()
+    algbw_factor = mean_algbw_gb_per_s / mean_bytes_per_s * 1e9
+    busbw_factor = fast["busbw"].mean() / mean_algbw_gb_per_s
+    # Both errors are relative. Two bandwidths are rounded by 0.01 GB/s together.
+    rate_error = 0.001 + 0.01 / mean_algbw_gb_per_s
     # Times of seconds are printed to two digits, which is up to 5%.
     time_error = rate_error + 0.05
 
@@ -769,6 +818,7 @@ def _possible_by_rates(
     before_times, places = table.cells(last_words, "")
     redop = before_times.get("redop", before_times.get("op", "none"))
     root = before_times.get("root", "-1")
+    # nccl-tests prints "none" and "-1" for a collective without reduction or root.
     has_redop = redop != "none"
     has_root = not root.startswith("-")
 
@@ -807,7 +857,7 @@ def _possible_by_checks(
 
 
 def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
-    """Return the ranks, at least 2, among which a collective has this bus factor.
+    """Return the number of ranks, at least 2, at which a collective has this bus factor.
 
     With r rounds of a ring of n ranks, the factor is b = r (n - 1) / n if a message is
     divided, so that n = r / (r - b). Else the factor does not depend on n.
@@ -853,6 +903,7 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
         problem = f"{wrong[row]:g} wrong values: fix the collective before timing it"
         sheet.fail(row, "#wrong", problem)
 
+    # All rates are in GB/s, as they are printed.
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
     # Of several ways to compute algbw, the one that comes closest counts in each row.

@@ -180,14 +180,14 @@ def benchmark_times(
     file : str
         The file, as errors name it.
     options : MessageOptions
-        The place of the times to take, and the number of ranks if the file does not
-        state it.
+        ``place`` chooses the times of "in_place" or "out_of_place" buffers. ``ranks`` is
+        the number of ranks if the file does not state it.
 
     Returns
     -------
     MessageTimes
-        The times. Without a place in the options, only those in place are taken if the
-        two differ by more than they scatter.
+        The times of one place, or of both if ``options.place`` is None. Of both, only
+        those of "in_place" are returned if the two differ by more than they scatter.
 
     Raises
     ------
@@ -217,6 +217,7 @@ def benchmark_times(
         "ranks": [row.ranks for row in rows],
     }
     frame = DataFrame(columns)
+    # 0 stands for an unknown number of ranks, and "" for a program without places.
     if not frame["ranks"].any():
         frame = frame.drop(columns="ranks")
     if not frame["place"].any():
@@ -324,6 +325,7 @@ def rows_of_place(
     UserError
         If there are no rows of the place.
     """
+    # Only sizes that have times of both places are compared.
     note = ""
     medians_s = frame.groupby(["bytes", "place"])["seconds"].median().unstack().dropna()
     if place is None and medians_s.shape[1] == 2 and len(medians_s):

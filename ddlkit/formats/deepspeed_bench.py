@@ -40,6 +40,11 @@ _ROW = re.compile(
     r"(?P<duration>[\d.]+) *(?P<unit>us|ms|s)?\s+(?P<throughput>[\d.]+)\s+"
     r"(?P<busbw>[\d.]+)"
 )
+# The printed rates have three decimals, so that they are rounded by up to half a unit of
+# the third one.
+_RATE_ROUNDING = 5e-4
+# How far, beyond rounding, the time of the rate may differ from the printed duration.
+_TIME_TOLERANCE = 1e-3
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTES_PER_S = {"Gbps": 1e9 / 8, "GBps": 1e9}
 
@@ -65,7 +70,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     file : str
         The file, as errors name it.
     options : MessageOptions
-        No place and no table.
+        ``place`` and ``table`` are refused, because the log has neither.
 
     Returns
     -------
@@ -82,6 +87,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     head: re.Match[str] | None = None
     rows = []
     for number, line in enumerate(unlabelled(text), start=1):
+        # The last title and the last head above a row count for it.
         title = _TITLE.search(line) or title
         head = _HEAD.search(line) or head
         match = _ROW.match(line)
@@ -93,7 +99,10 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 def _row(
     match: re.Match[str], title: re.Match[str], head: re.Match[str], where: str
 ) -> BenchmarkRow:
-    """Return the row of a table that `_ROW` has matched, below a title and a head."""
+    """Return the row of a table that `_ROW` has matched, below a title and a head.
+
+    ``where`` is the file and the line of the row, as errors name them.
+    """
     collective = collective_named(title["collective"])
     ranks = int(title["ranks"])
     if title["collective"] == "pt2pt":
@@ -113,9 +122,15 @@ def _row(
     duration_s = duration * _SECONDS[unit]
     rate_unit = _BYTES_PER_S[head["unit"]]
     busbw_bytes_per_s = float(match["busbw"]) * rate_unit
-    # Durations have three decimals of a unit that may be large compared with them.
+    # A duration has few decimals, of a unit that may be large compared with it. It is
+    # rounded by up to half a unit of its last decimal.
     decimals = len(match["duration"].partition(".")[2])
-    duration_error = 0.5 * 10.0**-decimals / duration
+    relative_duration_error = 0.5 * 10.0**-decimals / duration
+    # The printed bus bandwidth is compared with the one that follows from size and
+    # duration. Both are rounded, so that the two roundings add up.
+    busbw_rounding_bytes_per_s = (
+        _RATE_ROUNDING * rate_unit + relative_duration_error * busbw_bytes_per_s
+    )
     row = BenchmarkRow(
         where=where,
         n_bytes=n_bytes,
@@ -123,16 +138,16 @@ def _row(
         collective=collective,
         ranks=ranks,
         busbw_bytes_per_s=busbw_bytes_per_s,
-        busbw_rounding_bytes_per_s=5e-4 * rate_unit
-        + duration_error * busbw_bytes_per_s,
+        busbw_rounding_bytes_per_s=busbw_rounding_bytes_per_s,
     )
-    return row._replace(seconds=_finer_time_s(row, duration_error))
+    return row._replace(seconds=_finer_time_s(row, relative_duration_error))
 
 
-def _finer_time_s(row: BenchmarkRow, duration_error: float) -> float:
+def _finer_time_s(row: BenchmarkRow, relative_duration_error: float) -> float:
     """Return the time of a row, from its bus bandwidth if that has more digits.
 
-    ``duration_error`` is how far the printed duration may be rounded, relative to it.
+    ``relative_duration_error`` is how far the printed duration may be rounded, as a
+    share of it. The printed duration is returned where the rate cannot be used.
     A bus bandwidth that contradicts the duration is left to be refused.
     """
     busbw = row.busbw_bytes_per_s
@@ -140,5 +155,6 @@ def _finer_time_s(row: BenchmarkRow, duration_error: float) -> float:
     if collective is None or row.ranks < 2 or busbw <= 0:
         return row.seconds
     time_s = float(collective.wire_bytes(row.ranks, row.n_bytes)) / busbw
-    agrees = abs(time_s / row.seconds - 1) <= duration_error + 1e-3
+    allowed = relative_duration_error + _TIME_TOLERANCE
+    agrees = abs(time_s / row.seconds - 1) <= allowed
     return time_s if agrees else row.seconds

@@ -45,12 +45,12 @@ def tested(kind: str, version: str | None) -> str:
     Returns
     -------
     str
-        The release.
+        The version as it is given or installed, such as "2.13.0".
 
     Raises
     ------
     UserError
-        If the release is not among those of `TESTED`, or if no release is given and
+        If its release, such as "2.13", is not among those of `TESTED`, or if no release is given and
         torch is not installed.
     """
     if not version:
@@ -60,6 +60,7 @@ def tested(kind: str, version: str | None) -> str:
             raise UserError(
                 "no torch is installed here: say which is meant by --torch"
             ) from None
+    # The first two numbers of a version are its release.
     release = ".".join(version.split(".")[:2])
     known = TESTED[kind]
     if release not in known:
@@ -127,6 +128,7 @@ def ddp(iteration: Iteration, torch: str) -> str:
 
 
 def _ranks(cost: MessageCost) -> int:
+    """Return the number of ranks of a cost, or raise UserError if it is unknown."""
     if cost.workers is None:
         raise UserError("a cost of an unknown number of ranks: say --ranks")
     return cost.workers
@@ -209,6 +211,7 @@ def profile(cost: MessageCost, torch: str) -> str:
                 "Out msg nelems": n_elements // output_parts,
                 "dtype": dtype,
             }
+            # A complete span ("X") of a Chrome trace, whose duration is in microseconds.
             event = {
                 "ph": "X",
                 "cat": "kernel",

@@ -127,11 +127,12 @@ def profile_of(
     tensors : list of Tensor
         The tensors, in forward order.
     network : str
-        The name of the network.
+        The name of the network, "" if it is not known.
     file : str
         The file, as errors name it.
     options : ImportOptions
-        The batch size, and the source of times: a rate, or the time of a batch.
+        The batch size, 1 by default, and the source of times: ``peak`` and
+        ``utilisation``, or ``compute_s``, the time of a batch.
 
     Returns
     -------

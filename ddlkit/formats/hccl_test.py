@@ -40,6 +40,8 @@ _ROW = re.compile(
 
 # Sizes are divided among the ranks and rounded up to whole elements.
 _SIZE_TOLERANCE = 0.05
+# Bandwidths are printed to 0.00001 GB/s.
+_ROUNDING_BYTES_PER_S = 1e4
 
 
 def matches(text: str) -> bool:
@@ -63,8 +65,8 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     file : str
         The file, as errors name it.
     options : MessageOptions
-        The collective and the number of ranks, if the log does not name them. No place
-        and no table.
+        ``collective`` counts if the log does not name it, and ``ranks``, which no log
+        states. ``place`` and ``table`` are refused.
 
     Returns
     -------
@@ -89,6 +91,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
                 )
             where = f"{file}: row at line {number}"
             rows.append(_row(match, where, collective, options.ranks or 0))
+        # A command names its program, such as all_gather_test, above the rows.
         for program in _PROGRAM.findall(line):
             collective = BY_SPELLING.get(program.replace("_", ""), collective)
     return benchmark_times(SOURCE, rows, file, options)
@@ -97,7 +100,8 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> BenchmarkRow:
     """Return the row of a table that `_ROW` has matched.
 
-    ``ranks`` is the number that the user has given, or 0.
+    ``where`` is the file and the line of the row. ``ranks`` is the number that the user
+    has given, or 0, by which the size of one rank's part is recognized.
     """
     # NULL means that the results were not checked.
     if match["result"] not in ("success", "NULL"):
@@ -113,11 +117,11 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     n_bytes = parts * size
     error = abs(algbw_bytes_per_s * seconds / n_bytes - 1)
     is_whole_or_part = parts == 1 or parts == ranks or ranks == 0
-    # Bandwidths are printed to 0.00001 GB/s.
-    allowed = _SIZE_TOLERANCE + 1e4 / algbw_bytes_per_s
+    allowed = _SIZE_TOLERANCE + _ROUNDING_BYTES_PER_S / algbw_bytes_per_s
     if not is_whole_or_part or error > allowed or not math.isfinite(error):
         raise UserError(
             f"{where}, alg_bandwidth: {match['algbw']} GB/s contradicts {size} bytes "
             f"in {match['time']} us: other units?"
         )
+    # The log does not state the number of ranks, for which 0 stands.
     return BenchmarkRow(where, n_bytes, seconds, collective, ranks=0)

@@ -413,7 +413,10 @@ def _event(entry: Mapping[str, Any], first_us: float) -> Event:
 
 
 def _with_launches(events: Sequence[Event]) -> list[Event]:
-    """Return the spans with when they were launched, and messages with sizes."""
+    """Return the spans, each with the instant of its launch, and messages with sizes.
+
+    A span of a GPU and its launch on the processor have one correlation number.
+    """
     launches = {}
     for event in events:
         correlation = event.identifier("correlation")
@@ -435,24 +438,27 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
 def _size_args(
     events: Sequence[Event], launches: Mapping[int, Event]
 ) -> dict[int, dict[str, Any]]:
-    """Return arguments of operators that launch messages, by correlation number.
+    """Return what operators note of the messages that they launch.
 
-    A kernel of NCCL does not always have its size. The operator during which it was
-    launched does. ``launches`` has the launch of each correlation number.
+    The result is by the correlation number of each message, and has the size and the
+    collective. A kernel of NCCL does not always have them. The operator during which it
+    was launched does. ``launches`` has the launch of each correlation number.
     """
-    messages = set()
+    message_correlations = set()
     for event in events:
         correlation = event.identifier("correlation")
         if correlation is None or correlation not in launches:
             continue
         if event.collective:
-            messages.add(correlation)
+            message_correlations.add(correlation)
     # Sorted by thread and then by time, the launches during an operator are neighbours.
     launches_of_messages = sorted(
         (launches[correlation].thread, launches[correlation].start_s, correlation)
-        for correlation in messages
+        for correlation in message_correlations
     )
-    args: dict[int, dict[str, Any]] = {correlation: {} for correlation in messages}
+    args: dict[int, dict[str, Any]] = {
+        correlation: {} for correlation in message_correlations
+    }
 
     # Operators are nested. The innermost one starts last, and its arguments replace
     # the rest.
@@ -467,6 +473,10 @@ def _size_args(
         if behind_last - first != 1:
             continue
         _, _, correlation = launches_of_messages[first]
+        # record_param_comms has the sizes of a message in the arguments of `_SIZE_ARGS`.
+        # Of the others, "Input Dims" must not count as a size, because the input of a
+        # collective that gathers is only a part of its message. An operator such as
+        # nccl:all_reduce has its size in its input alone, and the collective in its name.
         if operator.name == _RECORD_COMMS:
             known_args = {
                 name: value
@@ -474,7 +484,6 @@ def _size_args(
                 if name in _SIZE_ARGS
             }
         else:
-            # An operator such as nccl:all_reduce says the collective by its own name.
             known_args = {**operator.args, _COLLECTIVE_NAME: operator.name}
         args[correlation] |= known_args
     return args
@@ -716,7 +725,9 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     """Return when each phase of a step starts and ends, in seconds.
 
     Phases are those that the user has marked, or else follow from autograd and the
-    optimizer. All instants are those of the processor's clock.
+    optimizer: backward from the first to the last function of autograd, forward from the
+    first operator with a gradient until then, and the update with the optimizer's steps.
+    A phase that cannot be told is left out. All instants are by the processor's clock.
     """
     phases: dict[str, tuple[float, float]] = {}
     functions = [event for event in events if event.name.startswith(EVALUATE)]
@@ -836,6 +847,7 @@ def layer_profile(
     forward_of_first_s = np.zeros(n)
     forward_of_first_s[0] = np.median(forward_s)
     names = tuple(f"tensor{row}" for row in range(n))
+    # A trace names neither the network nor the batch size: ``ddlkit import`` adds both.
     profile = LayerProfile(
         network="",
         device=trace.device,
@@ -931,7 +943,8 @@ def _kinds_of_iterations(
     """Return how long the iterations take, slow ones apart from the others.
 
     Raises UserError if nobody has chosen them, and if the rarer kind, slow or not, is
-    more than a third of them.
+    more than a third of them. A few slow iterations, such as the first one of a training,
+    are usual, and do not change a median.
     """
     numbers = np.array([iteration.number for iteration in used])
     slow = iteration_s > MOST_TIMES_SHORTEST * iteration_s.min()
@@ -1013,10 +1026,11 @@ class _Work:
         """
         if not self.kernels:
             return instant_s
-        launched = bisect_right(self.launched_s, instant_s)
-        if launched == 0:
+        n_launched = bisect_right(self.launched_s, instant_s)
+        # Before the first launch nothing is to be done, and the GPU's time has not begun.
+        if n_launched == 0:
             return self.kernels[0].start_s
-        return float(self.latest_end_s[launched - 1])
+        return float(self.latest_end_s[n_launched - 1])
 
     def took_s(self, phase: str) -> float:
         """Return the seconds from the first kernel of a phase until all was done.
@@ -1030,6 +1044,7 @@ class _Work:
             default=self.done_s(start_s),
         )
         begin_s = max(self.iteration.free_s, first_start_s)
+        # A phase without work of its own may end before the work of an earlier iteration.
         return max(self.done_s(end_s) - begin_s, 0.0)
 
 
@@ -1092,8 +1107,9 @@ def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
     trace : KinetoTrace
         The trace.
     buckets : sequence of int, optional
-        Bytes of each bucket of gradients. If an iteration has as many all-reduces as
-        there are buckets, the k-th of them sends the k-th bucket.
+        Bytes of each bucket of gradients, in the order of sending. If an iteration has as
+        many all-reduces as there are buckets, the k-th of them sends the k-th bucket.
+        Otherwise, and by default, sizes are those that the trace has.
 
     Returns
     -------
@@ -1127,11 +1143,16 @@ def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
 def _messages(
     events: Sequence[Event], buckets: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the messages of an iteration as spans of a timeline."""
+    """Yield the messages of an iteration as spans of a timeline.
+
+    ``buckets`` are bytes by message, as `timeline` takes them.
+    """
     for kind in COMMUNICATION:
         messages = [event for event in events if event.collective == kind]
         messages.sort(key=lambda event: event.start_s)
         sends_buckets = kind == "all_reduce" and len(messages) == len(buckets)
+        # Buckets that are given, and do not fit to the messages, leave open which message
+        # has which gradients. Without buckets, messages are numbered as groups.
         is_of_no_bucket = len(buckets) > 0 and not sends_buckets
         for number, event in enumerate(messages):
             span = _span(
@@ -1146,7 +1167,10 @@ def _messages(
 
 
 def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
-    """Yield the compute and the copies of an iteration as spans of a timeline."""
+    """Yield the compute and the copies of an iteration as spans of a timeline.
+
+    Copies of the input count in any phase, and other work of the GPU by its phase.
+    """
     if not iteration.kernels():
         yield from _computed_by_processor(iteration)
         return

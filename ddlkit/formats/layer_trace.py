@@ -128,12 +128,14 @@ class LayerTrace:
         first_layer = 0 if with_input else int(rows[0])
         names = tuple(self.name[row] for row in rows)
         n_bytes = self.n_bytes[rows]
+        # A trace states neither the device nor the batch size. A user may add both.
         return LayerProfile(
             network=network,
             device="unnamed",
             batch=1,
             tensor=names,
             layer=names,
+            # A gradient has at least one element, also one of fewer than 4 bytes.
             parameters=np.maximum(n_bytes // BYTES_PER_PARAMETER, 1),
             gradient_bytes=n_bytes,
             forward_s=self._summed_to_learnable(self.forward_s, first_layer),
@@ -357,7 +359,7 @@ def _sheet(text: str, file: str) -> Sheet:
 
 
 def check_trace(trace: LayerTrace) -> Iterator[Finding]:
-    """Yield facts about a trace that its user should know.
+    """Yield the totals of a trace, and which layers have a strangely long forward.
 
     Parameters
     ----------

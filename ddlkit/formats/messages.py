@@ -54,8 +54,9 @@ def read_bytes_seconds(
     seconds : ndarray, shape (n,)
         The times.
     known : dict of str to object
-        What is known of the messages: "source", the chosen value of each of `KEYS`, and
-        "place" if the choice of times should be known.
+        What is known of the messages: "source", the chosen value of each of `KEYS` that
+        the file has or the caller gives, and "place", a note on which times of a log were
+        chosen if nobody chose them.
 
     Raises
     ------
@@ -70,6 +71,7 @@ def read_bytes_seconds(
     source, frame, note = _messages(path, options)
     frame, chosen = choose(frame, KEYS, wanted, path)
     known: dict[str, Any] = {"source": source}
+    # What the file states replaces what the caller gives.
     known.update((key, value) for key, value in wanted.items() if value is not None)
     known.update(chosen)
     if note:
@@ -130,7 +132,8 @@ def read_collectives(
         notes.append(f"{path}: {note}")
     if "ranks" not in frame and ranks is None:
         raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
-    # Columns that a file lacks have the given values, or the usual ones.
+    # Columns that a file lacks have the given values, or the usual ones: 0 stands for an
+    # unknown rate of the link, and "" for an unknown algorithm.
     assumed: dict[str, Any] = {
         "ranks": ranks,
         "link": link or "unknown",
@@ -149,7 +152,11 @@ def read_collectives(
 
 
 def _messages(path: Path, options: MessageOptions) -> MessageTimes:
-    """Return the times of a recorded table, or of a file of any format."""
+    """Return the times of a recorded table, or of a file of any format.
+
+    The source of a recorded table is "recorded". Raises UserError if no format fits, with
+    the formats that were tried.
+    """
     file = str(path)
     if is_stamped(path):
         frame = load_table(path, "collectives")

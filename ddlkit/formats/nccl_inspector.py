@@ -64,7 +64,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     file : str
         The file, as errors name it.
     options : MessageOptions
-        No place and no table.
+        ``place`` and ``table`` are refused, because the file has neither.
 
     Returns
     -------
@@ -81,12 +81,14 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     options.refuse_table(file)
     rows = []
     links = []
+    # Times by the clock of the processor are counted only, since they include its delays.
     n_by_processor = 0
     for operation in _operations(text, file):
         if operation.performance.get("coll_timing_source") in _BY_PROCESSOR:
             n_by_processor += 1
             continue
         row = _row(operation)
+        # A collective of one rank sends nothing, and the size of an unknown one is unclear.
         if row.ranks > 1 and row.collective in KNOWN:
             rows.append(row)
             nodes = operation.header.get("nnodes")
@@ -125,7 +127,7 @@ def _operations(text: str, file: str) -> Iterator[_Operation]:
 
 
 def _row(operation: _Operation) -> BenchmarkRow:
-    """Return the time of a collective."""
+    """Return the size and time of a collective, as `BenchmarkRow` counts them."""
     where, header, performance = operation
     ranks = whole(header.get("n_ranks"), where, "n_ranks")
     collective = collective_named(str(performance.get("coll")))
@@ -145,6 +147,7 @@ def _row(operation: _Operation) -> BenchmarkRow:
         collective=collective,
         ranks=ranks,
         busbw_bytes_per_s=1e9 * busbw_gb_per_s,
-        # The time may be rounded to a microsecond, which the rate need not be.
+        # The time may be rounded to a microsecond, by half of one, which the rate need not
+        # be. The share of the rate that this is equals the share of the time.
         busbw_rounding_bytes_per_s=1e9 * busbw_gb_per_s / (2 * time_us),
     )

@@ -51,13 +51,14 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     file : str
         The file, as errors name it.
     options : MessageOptions
-        The place of the times to take. No table.
+        ``place`` chooses the times of "in_place" or "out_of_place" buffers. A ``table``
+        is refused.
 
     Returns
     -------
     MessageTimes
-        The times. Without a place in the options, only those in place are taken if the
-        two differ by more than they scatter.
+        The times of one place, or of both if ``options.place`` is None. Of both, only
+        those of "in_place" are returned if the two differ by more than they scatter.
 
     Raises
     ------
@@ -101,7 +102,11 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 def _row(
     times: dict[str, Any], where: str, n_bytes: int, collective: str, ranks: int
 ) -> BenchmarkRow:
-    """Return the time in an object "in_place" or "out_of_place"."""
+    """Return the time in an object "in_place" or "out_of_place".
+
+    ``where`` is the file and the object, as errors name them, and ``ranks`` is 0 if the
+    number is unknown. The place and the variant of the row are left to the caller.
+    """
     if "cpu_time" in times:
         raise UserError(f"{where}, cpu_time: not GPU time: take no -C")
     # Null means that the results were not checked.
@@ -121,7 +126,7 @@ def _row(
         collective=collective,
         ranks=ranks,
         busbw_bytes_per_s=1e9 * busbw_gb_per_s,
-        # JSON has at least four decimals.
+        # The JSON has at least four decimals of a rate in GB/s.
         busbw_rounding_bytes_per_s=1e9 * 1e-4,
     )
 
@@ -160,8 +165,10 @@ def _ranks(document: dict[str, Any]) -> int:
         return 0
     if ranks_of_process < 1:
         return 0
+    # Ranks count from 0, and the last one listed may be the first one of its process.
     n_ranks = (last_rank // ranks_of_process + 1) * ranks_of_process
-    # NCCL_TESTS_SPLIT puts ranks into groups that each work for themselves.
+    # NCCL_TESTS_SPLIT puts ranks into groups that each work for themselves. The result
+    # is the size of a group, which is unknown if the groups differ in size.
     if len({*groups.values()}) > 1 or n_ranks % len(groups):
         return 0
     return n_ranks // len(groups)

@@ -39,6 +39,9 @@ _UNITS_BYTES_PER_S = (1e9, 2.0**30)
 # Bandwidths are printed to 0.01 of their unit.
 _ROUNDING = 0.005
 _RATE_TOLERANCE = 0.01
+# The larger unit is 1.074 times the smaller one. A rate in the wrong one of them is off by
+# less than this share.
+_SHARE_BETWEEN_UNITS = 0.08
 
 
 def matches(text: str) -> bool:
@@ -62,8 +65,8 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     file : str
         The file, as errors name it.
     options : MessageOptions
-        The collective and the number of ranks, if no command is in the log. No place
-        and no table.
+        ``collective`` and ``ranks`` count if no command in the log states them. ``place``
+        and ``table`` are refused.
 
     Returns
     -------
@@ -76,8 +79,10 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         If the collective is not known, or a row is wrong.
     """
     options.refuse_table(file)
+    # What the last command in the log states: "" and 0 if it does not.
     collective = ""
     ranks = 0
+    # The columns of the table that the lines are in, none outside of a table.
     columns: list[str] = []
     rows = []
     for number, line in enumerate(unlabelled(text), start=1):
@@ -96,6 +101,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
                     f"{where}: {len(words)} words for {len(columns)} columns: "
                     "is the log cut?"
                 )
+            # What a command in the log states counts more than the options.
             name = collective or options.collective
             if not name:
                 raise UserError(
@@ -105,6 +111,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
             cells = dict(zip(columns, words, strict=True))
             rows.append(_row(cells, where, name, ranks))
         elif words:
+            # Any other line that is not empty ends the table.
             columns = []
     return benchmark_times(SOURCE, rows, file, options)
 
@@ -122,7 +129,11 @@ def _collective_of(words: str) -> str:
 def _row(
     cells: Mapping[str, str], where: str, collective: str, ranks: int
 ) -> BenchmarkRow:
-    """Return a row of a table, whose cells are given by the names of their columns."""
+    """Return a row of a table, whose cells are given by the names of their columns.
+
+    ``where`` is the file and the line, as errors name them, and ``ranks`` is 0 if the
+    number is unknown.
+    """
     size = whole(cells["size(b)"], where, "size(B)")
     seconds = positive(cells["time(us)"], where, "time(us)") / 1e6
     try:
@@ -145,7 +156,9 @@ def _row(
         collective,
         ranks,
         busbw_bytes_per_s=busbw * unit,
-        # The unit is a guess where algbw is rounded to few digits.
-        busbw_rounding_bytes_per_s=2 * _ROUNDING * unit + 0.08 * busbw * unit,
+        # Where algbw is rounded to few digits, the unit is a guess, and may be the other.
+        busbw_rounding_bytes_per_s=(
+            2 * _ROUNDING * unit + _SHARE_BETWEEN_UNITS * busbw * unit
+        ),
         variant={"type": cells.get("type", "")},
     )

@@ -59,8 +59,9 @@ def import_file(
     Returns
     -------
     Imported
-        The profile, with the network, batch size and device of the options, if they are
-        given there.
+        The profile. Its network, batch size and device are those of the options, or else
+        what the file says. A network that neither names is called as the file, and an
+        unstated batch size is 1.
 
     Raises
     ------

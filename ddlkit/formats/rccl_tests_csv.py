@@ -62,13 +62,14 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     file : str
         The file, as errors name it.
     options : MessageOptions
-        The place of the times to take. No table.
+        ``place`` chooses the times of "in_place" or "out_of_place" buffers. A ``table``
+        is refused.
 
     Returns
     -------
     MessageTimes
-        The times. Without a place in the options, only those in place are taken if the
-        two differ by more than they scatter.
+        The times of one place, or of both if ``options.place`` is None. Of both, only
+        those of "in_place" are returned if the two differ by more than they scatter.
 
     Raises
     ------
@@ -88,6 +89,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     is_timed_as_zero = ((frame["size"] > 0) & (frame["time"] <= 0)).to_numpy()
     if is_timed_as_zero.any():
         sheet.fail(int(np.argmax(is_timed_as_zero)), "time", "must be above zero")
+    # A message has as many ranks as GPUs, whichever columns count them.
     n_ranks = np.maximum(frame["gpus"], frame["ranks"] * frame["gpusperrank"])
     is_in_place = frame["inplace"] > 0
     rows = [
@@ -99,6 +101,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
             ranks=int(n_ranks[row]),
             place=PLACES[1] if is_in_place[row] else PLACES[0],
             busbw_bytes_per_s=1e9 * float(frame["busbw"][row]),
+            # Rates are printed to 0.01 GB/s.
             busbw_rounding_bytes_per_s=1e9 * 0.01,
             variant={"type": frame["type"][row], "redop": frame["redop"][row]},
         )

@@ -138,7 +138,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     file : str
         The file, as errors name it.
     options : MessageOptions
-        No place and no table, which only a log has.
+        ``place`` and ``table`` are refused, because only a log has them.
 
     Returns
     -------
@@ -159,7 +159,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         for column in SCHEMAS["collectives"].columns
         if column.name in KEYS and column.name in sheet.header
     ]
-    # Sizes in larger units need not be whole numbers.
+    # A unit of 1 is bytes. Sizes in larger units need not be whole numbers.
     size_kind = "int" if size.unit == 1 else "float"
     columns = (
         Column(size.name, size_kind, "positive"),
@@ -278,9 +278,9 @@ def _times_named(
 def _only(
     sheet: Sheet, candidates: list[_Quantity], expected: str, example: str
 ) -> _Quantity:
-    """Return the one column of sizes or times, or raise UserError.
+    """Return the one column of sizes or times whose unit is known, or raise UserError.
 
-    ``expected`` is the name that says the unit, and ``example`` is another one.
+    Errors advise the name ``expected``, or a name with its unit such as ``example``.
     """
     advice = f"name it {expected}, or with its unit as in {example}"
     if not candidates:
@@ -399,6 +399,7 @@ def _refuse_dividing(
     table = frame[["bytes", *kinds]].assign(value=cells)
     groups = table.groupby(["bytes", *kinds])["value"].nunique()
     sizes_of_value = table.groupby("value")["bytes"].nunique()
+    # With a single size no value can come again, so that it is not asked for there.
     is_divided = (groups > 1).mean() >= _DIVIDED_SHARE
     n_sizes = table["bytes"].nunique()
     comes_again = (sizes_of_value > 1).mean() >= _DIVIDED_SHARE or n_sizes == 1

@@ -73,8 +73,8 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     file : str
         The file, as errors name it.
     options : ImportOptions
-        The network, if the file has several shapes, the tokens of a sequence, the batch
-        size, and the source of times.
+        ``network`` if the file has several shapes, ``sequence`` (the tokens of a sample),
+        ``batch``, and the source of times: ``peak`` and ``utilisation``, or ``compute_s``.
 
     Returns
     -------
@@ -236,6 +236,7 @@ class Decoder:
     def _block(self, prefix: str, tokens: int) -> Iterator[Tensor]:
         """Yield the tensors of a block: of attention, then of feed-forward."""
         width = self.d_model
+        # Two products of matrices, of 2 T d_model FLOP for each of T tokens.
         attention_flops = 4.0 * tokens * tokens * width
         yield from self._norm(f"{prefix}attention_norm", 0.0)
         if self.attention_matrices == 2:
@@ -261,7 +262,12 @@ class Decoder:
         tokens: int,
         attention_flops: float = 0.0,
     ) -> Iterator[Tensor]:
-        """Yield the weight of a matrix and its bias, if it has one."""
+        """Yield the weight of a matrix and its bias, if it has one.
+
+        The FLOP are those of the matrix for all ``tokens`` of a sample, and
+        ``attention_flops`` of the attention behind it. They stand with the last tensor,
+        whose gradient is ready first.
+        """
         elements = inputs * outputs
         flops = 2.0 * inputs * outputs * tokens + attention_flops
         if self.biased:
@@ -271,7 +277,11 @@ class Decoder:
             yield Tensor(f"{layer}.weight", layer, elements, flops)
 
     def _norm(self, layer: str, flops: float) -> Iterator[Tensor]:
-        """Yield the scale of a norm and its shift, if it has one."""
+        """Yield the scale of a norm and its shift, if it has one.
+
+        ``flops`` are those of what follows the norm, and stand with its last tensor. The
+        norm itself counts as no work.
+        """
         if self.norm_tensors == 2:
             yield Tensor(f"{layer}.scale", layer, self.d_model, 0.0)
             yield Tensor(f"{layer}.shift", layer, self.d_model, flops)

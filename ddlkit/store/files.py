@@ -232,7 +232,8 @@ def remove_unfinished(directory: Path, name: str = "") -> None:
     directory : Path
         The folder, in which nobody must be writing such a file now.
     name : str, optional
-        The name of the file that was to be written. By default all are meant.
+        The name of the file that was to be written. By default, "", the temporary files
+        of all names are removed.
     """
     for path in directory.glob(f".{glob.escape(name)}*.tmp"):
         path.unlink(missing_ok=True)

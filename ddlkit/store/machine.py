@@ -68,7 +68,8 @@ def name(device: str = "") -> str:
     Parameters
     ----------
     device : str, optional
-        "cpu" to name the machine by its processor although it has GPUs.
+        "cpu" to name the machine by its processor although it has GPUs. By default, the
+        GPUs name it if there are some.
 
     Returns
     -------
@@ -260,7 +261,10 @@ def _gpus() -> tuple[dict[str, Any], ...]:
 
 
 def _cuda_and_nccl() -> tuple[str, str]:
-    """Return the versions of CUDA and NCCL that torch uses, "none" if there is none."""
+    """Return the versions of CUDA and NCCL that torch uses, "none" if there is none.
+
+    Torch is asked if it is loaded. Otherwise its files are read, and it is not imported.
+    """
     torch = sys.modules.get("torch")
     if torch is not None:
         cuda = torch.version.cuda or "none"

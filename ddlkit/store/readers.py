@@ -130,7 +130,8 @@ def read_profile(
         A recorded table, or a user's own CSV. The latter needs only the columns tensor,
         gradient_bytes, backward_s and forward_s.
     network : str, optional
-        The network to choose, if the table has several.
+        The network to choose, if the table has several. None takes the only one, here
+        and for each other column that can be chosen.
     batch : int, optional
         The batch size to choose.
     forward_s : float, optional
@@ -211,7 +212,10 @@ def _refuse_wrong_times(frame: DataFrame, path: Path) -> None:
 
 
 def _types_of(frame: DataFrame) -> tuple[str, ...]:
-    """Return the type of each gradient of a profile, none if a type is not known."""
+    """Return the type of each gradient of a profile, () if a type is not known.
+
+    An unknown type is "" in the table.
+    """
     types = tuple(frame["dtype"])
     return types if all(types) else ()
 
@@ -267,7 +271,7 @@ def profile_frame(
     Returns
     -------
     DataFrame
-        One row for each tensor, in forward order.
+        One row for each tensor, in forward order. A gradient of unknown type has "".
     """
     from pandas import DataFrame
 
@@ -327,7 +331,7 @@ def read_timeline(
     case : str, optional
         The key of the case to choose, if the table has several.
     repeat : int, optional
-        Which repeat of the case to choose.
+        The number of the repeat to choose, if the case has several.
 
     Returns
     -------
@@ -399,6 +403,7 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
     UserError
         If the density is not between those of the tables.
     """
+    # One file of JSON is a cost that was described. Anything else is measured times.
     if [path.suffix for path in paths] == [".json"]:
         described = read_json(paths[0], "a selection cost, or give tables")
         return from_dict(described, SELECTION_FORMS)
@@ -445,8 +450,12 @@ def _median_times(rows: DataFrame) -> SelectionTimes:
 INPUTS = {"io_s": "read", "decode_s": "decode", "h2d_s": "h2d"}
 """Tasks of training's graph, each with its quantity in a table ``inputs``."""
 
-BEST = ("cold files", "one core", "pinned")
-"""Ways of reading, decoding and copying, as training does it, in a table ``inputs``."""
+AS_TRAINING_DOES = {"read": "cold files", "decode": "one core", "h2d": "pinned"}
+"""How training does each quantity of a table ``inputs``, in the column "how".
+
+It reads files that are not in memory yet, decodes on one core, and copies from pinned
+memory.
+"""
 
 
 def read_inputs(path: Path, batch: int) -> dict[str, float]:
@@ -462,8 +471,9 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        Median seconds of "io_s", "decode_s" and "h2d_s", as far as they were measured:
-        one file for each picture, and copies from pinned memory.
+        Median seconds to read ("io_s"), to decode ("decode_s") and to copy to the device
+        ("h2d_s") the input of an iteration. A task that was not measured is left out.
+        Seconds for each picture are assumed not to depend on the batch size.
 
     Raises
     ------
@@ -474,9 +484,12 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     # Reading and copying by several ranks at once shares a disk or a bus. Decoding
     # shares nothing, so that it counts with any number of ranks.
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
-    rows = rows[rows["how"].isin(BEST) & (rows["stored"] != "raw")]
-    seconds_of_one = rows["seconds"] / rows["batch"]
-    medians_s = seconds_of_one.groupby(rows["quantity"]).median()
+    # Pictures that are stored "raw" need no decoding. The input of training is one JPEG
+    # file for each picture.
+    rows = rows[rows["how"].isin(AS_TRAINING_DOES.values())]
+    rows = rows[rows["stored"] != "raw"]
+    seconds_of_one_picture = rows["seconds"] / rows["batch"]
+    medians_s = seconds_of_one_picture.groupby(rows["quantity"]).median()
     if medians_s.empty:
         raise UserError(
             f"{path}: no reading, decoding or copying: give inputs-alone-*.csv"

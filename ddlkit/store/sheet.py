@@ -283,6 +283,7 @@ class Column:
         ValueError
             If a file must not lack the column.
         """
+        # `_read_by_pandas` takes this error for the wish to let `frame` say what is wrong.
         if self.default is None:
             raise ValueError
         # The default is read as the only cell of a table of one row.
@@ -492,6 +493,7 @@ class Schema:
         keys = frame[list(self.key)]
         is_duplicate = keys.duplicated().to_numpy()
         if is_duplicate.any():
+            # argmax returns the first True.
             row = int(np.argmax(is_duplicate))
             same = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
             sheet.fail(row, self.key[-1], f"there is an earlier row of {same}")
@@ -574,6 +576,11 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
         The description of this kind.
     shared : dict
         The whole file, with all that several kinds share.
+
+    Returns
+    -------
+    Schema
+        The schema. A description of this kind counts more than a shared one.
     """
     columns = []
     if table.get("starts_with_case"):
@@ -594,7 +601,7 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
 
 
 def _kinds_by_name(names_by_kind: dict[str, str]) -> dict[str, str]:
-    """Return the kind and check of each column by its name."""
+    """Return the kind and check of each column, such as "int positive", by its name."""
     kinds = {}
     for kind, names in names_by_kind.items():
         kinds.update(dict.fromkeys(names.split(), kind))
@@ -602,7 +609,11 @@ def _kinds_by_name(names_by_kind: dict[str, str]) -> dict[str, str]:
 
 
 def _case_column(axis: Any) -> Column:
-    """Return the column of a field of `Case`."""
+    """Return the column of a field of `Case`.
+
+    A field with "later" in its metadata is younger than some recordings, which lack its
+    column. Only such a column has a default.
+    """
     default = None
     if axis.metadata.get("later"):
         default = str(axis.default)

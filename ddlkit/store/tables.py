@@ -146,7 +146,7 @@ def save_table(
         stamp = {
             "schema": schema,
             "benchmark_version": BENCHMARK_VERSION,
-            "command": [_without_places(word) for word in command],
+            "command": [_without_folders(word) for word in command],
             "machine": machine,
             "versions": this_machine.versions(),
             "commit": _commit(),
@@ -173,11 +173,12 @@ def _exchange(path: Path, data: bytes, stamp: dict[str, Any]) -> None:
         files.atomic_write_text(_stamp_path(path), json.dumps(stamp, indent=1) + "\n")
         files.atomic_write(path, data)
     finally:
+        # If not even a first table could be written, its stamp must not stay alone.
         if not path.exists():
             _stamp_path(path).unlink(missing_ok=True)
 
 
-def _without_places(word: str) -> str:
+def _without_folders(word: str) -> str:
     """Return a word of a command without the folders of this machine.
 
     Paths in the project become relative to it. Of others, only the last name is kept.
@@ -194,7 +195,11 @@ def _without_places(word: str) -> str:
 def _appended(
     path: Path, new: DataFrame, schema: str
 ) -> tuple[DataFrame, list[dict[str, Any]]]:
-    """Return the rows of a table with new ones below them, and the stamps so far."""
+    """Return the rows of a table with new ones below them, and the stamps so far.
+
+    The stamps are in the order of recording. Raises UserError if the table is of another
+    benchmark version, because rows of two versions do not mean the same.
+    """
     from pandas import concat
 
     old = load_table(path, schema)
@@ -206,14 +211,16 @@ def _appended(
             f"{BENCHMARK_VERSION}: save under a new name"
         )
     # Rows that are read have all columns, but new ones may lack those with a default.
+    # Writing and reading the new rows adds these columns.
     kind = schema_named(schema)
     whole = kind.read(write_sheet(new, kind, str(path)), str(path))
+    # The history is a flat list: the stamp that joins it must not contain one itself.
     history = stamp.pop("history", [])
     return concat([old, whole], ignore_index=True), [*history, stamp]
 
 
 def own_output(path: Path | str, *sources: Path | str) -> Path:
-    """Return the path of an output that overwrites nothing of value.
+    """Return the path of an output, or refuse one that would overwrite what is of value.
 
     Parameters
     ----------
@@ -443,7 +450,7 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
 
 
 def _checked_stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the stamp itself if it has all that it must have."""
+    """Return the stamp itself, or raise UserError if it lacks what it must have."""
     for key, required in _STAMP_TYPES.items():
         if not isinstance(stamp.get(key), required):
             problem = f"damaged stamp (its {key} is no {required.__name__})"
@@ -731,7 +738,11 @@ def _text_of(path: Path) -> tuple[str, dict[str, Any]]:
 def _write_pack(
     folder: Path, kind: str, header: str, tables: dict[Path, list[str]]
 ) -> dict[str, Part]:
-    """Write tables of one kind and header as a new pack, and return its parts."""
+    """Write tables of one kind and header as a new pack, and return its parts.
+
+    ``tables`` has the lines of each table by its path, without the header. The parts are
+    by the names of their tables.
+    """
     pack_path = _free_pack_path(folder, kind)
     lines = [f"part,{header}"]
     for path, rows in tables.items():
