@@ -549,7 +549,7 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
         communication,
         cost=between_ranks(cost),
         draws=[between_ranks(draw) for draw in communication.draws],
-        others={},
+        costs_by_form={},
     )
 
 
