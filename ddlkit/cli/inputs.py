@@ -530,7 +530,7 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
         cost=between_ranks(cost),
         draws=[between_ranks(draw) for draw in communication.draws],
         # Costs of other forms cannot be taken to another number of ranks.
-        others={},
+        costs_by_form={},
     )
 
 

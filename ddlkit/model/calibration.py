@@ -63,7 +63,7 @@ class Communication:
         What messages share beyond their cost.
     noise : Noise, optional
         How single messages differ from the cost, if that is known.
-    others : mapping of str to MessageCost
+    costs_by_form : mapping of str to MessageCost
         Costs of other forms by the name of the form, fitted to the same samples.
     contention : Contention, optional
         How much messages and compute slow each other down, where compute is real and
@@ -74,7 +74,7 @@ class Communication:
     draws: Sequence[MessageCost] = ()
     link: Link = PLAIN
     noise: Noise | None = None
-    others: Mapping[str, MessageCost] = field(default_factory=dict)
+    costs_by_form: Mapping[str, MessageCost] = field(default_factory=dict)
     contention: Contention | None = None
 
     def sparse(
@@ -108,8 +108,12 @@ class Communication:
             return SparseGather(dense, density, selecting=selecting)
 
         draws = [gathered(draw) for draw in self.draws]
-        others = {form: gathered(other) for form, other in self.others.items()}
-        return replace(self, cost=gathered(self.cost), draws=draws, others=others)
+        costs_by_form = {
+            form: gathered(dense) for form, dense in self.costs_by_form.items()
+        }
+        return replace(
+            self, cost=gathered(self.cost), draws=draws, costs_by_form=costs_by_form
+        )
 
 
 @dataclass(frozen=True)
@@ -311,21 +315,23 @@ def _calibrated(
     # several in flight only show what messages share.
     alone = rows[rows["in_flight"] == 1]
     fitted = _fitted(alone, form, draws)
-    others = {
-        other: _fitted(alone, other, draws=0).cost
-        for other in also
-        if other != UNFITTED
+    costs_by_form = {
+        other_form: _fitted(alone, other_form, draws=0).cost
+        for other_form in also
+        if other_form != UNFITTED
     }
     # A link without a limit has the rate 0 in tables.
     if UNFITTED in also and alone["link_bits_per_s"].all():
-        others[UNFITTED] = _unfitted(alone)
+        costs_by_form[UNFITTED] = _unfitted(alone)
     noise = Noise.of(
         n_bytes=alone["bytes"],
         seconds=alone["seconds"],
         session=alone["session"],
         messages_per_sample=alone["messages_per_sample"],
     )
-    return Communication(fitted.cost, fitted.draws, shared_link(rows), noise, others)
+    return Communication(
+        fitted.cost, fitted.draws, shared_link(rows), noise, costs_by_form
+    )
 
 
 def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:

@@ -54,7 +54,7 @@ class Forecast:
         The predicted iteration, message by message.
     interval_s : (float, float) or None
         Lower and upper end in seconds; None if the cost has no draws.
-    paired_s : (float, float) or None
+    paired_interval_s : (float, float) or None
         The interval if the drift of compute since its profile is known and taken off,
         as in a comparison with iterations without exchange of the same minutes.
     interval_holds : str
@@ -64,7 +64,7 @@ class Forecast:
 
     iteration: Iteration
     interval_s: tuple[float, float] | None
-    paired_s: tuple[float, float] | None = None
+    paired_interval_s: tuple[float, float] | None = None
     interval_holds: str = ""
 
     @property
@@ -200,7 +200,7 @@ def forecast(
     return Forecast(
         iteration,
         interval_s=_interval(iterations_s, level),
-        paired_s=_interval(without_drift_s, level),
+        paired_interval_s=_interval(without_drift_s, level),
         interval_holds=interval_holds(communication),
     )
 

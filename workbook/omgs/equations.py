@@ -592,6 +592,14 @@ class Candidates:
         together_end_s = ready_s + self.instance.communication_s(both)
         return self.completion_s() - together_end_s
 
+    @property
+    def gamma_rho_s(self) -> float:
+        """Return gamma rho of Eq 10, in seconds.
+
+        Selecting from two elements takes gamma rho 2 log2 2, which is 2 gamma rho.
+        """
+        return float(self.instance.selection_s(2.0)) / 2.0
+
     def case_gain_s(self, *, literal: bool = False) -> Floats:
         """Return the gain of merging by the paper's case distinction (omgs Eqs 21, 22).
 
@@ -608,23 +616,30 @@ class Candidates:
 
         Notes
         -----
-        C1, the backward pass hides the first message (not Q3, Eq 21):
-        t_s^(l) + t_s^(l-1) - t_s(d^(l) + d^(l-1)) - beta d^(l)
+        C1, the backward pass hides the first message (not Q3, Eq 21). With d for d^(l),
+        and e for d^(l-1):
+
+        Printed: gamma rho d log d + e log e - (d + e) log(d + e) - beta d
+
+        Repaired: gamma rho (d log d + e log e - (d + e) log(d + e)) - beta d,
+        which is t_s^(l) + t_s^(l-1) - t_s(d^(l) + d^(l-1)) - beta d^(l)
 
         C2, communication is the bottleneck both ways (Q3 and Q4, Eq 22): alpha
 
         C3, all other layers: tau_c^(l) + alpha - u^(l) - t_s(d^(l) + d^(l-1))
         """
         instance = self.instance
-        saved_s = self.own_s + self.before_s - self.together_s
+        selecting_less_s = self.own_s + self.before_s - self.together_s
         if literal:
-            # gamma rho, because 2 log2 2 is 2.
-            gamma_rho = float(instance.selection_s(2.0)) / 2.0
-            saved_s = self.own_s + (self.before_s - self.together_s) / gamma_rho
-        hidden_gain_s = saved_s - instance.beta_s * self.elements
-        late_gain_s = self.sending_s + instance.alpha_s - self.u_s - self.together_s
-        waiting_gain_s = np.where(self.q4, instance.alpha_s, late_gain_s)
-        return np.where(self.q3, waiting_gain_s, hidden_gain_s)
+            # All three selections hold the factor gamma rho. As printed, only the first
+            # one has it.
+            without_factor = (self.before_s - self.together_s) / self.gamma_rho_s
+            selecting_less_s = self.own_s + without_factor
+        c1_gain_s = selecting_less_s - instance.beta_s * self.elements
+        c2_gain_s = instance.alpha_s
+        c3_gain_s = self.sending_s + instance.alpha_s - self.u_s - self.together_s
+        c2_or_c3_gain_s = np.where(self.q4, c2_gain_s, c3_gain_s)
+        return np.where(self.q3, c2_or_c3_gain_s, c1_gain_s)
 
     def rule(self, *, equation: int = 24) -> Bools:
         """Return whether each layer should be merged (omgs Eq 23 or 24).

@@ -110,15 +110,24 @@ def measured(campaign: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row a network and algorithm, with the ``messages``, the times PLAYED,
-        ``iteration`` and ``predicted`` in seconds of the paper's cluster,
-        ``repeatability``, and ``processor_limited``.
+        A row a network and algorithm, with the number of ``messages``, and with the times
+        PLAYED, the ``iteration`` and its prediction (``predicted``) in seconds of the
+        paper's cluster. Two more columns say how far a row can be trusted:
+
+        repeatability
+            The mean absolute difference between the iterations of two rounds, as a share
+            of the iteration.
+        processor_limited
+            Whether in any round the processor, instead of the link, may have set the
+            pace.
     """
     # The campaign was planned by the costs of its first session.
     first_session = campaign.table("collectives").query("session == 0")
     costs = Calibration.of(first_session, draws=0)
     by_link = accuracy.joined(campaign).groupby(["network", "link"], sort=False)
     frame = pd.concat([_by_algorithm(played, campaign, costs) for _, played in by_link])
+    # Every network was replayed at the same start-ups, which `_by_algorithm` rounds, so
+    # that equal start-ups are equal numbers.
     frame = frame[frame["startup_s"] == frame["startup_s"].max()]
 
     names = [*LAB_NETWORKS.values(), *PLANS, DENSE]

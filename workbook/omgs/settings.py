@@ -44,6 +44,8 @@ def printed() -> pd.DataFrame:
     """
     frame = paper_table("omgs", "tab06").set_index("model")
     frame["messages"] = paper_table("omgs", "tab05").set_index("model")["omgs"]
+    # Tab IV has the four networks in the order of Tab VI, but spells one of them
+    # "InceptionV4". The densities are therefore taken row by row, not by name.
     return frame.assign(density=paper_table("omgs", "tab04")["density"].to_numpy())
 
 

@@ -66,15 +66,16 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
 
 
 @lru_cache(maxsize=4)
-def in_lab(campaigns: tuple[str, ...], line: str = EQ7) -> pd.DataFrame:
+def in_lab(campaigns: tuple[str, ...], cost_form: str = EQ7) -> pd.DataFrame:
     """Return the errors of the formulas in all plain replays without fusion.
 
     Parameters
     ----------
     campaigns : tuple of str
         The names of the campaigns.
-    line : str, optional
-        The form of the cost of a message that the formulas are given.
+    cost_form : str, optional
+        The form of the cost of a message that the formulas are given: EQ7, or one of
+        OTHER_LINES.
 
     Returns
     -------
@@ -87,16 +88,16 @@ def in_lab(campaigns: tuple[str, ...], line: str = EQ7) -> pd.DataFrame:
         lab = Lab.load(campaign)
         for case in lab.cases(plain=True):
             if case.plan == "none":
-                rows.append(_case_in_lab(lab, case, line))
+                rows.append(_case_in_lab(lab, case, cost_form))
     return pd.DataFrame(rows).sort_values(
         ["network", "workers", "link"], ignore_index=True
     )
 
 
-def _case_in_lab(lab: Lab, case: Case, line: str) -> dict[str, Any]:
+def _case_in_lab(lab: Lab, case: Case, cost_form: str) -> dict[str, Any]:
     """Return the row of `in_lab` for one case."""
     measured = lab.rounds(case)["factor"].mean()
-    cost = lab.calibration.of_case(case).others[line]
+    cost = lab.calibration.of_case(case).costs_by_form[cost_form]
     row = {
         "network": case.network,
         "workers": case.workers,
@@ -281,9 +282,9 @@ def _error_in_lab(expression: str, least_is_worst: bool) -> Result:
     """
     ranked = _ranked_errors(EQ7, expression, least_is_worst)
     worst_of_others = []
-    for line in OTHER_LINES:
-        of_line = _ranked_errors(line, expression, least_is_worst)
-        worst_of_others.append(f"{of_line.iloc[0]:.3g}")
+    for cost_form in OTHER_LINES:
+        of_form = _ranked_errors(cost_form, expression, least_is_worst)
+        worst_of_others.append(f"{of_form.iloc[0]:.3g}")
     worst = in_lab(CAMPAIGNS, EQ7).loc[ranked.index[0]]
     next_worst = ", ".join(f"{value:.3g}" for value in ranked[1:5])
     note = (
@@ -295,17 +296,17 @@ def _error_in_lab(expression: str, least_is_worst: bool) -> Result:
     return claims.measured(ranked, note, "replayed")
 
 
-def _ranked_errors(line: str, expression: str, least_is_worst: bool) -> pd.Series:
+def _ranked_errors(cost_form: str, expression: str, least_is_worst: bool) -> pd.Series:
     """Return the values of an expression in the cases of Table 2, the worst first.
 
     Parameters
     ----------
-    line : str
+    cost_form : str
         The form of the cost of a message that the formulas are given.
     expression, least_is_worst
         As of `_error_in_lab`.
     """
-    cases = in_lab(CAMPAIGNS, line)
+    cases = in_lab(CAMPAIGNS, cost_form)
     cases = cases[cases["network"].isin(measured_names())]
     errors = pd.DataFrame(
         {"osf": cases["OSF printed"].abs(), "csf": cases["CSF"].abs()}

@@ -180,24 +180,27 @@ def _network_in_regime(
     cost = lab.calibration.of_case(cases[0]).cost
     rows = []
     for rule in ("adafusion", *RULES):
-        name = rule
+        replayed: str | None = rule
         if rule not in factors:
             # A rule that was not run itself may make the plan of another case.
             plan = make_plan(rule, workload, cost)
             ends = ";".join(map(str, plan.ends))
-            name = plan_by_ends.get(ends, CONSTANT)
-        if name != CONSTANT:
-            gain = factors[name] / factors[CONSTANT] - 1
-            rows.append(
-                {
-                    "network": network,
-                    "planner": rule,
-                    "over": CONSTANT,
-                    "gain": gain.mean(),
-                    "gain_low": gain.min(),
-                    "gain_high": gain.max(),
-                }
-            )
+            replayed = plan_by_ends.get(ends)
+        # A plan that nobody replayed has no row. Nor has the plan of the constant buffer,
+        # which gains nothing over itself.
+        if replayed is None or replayed == CONSTANT:
+            continue
+        gain = factors[replayed] / factors[CONSTANT] - 1
+        rows.append(
+            {
+                "network": network,
+                "planner": rule,
+                "over": CONSTANT,
+                "gain": gain.mean(),
+                "gain_low": gain.min(),
+                "gain_high": gain.max(),
+            }
+        )
     return rows
 
 

@@ -309,8 +309,8 @@ def prediction_rows(
         (model, "iteration", iteration_s) for model, (iteration_s, _) in times.items()
     ]
     rows += [(model, "exposed", exposed_s) for model, (_, exposed_s) in times.items()]
-    if ours.paired_s:
-        lower_s, upper_s = ours.paired_s
+    if ours.paired_interval_s:
+        lower_s, upper_s = ours.paired_interval_s
         rows.append((rivals.OURS, "lower", lower_s))
         rows.append((rivals.OURS, "upper", upper_s))
     # A model that does not predict a quantity gives NaN, and has no row.
@@ -703,7 +703,8 @@ class LabPoints:
             if case.sparse:
                 selecting[case.selection_sha256] = self.selection_times(case.density)
             ours = forecast_case(case, workloads, calibration, selecting)
-            times = rivals.predicted_times(ours, calibration.of_case(case).others)
+            rival_costs = calibration.of_case(case).costs_by_form
+            times = rivals.predicted_times(ours, rival_costs)
             frames.append(prediction_rows(case, ours, times))
         return pd.concat(frames, ignore_index=True)
 

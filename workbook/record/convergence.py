@@ -410,6 +410,23 @@ def _plan_labels(plan: FusionPlan | None, elements: Sequence[int]) -> dict[str, 
         The plan, or None for dense training, which sends all elements in one message.
     elements : sequence of int
         The elements of each tensor, in the order of registration.
+
+    Returns
+    -------
+    dict
+        The values of these columns:
+
+        ends
+            The ends of the plan's groups in ready order, joined by ";". Empty for dense
+            training.
+        schedule
+            How the density changes over the epochs: "constant", because it never does.
+        density
+            The share of the elements that is sent.
+        messages
+            The number of messages of an iteration.
+        selected
+            The number of elements that a rank sends in an iteration.
     """
     if plan is None:
         return {

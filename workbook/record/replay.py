@@ -53,6 +53,11 @@ SETTLE_S = 0.1
 """Seconds around an iteration for checks and for the exchange of recorded times."""
 MESSAGES_PER_SAMPLE = 16
 """How many messages a calibration posts at once, as a replay posts its groups."""
+TURNS_PER_RETRY = 4
+"""For each so many iterations, one that was disturbed may be played again.
+
+Repeats therefore add about a quarter to a replay at most, even if others disturb the machine all the time.
+"""
 JOIN = {"backend": "gloo"}
 """How ranks join for a replay in the lab, and must for a calibration that is to predict one."""
 
@@ -378,7 +383,7 @@ def replay(
 @job(ReplaySettings)
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     """Play all turns on this rank. Rank 0 appends them to a file, which a kill leaves usable."""
-    retries = Retries(len(settings.turns) // 4)
+    retries = Retries(len(settings.turns) // TURNS_PER_RETRY)
     pending = deque(
         (repeat, settings.scripts[number], settings.tries)
         for repeat, number in settings.turns
@@ -386,7 +391,8 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     while pending:
         repeat, script, tries_left = pending.popleft()
         recorded_s, usage = _iterate(me, script)
-        # A disturbed iteration is played again after all others.
+        # A disturbed iteration is played again after all others. The usage is that of all ranks, so that all
+        # ranks decide alike and go on with the same script. Otherwise their collectives would not match.
         if tries_left > 1 and retries.again(usage):
             pending.append((repeat, script, tries_left - 1))
             continue

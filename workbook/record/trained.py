@@ -141,7 +141,8 @@ class Trained:
         frames = []
         for case in self.cases():
             ours = forecast_case(case, workloads, calibration, compute_scatter=scatter)
-            times = rivals.real_times(ours, calibration.of_case(case).others)
+            rival_costs = calibration.of_case(case).costs_by_form
+            times = rivals.real_times(ours, rival_costs)
             frames.append(prediction_rows(case, ours, times))
         return pd.concat(frames, ignore_index=True)
 

@@ -17,6 +17,8 @@ from workbook.course import example
 
 NETWORKS = (example.NETWORK, "resnet18", "resnet50")
 """The recorded networks of the page. The first one is shown when the page opens."""
+LINE_FORM = "alpha_beta:ends"
+"""The form of the line: through the medians of the smallest and the largest message."""
 COLOURED = ("forward", "backward", "update", "all_reduce", "all_gather")
 """The roles whose colours the page needs.
 
@@ -29,9 +31,21 @@ def cases() -> dict[str, dict[str, Any]]:
     Returns
     -------
     dict
-        For each network its layers in ready order, the cost of its messages, and the
-        plan with which the page opens. It is PyTorch's default for the recorded
-        networks, and one message per gradient for the network "toy".
+        For each network:
+
+        forward_s, update_s
+            The forward pass and the update in seconds.
+        names, bytes, backward_s
+            The name, the bytes and the backward pass in seconds of each gradient, in
+            ready order.
+        wire
+            The cost of a message: ``alpha_s`` and ``beta_s_per_byte`` of a line. Recorded
+            networks also have a ``table`` of the measured ``bytes`` and ``seconds``.
+        ends
+            The plan with which the page opens. It is PyTorch's default for the recorded
+            networks, and one message per gradient for the network "toy".
+        about
+            What the page says of the network.
     """
     recording = source.open_source()
     collectives = recording.table("collectives")
@@ -40,7 +54,9 @@ def cases() -> dict[str, dict[str, Any]]:
         & (collectives["link"] == example.LINK)
         & (collectives["ranks"] == example.WORKERS)
     ]
-    line = fit("alpha_beta:ends", messages["bytes"], messages["seconds"], draws=0).cost
+    # The page takes the time of a message from the table of measured medians. Its sliders
+    # start at the line, and what a reader adds to the line is added to the table.
+    line = fit(LINE_FORM, messages["bytes"], messages["seconds"], draws=0).cost
     calibration = Calibration.of(collectives, draws=0)
     measured = calibration.between(example.LINK, example.WORKERS).cost
     # A calibration has a table by default.

@@ -168,8 +168,20 @@ def validate(
     Returns
     -------
     DataFrame
-        A row for each case. For each of the rival models and RESCALED, there are
-        predictions in seconds and errors.
+        A row for each case, with the columns of `measured` and these:
+
+        <model>_iteration_s, <model>_exposed_s
+            The predicted iteration and its exposed communication in seconds, by each of
+            `rivals.MODELS` and by RESCALED.
+        <model>_error, <model>_paired_error, <model>_exposed_error
+            The relative errors of these, as `_with_errors` describes them.
+        lower_s, upper_s
+            The ends of the prediction interval of our model in seconds, without the
+            drift of compute. They are NaN if the costs have no draws.
+        contention
+            Whether the prediction counts how messages and compute slow each other down.
+        predicted_compute_s
+            The compute time in seconds from the layer profile.
     """
     cases = measured(runs)
     predicted = []
@@ -182,13 +194,13 @@ def validate(
             case, workloads, calibration, selections, row["copy_s_per_byte"], scatter
         )
         communication = calibration.of_case(case)
-        seconds = predicted_times(ours, communication.others)
+        seconds = predicted_times(ours, communication.costs_by_form)
         seconds[RESCALED] = _rescaled_times(ours, row["measured_compute_s"])
         values: dict[str, float] = {}
         for name, (iteration_s, exposed_s) in seconds.items():
             values[f"{name}_iteration_s"] = iteration_s
             values[f"{name}_exposed_s"] = exposed_s
-        lower_s, upper_s = ours.paired_s or (math.nan, math.nan)
+        lower_s, upper_s = ours.paired_interval_s or (math.nan, math.nan)
         values["lower_s"] = lower_s
         values["upper_s"] = upper_s
         values["contention"] = communication.contention is not None

@@ -59,7 +59,7 @@ TRANSFERRED = "transferred"
 
 
 def predicted_times(
-    ours: Forecast, others: Mapping[str, MessageCost]
+    ours: Forecast, costs_by_form: Mapping[str, MessageCost]
 ) -> dict[str, Times]:
     """Return what each model predicts of a case.
 
@@ -67,7 +67,7 @@ def predicted_times(
     ----------
     ours : Forecast
         The prediction of our model.
-    others : mapping of str to MessageCost
+    costs_by_form : mapping of str to MessageCost
         The costs of rival models by their form.
 
     Returns
@@ -80,7 +80,7 @@ def predicted_times(
     # Rival models know nothing of bursts, nor of messages that slow compute down.
     plain_link = Link(iteration.link.in_flight, iteration.link.software)
     plain = replace(iteration, link=plain_link)
-    costs = {OWN: iteration.cost, **others}
+    costs = {OWN: iteration.cost, **costs_by_form}
     seconds: dict[str, Times] = {}
     for name, (cost, formula) in TRIALS.items():
         if cost in costs:
@@ -105,14 +105,16 @@ REAL_MODELS = (*MODELS, BARE, LINE_BESIDE)
 All but our model and LINE_BESIDE know nothing of contention."""
 
 
-def real_times(ours: Forecast, others: Mapping[str, MessageCost]) -> dict[str, Times]:
+def real_times(
+    ours: Forecast, costs_by_form: Mapping[str, MessageCost]
+) -> dict[str, Times]:
     """Return what each of REAL_MODELS predicts of a case that really trains.
 
     Parameters
     ----------
     ours : Forecast
         The prediction of our model.
-    others : mapping of str to MessageCost
+    costs_by_form : mapping of str to MessageCost
         The costs of rival models by their form.
 
     Returns
@@ -125,7 +127,7 @@ def real_times(ours: Forecast, others: Mapping[str, MessageCost]) -> dict[str, T
     line_cost, _ = TRIALS[LINE]
     line = replace(
         iteration,
-        cost=others[line_cost],
+        cost=costs_by_form[line_cost],
         link=replace(link, burst_s=0.0, wire_s_per_byte=0.0),
     )
     bare = replace(
@@ -134,7 +136,7 @@ def real_times(ours: Forecast, others: Mapping[str, MessageCost]) -> dict[str, T
         copy_s_per_byte=0.0,
         bucket_s=0.0,
     )
-    seconds = predicted_times(Forecast(bare, None), others)
+    seconds = predicted_times(Forecast(bare, None), costs_by_form)
     # The forecast without slowdowns is BARE, so that its OURS is replaced.
     seconds[BARE] = seconds[OURS]
     seconds[OURS] = times(iteration.prediction)
