@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
+from numpydoc.docscrape import NumpyDocString
+from numpydoc.validate import validate
 
 import ddlkit
 from workbook.site import sources
@@ -34,6 +36,28 @@ def test_the_groups_are_those_of_the_reference_and_have_every_public_name() -> N
     assert listed == public
     assert ddlkit.__all__ == NAMES and len({*NAMES}) == len(NAMES)
     assert {*NAMES} <= {*dir(ddlkit)}
+
+
+# A See Also section, and an example or a longer summary of everything, are not asked for. That the
+# parameters of a class are documented is looked at below: those of a data class may be
+# Attributes, and may stand in the docstring of the class that it is derived from.
+NOT_ASKED = {"SA01", "ES01", "EX01"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_docstring_of_a_public_name_has_its_numpydoc_sections(name: str) -> None:
+    public = getattr(ddlkit, name)
+    found = validate(f"{public.__module__}.{public.__qualname__}")["errors"]
+    not_asked = NOT_ASKED | ({"PR01"} if inspect.isclass(public) else set())
+    assert [error for error in found if error[0] not in not_asked] == []
+    if inspect.isclass(public):
+        documented = set()
+        for base in inspect.getmro(public)[:-1]:
+            sections = NumpyDocString(inspect.getdoc(base) or "")
+            for entry in (*sections["Parameters"], *sections["Attributes"]):
+                documented |= set(entry.name.split(", "))
+        if not issubclass(public, BaseException):  # built-in: without a signature
+            assert {*inspect.signature(public).parameters} <= documented
 
 
 def test_type_checkers_see_the_same_names_as_python() -> None:

@@ -558,10 +558,15 @@ class Piecewise(MessageCost):
     Parameters
     ----------
     threshold_bytes : float
+        The size from which the time is linear.
     log_slope_s : float
+        The seconds that each doubling of a size below the threshold adds.
     log_intercept_s : float
+        The time of one byte by the logarithmic piece, in seconds.
     slope_s_per_byte : float
+        The seconds that each byte adds from the threshold on.
     intercept_s : float
+        The time of no bytes by the linear piece, in seconds.
     """
 
     form: ClassVar[str] = "piecewise"

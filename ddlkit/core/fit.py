@@ -333,6 +333,7 @@ def fit(
     Returns
     -------
     Fit
+        The cost that was fitted, its form, and its errors.
 
     Raises
     ------

@@ -462,6 +462,16 @@ def no_overlap(iteration: Iteration) -> Prediction:
     """Return the prediction of a model without overlap (CSF, osf Eq 2).
 
     The iteration is compute plus communication.
+
+    Parameters
+    ----------
+    iteration : Iteration
+        The iteration, whose plan decides the messages and thus their total time.
+
+    Returns
+    -------
+    Prediction
+        The sum of compute and of all messages, in seconds.
     """
     compute_s = iteration.workload.compute_s
     communication_s = float(iteration.communication_s.sum())
@@ -472,6 +482,16 @@ def perfect_overlap(iteration: Iteration) -> Prediction:
     """Return the prediction of a model with perfect overlap.
 
     The iteration is the longer one of compute and communication.
+
+    Parameters
+    ----------
+    iteration : Iteration
+        The iteration, whose plan decides the messages and thus their total time.
+
+    Returns
+    -------
+    Prediction
+        The longer one of compute and of all messages, in seconds.
     """
     compute_s = iteration.workload.compute_s
     communication_s = float(iteration.communication_s.sum())

@@ -229,12 +229,34 @@ class FusionPlan:
 
 
 def none(workload: Workload) -> FusionPlan:
-    """Return the plan in which every gradient travels alone."""
+    """Return the plan in which every gradient travels alone.
+
+    Parameters
+    ----------
+    workload : Workload
+        The gradients.
+
+    Returns
+    -------
+    FusionPlan
+        A message for each gradient, in the order in which they become ready.
+    """
     return FusionPlan("none", tuple(range(1, workload.n + 1)))
 
 
 def single(workload: Workload) -> FusionPlan:
-    """Return the plan in which all gradients travel in one message after backward."""
+    """Return the plan in which all gradients travel in one message after backward.
+
+    Parameters
+    ----------
+    workload : Workload
+        The gradients.
+
+    Returns
+    -------
+    FusionPlan
+        One message of all gradients.
+    """
     return FusionPlan("single", (workload.n,))
 
 
@@ -258,6 +280,7 @@ def buffer(
     Returns
     -------
     FusionPlan
+        The messages of the buffer.
 
     Raises
     ------
@@ -304,6 +327,7 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
     Returns
     -------
     FusionPlan
+        The buckets, each of which is a message.
 
     Notes
     -----
@@ -685,6 +709,7 @@ def make_plan(
     Returns
     -------
     FusionPlan
+        The messages of the plan, with the name as its `planner`.
 
     Raises
     ------
@@ -904,6 +929,7 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> Fusio
     Returns
     -------
     FusionPlan
+        The merged messages.
 
     Notes
     -----
