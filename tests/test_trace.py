@@ -120,7 +120,7 @@ def test_table_vi_from_trace_to_iteration_and_as_a_dag() -> None:
     # Taken at its word, all but conv1's message hides behind the backward of conv1 to
     # conv4.
     assert predicted.exposed_communication_s == pytest.approx(123.424e-6, rel=1e-6)
-    times, plan = trace.training()
+    times, plan = trace.iteration_times_and_plan()
     assert (len(times.backward_s), len(plan.ends)) == (21, 8)
     scheduled = schedule(
         s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 2), plan=plan, iterations=3)

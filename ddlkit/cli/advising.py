@@ -324,12 +324,12 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
                 advise_job.run(replace(me, out=out), settings)
             if me.rank != 0:
                 return {}, None
-            return _with_trials(out, ranks, tried=confirm_s > 0)
+            return _result_and_advice(out, ranks, tried=confirm_s > 0)
         # Ranks take a while to start, and a mistake in the model is seen at once.
         check(arguments.model)
         with _only_advise_in(out):
             _launch(arguments, settings, ranks, out)
-            return _with_trials(out, ranks, tried=confirm_s > 0)
+            return _result_and_advice(out, ranks, tried=confirm_s > 0)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"what was measured is kept in {out}") from None
 
@@ -422,11 +422,15 @@ def _launch(
     members.run(advise_job, settings, estimate_s=estimate_s, out=out)
 
 
-def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], Any]:
+def _result_and_advice(
+    out: Path, ranks: int, tried: bool
+) -> tuple[dict[str, Any], Any]:
     """Return the result to print and the `Advice`, both read from the tables in ``out``.
 
     ``tried`` says whether this command has tried the plans. If not, ``out`` may have the
-    trial of an earlier command, which does not count.
+    trial of an earlier command, which does not count. The result's "why_wide" has the
+    reasons why the interval of the predicted gain, and that of the measured gain, is
+    wide.
     """
     from ddlkit import store
     from ddlkit.measure.advise import read_advice
@@ -443,6 +447,7 @@ def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], An
         "tables": str(out),
         "warnings": warnings,
     }
+    # `Advice` calls a plan an option, and the table of trials calls it a policy.
     # If the default is the only plan, there was nothing to compare it with.
     only_default = len(advice.options) == 1
     if not tried or only_default or not store.has_table(trials_path):
@@ -451,12 +456,12 @@ def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], An
         return result, advice
 
     trials = store.load_table(trials_path, "trials")
-    # A repeat of the table is a round of the trial, in which every policy trains for some
-    # iterations. This is the median iteration of each policy (columns) in each round.
+    # A repeat of the table is a round of the trial, in which every plan trains for some
+    # iterations. This is the median iteration of each plan (columns) in each round.
     rounds = trials.pivot_table(
         values="seconds", index="repeat", columns="policy", aggfunc="median"
     )
-    # Each policy trains for equally many iterations in each round.
+    # Each plan trains for equally many iterations in each round.
     iterations = len(trials) // rounds.size
     result = {
         **facts,
@@ -464,7 +469,6 @@ def _with_trials(out: Path, ranks: int, tried: bool) -> tuple[dict[str, Any], An
         "decided_by": "trial",
         "rounds": len(rounds),
         "iterations": iterations,
-        "warnings": warnings,
     }
     _add_measured_gain(result, rounds)
     _add_measured_iterations(result, rounds)

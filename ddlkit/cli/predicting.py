@@ -667,8 +667,10 @@ def _graph(
 ) -> Any:
     """Return the task graph of `ITERATIONS` iterations of training.
 
-    Of ranks that are alike, and are not among ``changed_ranks``, the graph has one
-    machine only. The ranks in the graph keep their numbers.
+    The graph has the machines of ``changed_ranks``, the last machine, and one unchanged
+    machine that stands for all others. The ranks in the graph keep their numbers. The
+    option --dilation is a factor on all compute times. The backward of ``iteration``
+    already has this factor, and the forward of ``profile`` gets it here.
     """
     import numpy as np
 

@@ -206,8 +206,11 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     form = description.get("form") if isinstance(description, dict) else description
     kind = forms[checked_form(form, forms)]
     names = set(description) - {"form", "fit"}
-    unknown = names - set(described(kind))
-    missing = set(parameters(kind)) - names
+    # Entries besides the parameters, such as the number of workers, may be left out.
+    allowed = set(described(kind))
+    required = set(parameters(kind))
+    unknown = names - allowed
+    missing = required - names
     if unknown or missing:
         raise UserError(
             f"{kind.form} cost: "
@@ -629,7 +632,7 @@ DRAWS = 200
 """How many draws of a cost ``ddlkit fit`` writes."""
 MOST_DRAWS = 10_000
 """The most draws of a cost that are read from a file."""
-AROUND = 10
+ERRORS_IN_MEAN = 10
 """How many errors count in the mean error near a size.
 
 With this number the half-width of 95% of the draws is below three times the error, as a
@@ -726,18 +729,19 @@ class HeldOut(Form):
         Notes
         -----
         Errors are taken to follow an exponential distribution, whose mean is estimated
-        from AROUND errors. The ratio x of a new error to this mean then exceeds a value
-        with probability
+        from n = ERRORS_IN_MEAN errors. The estimate is uncertain, so the ratio of a new
+        error to the estimated mean has a heavier tail than an exponential distribution.
+        Its predictive distribution is a Lomax distribution:
 
-            (1 + x / AROUND) ** -AROUND.
+            P(ratio > x) = (1 + x / n) ** -n.
         """
         # Draws 0 and 1 share the first quantile, one too fast and one too slow, draws 2
         # and 3 the second one, and so on.
         draw = np.arange(count)
         pairs = (count + 1) // 2
         quantiles = (draw // 2 + 0.5) / max(pairs, 1)
-        # The inverse of the distribution above.
-        ratios = AROUND * np.expm1(-np.log1p(-quantiles) / AROUND)
+        # The quantiles of the predictive distribution above.
+        ratios = ERRORS_IN_MEAN * np.expm1(-np.log1p(-quantiles) / ERRORS_IN_MEAN)
         signed = np.where(draw % 2, ratios, -ratios)
         return tuple(
             _Off(

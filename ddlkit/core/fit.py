@@ -60,7 +60,7 @@ THROUGH_ALL = (Chords.form, Table.form)
 
 Between two sizes only these two neighbours decide the time.
 """
-COUNTS = 0.25
+DISCOUNT_THROUGH_ALL = 0.25
 """The factor on held-out errors of the forms THROUGH_ALL when forms are compared.
 
 Where a size is held out its neighbours are twice as far apart as they will be in the
@@ -417,11 +417,10 @@ def _method(form: str) -> _Method:
     if form in REPLACED:
         raise unknown_form(form, known_forms)
     name, colon, variant = form.partition(":")
-    with_nothing_behind = UserError(
-        f"cost form {form!r}: write {name}, nothing behind it"
-    )
+    # A form has no variants, or the text behind its colon is empty ("name:").
+    variant_refused = UserError(f"cost form {form!r}: write {name}, nothing behind it")
     if name == AUTO and colon:
-        raise with_nothing_behind
+        raise variant_refused
     kinds = {kind.form: kind for kind in METHODS}
     if name not in kinds:
         raise unknown_form(name, known_forms)
@@ -429,7 +428,7 @@ def _method(form: str) -> _Method:
     fitter, least_sizes = METHODS[kind]
     if colon:
         if kind not in VARIANTS or not variant:
-            raise with_nothing_behind
+            raise variant_refused
         fitter = VARIANTS[kind](variant)
     return _Method(kind, fitter, least_sizes)
 
@@ -611,16 +610,19 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
     -------
     form : str
         The simplest form whose median error is at most AS_GOOD times the least one, or
-        "alpha_beta" if there are too few sizes.
+        "alpha_beta" if there are too few sizes. Errors of forms THROUGH_ALL are
+        multiplied by DISCOUNT_THROUGH_ALL before they are compared.
     why : str
         The reason, in one line.
     """
+    # The straight line needs the fewest sizes. If even it has no errors at held-out sizes,
+    # no other form has any.
     if AlphaBeta.form not in errors_of_form:
         return AlphaBeta.form, "too few sizes to leave one out and compare forms"
     medians = {form: errors.median for form, errors in errors_of_form.items()}
-    # The error of a form as it counts in the comparison (see COUNTS).
+    # The error of a form as it counts in the comparison (see DISCOUNT_THROUGH_ALL).
     counted = {
-        form: COUNTS * median if form in THROUGH_ALL else median
+        form: DISCOUNT_THROUGH_ALL * median if form in THROUGH_ALL else median
         for form, median in medians.items()
     }
     # Forms come the simplest first, so that the first one below the limit is simplest.
@@ -635,7 +637,8 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
         why += f"; the others' are {', '.join(others)}"
     if chosen in THROUGH_ALL:
         why += (
-            f" (errors of {' and '.join(THROUGH_ALL)} count {COUNTS:g} times, because "
+            f" (errors of {' and '.join(THROUGH_ALL)} count "
+            f"{DISCOUNT_THROUGH_ALL:g} times, because "
             "sizes of the fit lie closer together if none is left out)"
         )
     return chosen, why

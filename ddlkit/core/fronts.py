@@ -135,19 +135,25 @@ class Front(NamedTuple):
             The minimum over the points (p, q) of this front of max(a + q, b + p), in
             seconds.
         """
-        # Along this front p rises and q falls. The maximum is a + q before the turn at
-        # which p - q reaches a - b, and b + p from there on. So the minimum is next to
-        # the turn: a + q is least at the last point before the turn, and b + p at the
-        # turn itself. Infinity stands for a side on which there is no point.
-        turn = (self.selected_s - self.arrived_s).searchsorted(selected_s - arrived_s)
-        n_points = len(self.selected_s)
+        a = selected_s
+        b = arrived_s
+        # In the mirrored problem these two are seconds of messages, and of selection.
+        p = self.selected_s
+        q = self.arrived_s
+        # Along this front p rises and q falls, so p - q rises, as `searchsorted` needs.
+        # The maximum is a + q before the turn at which p - q reaches a - b, and b + p
+        # from there on. So the minimum is next to the turn: a + q is least at the last
+        # point before the turn, and b + p at the turn itself. Infinity stands for a side
+        # on which there is no point.
+        turn = (p - q).searchsorted(a - b)
+        n_points = len(p)
         p_at_turn = np.empty(n_points + 1)
-        p_at_turn[:-1] = self.selected_s
+        p_at_turn[:-1] = p
         p_at_turn[-1] = np.inf
         q_before_turn = np.empty(n_points + 1)
         q_before_turn[0] = np.inf
-        q_before_turn[1:] = self.arrived_s
-        return np.minimum(p_at_turn[turn] + arrived_s, q_before_turn[turn] + selected_s)
+        q_before_turn[1:] = q
+        return np.minimum(p_at_turn[turn] + b, q_before_turn[turn] + a)
 
     def runs(self, most: int) -> Ints:
         """Return where runs of points begin that lie close together, at most ``most``.
@@ -259,9 +265,12 @@ class _Pass(NamedTuple):
 def _passes() -> Iterator[_Pass]:
     """Yield passes without end, by prefixes and suffixes in turn, with ever more points.
 
-    Every pass over prefixes that raises the bound follows one that looks for a plan.
-    Its fronts have the most promising points, and hence no lower bound.
+    Right before each bounding pass over prefixes, but the first, there is a pass over
+    prefixes that only looks for a plan. The fronts of the latter keep the most promising
+    points, so they are no lower bounds. Suffixes need no such pass, because a plan that
+    is found by prefixes is a plan of the whole network.
     """
+    # A cheap first bound, for which one point of each front is enough.
     yield _Pass(PREFIXES, most=1, bounds=True)
     for turn in count():
         side = SUFFIXES if turn % 2 == 0 else PREFIXES

@@ -944,16 +944,19 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> Fusio
     sizes = workload.bytes.astype(float).tolist()
     backward_s = workload.backward_s.tolist()
 
+    # In both rules, a is message_cost(group) + message_cost(size) - message_cost(group +
+    # size), which is the time that merging saves. For a straight line it is the start-up.
     def joins_as_published(tensor: int, group_bytes: float, start_s: float) -> bool:
+        # ready - tau_c < a is the inequality of `fusing_pays`, if the buffer is the group
+        # and waits until the gradient is ready.
         until_ready_s = ready_s[tensor] - start_s
         return fusing_pays(message_cost, group_bytes, sizes[tensor], until_ready_s)
 
     def joins_as_described(tensor: int, group_bytes: float, start_s: float) -> bool:
         size = sizes[tensor]
         message_s = message_cost(group_bytes)
-        # The time that merging saves. For a straight line this is its start-up.
-        start_up_s = message_s + message_cost(size) - message_cost(group_bytes + size)
-        return bool(backward_s[tensor] < message_s + start_up_s)
+        saved_s = message_s + message_cost(size) - message_cost(group_bytes + size)
+        return bool(backward_s[tensor] < message_s + saved_s)
 
     if variant == "osf":
         return merged("mg_wfbp:osf", workload, message_cost, joins_as_described)

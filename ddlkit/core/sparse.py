@@ -112,8 +112,8 @@ class SparseGather(MessageCost, described=False):
     selecting: Selecting | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        # The checks of `MessageCost` are for parameters that are numbers. A sparse
-        # gather has another cost, which was checked.
+        # `super().__post_init__` is not called. Its checks are for parameters that are
+        # numbers, and the parameter `gather` is a cost, which has checked itself.
         gather = self.gather
         needed = of_gradients(sparse=True)
         self.check(
@@ -124,7 +124,8 @@ class SparseGather(MessageCost, described=False):
             0 < self.density <= 1,
             f"density {self.density} is not above 0 and at most 1",
         )
-        # What the all-gathers hold for, this cost holds for.
+        # This cost holds for the workers of the all-gathers. Its `samples`, which are the
+        # back-to-back messages that a measured time averages, are theirs as well.
         for name in ("workers", "samples"):
             object.__setattr__(self, name, getattr(gather, name))
 
@@ -319,11 +320,11 @@ class SelectionCost(Form):
         float or ndarray
             Seconds; a float if both arguments are scalars.
         """
-        d, rho = np.broadcast_arrays(
+        all_elements, all_densities = np.broadcast_arrays(
             np.asarray(elements, float), np.asarray(density, float)
         )
-        seconds = self._seconds(d, rho)
-        return float(seconds) if d.ndim == 0 else seconds
+        seconds = self._seconds(all_elements, all_densities)
+        return float(seconds) if all_elements.ndim == 0 else seconds
 
     @abstractmethod
     def _seconds(self, d: Floats, rho: Floats) -> Floats:
@@ -430,23 +431,26 @@ class SelectionTimes(SelectionCost):
         )
 
     def _seconds(self, d: Floats, rho: Floats) -> Floats:
+        """Return the time to select from d elements with the density rho."""
         one_density = len(self.density) == 1
         if one_density and np.any(rho != self.density[0]):
             raise UserError(
                 f"selection was recorded at density {self.density[0]:g} only"
             )
-        # A `Table` would go on along its last slope. Recorded replays waited in
-        # proportion to the size, so their predictions must do so as well.
+        # A `Table` interpolates in the logarithms of size and time, and is flat below its
+        # smallest size. Beyond its largest size it would go on along its last slope.
+        # Recorded replays waited in proportion to the size, so their predictions must do
+        # so as well.
         largest = self.elements[-1]
-        times_largest = np.maximum(1.0, d / largest)
+        multiple_of_largest = np.maximum(1.0, d / largest)
         inside = np.minimum(d, largest)
         inside_s_by_density = [
             Table(self.elements, row)(inside) for row in self.seconds
         ]
         if one_density:
-            return np.asarray(times_largest * inside_s_by_density[0])
+            return np.asarray(multiple_of_largest * inside_s_by_density[0])
         inside_s = self._between_densities(np.log(inside_s_by_density), rho)
-        return np.asarray(times_largest * inside_s)
+        return np.asarray(multiple_of_largest * inside_s)
 
     def _between_densities(self, log_s: Floats, rho: Floats) -> Floats:
         """Return times that are interpolated between the two nearest densities.

@@ -98,10 +98,13 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     n_bytes = round(payload * _UNITS[match["unit"]])
     if n_bytes < 1:
         raise UserError(f"{where}, payload: less than a byte")
-    # The time follows from the algorithm bandwidth, whose rounding therefore counts again
-    # in the bus bandwidth of that time, by the ratio of the two. It adds to the rounding
-    # of the printed bus bandwidth itself.
-    busbw_rounding = _ROUNDING_BYTES_PER_S * (1 + busbw_gb_per_s / algbw_gb_per_s)
+    # The bus bandwidth that follows from the time is algbw x (busbw / algbw). The time
+    # comes from the printed algbw, so this bandwidth is off by up to rounding x (busbw /
+    # algbw). The printed busbw is off by up to the rounding itself. The sum is the
+    # largest difference between the two that rounding allows.
+    largest_difference_bytes_per_s = _ROUNDING_BYTES_PER_S * (
+        1 + busbw_gb_per_s / algbw_gb_per_s
+    )
     return BenchmarkRow(
         where=where,
         n_bytes=n_bytes,
@@ -109,5 +112,5 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
         collective=collective,
         ranks=ranks,
         busbw_bytes_per_s=1e9 * busbw_gb_per_s,
-        busbw_rounding_bytes_per_s=busbw_rounding,
+        busbw_rounding_bytes_per_s=largest_difference_bytes_per_s,
     )

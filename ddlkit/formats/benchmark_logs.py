@@ -172,9 +172,11 @@ class Table:
     has_rates : bool
         Whether algbw and busbw are printed, as by nccl-tests.
     is_whole : bool
-        Whether the table is known to be complete. A table with rates has a last line.
-        If its head is not a comment, it was copied out of the log without that line.
-        So it was if the rows end with a code block of a Markdown page.
+        Whether the table has all that it is expected to have. A table with rates is
+        whole when its last line has been read. No last line is expected, already when
+        the head is read, if the head is not a comment: it was then copied out of the log
+        without that line. Neither is one if the rows end with a code block of a Markdown
+        page.
     """
 
     collectives: set[str] = field(default_factory=set)
@@ -464,7 +466,11 @@ class _TableCollector:
     def _begin_table(
         self, number: int, line: str, head: tuple[Layout, list[str]]
     ) -> None:
-        """Begin the table whose head is in a line."""
+        """Begin the table whose head is in a line.
+
+        A head that follows another one, without a row between them, continues the table
+        of the earlier head.
+        """
         table = self.following
         if self.current is not None and not self.current.rows:
             # Several runs print into one log. Their heads follow one another, and are
@@ -477,9 +483,10 @@ class _TableCollector:
         table.layout, table.columns = head
         table.n_heads += 1
         table.has_rates = "algbw" in table.columns
-        # nccl-tests prints its heads as comments. A head without "#" was copied out of a
-        # log, where a last line is not to be expected.
-        table.is_whole = not line.startswith("#")
+        # nccl-tests prints its heads as comments, and prints a last line after the rows. A
+        # head without "#" was copied out of a log without that line.
+        awaits_last_line = line.startswith("#")
+        table.is_whole = not awaits_last_line
         if table.layout.time not in table.columns:
             # The option -C of nccl-tests renames the column of times to "cputime".
             raise UserError(
@@ -553,7 +560,7 @@ def read_log(
         problem = "no '# Avg bus bandwidth' after the rows: the log is cut"
         advice = "get all of it, or make a CSV of bytes and seconds"
         raise UserError(f"{file}: {problem}: {advice}")
-    sheet, frame = _printed(chosen, file)
+    sheet, frame = _sizes_times_and_rates(chosen, file)
     # The number that the log states counts more than the one that the user gives.
     ranks = chosen.ranks or ranks
     possible = _possible_collectives(chosen, frame, ranks)
@@ -658,13 +665,15 @@ def _chosen_table(
 
 
 def _collectives_of_table(table: Table, file: str, ranks: int) -> list[str]:
-    """Return the collectives that a table names, or else all that have its rates.
+    """Return the collectives that a table names, or else those that it may be of.
 
-    ``ranks`` is the number of ranks if the table does not state it, 0 if it is unknown.
+    The latter are all collectives for which the algorithm and bus bandwidths would be
+    printed as the table has them. ``ranks`` is the number of ranks if the table does not
+    state it, 0 if it is unknown.
     """
     if table.collectives:
         return sorted(table.collectives)
-    _, frame = _printed(table, file)
+    _, frame = _sizes_times_and_rates(table, file)
     return list(_possible_collectives(table, frame, table.ranks or ranks))
 
 
@@ -684,7 +693,7 @@ def _no_table_of_number(number: int, described: list[str], file: str) -> UserErr
     )
 
 
-def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
+def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     """Return the sizes, times and rates of a table, one row for each time.
 
     Both results have the rows and the columns of `_PRINTED`: the sheet as text with the
@@ -702,7 +711,8 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     for number, words in table.rows:
         where = f"{file}: row at line {number}"
         size = words[0]
-        # A log may contain each line twice, for example if two ranks print it.
+        # A log may contain each line twice, for example if two ranks print it. Rows of
+        # size 0 may be equal: each size that was too small is printed as 0.
         if words == words_before and size != "0":
             raise UserError(
                 f"{where}: the same as the row before it: is every line there twice?"
@@ -718,8 +728,9 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
             # A place that the program does not time has N/A.
             if size == "0" or time == "N/A":
                 continue
-            # Until 2022, the largest deviation was printed instead, as "error". N/A
-            # means that the values were not checked.
+            # N/A means that the values were not checked. Until 2022, a log had no column
+            # "wrong", but the largest deviation as "error", which is not read. The
+            # values of such a log count as right.
             n_wrong = cells.get("wrong", "0").replace("N/A", "0")
             own_names = {"size": size, "time": time, "#wrong": n_wrong, "place": place}
             cells_by_name = {**cells, **own_names}
@@ -732,7 +743,8 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     if not table.has_rates:
         _check_last_time(sheet)
     frame = _PRINTED.frame(sheet, exact=False)
-    # All times were read as microseconds, which are milliseconds in some layouts.
+    # `_PRINTED` reads all times as microseconds. Where a layout prints another unit, such
+    # as milliseconds, they become right by the microseconds in that unit.
     return sheet, frame.assign(time=frame["time"] * table.layout.time_unit_us)
 
 

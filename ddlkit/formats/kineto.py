@@ -1022,12 +1022,12 @@ class _Work:
     def done_s(self, instant_s: float) -> float:
         """Return when all was done that had been launched at an instant, in seconds.
 
-        Without a GPU, it is done at that instant.
+        Without a GPU, it is done at that instant. Before the first launch the result is
+        the start of the first kernel, from which the GPU's time is counted.
         """
         if not self.kernels:
             return instant_s
         n_launched = bisect_right(self.launched_s, instant_s)
-        # Before the first launch nothing is to be done, and the GPU's time has not begun.
         if n_launched == 0:
             return self.kernels[0].start_s
         return float(self.latest_end_s[n_launched - 1])

@@ -144,22 +144,25 @@ class LayerTrace:
         )
 
     def _summed_to_learnable(self, times_s: Floats, first_layer: int) -> Floats:
-        """Return the mean times of the n layers with a gradient, shape (n,).
+        """Return times by the n layers with a gradient, shape (n,).
 
-        ``times_s`` has shape (k, L). The time of a layer without a gradient is added to
-        that of the layer with a gradient before it. The layers before ``first_layer``
-        are left out.
+        ``times_s`` has shape (k, L): k iterations of L layers. The times are means over
+        the iterations, and sums over layers. The time of a layer without a gradient is
+        added to that of the layer with a gradient before it. The layers before
+        ``first_layer`` are left out.
         """
-        rows = self.learnable
+        learnable_rows = self.learnable
         mean_s = times_s.mean(axis=0)
         layers = np.arange(len(self.name))
-        # How many layers with a gradient there are up to each layer, less one, is the
-        # position among them of the last one. Layers before the first one go to it.
-        owner = np.maximum(np.searchsorted(rows, layers, "right") - 1, 0)
-        sums_s = np.bincount(owner[first_layer:], mean_s[first_layer:], len(rows))
+        # owner[l] is the position, among the layers with a gradient, of the last such
+        # layer at or before layer l. Layers before the first one go to the first one.
+        owner = np.maximum(np.searchsorted(learnable_rows, layers, "right") - 1, 0)
+        sums_s = np.bincount(
+            owner[first_layer:], mean_s[first_layer:], len(learnable_rows)
+        )
         return sums_s.astype(float)
 
-    def training(self) -> tuple[IterationTimes, FusionPlan]:
+    def iteration_times_and_plan(self) -> tuple[IterationTimes, FusionPlan]:
         """Return the mean iteration as the tasks of a graph (dag Section IV-B).
 
         Returns
@@ -169,7 +172,8 @@ class LayerTrace:
             before it is the reading of data (t_io). A trace has no copies and no
             update.
         plan : FusionPlan
-            One message for each gradient.
+            One message for each gradient. It groups all layers, so the message of a
+            gradient also has the layers without a gradient that are ready before it.
 
         Raises
         ------
@@ -188,8 +192,9 @@ class LayerTrace:
             backward_s=backward_s[first:],
             communication_s=communication_s[rows],
         )
-        # A plan counts layers from the last one, whose gradient is ready first. A group
-        # ends behind its layer, so that layer row of L is at the position L - row.
+        # A plan counts layers in ready order, from the last one. So layer `row` of L has
+        # the number L - 1 - row, and a group that ends with it has the exclusive end
+        # L - row.
         ends = len(self.name) - rows[::-1]
         return times, FusionPlan("none", tuple(ends.tolist()))
 

@@ -194,14 +194,15 @@ class Line:
 
         Notes
         -----
-        Frames leave one after the other. The last one leaves no earlier than it takes
-        after its arrival.
+        Frames leave one after the other. The last frame can begin to leave when it has
+        arrived, at ``last_s``, and then needs its own transmission time.
         """
         begin_s = max(first_s, self.free_s)
         last_bytes = size.bytes - (size.frames - 1) * size.frame_bytes
         all_s = begin_s + size.bytes / self.bytes_per_s
         self.free_s = max(all_s, last_s + last_bytes / self.bytes_per_s)
         first_left_s = begin_s + size.frame_bytes / self.bytes_per_s
+        # The only frame of a packet may be shorter than `size.frame_bytes`.
         return min(self.free_s, first_left_s), self.free_s
 
 

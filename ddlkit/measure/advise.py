@@ -589,11 +589,16 @@ def _refuse_unchosen_buckets(training: Training, model: str) -> None:
 
 def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> None:
     """Raise UserError if the time for measuring is shorter than tables need."""
-    all_gradients = torch.zeros(training.gradient_bytes // 4, device=training.device)
+    bytes_per_element = 4  # of float32
+    n_elements = training.gradient_bytes // bytes_per_element
+    all_gradients = torch.zeros(n_elements, device=training.device)
     iteration_s = _median_s(training, training.iterate)
     message_s = _median_s(training, lambda: dist.all_reduce(all_gradients))
-    # Only `FOR_SLOWDOWN` of the time has iterations, and only that share and
-    # `FOR_MESSAGES` have messages. The whole time must be so much longer.
+    # `MIN_ITERATIONS` must fit into the share of table ``slowdown``, which times iterations
+    # with messages beside them. The share of table ``layers`` does not count, because
+    # that table needs fewer iterations. Whole messages are sent for ``collectives`` and
+    # for ``slowdown``. What is needed is divided by the share to get the whole measuring
+    # time.
     needed_s = max(
         MIN_ITERATIONS * iteration_s / FOR_SLOWDOWN,
         MIN_WHOLE_MESSAGES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN),

@@ -261,8 +261,9 @@ class _Order:
         # Forward order is the reverse of the order in which gradients become ready.
         last_position = len(self.ready) - 1
         positions = [last_position - self.ready.index(tensor) for tensor in self.starts]
-        # Unlike `values[positions] += by_layer`, this adds up at equal positions.
-        np.add.at(values, positions, by_layer)
+        # No two positions are equal: `starts` names each first tensor once. Uses of a
+        # layer, or layers, that share a first tensor were added up when it was read.
+        values[positions] = by_layer
         return values
 
 

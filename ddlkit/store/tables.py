@@ -602,6 +602,9 @@ def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
                 pack=path.parent / pack_name,
                 pack_sha256=pack_sha256[pack_name],
                 stamp=stamp,
+                # An index of an earlier version may lack the hash of the table's text. The
+                # stamp's hash is of the loose file, and is the same if that file was
+                # not compressed.
                 text_sha256=entry.get("text_sha256", stamp["sha256"]),
             )
         except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -181,7 +181,12 @@ def estimate(make: MakePoints, out: Path) -> str:
 
 
 class _Sections(NamedTuple):
-    """The rows of the points of a session, as a `PointList` has its points."""
+    """The rows of the points of a session, as a `PointList` has its points.
+
+    A row says what became of a point. Before the point is measured, the row has the
+    expected duration, and its outcome follows from the tables that exist: it is pending
+    if they are missing.
+    """
 
     body: list[Row]
     opening: list[Row]
@@ -194,9 +199,10 @@ class _Session:
 
     ``worker_here`` has the points in this process. It measures them itself, unless the
     session is isolated: then a child process gets a copy of this worker. ``rows`` has the
-    row of each point by the point's key, and ``running`` is the row of the point that is
-    being measured. ``pack_if_due`` packs the recording if the last time was `EVERY_S`
-    ago. ``sampler`` samples vitals while the session is isolated.
+    row of each point by the point's key. ``row_before_start`` is the row that the point
+    being measured had before it began, and None while no point is measured.
+    ``pack_if_due`` packs the recording if the last time was `EVERY_S` ago. ``sampler``
+    samples vitals while the session is isolated.
     """
 
     worker_here: _Worker
@@ -205,7 +211,7 @@ class _Session:
     gpu: bool
     pack_if_due: Callable[[], None]
     rows: dict[str, Row] = field(default_factory=dict)
-    running: Row | None = None
+    row_before_start: Row | None = None
     sampler: vitals.Sampler | None = None
 
     def run(self) -> None:
@@ -221,10 +227,11 @@ class _Session:
             try:
                 self.measure_all(child)
             finally:
-                if self.running:
+                row = self.row_before_start
+                if row:
                     # The session is ended while a point runs, which is no fault of the
                     # point: it counts as not reached.
-                    self.rows[self.running.key] = self.running
+                    self.rows[row.key] = row
                 self._save()
 
     def measure_all(self, worker: _Worker | _IsolatedWorker) -> None:
@@ -269,7 +276,7 @@ class _Session:
             reason = f"{needed}, {max(0.0, left_s):.0f} s were left"
             self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
             return False
-        self.running = row
+        self.row_before_start = row
         self.rows[row.key] = replace(row, outcome=sessions.STARTED)
         # Whatever ends this process, the table of outcomes then says that the point
         # began.
@@ -330,7 +337,7 @@ class _Session:
             If the point failed and is not isolated.
         """
         self.rows[row.key] = row
-        self.running = None
+        self.row_before_start = None
         self._save()
         self.pack_if_due()
         if row.outcome == sessions.FAILED and not self.isolate:
@@ -446,21 +453,19 @@ class _IsolatedWorker:
     def make_rows(self) -> _Sections:
         """Start a child that makes the points, and return the rows of these points.
 
+        The session calls this once, and `measure` after the death of a child.
+
         Raises
         ------
         UserError
             If the child cannot make the points.
         """
-        return self._start_with_points()
-
-    def _start_with_points(self) -> _Sections:
-        """Start a child, have it make the points, and return the rows of the points."""
         self._start()
         # The child gets the worker of this process as its own, and answers with the rows
         # or, after a mistake of the user, with the text of the error.
         try:
             answer = self._ask(
-                self._session.worker_here, allowed_s=START_S, expected="go on"
+                self._session.worker_here, allowed_s=START_S, not_done="go on"
             )
         except _WorkerLost as error:
             answer = f"nothing is measured: {error} before its first point"
@@ -500,7 +505,7 @@ class _IsolatedWorker:
             try:
                 # The rows are not needed: this process has those that the first child
                 # returned, with what became of the points since then.
-                self._start_with_points()
+                self.make_rows()
             except UserError as error:
                 time.sleep(PAUSE_S)
                 return replace(row, outcome=sessions.FAILED, reason=str(error))
@@ -508,7 +513,7 @@ class _IsolatedWorker:
         measured_row: Row
         try:
             measured_row, gpu_is_usable = self._ask(
-                row, allowed_s=allowed_s, expected="end"
+                row, allowed_s=allowed_s, not_done="end"
             )
         except _WorkerLost as error:
             # A child that dies while it writes leaves an unfinished file.
@@ -520,11 +525,11 @@ class _IsolatedWorker:
             self.close()
         return measured_row
 
-    def _ask(self, request: object, *, allowed_s: float, expected: str) -> Any:
+    def _ask(self, request: object, *, allowed_s: float, not_done: str) -> Any:
         """Send the child a request, and return its answer.
 
-        ``expected`` says in the error message what the child did not do, as in "did not
-        end within 60 s".
+        ``not_done`` is the verb of the error message for a child that does not answer,
+        such as "end" in "did not end within 60 s".
 
         Raises
         ------
@@ -547,7 +552,7 @@ class _IsolatedWorker:
                     raise _WorkerLost(reason, sessions.NO_TIME)
                 if time.monotonic() > give_up_s:
                     limit = format_seconds(allowed_s)
-                    raise _WorkerLost(f"did not {expected} within {limit}")
+                    raise _WorkerLost(f"did not {not_done} within {limit}")
             # The child may have answered just before it died.
             if self._pipe.poll():
                 return self._pipe.recv()
@@ -566,10 +571,16 @@ class _WorkerLost(Exception):
 def serve(pipe: int) -> None:
     """Be the child process of a session, which measures what the parent names.
 
-    The first thing in the pipe is the worker, which makes the points. The child answers
-    with their rows, or with the text of an error. Then follow rows. The child measures
-    the point of each, and answers with the row's outcome and whether the GPU still works.
-    This function does not return.
+    A point is one measurement, and its row says what became of it. These are sent through
+    the pipe:
+
+    1. Parent to child: the worker, which makes the points.
+    2. Child to parent: the rows of all points, as `_Sections`, or the text of an error.
+    3. Parent to child: the row of a point that is to be measured.
+    4. Child to parent: the row with the outcome, and whether the GPU still works.
+
+    Steps 3 and 4 are repeated until the parent closes the pipe. This function does not
+    return.
 
     Parameters
     ----------
