@@ -21,6 +21,7 @@ from ddlkit.cli.command import (
     Argument,
     arg,
     choice,
+    collective_name,
     count,
     flag,
     group,
@@ -130,6 +131,7 @@ INPUTS = (
         ),
         arg(
             "--collective",
+            type=collective_name,
             metavar="NAME",
             help="The collective that sends the gradients. [default: all_reduce, or "
             "all_gather with --density]",
@@ -405,6 +407,17 @@ def _refuse_wrong_dilation(dilation: float) -> None:
         raise UserError(f"--dilation {dilation:g}: must be finite and above zero")
 
 
+def _refuse_second_forward_time(file: Path) -> None:
+    """Raise UserError if --forward-s is given for a profile with a column of that time."""
+    from ddlkit.store.files import read_text
+
+    header = read_text(file).partition("\n")[0]
+    if "forward_s" in {name.strip().strip('"') for name in header.split(",")}:
+        raise UserError(
+            f"--forward-s: {file} has its own column forward_s: leave --forward-s out"
+        )
+
+
 def _read_profile(arguments: argparse.Namespace, notes: list[str]) -> Any:
     """Return the layer profile, with gradients of the size that is sent.
 
@@ -412,6 +425,8 @@ def _read_profile(arguments: argparse.Namespace, notes: list[str]) -> Any:
     """
     from ddlkit import store
 
+    if arguments.forward_s is not None:
+        _refuse_second_forward_time(arguments.profile)
     assumed: list[str] = []
     profile = store.read_profile(
         arguments.profile,
