@@ -277,10 +277,11 @@ _PACK = """Also keep the whole recording in the archive FILE.tgz, which is writt
 anew every 20 s. The archive is whole even if the run is killed. If the directory of
 --out is empty, the next run first restores it from the archive. To unpack it by
 hand, run tar xzf FILE.tgz."""
-_BUDGET = """End after this time, as in 8m30s or 90s. The next run continues with the
+_BUDGET = """End after this time, as in 8m30s or 90s; without a unit, in seconds. The
+next run continues with the
 rest. [default: when all is measured]"""
-_IGNORE_LOAD = """Measure although other processes use the GPU. The stamp of every
-table then records that."""
+_IGNORE_LOAD = """Measure although other processes use the GPU. The file .json beside
+every table then records that. Without a GPU the option has no effect."""
 
 
 def session_options(default_out: str) -> tuple[Argument, ...]:
@@ -340,7 +341,8 @@ IN_THE_WORKBOOK = (
 """What ``python -m workbook record`` measures, and ``ddlkit measure`` once did."""
 
 LAB_LINKS = """over emulated links of this machine, which needs Linux and root. RATE
-is the rate of each link, and DELAY its delay, as in 1gbit or 1gbit,2ms."""
+is the rate of each link, and DELAY its delay, as in 1gbit or 1gbit,2ms. A DELAY
+without a unit is in seconds."""
 
 
 @contextlib.contextmanager

@@ -56,8 +56,9 @@ PLACE = choice(
     "--place",
     "in_place",
     "out_of_place",
-    help="For a log: which of its times to use. [default: both, or in_place if the "
-    "two differ by more than they scatter]",
+    help="For a log: whether to use the times of messages whose result overwrites "
+    "their input (in_place), or those of the others. [default: both, or in_place if "
+    "the two differ by more than repeated times do]",
 )
 TABLE = arg(
     "--table",
@@ -67,8 +68,11 @@ TABLE = arg(
 )
 
 PLAN_NAMES = """none (a message for each gradient), single (one message), ddp
-(PyTorch's buckets), buffer:25MB, mg_wfbp, cuts:3,40 (messages end after the
-gradients 3 and 40), exact, search. A wrong name makes the command list all."""
+(PyTorch's buckets), buffer:25MB (a message once so many bytes are there), mg_wfbp
+(the rule of MG-WFBP, which merges a gradient if that saves time), cuts:3,40 (messages
+end after the gradients 3 and 40), exact (the plan that is proven best), search (the
+best plan that is found with --slowdown or --copies, and otherwise exact). A wrong name
+makes the command list all."""
 
 PROFILE = "layer profile"
 MESSAGES = "messages"
@@ -100,8 +104,8 @@ INPUTS = (
             "--profile-ranks",
             type=whole_number,
             metavar="N",
-            help="The number of ranks that computed at once, if the profile holds "
-            "several.",
+            help="The number of processes that computed at the same time when the "
+            "profile was measured, if the profile holds several.",
         ),
         arg(
             "--forward-s",
@@ -141,7 +145,7 @@ INPUTS = (
             "--link",
             metavar="NAME",
             help="The link over which the messages were measured, as in lab:1gbit. "
-            "[default: the table's, if it has only one]",
+            "The column link of the table has the names. [default: the table's, if it has only one]",
         ),
         PLACE,
         TABLE,

@@ -54,9 +54,12 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------- ddlkit fit
 
-_FORMS = """The form of the cost: alpha_beta (a straight line), piecewise, segments,
-chords, table, or auto (the form with the smallest error at sizes that it was not
-fitted to). Some forms have variants, as in piecewise:45KB. [default: auto]"""
+_FORMS = """The form of the cost: alpha_beta (a straight line), piecewise (a curve in
+the logarithm of the size below a limit, and a straight line above it), segments
+(several straight lines), chords (straight lines between the measured sizes), table
+(the same in the logarithms of size and time), or auto (the form with the smallest
+error at sizes that it was not fitted to). The limit of piecewise may be given, as in
+piecewise:45KB. [default: auto]"""
 
 
 @command(
@@ -83,7 +86,8 @@ fitted to). Some forms have variants, as in piecewise:45KB. [default: auto]"""
             "--link",
             metavar="NAME",
             help="For a recorded table: the link whose times are used, as in "
-            "lab:1gbit. [default: the table's, if it has only one]",
+            "lab:1gbit. The column link of the table has the names. [default: the "
+            "table's, if it has only one]",
         ),
         RANKS,
         PLACE,
@@ -421,7 +425,8 @@ def plan(arguments: argparse.Namespace) -> None:
             type=Path,
             nargs="?",
             metavar="COST",
-            help="The cost of a message (JSON), as with --cost.",
+            help="The cost of a message, as ddlkit fit --json prints it. It is another "
+            "way to give --cost.",
         ),
     ),
     *OPTIONAL_INPUTS,
@@ -479,8 +484,8 @@ ITERATIONS = 10
 
 @command(
     "Change tasks in the graph of a training, and see how long an iteration then "
-    "takes and what limits it. The graph is that of dag Fig 1: reads, copies, layers, "
-    "messages and updates.",
+    "takes and what limits it. The tasks are reads of the input, copies to the GPU, "
+    "layers, messages and updates.",
     *group(
         "changes (each may be repeated)",
         arg(
@@ -489,7 +494,9 @@ ITERATIONS = 10
             default=[],
             metavar="WHAT=FACTOR",
             help="Multiply the times of some tasks by a factor, as in all_reduce=0.5. "
-            "WHAT is a kind of task, a resource, layer:NUMBER or rank:NUMBER.",
+            "WHAT is a kind of task, a resource, rank:NUMBER (what a rank computes), or "
+            "layer:NUMBER (what the layer computes, and the message that its gradient "
+            "completes; layers are counted from 1, in forward order).",
         ),
         arg(
             "--straggler",
@@ -503,8 +510,8 @@ ITERATIONS = 10
             action="append",
             default=[],
             metavar="NAME=FACTOR",
-            help="Multiply the time and the bytes of one layer by a factor, as in "
-            "fc=0.5.",
+            help="Multiply the size of one layer by a factor, as in fc=0.5: both its "
+            "compute time and the bytes of its gradients.",
         ),
         arg(
             "--gpus",
@@ -534,8 +541,9 @@ ITERATIONS = 10
             "--inputs",
             type=Path,
             metavar="TABLE",
-            help="A table of python -m workbook record input: the times of reading "
-            "and decoding the input. [default: no input is read]",
+            help="The measured times of reading and decoding the input, a table that "
+            "python -m workbook record input writes in a clone of the project. "
+            "[default: no input is read]",
         ),
     ),
     *group("plan", PLAN),
