@@ -224,7 +224,7 @@ def test_a_models_file_is_measured_advised_on_and_tried(
         (
             "dict_outputs",
             0.00001,
-            "--minutes .*: an iteration takes .*: give .* or more",
+            "--minutes .*: too short, because an iteration takes .*: give --minutes",
         ),
         ("missing", 0.1, "has no function 'missing'"),
     ],

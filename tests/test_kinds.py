@@ -97,7 +97,7 @@ def measured(
         patch.setattr(parts, "PATIENCE", 20 * parts.PATIENCE)
         record(written(directory, *points), device="cpu", out=out)
     said = capsys.readouterr().err
-    (done,) = re.findall(r"(\d+) of (\d+) points are there$", said, re.MULTILINE)
+    (done,) = re.findall(r"(\d+) of (\d+) points? measured$", said, re.MULTILINE)
     assert int(done[0]) == int(done[1]) >= len(points), said
     return out
 
@@ -204,7 +204,7 @@ def test_every_part_of_a_recording_starts(
         assert status and "no GPU" in said.err and said.err.count("\n") == 1
     elif "no lab" not in said.err:
         assert not status and re.search(
-            r"^0 of [1-9]\d* points are there", said.out, re.M
+            r"^0 of [1-9]\d* points? measured", said.out, re.M
         )
 
 
@@ -224,4 +224,4 @@ def test_every_part_of_a_measurement_starts(
 ) -> None:
     assert not cli.main(["measure", part, "--dry-run", "--out", str(tmp_path)])
     said = capsys.readouterr().out
-    assert re.search(r"^0 of [1-9]\d* points are there", said, re.M)
+    assert re.search(r"^0 of [1-9]\d* points? measured", said, re.M)

@@ -49,11 +49,11 @@ def test_a_second_run_measures_nothing_again_and_a_dry_run_nothing_at_all(
     assert "already measured: layers/lenet5-b4-r1" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert str(record(tiny, out=measured, dry_run=True)).startswith(
-        "1 of 1 points are there"
+        "1 point measured already: nothing is left to do"
     )
     lines = str(record(tiny, out=tmp_path, dry_run=True)).splitlines()
     assert lines[0].split()[0] == "layers/lenet5-b4-r1"
-    assert lines[1].startswith("0 of 1 points are there; the rest takes about")
+    assert lines[1].startswith("0 of 1 point measured; the rest takes about")
     assert not [*tmp_path.iterdir()]
 
 

@@ -12,6 +12,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -325,6 +326,11 @@ class _Parser(argparse.ArgumentParser):
         # argparse writes "argument --plan: expected one argument", or "the following
         # arguments are required: --profile".
         problem = one_line(message).removeprefix("argument ")
+        problem = re.sub(
+            r"ignored explicit argument '(.*)'$",
+            r"takes no value: leave =\1 out",
+            problem,
+        )
         _, is_required, names = problem.partition("arguments are required: ")
         if is_required:
             problem = f"{self.command or self.prog} needs {names}"

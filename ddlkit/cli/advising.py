@@ -20,6 +20,7 @@ from ddlkit.cli.command import (
     LAB_LINKS,
     MODEL_FUNCTION,
     OUTPUT,
+    Argument,
     arg,
     command,
     group,
@@ -32,6 +33,7 @@ from ddlkit.cli.command import (
 )
 from ddlkit.cli.inputs import (
     OPTIONAL_INPUTS,
+    RANKS,
     SHARDED,
     forecast_of,
     is_sharded,
@@ -50,6 +52,17 @@ UNIT_SIZES = ("size:2MB", "size:10MB", "size:50MB", "size:250MB")
 _MODEL = f"""Measure the training of your own model, which the function FUNCTION in
 FILE.py returns. {MODEL_FUNCTION} Under torchrun or srun the ranks are their
 processes; otherwise --ranks processes of this machine, 2 by default."""
+
+
+def _with_model(argument: Argument) -> Argument:
+    """Return an option of a prediction, whose help says what it means with --model."""
+    if argument.names != RANKS.names:
+        return argument
+    text = (
+        "With --model: the number of processes to start on this machine. "
+        f"With tables: {argument.options['help']}"
+    )
+    return argument._replace(options={**argument.options, "help": text})
 
 
 @command(
@@ -101,7 +114,7 @@ processes; otherwise --ranks processes of this machine, 2 by default."""
         ),
         JSON,
     ),
-    *OPTIONAL_INPUTS,
+    *map(_with_model, OPTIONAL_INPUTS),
     *SHARDED,
     example="ddlkit advise --model mine.py:net",
 )

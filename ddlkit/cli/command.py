@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -142,6 +143,14 @@ def minutes(text: str) -> float:
         return parsed_by(units.parse_seconds)(text) / 60
 
 
+def collective_name(text: str) -> str:
+    """Return the name of a collective that an argument gives."""
+    # Imported here, because the module loads numpy, which no help needs.
+    from ddlkit.core.collective import find_collective
+
+    return parsed_by(lambda name: find_collective(name).name)(text)
+
+
 def share(text: str) -> float:
     """Return the number between 0 and 1 that an argument gives."""
     value = number(text)
@@ -268,10 +277,11 @@ _PACK = """Also keep the whole recording in the archive FILE.tgz, which is writt
 anew every 20 s. The archive is whole even if the run is killed. If the directory of
 --out is empty, the next run first restores it from the archive. To unpack it by
 hand, run tar xzf FILE.tgz."""
-_BUDGET = """End after this time, as in 8m30s or 90s. The next run continues with the
+_BUDGET = """End after this time, as in 8m30s or 90s; without a unit, in seconds. The
+next run continues with the
 rest. [default: when all is measured]"""
-_IGNORE_LOAD = """Measure although other processes use the GPU. The stamp of every
-table then records that."""
+_IGNORE_LOAD = """Measure although other processes use the GPU. The file .json beside
+every table then records that. Without a GPU the option has no effect."""
 
 
 def session_options(default_out: str) -> tuple[Argument, ...]:
@@ -331,7 +341,8 @@ IN_THE_WORKBOOK = (
 """What ``python -m workbook record`` measures, and ``ddlkit measure`` once did."""
 
 LAB_LINKS = """over emulated links of this machine, which needs Linux and root. RATE
-is the rate of each link, and DELAY its delay, as in 1gbit or 1gbit,2ms."""
+is the rate of each link, and DELAY its delay, as in 1gbit or 1gbit,2ms. A DELAY
+without a unit is in seconds."""
 
 
 @contextlib.contextmanager
@@ -421,6 +432,7 @@ def measure(arguments: argparse.Namespace) -> None:
         delay_s=delay_s,
     )
     out = arguments.out or Path("measured")
+    _refuse_impossible_outputs(out, arguments.pack)
     if arguments.dry_run:
         print(engine.estimate(make_points, out))
         return
@@ -434,6 +446,36 @@ def measure(arguments: argparse.Namespace) -> None:
             ignore_load=arguments.ignore_load,
         )
     print(directory)
+
+
+def _refuse_impossible_outputs(out: Path, pack: Path | None) -> None:
+    """Raise UserError if the directory of --out or the file of --pack cannot be written."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file, not a directory: name another")
+    _refuse_unwritable("--out", out, out)
+    if pack is None:
+        return
+    if not pack.name.endswith((".tgz", ".tar.gz")):
+        raise UserError(f"--pack {pack}: name a file that ends in .tgz")
+    if pack.is_dir():
+        raise UserError(f"--pack {pack}: is a directory: name a file")
+    _refuse_unwritable("--pack", pack, pack.parent)
+
+
+def _refuse_unwritable(option: str, path: Path, directory: Path) -> None:
+    """Raise UserError if files cannot be made in a directory, or it cannot be made."""
+    parents = [directory, *directory.absolute().parents]
+    existing = next(parent for parent in parents if parent.exists())
+    try:
+        # The permissions alone do not tell, because root may have files everywhere but in
+        # directories such as /proc. This file has no name, or is removed at once.
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{option} {path}: cannot write into {existing}: {error.strerror}: name "
+            "another place"
+        ) from None
 
 
 def _refuse_wrong_part(part: str) -> None:
@@ -646,14 +688,13 @@ lab, clean removes what is left of labs whose process has ended."""
             "--ranks",
             type=whole_number,
             metavar="N",
-            default=4,
             help="The number of namespaces, one for each rank. [default: 4]",
         ),
         arg(
             "--label",
             metavar="NAME",
             default="",
-            help="The name of the lab. With down, all labs if it is not given. "
+            help="For up and down: the name of the lab. With down, all labs if it is not given. "
             "[default: the first free ddlN]",
         ),
     ),
@@ -662,7 +703,6 @@ lab, clean removes what is left of labs whose process has ended."""
         arg(
             "--rate",
             type=parsed_by(units.parse_bits_per_s),
-            default="1gbit",
             help="The rate of each link in either direction, as in 200mbit. [default: "
             "1gbit]",
         ),
@@ -670,7 +710,6 @@ lab, clean removes what is left of labs whose process has ended."""
             "--engine",
             "tbf",
             "emulated",
-            default="tbf",
             help="What limits the links: tbf is the token bucket filter of Linux; "
             "emulated is a process of ddlkit that also delays and drops packets. "
             "[default: tbf]",
@@ -694,6 +733,7 @@ def lab(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit lab``."""
     from ddlkit.lab import network
 
+    _refuse_options_of_other_actions(arguments)
     if arguments.action == "up":
         shape = _lab_shape(arguments)
         # A persistent lab outlives this command.
@@ -720,21 +760,51 @@ def lab(arguments: argparse.Namespace) -> None:
             print(f"{label}: removed")
 
 
+_OPTIONS_OF_UP = ("ranks", "rate", "engine", "delay", "loss")
+"""Options that describe a new lab, by the field of the parsed arguments."""
+
+
+def _refuse_options_of_other_actions(arguments: argparse.Namespace) -> None:
+    """Raise UserError for an option without an effect on the action of ``ddlkit lab``."""
+    action = arguments.action
+    if action != "up":
+        for name in _OPTIONS_OF_UP:
+            if getattr(arguments, name) is not None:
+                raise UserError(
+                    f"--{name} has no effect on lab {action}, only on lab up: leave it "
+                    "out"
+                )
+    if arguments.label and action not in ("up", "down"):
+        raise UserError(
+            f"--label has no effect on lab {action}, only on lab up and lab down: leave "
+            "it out"
+        )
+
+
 def _lab_shape(arguments: argparse.Namespace) -> Any:
     """Return the `LabShape` that the arguments of ``lab up`` describe."""
-    from ddlkit.lab import LabShape, parse
+    from ddlkit.lab import MAX_RANKS, LabShape, parse
 
+    ranks = 4 if arguments.ranks is None else arguments.ranks
+    rate = 1e9 if arguments.rate is None else arguments.rate
+    if not 2 <= ranks <= MAX_RANKS:
+        raise UserError(f"--ranks {ranks}: a lab has 2 to {MAX_RANKS} ranks")
     given_conditions = {}
     for name in EMULATED_OPTIONS:
         value = getattr(arguments, name)
-        if value is not None:
-            given_conditions[name] = value
+        if value is None:
+            continue
+        given_conditions[name] = value
+        try:
+            parse({name: value})
+        except UserError as error:
+            raise UserError(f"--{name} {value}: {error}") from None
     if arguments.engine == "emulated":
         # The engine also runs without conditions: its links then have a rate alone.
-        return LabShape(arguments.ranks, arguments.rate, parse(given_conditions))
+        return LabShape(ranks, rate, parse(given_conditions))
     if given_conditions:
         first_option = next(iter(given_conditions))
         raise UserError(
             f"--{first_option} needs --engine emulated: links of tbf have a rate alone"
         )
-    return LabShape(arguments.ranks, arguments.rate, None)
+    return LabShape(ranks, rate, None)

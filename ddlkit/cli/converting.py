@@ -42,6 +42,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
+        if last and int(first) > int(last):
+            raise argparse.ArgumentTypeError(
+                f"{part}: the first number is above the last: write {last}-{first}"
+            )
         numbers += range(int(first), int(last or first) + 1)
     return tuple(numbers)
 
@@ -175,6 +179,30 @@ def import_(arguments: argparse.Namespace) -> None:
         print(f"  {finding.what}{where}: {finding.text}")
 
 
+_KINDS_BY_OPTION = {
+    "without_input": ("trace",),
+    "iterations": ("kineto",),
+    "peak": ("flops", "transformer"),
+    "utilisation": ("flops", "transformer"),
+    "compute_s": ("flops", "transformer"),
+    "sequence": ("transformer",),
+}
+"""On which kinds of files an option of ``ddlkit import`` has an effect."""
+
+
+def _refuse_options_of_other_kinds(arguments: argparse.Namespace, kind: str) -> None:
+    """Raise UserError for an option without an effect on a file of this kind."""
+    for name, kinds in _KINDS_BY_OPTION.items():
+        # An option that is not given has one of these values.
+        is_given = getattr(arguments, name) not in (None, False, ())
+        if is_given and kind not in kinds:
+            option = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{arguments.file}: {option} has no effect on a file of the kind {kind}, "
+                f"only on {' and '.join(kinds)}: leave it out"
+            )
+
+
 def _imported_profile(
     arguments: argparse.Namespace,
 ) -> tuple[dict[str, Any], tuple[Finding, ...]]:
@@ -197,6 +225,7 @@ def _imported_profile(
         iterations=arguments.iterations,
     )
     imported = formats.import_file(arguments.file, arguments.kind, options)
+    _refuse_options_of_other_kinds(arguments, imported.kind)
     profile = imported.profile
     workload = profile.workload()
     formats.save_profile(profile, arguments.out, arguments.file)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from ddlkit.cli.command import (
     Argument,
     arg,
     choice,
+    collective_name,
     count,
     flag,
     group,
@@ -54,8 +56,9 @@ PLACE = choice(
     "--place",
     "in_place",
     "out_of_place",
-    help="For a log: which of its times to use. [default: both, or in_place if the "
-    "two differ by more than they scatter]",
+    help="For a log: whether to use the times of messages whose result overwrites "
+    "their input (in_place), or those of the others. [default: both, or in_place if "
+    "the two differ by more than repeated times do]",
 )
 TABLE = arg(
     "--table",
@@ -65,8 +68,11 @@ TABLE = arg(
 )
 
 PLAN_NAMES = """none (a message for each gradient), single (one message), ddp
-(PyTorch's buckets), buffer:25MB, mg_wfbp, cuts:3,40 (messages end after the
-gradients 3 and 40), exact, search. A wrong name makes the command list all."""
+(PyTorch's buckets), buffer:25MB (a message once so many bytes are there), mg_wfbp
+(the rule of MG-WFBP, which merges a gradient if that saves time), cuts:3,40 (messages
+end after the gradients 3 and 40), exact (the plan that is proven best), search (the
+best plan that is found with --slowdown or --copies, and otherwise exact). A wrong name
+makes the command list all."""
 
 PROFILE = "layer profile"
 MESSAGES = "messages"
@@ -98,8 +104,8 @@ INPUTS = (
             "--profile-ranks",
             type=whole_number,
             metavar="N",
-            help="The number of ranks that computed at once, if the profile holds "
-            "several.",
+            help="The number of processes that computed at the same time when the "
+            "profile was measured, if the profile holds several.",
         ),
         arg(
             "--forward-s",
@@ -129,6 +135,7 @@ INPUTS = (
         ),
         arg(
             "--collective",
+            type=collective_name,
             metavar="NAME",
             help="The collective that sends the gradients. [default: all_reduce, or "
             "all_gather with --density]",
@@ -138,7 +145,7 @@ INPUTS = (
             "--link",
             metavar="NAME",
             help="The link over which the messages were measured, as in lab:1gbit. "
-            "[default: the table's, if it has only one]",
+            "The column link of the table has the names. [default: the table's, if it has only one]",
         ),
         PLACE,
         TABLE,
@@ -274,14 +281,46 @@ SHARDED = (
 """The options of sharded training."""
 
 NO_CONTENTION = (
-    "compute and messages are assumed not to slow each other down; in recorded training "
-    "they cost 0 to 3% more over links up to 1 Gbit/s, and up to 31% more over loopback: "
-    "give --slowdown TABLE"
+    "compute and messages are assumed not to slow each other down, so that an iteration "
+    "may take longer than predicted, over loopback by up to 31%: measure with ddlkit "
+    "measure slowdown, and give its table with --slowdown"
 )
 NO_CONTENTION_OF_SHARDS = (
     "compute and messages are assumed not to slow each other down, which no option "
     "changes for --strategy fsdp: iterations may take longer than predicted"
 )
+
+
+_WORDS_OF_ASSUMED = {
+    "batch = 1": "a batch of 1 sample",
+    "device = unknown": "an unknown device",
+    "flops = 0": "no FLOP counts",
+    "layer = its tensor": "a layer for each tensor",
+    "parameters = gradient_bytes / 4": "4 bytes for each parameter",
+    "precision = fp32": "precision fp32",
+    "ranks = 1": "1 rank",
+    "threads = 0": "an unknown number of threads",
+    "update_s = 0": "no time of the optimizer",
+}
+"""What is assumed for a column that a profile lacks, in words."""
+
+
+def _note(text: str) -> None:
+    """Print a note as one line on standard error."""
+    print(f"ddlkit: note: {one_line(text)}", file=sys.stderr)
+
+
+def _note_of_assumed(file: Path, assumed: Sequence[str]) -> str:
+    """Return in words what is assumed for the columns that a profile lacks.
+
+    Each of ``assumed`` is a phrase such as "batch = 1", as `store.read_profile` gives it.
+    """
+    columns = ", ".join(phrase.partition(" = ")[0] for phrase in assumed)
+    values = ", ".join(
+        _WORDS_OF_ASSUMED.get(phrase, phrase.replace(" = ", " ")) for phrase in assumed
+    )
+    noun = "column" if len(assumed) == 1 else "columns"
+    return f"{file} lacks the {noun} {columns}; this is assumed: {values}"
 
 
 def print_warnings(lines: Iterable[str]) -> None:
@@ -326,7 +365,11 @@ def forecast_of(
     from ddlkit.model.fits import doubts
     from ddlkit.model.predictor import plan_with_contention
 
-    profile = _read_profile(arguments)
+    # Notes are printed once the inputs are known to be right, so that they do not hide an
+    # error.
+    notes: list[str] = []
+    _refuse_wrong_dilation(arguments.dilation)
+    profile = _read_profile(arguments, notes)
     workload = profile.workload()
     workload = workload.scaled(arguments.dilation).accumulated(arguments.accumulate)
     warnings: list[str] = []
@@ -334,7 +377,7 @@ def forecast_of(
     # Selection comes first, because it replaces the all-reduce of the gradients by an
     # all-gather, which is what contention then slows down.
     communication = _with_selection(arguments, communication, workload)
-    communication = _with_contention(arguments, communication, profile, warnings)
+    communication = _with_contention(arguments, communication, profile, warnings, notes)
     if spec.endswith(".json"):
         plan = formats.read_plan(Path(spec))
     else:
@@ -356,17 +399,38 @@ def forecast_of(
         )
     message_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
     warnings += doubts(profile.device, fitted_messages, message_bytes)
+    for note in notes:
+        _note(note)
     print_warnings(warnings)
     return predicted, warnings, profile, communication
 
 
-def _read_profile(arguments: argparse.Namespace) -> Any:
+def _refuse_wrong_dilation(dilation: float) -> None:
+    """Raise UserError if the factor on compute times is not finite and above zero."""
+    if not 0 < dilation < math.inf:
+        raise UserError(f"--dilation {dilation:g}: must be finite and above zero")
+
+
+def _refuse_second_forward_time(file: Path) -> None:
+    """Raise UserError if --forward-s is given for a profile with a column of that time."""
+    from ddlkit.store.files import read_text
+
+    header = read_text(file).partition("\n")[0]
+    if "forward_s" in {name.strip().strip('"') for name in header.split(",")}:
+        raise UserError(
+            f"--forward-s: {file} has its own column forward_s: leave --forward-s out"
+        )
+
+
+def _read_profile(arguments: argparse.Namespace, notes: list[str]) -> Any:
     """Return the layer profile, with gradients of the size that is sent.
 
-    What is assumed for columns that the file lacks is printed on standard error.
+    What is assumed for columns that the file lacks is added to ``notes``.
     """
     from ddlkit import store
 
+    if arguments.forward_s is not None:
+        _refuse_second_forward_time(arguments.profile)
     assumed: list[str] = []
     profile = store.read_profile(
         arguments.profile,
@@ -377,8 +441,7 @@ def _read_profile(arguments: argparse.Namespace) -> Any:
         ranks=arguments.profile_ranks,
     )
     if assumed:
-        line = one_line(f"{arguments.profile}: assumed {', '.join(assumed)}")
-        print(f"ddlkit: {line}", file=sys.stderr)
+        notes.append(_note_of_assumed(arguments.profile, assumed))
     if arguments.gradient_bytes is None:
         return profile
     return profile.sent_as(arguments.gradient_bytes)
@@ -730,18 +793,22 @@ def _with_selection(arguments: argparse.Namespace, dense: Any, workload: Any) ->
 
 
 def _with_contention(
-    arguments: argparse.Namespace, messages: Any, profile: Any, warnings: list[str]
+    arguments: argparse.Namespace,
+    messages: Any,
+    profile: Any,
+    warnings: list[str],
+    notes: list[str],
 ) -> Any:
     """Return communication with the contention that --slowdown and --copies describe.
 
-    Without both of them, the communication is returned as it is, and a note is printed.
+    Without both of them, the communication is returned as it is, and ``notes`` says so.
     Doubts about the slowdown are added to ``warnings``.
     """
     from ddlkit.model.contention import Contention
     from ddlkit.store.readers import read_copy_s_per_byte
 
     if not (arguments.slowdown or arguments.copies):
-        print(f"ddlkit: note: {one_line(NO_CONTENTION)}", file=sys.stderr)
+        notes.append(NO_CONTENTION)
         return messages
     contention = Contention.none()
     if arguments.slowdown:
@@ -840,10 +907,13 @@ def is_sharded(arguments: argparse.Namespace) -> bool:
     """
     if arguments.strategy == "fsdp":
         return True
-    if arguments.units or arguments.no_prefetch or arguments.no_reshard:
-        raise UserError(
-            "--units, --no-prefetch and --no-reshard are of --strategy fsdp: give that"
-        )
+    for name in ("units", "no_prefetch", "no_reshard"):
+        if getattr(arguments, name):
+            option = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{option} is only for --strategy fsdp: give that as well, or leave "
+                f"{option} out"
+            )
     return False
 
 
@@ -877,7 +947,9 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
             "--strategy fsdp needs --units: name modules, as in blocks.*, or give a "
             "size, as in size:25MB"
         )
-    profile = _read_profile(arguments)
+    notes: list[str] = []
+    _refuse_wrong_dilation(arguments.dilation)
+    profile = _read_profile(arguments, notes)
     warnings: list[str] = []
     communications = {}
     tables = _tables_by_collective(arguments, SENT)
@@ -915,7 +987,8 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
                 **assumption(arguments),
             }
         )
-    print(f"ddlkit: note: {NO_CONTENTION_OF_SHARDS}", file=sys.stderr)
+    for note in (*notes, NO_CONTENTION_OF_SHARDS):
+        _note(note)
     # Both collectives may cause the same warning.
     print_warnings(dict.fromkeys(warnings))
     return rows

@@ -17,6 +17,7 @@ from ddlkit.cli.command import (
     OUTPUT,
     arg,
     choice,
+    collective_name,
     command,
     flag,
     group,
@@ -45,7 +46,7 @@ from ddlkit.cli.inputs import (
     refuse_link_of_foreign_files,
 )
 from ddlkit.core import units
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,9 +54,12 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------- ddlkit fit
 
-_FORMS = """The form of the cost: alpha_beta (a straight line), piecewise, segments,
-chords, table, or auto (the form with the smallest error at sizes that it was not
-fitted to). Some forms have variants, as in piecewise:45KB. [default: auto]"""
+_FORMS = """The form of the cost: alpha_beta (a straight line), piecewise (a curve in
+the logarithm of the size below a limit, and a straight line above it), segments
+(several straight lines), chords (straight lines between the measured sizes), table
+(the same in the logarithms of size and time), or auto (the form with the smallest
+error at sizes that it was not fitted to). The limit of piecewise may be given, as in
+piecewise:45KB. [default: auto]"""
 
 
 @command(
@@ -71,6 +75,7 @@ fitted to). Some forms have variants, as in piecewise:45KB. [default: auto]"""
         ),
         arg(
             "--collective",
+            type=collective_name,
             metavar="NAME",
             help="The collective whose times are used, as in all_reduce or "
             "all_gather. It chooses rows of the file; if the file does not say, "
@@ -81,7 +86,8 @@ fitted to). Some forms have variants, as in piecewise:45KB. [default: auto]"""
             "--link",
             metavar="NAME",
             help="For a recorded table: the link whose times are used, as in "
-            "lab:1gbit. [default: the table's, if it has only one]",
+            "lab:1gbit. The column link of the table has the names. [default: the "
+            "table's, if it has only one]",
         ),
         RANKS,
         PLACE,
@@ -115,6 +121,17 @@ def fit(arguments: argparse.Namespace) -> None:
     from ddlkit.formats import messages
     from ddlkit.model import fits
 
+    if arguments.draw and not arguments.compare:
+        raise UserError(
+            f"--draw {arguments.draw}: only the forms of --compare are drawn: give both"
+        )
+    if arguments.draw and arguments.draw.suffix.lower() != ".png":
+        raise UserError(f"--draw {arguments.draw}: name a file that ends in .png")
+    if arguments.compare and arguments.form in fitting.SIMPLE_FIRST:
+        raise UserError(
+            f"--form {arguments.form} has no effect with --compare, which compares that "
+            "form anyway: leave it out"
+        )
     if arguments.compare:
         from ddlkit.show import DRAWING, needs
 
@@ -131,10 +148,6 @@ def fit(arguments: argparse.Namespace) -> None:
     if arguments.compare:
         _compare(arguments, sizes, seconds, facts)
         return
-    if arguments.draw:
-        raise UserError(
-            f"--draw {arguments.draw}: only the forms of --compare are drawn: give both"
-        )
     try:
         fitted = fitting.fit(
             arguments.form,
@@ -412,7 +425,8 @@ def plan(arguments: argparse.Namespace) -> None:
             type=Path,
             nargs="?",
             metavar="COST",
-            help="The cost of a message (JSON), as with --cost.",
+            help="The cost of a message, as ddlkit fit --json prints it. It is another "
+            "way to give --cost.",
         ),
     ),
     *OPTIONAL_INPUTS,
@@ -422,6 +436,8 @@ def export(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit export``."""
     from ddlkit.formats import export as writers
 
+    if arguments.given and arguments.cost:
+        raise UserError("COST and --cost both give the cost: leave one out")
     arguments.cost = arguments.given or arguments.cost
     version = writers.tested(arguments.to, arguments.torch)
     if arguments.to == "ddp":
@@ -468,8 +484,8 @@ ITERATIONS = 10
 
 @command(
     "Change tasks in the graph of a training, and see how long an iteration then "
-    "takes and what limits it. The graph is that of dag Fig 1: reads, copies, layers, "
-    "messages and updates.",
+    "takes and what limits it. The tasks are reads of the input, copies to the GPU, "
+    "layers, messages and updates.",
     *group(
         "changes (each may be repeated)",
         arg(
@@ -478,7 +494,9 @@ ITERATIONS = 10
             default=[],
             metavar="WHAT=FACTOR",
             help="Multiply the times of some tasks by a factor, as in all_reduce=0.5. "
-            "WHAT is a kind of task, a resource, layer:NUMBER or rank:NUMBER.",
+            "WHAT is a kind of task, a resource, rank:NUMBER (what a rank computes), or "
+            "layer:NUMBER (what the layer computes, and the message that its gradient "
+            "completes; layers are counted from 1, in forward order).",
         ),
         arg(
             "--straggler",
@@ -492,8 +510,8 @@ ITERATIONS = 10
             action="append",
             default=[],
             metavar="NAME=FACTOR",
-            help="Multiply the time and the bytes of one layer by a factor, as in "
-            "fc=0.5.",
+            help="Multiply the size of one layer by a factor, as in fc=0.5: both its "
+            "compute time and the bytes of its gradients.",
         ),
         arg(
             "--gpus",
@@ -523,8 +541,9 @@ ITERATIONS = 10
             "--inputs",
             type=Path,
             metavar="TABLE",
-            help="A table of python -m workbook record input: the times of reading "
-            "and decoding the input. [default: no input is read]",
+            help="The measured times of reading and decoding the input, a table that "
+            "python -m workbook record input writes in a clone of the project. "
+            "[default: no input is read]",
         ),
     ),
     *group("plan", PLAN),
@@ -541,13 +560,14 @@ def what_if(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) != default:
             option = "--" + name.replace("_", "-")
             raise UserError(f"{option}: the graph has no task for it: leave it out")
-    changes = [_change(text, "=") for text in arguments.scale]
+    changes = [_change(text, "--scale") for text in arguments.scale]
     for text in arguments.straggler:
-        rank, factor = _change(text, ":")
+        rank, factor = _change(text, "--straggler")
         changes.append((f"rank:{rank}", factor))
     # --scale and --straggler change tasks of the graph. --layer changes the profile, from
     # which the graph after the change is made.
-    layer_factors = dict(_change(text, "=") for text in arguments.layer)
+    layer_factors = dict(_change(text, "--layer") for text in arguments.layer)
+    _refuse_unknown_strategy(arguments.strategy)
 
     _refuse_gpu_count(arguments.gpus)
     forecast, warnings, profile, communication = forecast_of(arguments, arguments.plan)
@@ -555,6 +575,8 @@ def what_if(arguments: argparse.Namespace) -> None:
     cost = forecast.iteration.cost
     gpus = cost.workers or 1
     gpus_after = gpus if arguments.gpus is None else arguments.gpus
+    _refuse_unknown_stragglers(arguments.straggler, gpus_after, cost.workers)
+    _refuse_partly_filled_machines(arguments.gpus_per_machine, gpus, gpus_after)
     cost_after = cost
     if gpus_after != gpus:
         cost_after = _cost_after(arguments, communication, warnings)
@@ -595,10 +617,52 @@ def _refuse_gpu_count(gpus: int | None) -> None:
 
     if gpus is None:
         return
-    if gpus < 1:
-        raise UserError(f"--gpus {gpus}: there must be at least one")
+    if gpus < 2:
+        raise UserError(f"--gpus {gpus}: one GPU alone sends nothing: use at least 2")
     if gpus > MOST_WORKERS:
         raise UserError(f"--gpus {gpus}: use at most {MOST_WORKERS}")
+
+
+def _refuse_unknown_strategy(name: str) -> None:
+    """Raise UserError if --strategy names no framework that is known."""
+    from ddlkit.core.strategies import STRATEGIES
+
+    if name.lower() not in {known.lower() for known in STRATEGIES}:
+        raise UserError(
+            f"--strategy {shown(name)}: unknown: use one of {', '.join(STRATEGIES)}"
+        )
+
+
+def _refuse_unknown_stragglers(
+    stragglers: Sequence[str], gpus: int, workers: int | None
+) -> None:
+    """Raise UserError if --straggler names a rank that is not among ``gpus`` ranks.
+
+    ``workers`` is the number of ranks that the cost states, or None.
+    """
+    for text in stragglers:
+        rank, _ = _change(text, "--straggler")
+        if rank.isdecimal() and int(rank) < gpus:
+            continue
+        advice = f"the ranks are 0 to {gpus - 1}"
+        if workers is None and gpus == 1:
+            advice = (
+                "the cost does not say between how many ranks it holds: give --ranks"
+            )
+        raise UserError(f"--straggler {text}: there is no rank {shown(rank)}: {advice}")
+
+
+def _refuse_partly_filled_machines(per_machine: int, *gpu_counts: int) -> None:
+    """Raise UserError if GPUs cannot be divided into machines of --gpus-per-machine."""
+    if per_machine < 1:
+        raise UserError(f"--gpus-per-machine {per_machine}: use at least 1")
+    for gpus in gpu_counts:
+        if gpus % per_machine:
+            noun = "GPU" if gpus == 1 else "GPUs"
+            raise UserError(
+                f"--gpus-per-machine {per_machine}: {gpus} {noun} cannot be divided into "
+                f"machines of {per_machine}: use a divisor of {gpus}"
+            )
 
 
 def _cost_after(
@@ -712,8 +776,21 @@ def _graph(
     return replace(graph, rank=numbers)
 
 
-def _change(text: str, separator: str) -> tuple[str, float]:
-    """Return what is changed, and the factor on its time, of a text such as "fc=0.5"."""
+_PATTERNS = {
+    "--scale": "WHAT=FACTOR, as in all_reduce=0.5",
+    "--straggler": "RANK:FACTOR, as in 3:1.2",
+    "--layer": "NAME=FACTOR, as in fc=0.5",
+}
+"""How the value of an option that changes a training is written."""
+
+
+def _change(text: str, option: str) -> tuple[str, float]:
+    """Return what an option changes, and the factor on its time.
+
+    The text is one such as "fc=0.5", or "3:1.2" of the option ``--straggler``.
+    """
+    pattern = _PATTERNS[option]
+    separator = ":" if option == "--straggler" else "="
     changed, _, factor = text.rpartition(separator)
     # Without a separator the whole text counts as the factor. It is then no number, or
     # nothing says what to change.
@@ -722,7 +799,4 @@ def _change(text: str, separator: str) -> tuple[str, float]:
             raise ValueError
         return changed, float(factor)
     except ValueError:
-        raise UserError(
-            f"{text!r}: write all_reduce=0.5 to scale, 3:1.2 for a straggler, fc=0.5 "
-            "for a layer"
-        ) from None
+        raise UserError(f"{option} {text}: write {pattern}") from None

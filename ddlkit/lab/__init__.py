@@ -55,7 +55,7 @@ class Conditions:
             )
         if not 0 <= self.loss <= MOST_LOSS:
             raise UserError(
-                f"loss {self.loss:g} is not possible: use a share from 0 to {MOST_LOSS:g}"
+                f"a loss of {100 * self.loss:g}% is not possible: use 0% to {MOST_LOSS:.0%}"
             )
 
     @property
@@ -161,7 +161,7 @@ class LabShape:
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_RANKS:
             raise UserError(
-                f"a lab of {self.workers} ranks is not possible: 1 to {MAX_RANKS} are"
+                f"a lab of {self.workers} ranks is not possible: use 1 to {MAX_RANKS}"
             )
         if not 1e6 <= self.rate_bits_per_s <= 1e11:
             raise UserError(

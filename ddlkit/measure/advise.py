@@ -609,8 +609,8 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
         minutes = settings.measure_s / 60
         needed_minutes = math.ceil(needed_s / 6) / 10  # rounded up to a tenth
         raise UserError(
-            f"--minutes {minutes:g}: {iteration}, {message}: "
-            f"give {needed_minutes:g} or more"
+            f"--minutes {minutes:g}: too short, because {iteration} and {message}: "
+            f"give --minutes {needed_minutes:g} or more"
         )
 
 

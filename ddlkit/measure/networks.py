@@ -131,7 +131,8 @@ def torchvision_network(name: str, **options: Any) -> Network:
     def build() -> nn.Module:
         models = import_torchvision().models
         if name not in models.list_models():
-            raise UserError(f"torchvision has no network {name!r}")
+            advice = _similar_name(name, models.list_models())
+            raise UserError(f"torchvision has no network {name!r}: {advice}")
         network: nn.Module = models.get_model(name, weights=None, **options)
         return network
 
@@ -199,12 +200,15 @@ def find(name: str) -> Network:
         return NETWORKS.get(plain_name) or torchvision_network(plain_name)
     if name in NETWORKS:
         return NETWORKS[name]
-    similar = difflib.get_close_matches(name.lower(), sorted(NETWORKS), n=1)
+    raise UserError(f"unknown network {name!r}: {_similar_name(name, [*NETWORKS])}")
+
+
+def _similar_name(name: str, known: Sequence[str]) -> str:
+    """Return advice on an unknown name: the most similar known one, or all of them."""
+    similar = difflib.get_close_matches(name.lower(), sorted(known), n=1)
     if similar:
-        advice = f"did you mean {similar[0]!r}?"
-    else:
-        advice = f"use {', '.join(NETWORKS)}"
-    raise UserError(f"unknown network {name!r}: {advice}")
+        return f"did you mean {similar[0]!r}?"
+    return f"use {', '.join(known)}"
 
 
 def require(name: str) -> None:

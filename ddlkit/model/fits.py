@@ -515,10 +515,11 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
         sent = _format_range(outside.min(), outside.max())
         fitted_from = format_bytes(measured.from_bytes)
         fitted_to = format_bytes(measured.to_bytes)
+        verb = "is" if outside.size == 1 else "are"
         yield (
-            f"{outside.size} of {sizes.size} messages ({sent}) are outside the sizes "
-            f"that were measured ({fitted_from} to {fitted_to}): their time is "
-            "extrapolated, measure such sizes too"
+            f"{outside.size} of {sizes.size} messages ({sent}) {verb} outside the sizes "
+            f"that were measured ({fitted_from} to {fitted_to}), so that times are "
+            "extrapolated: measure such sizes too"
         )
 
 

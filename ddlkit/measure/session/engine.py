@@ -172,9 +172,16 @@ def estimate(make: MakePoints, out: Path) -> str:
         line = f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}"
         lines.append(line.rstrip())
     rest_min = sum(point.estimate_s for point in missing) / 60
-    progress = f"{len(points) - len(missing)} of {len(points)} points are there"
+    if not missing:
+        return f"{_counted(len(points))} measured already: nothing is left to do"
+    progress = f"{len(points) - len(missing)} of {_counted(len(points))} measured"
     lines.append(f"{progress}; the rest takes about {rest_min:.1f} min")
     return "\n".join(lines)
+
+
+def _counted(points: int) -> str:
+    """Return a number of points with its noun."""
+    return "1 point" if points == 1 else f"{points} points"
 
 
 # -- the session -----------------------------------------------------------------------
@@ -312,7 +319,7 @@ class _Session:
             say(f"already measured: {', '.join(present)}")
         to_go_s = sum(row.estimate_s for row in (*opening, *missing, *closing))
         if to_go_s:
-            say(f"{len(missing)} points to measure, about {to_go_s / 60:.1f} min")
+            say(f"{_counted(len(missing))} to measure, about {to_go_s / 60:.1f} min")
         # What failed before may fail again, and comes last. False sorts before True, and
         # `sorted` keeps the order of rows that are equal in this.
         faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
@@ -389,7 +396,7 @@ class _Session:
         # Points that have tables are counted and removed, so that what is missing
         # remains.
         n_with_tables = sum(len(by_outcome.pop(outcome, ())) for outcome in HAVE_TABLES)
-        say(f"{n_with_tables} of {len(self.rows)} points are there")
+        say(f"{n_with_tables} of {_counted(len(self.rows))} measured")
         for outcome, keys in by_outcome.items():
             say(f"missing, {outcome}: {', '.join(keys)}")
         if self.rows and not n_with_tables:
