@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import nbformat
+import psutil
 
 import ddlkit
 from ddlkit import store
@@ -51,6 +52,8 @@ FILES = 128
 """How many files a kernel opens at once: it has an event loop and a dozen sockets."""
 POLL_S = 0.02
 """How long the loop that waits for notebooks sleeps."""
+KERNEL_ENDS_S = 10.0
+"""A kernel that was killed has ended after this time at the latest."""
 
 
 def build(
@@ -262,9 +265,7 @@ def _run_all(
             running = [run for run in running if not run.is_done(timeout_s)]
     finally:
         for run in running:
-            # The kernel of the process ends when the process has ended.
-            run.process.kill()
-            run.process.communicate()
+            run.end()
 
 
 @dataclass
@@ -354,6 +355,22 @@ class _Run:
                 stdout=log,
                 stderr=log,
             )
+
+    def end(self) -> None:
+        """End the process and its kernel, and wait until both have ended.
+
+        The kernel would end by itself once its parent has ended. But while the kernel
+        still writes, the folder of the run cannot be removed.
+        """
+        kernels: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            kernels = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.kill()
+        self.process.communicate()
+        for kernel in kernels:
+            with suppress(psutil.NoSuchProcess):
+                kernel.kill()
+        psutil.wait_procs(kernels, timeout=KERNEL_ENDS_S)
 
     def is_done(self, timeout_s: float) -> bool:
         """Return whether the process has ended, in which case its results are in place.
