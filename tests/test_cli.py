@@ -202,7 +202,7 @@ MISTAKES = {
     f"{WHAT_IF} --gpus 8": "alpha_beta between 4 ranks, which says nothing of 8: add --assume-ring",
     f"{WHAT_IF} --gpus 100001 --assume-ring": "--gpus 100001: use at most 100000",
     f"{WHAT_IF} --assume-ring": "--assume-ring needs --gpus N",
-    f"{WHAT_IF} --gpus 8 --assume-ring --straggler 8:2": "rank:NUMBER to 7",
+    f"{WHAT_IF} --gpus 8 --assume-ring --straggler 8:2": "rank:0 to rank:7",
     f"predict {FROM_FOUR} --assume-ring": "--assume-ring needs --ranks N",
     f"predict {DENSE} --ranks 8 --assume-ring": "does not say between how many ranks it holds",
     f"predict {DENSE} --ranks 0": "0 is too few, because one rank alone sends nothing",
@@ -219,9 +219,9 @@ MISTAKES = {
     "measure layers --networks resnet-fifty:4": "--networks resnet-fifty: unknown network",
     "measure gpu": "without one, use ddlkit measure quick",
     f"{WHAT_IF} --gpus 0": "--gpus 0: there must be at least one",
-    f"{WHAT_IF} --straggler 4:1.2": "use layer:NUMBER to 5, rank:NUMBER to 3",
+    f"{WHAT_IF} --straggler 4:1.2": "layer:1 to layer:5, or rank:0 to rank:3",
     f"{WHAT_IF} --scale all_reduce=fast": "'all_reduce=fast': write all_reduce=0.5",
-    f"{WHAT_IF} --gpus-per-machine 3": "4 GPUs do not fill machines of 3",
+    f"{WHAT_IF} --gpus-per-machine 3": "4 GPUs cannot be divided into machines of 3",
 }
 
 
