@@ -166,7 +166,9 @@ def test_a_recorded_timeline_becomes_a_trace(capsys: Capture) -> None:
     ]
     Path("mine.csv").write_text(header + "".join(rows))
     words = "timeline mine.csv --out chrome.json"
-    assert_one_line(words, "several values of case (x, y): choose one by case", capsys)
+    assert_one_line(
+        words, "several values of case (x, y): choose one with --case", capsys
+    )
     assert_one_line(f"{words} --case z", "no row with case z", capsys)
     assert cli.main(f"{words} --case y".split()) == 0
     events = json.loads(Path("chrome.json").read_text())["traceEvents"]
@@ -187,7 +189,7 @@ def assert_one_line(words: str, message: str, capsys: Capture) -> None:
 
 MISTAKES = {
     f"predict {DENSE} --plan buffer:25Mb": "use B, KB",
-    "import text --out p.csv": "this is no format that can be imported: give --kind",
+    "import text --out p.csv": "has none of the formats that can be imported",
     "import trace --out p.csv --batch 0": "batch size is 0",
     "import counts --out p.csv": "give --peak (FLOP/s) and --utilisation",
     "import negative --out p.csv --compute-s 1": "line 2, column flops",

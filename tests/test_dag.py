@@ -271,11 +271,11 @@ def test_a_core_more_and_a_batch_more_ahead_never_make_training_slower(
 def test_a_dag_of_nothing_and_of_shared_links_is_refused() -> None:
     with pytest.raises(UserError, match="0 iterations"):
         s_sgd(FIGURE_1, CAFFE, iterations=0)
-    with pytest.raises(UserError, match="5 GPUs do not fill machines of 4"):
+    with pytest.raises(UserError, match="5 GPUs cannot be divided into machines of 4"):
         Gpus.of(5, 4)
     wrong = {
-        "rank:8": "no task or resource 'rank:8'",
-        "layer:0": "no task or resource 'layer:0'",
+        "rank:8": "there is no task 'rank:8'",
+        "layer:0": "there is no task 'layer:0'",
     }
     for what, message in {**wrong, "io": "cannot take -1 times as long"}.items():
         with pytest.raises(UserError, match=message):

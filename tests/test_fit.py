@@ -145,13 +145,13 @@ def test_another_run_is_predicted_by_costs_that_have_not_seen_the_size() -> None
             "alpha_beta:nan",
             [1, 2, 3],
             [1, 2, 3],
-            "use relative, least_squares, medians, ends",
+            "use alpha_beta:relative, alpha_beta:least_squares",
         ),
         (
             "piecewise:2",
             [1, 2, 3, 4, 5],
             [1, 2, 3, 4, 5],
-            "do not determine the parameters",
+            "1 size was measured below 2 B",
         ),
     ],
 )

@@ -272,7 +272,7 @@ SPAN = '{"traceEvents": [{"ph": "X", "name": "a", "ts": 1%s}]}'
 UNREADABLE = {
     SPAN % "": r"traceEvents\[0\] \('a'\): ts 1 and dur None",
     SPAN % ', "dur": 1': "no operator of PyTorch .* a trace of another program",
-    SPAN.replace('"a"', '"aten::mm"') % ', "dur": 1': "no step of 1 has both",
+    SPAN.replace('"a"', '"aten::mm"') % ', "dur": 1': "no iteration has both",
     "[[1, 2]]": "not a Chrome trace",
 }
 

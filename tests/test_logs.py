@@ -262,7 +262,9 @@ def test_a_refusal_names_the_cause(tmp_path: Path) -> None:
         nccl().partition("#  (B)")[0]
         + "killed\n": "did the run fail? Its last line is 'killed'",
         "# Size Avg Latency(us)\n8 2.15\n16 2.2": "fewer digits than in the row before",
-        osu("MPI").replace("avg ", ""): "Latency, but no collective's average times",
+        osu("MPI").replace(
+            "avg ", ""
+        ): "of the test Latency, without average times of a collective",
         osu(
             "MPI Allgather"
         ): "the bytes of all_gather are those of one rank: give --ranks",

@@ -110,7 +110,7 @@ def test_exact_sends_once_where_every_grouping_ties(
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("greedy", "unknown planner 'greedy'"),
+        ("greedy", "unknown plan 'greedy'"),
         ("buffer:0", "must be above zero"),
         ("buffer:25", "write buffer:25MB"),
         ("buffer:1MB:0s", "timeout"),
@@ -118,8 +118,9 @@ def test_exact_sends_once_where_every_grouping_ties(
         ("cuts:3,2", "must increase"),
         ("cuts:a", "whole numbers"),
         ("cuts:99", "must increase"),
-        ("random:1", "random:SEED:GROUPS"),
-        ("random:1:99", "has 5 tensors"),
+        ("buffer", "as in buffer:25MB"),
+        ("random:1", "random:SEED:MESSAGES"),
+        ("random:1:99", "has 5 gradients"),
     ],
 )
 def test_bad_specs_are_refused(spec: str, message: str) -> None:

@@ -279,7 +279,7 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(
     assert "of an all_gather, but the gradients are sent by all_reduce" in refused(
         capsys, cost, "--to", "inductor"
     )
-    assert "say --ranks" in refused(
+    assert "between how many ranks it was measured: give --ranks" in refused(
         capsys, cost, "--to", "profile", "--collective", "all_gather"
     )
 

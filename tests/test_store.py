@@ -520,7 +520,7 @@ def test_a_users_own_profile_needs_only_what_a_prediction_needs(tmp_path: Path) 
 
 def test_the_time_of_a_whole_forward_pass_stands_for_its_column(tmp_path: Path) -> None:
     own = own_csv(tmp_path, layers().drop(columns="forward_s").to_csv(index=False))
-    assert "column forward_s: missing" in refusal(lambda: store.read_profile(own))
+    assert "has no column forward_s" in refusal(lambda: store.read_profile(own))
     assumed: list[str] = []
     assert (
         store.read_profile(own, forward_s=0.12, assumed=assumed).workload().forward_s
@@ -585,7 +585,7 @@ def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path) -> 
     [
         (
             "bytes,rate\n1,2\n",
-            "column seconds: missing; the columns are bytes, rate",
+            "header, column seconds: missing; the columns are bytes, rate",
         ),
         (
             "bytes,seconds\n8,20\n4194304,34000\n",

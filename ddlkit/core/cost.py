@@ -201,10 +201,12 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     UserError
         If this is not the description of a cost.
     """
-    # A file may have any value in the place of a cost. What is not a dict is refused as
-    # the name of an unknown form.
-    form = description.get("form") if isinstance(description, dict) else description
-    kind = forms[checked_form(form, forms)]
+    # A file may have any value in the place of a cost.
+    if not isinstance(description, dict) or "form" not in description:
+        raise UserError(
+            "is not a cost, since it names no form: write it by ddlkit fit FILE --json"
+        )
+    kind = forms[checked_form(description["form"], forms)]
     names = set(description) - {"form", "fit"}
     # Entries besides the parameters, such as the number of workers, may be left out.
     allowed = set(described(kind))

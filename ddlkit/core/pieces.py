@@ -266,6 +266,25 @@ def best_breaks(
     ]
 
 
+def _refuse_one_size(sizes: Floats, piece: int, breaks: Sequence[float]) -> None:
+    """Raise UserError if a piece has fewer than two sizes, as a line needs them."""
+    n_sizes = np.unique(sizes).size
+    if n_sizes >= 2:
+        return
+    limits = [f"{limit:.0f} B" for limit in breaks]
+    if piece == 0:
+        where = f"below {limits[0]}"
+    elif piece == len(breaks):
+        where = f"from {limits[-1]} on"
+    else:
+        where = f"from {limits[piece - 1]} to {limits[piece]}"
+    noun = "size was" if n_sizes == 1 else "sizes were"
+    raise UserError(
+        f"{n_sizes} {noun} measured {where}, and a piece needs two sizes or more: "
+        "choose another limit, or measure more sizes there"
+    )
+
+
 def _fitted_pieces(
     designs: Sequence[Design], breaks: Sequence[float], sizes: Floats, seconds: Floats
 ) -> list[Floats]:
@@ -274,6 +293,7 @@ def _fitted_pieces(
     values = []
     for piece, design in enumerate(designs):
         rows = piece_of_row == piece
+        _refuse_one_size(sizes[rows], piece, breaks)
         values.append(least_squares(design(sizes[rows]), seconds[rows]))
     return values
 
@@ -305,7 +325,8 @@ def _fit_table(sizes: Floats, seconds: Floats) -> dict[str, Any]:
 def _line(way: str) -> Fitter:
     """Return how a line is fitted, in one of the ways LINES."""
     if way not in LINES:
-        raise UserError(f"cost form alpha_beta:{way}: use {', '.join(LINES)}")
+        usable = ", ".join(f"alpha_beta:{known}" for known in LINES)
+        raise UserError(f"cost form alpha_beta has no variant {way!r}: use {usable}")
     if way == "relative":
         return _linear_in_parameters(AlphaBeta)
 

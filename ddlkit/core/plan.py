@@ -22,7 +22,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, cycle, product
+from itertools import accumulate, chain, cycle, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -93,8 +93,8 @@ class FusionPlan:
         bounds = zip(self.starts, self.ends, strict=False)
         if not self.ends or any(start >= end for start, end in bounds):
             raise UserError(
-                f"plan {self.planner!r}: messages end after gradients {shown(self.ends)}: "
-                "the numbers must increase from above 0 to the number of gradients"
+                f"plan {shown(self.planner)}: the numbers of the gradients after which "
+                f"messages end must increase from above 0: they are {shown(self.ends)}"
             )
         if self.order and sorted(self.order) != list(range(self.n)):
             raise UserError(
@@ -725,8 +725,12 @@ def make_plan(
     """
     name, _, text = spec.partition(":")
     if name not in PLANNERS:
+        # Each planner is shown by its first example, because some need a text after the
+        # colon.
+        usable = ", ".join(known.examples[0] for known in PLANNERS.values())
         raise UserError(
-            f"unknown planner {shown(name)}: use one of {', '.join(PLANNERS)}"
+            f"unknown plan {shown(name)}: use a name such as {usable}; "
+            "ddlkit predict and ddlkit plan also take search"
         )
     known = PLANNERS[name]
     if not known.takes(text):
@@ -737,6 +741,8 @@ def make_plan(
 @planner("buffer", examples=("buffer:25MB", "buffer:64MB:5ms"))
 def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     size, _, timeout = text.partition(":")
+    if not size:
+        raise UserError("plan 'buffer': give the size of the buffer, as in buffer:25MB")
     # Whoever writes buffer:25 means megabytes. A buffer of so few bytes would send
     # every gradient alone.
     if re.fullmatch(r"[0-9]*\.?[0-9]+", size) and 0 < float(size) < units.KIB:
@@ -753,12 +759,18 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
     """Return the plan whose groups end after the given numbers of tensors."""
     if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
         raise UserError(
-            f"plan {shown(f'cuts:{text}')}: must be whole numbers, as in cuts:3,40"
+            f"plan {shown(f'cuts:{text}')}: write the whole numbers of the gradients "
+            "after which messages end, as in cuts:3,40"
         )
     ends = [int(number) for number in re.split("[,;:]", text)]
     # The last group ends with the last tensor, which the user need not write.
     if ends[-1] != workload.n:
         ends.append(workload.n)
+    if ends[0] < 1 or any(end >= later for end, later in pairwise(ends)):
+        raise UserError(
+            f"plan {shown(f'cuts:{text}')}: the numbers must increase from 1 to at most "
+            f"{workload.n}, the number of gradients"
+        )
     return FusionPlan(f"cuts:{text}", tuple(ends))
 
 
@@ -768,14 +780,15 @@ def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
     numbers = re.fullmatch("([0-9]{1,9})[,;:]([0-9]{1,9})", text)
     if not numbers:
         raise UserError(
-            f"plan {shown(f'random:{text}')}: write random:SEED:GROUPS, "
-            "whole numbers from 0"
+            f"plan {shown(f'random:{text}'.rstrip(':'))}: write random:SEED:MESSAGES "
+            "with whole numbers from 0, as in random:7:12"
         )
     seed = int(numbers[1])
     n_groups = int(numbers[2])
     if not 1 <= n_groups <= workload.n:
         raise UserError(
-            f"random plan of {n_groups} groups: the workload has {workload.n} tensors"
+            f"plan {shown(f'random:{text}')}: the workload has {workload.n} gradients, "
+            f"so the number of messages must be from 1 to {workload.n}"
         )
     rng = np.random.default_rng(seed)
     possible = np.arange(1, workload.n)

@@ -180,5 +180,5 @@ def strategy(framework: str) -> Strategy:
         if name.lower() == framework.lower():
             return known
     raise UserError(
-        f"no strategy of {framework!r} is known: use one of {', '.join(STRATEGIES)}"
+        f"unknown strategy {framework!r}: use one of {', '.join(STRATEGIES)}"
     )

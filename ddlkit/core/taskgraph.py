@@ -497,7 +497,11 @@ class Gpus:
             If the GPUs do not fill machines.
         """
         if per_machine < 1 or n % per_machine:
-            raise UserError(f"{n} GPUs do not fill machines of {per_machine}")
+            noun = "GPU" if n == 1 else "GPUs"
+            raise UserError(
+                f"{n} {noun} cannot be divided into machines of {per_machine}: "
+                f"choose a divisor of {n}"
+            )
         return cls(n // per_machine, per_machine, shared_disk)
 
     @property
@@ -928,10 +932,12 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     elif head in classes and not number:
         chosen = np.array([name == head for name in classes])[graph.resource]
     if not chosen.any():
+        last_rank = graph.rank.max()
+        ranks = f"rank:0 to rank:{last_rank}" if last_rank > 0 else "rank:0"
         raise UserError(
-            f"no task or resource {what!r}: use layer:NUMBER to {graph.layer.max()}, "
-            f"rank:NUMBER to {graph.rank.max()}, a kind ({', '.join(sorted(kinds))}) or "
-            f"a resource ({', '.join(dict.fromkeys(classes))})"
+            f"there is no task {what!r}: use a kind ({', '.join(sorted(kinds))}), a "
+            f"resource ({', '.join(dict.fromkeys(classes))}), layer:1 to "
+            f"layer:{graph.layer.max()}, or {ranks}"
         )
     return chosen
 

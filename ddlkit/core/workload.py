@@ -173,7 +173,7 @@ class Workload:
             If the factor is not above zero.
         """
         if not factor > 0:
-            raise UserError(f"time dilation factor is {factor}: must be above zero")
+            raise UserError(f"--dilation {factor:g}: must be above zero")
         return replace(
             self,
             forward_s=factor * self.forward_s,

@@ -130,7 +130,9 @@ def ddp(iteration: Iteration, torch: str) -> str:
 def _ranks(cost: MessageCost) -> int:
     """Return the number of ranks of a cost, or raise UserError if it is unknown."""
     if cost.workers is None:
-        raise UserError("a cost of an unknown number of ranks: say --ranks")
+        raise UserError(
+            "the cost does not say between how many ranks it was measured: give --ranks"
+        )
     return cost.workers
 
 

@@ -646,7 +646,7 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
                 TracedIteration(number, len(steps), events, phases, free_s[first])
             )
     if not traced:
-        raise _no_iteration(trace, len(steps))
+        raise _no_iteration(trace)
     numbers = [iteration.number for iteration in traced]
     unknown = sorted(set(chosen) - set(numbers))
     if unknown:
@@ -688,7 +688,7 @@ def _steps(trace: KinetoTrace) -> list[tuple[float, float]]:
     return list(pairwise([0.0, *update_ends_s]))
 
 
-def _no_iteration(trace: KinetoTrace, steps: int) -> UserError:
+def _no_iteration(trace: KinetoTrace) -> UserError:
     """Return the error that says why no step of a trace is an iteration of training."""
     if not any(event.name.startswith("aten::") for event in trace.events):
         return trace.missing(
@@ -696,14 +696,13 @@ def _no_iteration(trace: KinetoTrace, steps: int) -> UserError:
         )
     # Before PyTorch 1.12, autograd noted gradients but not which function it evaluates.
     has_gradients = any(event.name == ACCUMULATE for event in trace.events)
-    cause = "inference?"
+    problem = "no iteration has both a forward and a backward pass"
     if has_gradients:
-        cause = "of a PyTorch before 1.12, or a part of a trace"
-    ranges = f"ranges {FORWARD} and {BACKWARD}"
-    needed = f"events of autograd ({EVALUATE}) with numbers, or {ranges}"
-    return trace.missing(
-        f"no step of {steps} has both passes ({cause}): a trace needs {needed}"
-    )
+        problem += (
+            ", because the trace was cut or is of a PyTorch before 1.12, where ranges "
+            f"{FORWARD} and {BACKWARD} must mark the passes"
+        )
+    return trace.missing(problem)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -1081,8 +1080,9 @@ def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
         and event.end_s > event.start_s
     ]
     if not usable:
-        raise trace.missing(
-            f"{len(messages)} messages, none of {', '.join(COMMUNICATION)} with a size"
+        raise UserError(
+            f"{trace.source}: holds no {' or '.join(COMMUNICATION)} with a size, which "
+            "--messages needs: record on two ranks or more, with record_shapes=True"
         )
     header = ["bytes", "seconds", "collective"]
     all_tell_ranks = all(_count(event.args.get("Group size")) for event in usable)

@@ -131,7 +131,10 @@ def read_collectives(
     if notes is not None and note:
         notes.append(f"{path}: {note}")
     if "ranks" not in frame and ranks is None:
-        raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
+        raise UserError(
+            f"{path}: does not say between how many ranks its times were measured: give "
+            "--ranks, or with --assume-ring add a column ranks to the file"
+        )
     # Columns that a file lacks have the given values, or the usual ones: 0 stands for an
     # unknown rate of the link, and "" for an unknown algorithm.
     assumed: dict[str, Any] = {
@@ -167,13 +170,14 @@ def _messages(path: Path, options: MessageOptions) -> MessageTimes:
     reader = readers.first_match(readers.MESSAGE_TIMES, text)
     if reader is not None:
         return reader.read(text, file, options)
-    problem = "no message times"
+    problem = "has no message times that ddlkit can read"
     other_test = benchmark_logs.other_test(text)
     if other_test:
-        problem = f"{other_test}, but no collective's average times"
+        problem = f"is of the test {other_test}, without average times of a collective"
     formats = readers.tried(readers.MESSAGE_TIMES, text)
     # If a run has failed, its last line often says why.
     _, _, last_line = text.rstrip().rpartition("\n")
     raise UserError(
-        f"{file}: {problem}: {formats}; its last line is {shown(last_line)}"
+        f"{file}: {problem}: give a CSV with the columns bytes and seconds, or the log "
+        f"of a benchmark of collectives; its last line is {shown(last_line)}, {formats}"
     )

@@ -130,8 +130,8 @@ def guess_kind(text: str, file: str) -> str:
     if reader is None:
         formats = readers.tried(readers.LAYER_PROFILES, text)
         raise UserError(
-            f"{file}: this is no format that can be imported: give --kind; {formats}; "
-            "logs of messages are for ddlkit fit"
+            f"{file}: has none of the formats that can be imported: give times of "
+            f"messages to ddlkit fit, or name the format with --kind; {formats}"
         )
     return reader.name
 

@@ -199,13 +199,13 @@ def tried(readers: Sequence[Reader[Options, Result]], text: str) -> str:
     Returns
     -------
     str
-        Which formats were tried, and how the file begins.
+        How the file begins, and which formats were tried.
 
     Examples
     --------
     >>> tried(MESSAGE_TIMES[-1:], "size,time\n8,2.1\n")
-    "tried: a CSV with columns bytes, seconds; its first line is 'size,time'"
+    "its first line is 'size,time'; formats that were tried: a CSV with columns bytes, seconds"
     """
     first_line, _, _ = text.strip().partition("\n")
     formats = "; ".join(reader.takes for reader in readers)
-    return f"tried: {formats}; its first line is {shown(first_line)}"
+    return f"its first line is {shown(first_line)}; formats that were tried: {formats}"

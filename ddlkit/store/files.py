@@ -116,7 +116,7 @@ def text_of(data: bytes, path: Path) -> str:
             f"{path}: binary at byte {error.start}, expected text"
         ) from error
     if not text.strip():
-        raise UserError(f"{path}: the file is empty: expected a header line and rows")
+        raise UserError(f"{path}: the file is empty: restore it, or write it again")
     return text
 
 
@@ -310,8 +310,14 @@ def lock(path: Path) -> Iterator[None]:
     # block must not be taken for errors of locking, so the block runs outside of
     # `_refusing`.
     with contextlib.ExitStack() as stack:
+        with _refusing("make the directory", path.parent):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except FileExistsError as error:
+                raise UserError(
+                    f"{path.parent} is a file, not a directory: name another"
+                ) from error
         with _refusing("lock", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             try:
                 descriptor = stack.enter_context(

@@ -95,10 +95,12 @@ def choose(
         if value is None:
             if len(values) > 1:
                 # A caller that lets the user choose has an entry, be it None.
-                advice = f"choose one by {key}"
+                advice = f"choose one with --{key}"
                 if key not in wanted:
                     advice = "keep the rows of one of them"
-                raise UserError(f"{path}: several values of {key} ({listed}): {advice}")
+                raise UserError(
+                    f"{path}: has several values of {key} ({listed}): {advice}"
+                )
             value = values[0]
         if value not in values:
             raise UserError(f"{path}: no row with {key} {value}: it has {listed}")
@@ -231,6 +233,16 @@ def _own_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[st
     # The time of forward is not an assumption: the caller replaces the 0.
     defaults = assumed if needs_forward else {**assumed, "forward_s": "0"}
     schema = SCHEMAS["layers"]
+    # Only a file that is a profile otherwise lacks nothing but the time of forward.
+    if (
+        needs_forward
+        and "forward_s" not in sheet.header
+        and "backward_s" in sheet.header
+    ):
+        raise UserError(
+            f"{path}: has no column forward_s: add the column, or give the time of the "
+            "forward pass with --forward-s"
+        )
     # A user's own file may lack the columns with a default, and no others.
     columns = [
         replace(column, default=defaults.get(column.name, column.default))

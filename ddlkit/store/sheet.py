@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 MOST_COLUMNS = 1_000
 """Columns of a table. Recorded tables have at most 40, users' own a few more."""
 
+_BEGIN_OF_JSON = re.compile(r'\s*(\{\s*"|\[\s*[\[{])')
+"""How a document of JSON begins. No line of column names begins in this way."""
+
 MOST_CELLS = 10_000_000
 """Cells of a table, by its commas and line breaks. Reading them takes about 1 GB."""
 
@@ -114,8 +117,8 @@ class Sheet:
         UserError
             Always.
         """
-        line = 1 if row is None else self.lines[row]
-        raise UserError(f"{self.file}: row at line {line}, column {column}: {problem}")
+        place = "header" if row is None else f"row at line {self.lines[row]}"
+        raise UserError(f"{self.file}: {place}, column {column}: {problem}")
 
 
 def check_cells(text: str, separators: str, file: str) -> None:
@@ -167,6 +170,10 @@ def read_sheet(text: str, file: str) -> Sheet:
     >>> sheet.header, sheet.lines, sheet.rows[1]
     (('bytes', 'seconds'), (2, 4), ['4096', '3e-5'])
     """
+    if _BEGIN_OF_JSON.match(text):
+        raise UserError(
+            f"{file}: is JSON, but a CSV table with a header line is needed here"
+        )
     check_cells(text, ",\n", file)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -185,11 +192,12 @@ def read_sheet(text: str, file: str) -> Sheet:
     if wrong_header:
         raise UserError(
             f"{file}: line 1, the header: {wrong_header}: "
-            "name the columns that are needed"
+            "write a line with the names of the columns that are needed"
         )
     if not numbered:
         raise UserError(
-            f"{file}: a header but no rows: truncated file, or nothing was measured"
+            f"{file}: has a header line but no rows below it: the file is truncated, or "
+            "nothing was measured"
         )
     lines, rows = zip(*numbered, strict=True)
     sheet = Sheet(file, header, lines, rows)
@@ -482,7 +490,10 @@ class Schema:
                 values[column.name] = column.default_value()
             else:
                 present = ", ".join(sheet.header)[:200]
-                sheet.fail(None, column.name, f"missing; the columns are {present}")
+                raise UserError(
+                    f"{sheet.file}: has no column {column.name}, which a table "
+                    f"{self.name} needs: its columns are {present}"
+                )
         frame = DataFrame(values, range(len(sheet.rows)))
         if self.key:
             self._refuse_duplicate(sheet, frame)

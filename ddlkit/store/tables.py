@@ -472,7 +472,9 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
         stamp = _read_stamp(_stamp_path(path))
         if stamp is None:
             raise UserError(
-                f"{path}: not a recorded table: no stamp {_stamp_path(path).name}"
+                f"{path}: is not a table that ddlkit measure wrote, because the file "
+                f"{_stamp_path(path).name} of that table is not beside it: give a "
+                "recorded table, and keep its two files together"
             )
         # Between the two writes of an exchange, the stamp is of the table to come, and the
         # stamp of the table that is still there is inside it.
