@@ -341,7 +341,7 @@ def test_the_command_says_what_the_model_does(
             ["predict", *words, "--units", "x", "--accumulate", "2"],
             "takes no --accumulate",
         ),
-        (["predict", *words[:4], "--units", "x"], "are of --strategy fsdp"),
+        (["predict", *words[:4], "--units", "x"], "is only for --strategy fsdp"),
     ):
         assert cli.main(wrong) == 2
         assert (
