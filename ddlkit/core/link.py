@@ -266,7 +266,7 @@ class _Demand(NamedTuple):
         return self.left_s[self.message] * self.factor
 
     def advance(self, step_s: float) -> None:
-        """Count down what is left by what is done in ``step_s`` seconds."""
+        """Subtract the work of ``step_s`` seconds from what is left."""
         # What ends in this step ends exactly: a difference could leave a rounding
         # error.
         if self.until_done_s > step_s:

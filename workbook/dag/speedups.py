@@ -121,7 +121,7 @@ def _draw_panel(ax: Axes, panel: pd.DataFrame, label: str) -> None:
         )
     plots.intervals(ax, frameworks, ranges, label=label)
     printed = panel.loc[panel["gpus"] == panel["gpus"].max(), "paper"]
-    # Printed values are drawn a little beside the lines, which would hide them.
+    # Printed values are drawn a little away from the lines, which would hide them.
     plots.points(ax, printed, np.arange(len(frameworks)) + 0.17, "paper", size=5)
     ax.set(xlim=(0, 4.3), xticks=range(5))
     ax.label_outer()

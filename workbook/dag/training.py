@@ -45,7 +45,7 @@ class Parts:
     ----------
     pipelines : Path
         The table of the runs that should be predicted, pipelines-<name>.csv. The tables
-        layers-, inputs- and collectives-<name>.csv beside it have the parts.
+        layers-, inputs- and collectives-<name>.csv in its folder have the parts.
 
     Attributes
     ----------

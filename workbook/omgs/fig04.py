@@ -471,7 +471,7 @@ def _identity(is_exposed: bool) -> Result:
     stated_compute_s = claims.claimed("omgs-computing")
     less_s = less_exposed_s(RESNET)
     selecting_s, _ = topk_parts(RESNET, 2)
-    # The ends of `less_exposed_s` differ by rounding and by what selecting may save.
+    # The ends of `less_exposed_s` differ by rounding and by the time that selecting may save.
     most_by_selecting_s = np.ptp(less_s) - 4 * HALF_S
     topk_s, omgs_s, compute_s, by_selecting_s = np.meshgrid(
         stated["topk_s"] + HALF_S * ends,

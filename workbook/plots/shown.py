@@ -284,7 +284,7 @@ def figure_html(image: Path, width: int) -> str:
 _QUALIFIED = re.compile(
     "(?P<plain>.+?)(?: (?P<qualifier>computed|difference|least|most))?"
 )
-"""The words of a column, and what its numbers are beside the printed ones, if anything."""
+"""The words of a column, and how its numbers differ from the printed ones, if at all."""
 
 
 def column(name: str) -> tuple[str, str]:

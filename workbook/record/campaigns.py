@@ -477,7 +477,7 @@ class LabPoints:
         n_bytes = gradient_bytes(request.network)
         if not request.sparse:
             return n_bytes
-        # An all-gather is counted by what all ranks contribute together.
+        # An all-gather is counted by the bytes of all ranks together.
         elements = selected(n_bytes // ELEMENT_BYTES, request.density)
         return self.shape.workers * ELEMENT_BYTES * elements
 

@@ -240,7 +240,7 @@ class _Passages:
         return list(self._readers)
 
     def run(self, way: Any) -> Marks:
-        """Run the kernel once beside the neighbour, and return the marks of the kernel."""
+        """Run the kernel once next to the neighbour, and return the marks of the kernel."""
         # A way counts as run even if its first passage fails.
         readers = self._readers.setdefault(way, [])
         marks, read = self._neighbour.beside(way, self._compute)

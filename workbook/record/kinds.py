@@ -123,7 +123,7 @@ def selections(here: Here, brief: bool = False) -> Iterator[Point]:
 def kernels_beside_messages(
     here: Here, brief: bool = False, copies: bool = False
 ) -> Iterator[Point]:
-    """Yield kernels beside the stand-in of communication, or beside copies of a copy engine."""
+    """Yield kernels next to the stand-in of communication, or next to a copy engine."""
     for case in contention.cases(here.device, brief, copies):
         yield Point("contention", *case)
 
@@ -132,7 +132,7 @@ def kernels_beside_messages(
 def training_beside_messages(
     here: Here, networks: Networks, budget: Budget, brief: bool = False
 ) -> Iterator[Point]:
-    """Yield training of each network beside the stand-in, which sends the gradients."""
+    """Yield training of each network next to the stand-in, which sends the gradients."""
     compared = sharing_training.sharing_settings(brief)
     for name, batch in networks:
         measure = partial(

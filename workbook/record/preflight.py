@@ -25,7 +25,7 @@ from ddlkit.store import machine
 EXPECTED_S = 8.0
 """The most seconds that a check is expected to take. The engine ends one that hangs."""
 OVERLAP = 0.9
-"""A stand-in that runs beside a smaller share of a product does not run beside it."""
+"""A stand-in that runs next to a smaller share of a product does not overlap with it."""
 OVERLAP_TRIES = 5
 NVIDIA = ("NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS")
 HARMFUL = ("PYTORCH_NO_CUDA_MEMORY_CACHING", *NVIDIA)

@@ -257,7 +257,7 @@ READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
 
 
 class Rows(NamedTuple):
-    """The rows of a rule, by what they may be used for.
+    """The rows of a rule, by their purpose.
 
     A part that the rule lacks has no rows. No row is in two parts.
 
