@@ -33,7 +33,7 @@ ELEMENT = arg(
 )
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def iteration_numbers(text: str) -> tuple[int, ...]:
     """Return the numbers that a list of numbers and ranges gives, as in 0,2-5."""
     # A number has at most four digits: a range of billions of numbers would use up the memory.
     span = r"\d{1,4}(-\d{1,4})?"
@@ -96,7 +96,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         "for a file of torch.profiler",
         arg(
             "--iterations",
-            type=_numbers,
+            type=iteration_numbers,
             metavar="NUMBERS",
             default=(),
             help="The iterations to read, as in 0,2-5. [default: all]",

@@ -234,12 +234,15 @@ class KinetoTrace:
         The rank of the process that was profiled.
     device : str
         "cpu", or the name of the GPU.
+    world_size : int
+        How many ranks the training had, 0 if the trace does not say.
     """
 
     source: str
     events: tuple[Event, ...]
     rank: int = 0
     device: str = "cpu"
+    world_size: int = 0
 
     def missing(self, problem: str) -> UserError:
         """Return the error for a trace that lacks something, with how to record one."""
@@ -316,6 +319,30 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
         raise UserError(
             f"{source}: cannot be read as JSON: {error}: {advice}"
         ) from error
+    return trace_of_document(document, source)
+
+
+def trace_of_document(document: Any, source: str) -> KinetoTrace:
+    """Return the trace in the JSON of a Chrome trace.
+
+    Parameters
+    ----------
+    document : object
+        The parsed JSON. Entries that are not needed may have been left out of it.
+    source : str
+        The file, as errors name it.
+
+    Returns
+    -------
+    KinetoTrace
+        The spans of the trace.
+
+    Raises
+    ------
+    UserError
+        If this is no Chrome trace, or if the trace has no span, or launches of kernels
+        without kernels.
+    """
     events = _mark_launched_before_trace(_spans(document, source))
     trace = KinetoTrace(source, tuple(events))
     if not trace.events:
@@ -326,7 +353,12 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     if not computes_on_gpu:
         _refuse_lost_kernels(trace)
     device = _gpu_name(document) if computes_on_gpu else "cpu"
-    return replace(trace, rank=_rank(document), device=device)
+    return replace(
+        trace,
+        rank=_rank(document),
+        device=device,
+        world_size=_world_size(document),
+    )
 
 
 def _refuse_lost_kernels(trace: KinetoTrace) -> None:
@@ -345,6 +377,13 @@ def _rank(document: Any) -> int:
     match document:
         case {"distributedInfo": {"rank": rank}}:
             return _count(rank)
+    return 0
+
+
+def _world_size(document: Any) -> int:
+    match document:
+        case {"distributedInfo": {"world_size": world_size}}:
+            return _count(world_size)
     return 0
 
 

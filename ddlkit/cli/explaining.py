@@ -1,0 +1,225 @@
+"""The command ``explain``: where the time of a training goes, by the traces of its ranks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ddlkit.cli.command import JSON, OUTPUT, arg, command, group, show
+from ddlkit.cli.converting import iteration_numbers
+from ddlkit.core import units
+
+NAME_COLUMNS = 30
+"""The width of the names at the left of the lines."""
+MOST_CAUSES = 6
+"""How many causes the screen shows."""
+MOST_REMEDIES = 4
+"""How many remedies the screen shows."""
+WHERE_TO_LOOK = {
+    "input": "its data loader: workers, storage, and the cache of its machine",
+    "forward": "the clock rate and the other processes of its machine, and the shape of "
+    "its batches",
+    "backward": "the clock rate and the other processes of its machine, and the shape of "
+    "its batches",
+    "update": "what it does alone after backward, such as logging or checkpoints",
+}
+"""Where a user should look for the delay of a rank, by phase."""
+
+
+@command(
+    "Explain where the time of a training step goes, and what each remedy would gain. "
+    "Give the traces of torch.profiler of all ranks of a training with "
+    "DistributedDataParallel; ddlkit trace records such traces. The iterations are "
+    "played again with one cause removed at a time.",
+    *group(
+        "input",
+        arg(
+            "traces",
+            type=Path,
+            nargs="+",
+            metavar="FILE",
+            help="The trace of each rank (also .gz), of at least 8 iterations. From the "
+            "trace of one rank alone, only bounds follow.",
+        ),
+        arg(
+            "--iterations",
+            type=iteration_numbers,
+            metavar="NUMBERS",
+            default=(),
+            help="The iterations to judge, as in 0,2-5. All are played again. "
+            "[default: all]",
+        ),
+        arg(
+            "--collectives",
+            type=Path,
+            metavar="FILE",
+            help="Times of all-reduces between the same ranks while the machines are "
+            "idle, as a recorded table, a CSV, or the log of a benchmark. With them "
+            "start-up and bandwidth are told apart, and other buckets can be compared.",
+        ),
+    ),
+    *group(
+        OUTPUT,
+        arg(
+            "--html",
+            type=Path,
+            metavar="FILE.html",
+            help="Also write the explanation as a page with drawings, which needs no "
+            "network. Drawing needs the extra ddlkit[plot].",
+        ),
+        JSON,
+    ),
+    example="ddlkit explain rank0.json rank1.json rank2.json",
+)
+def explain(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit explain``."""
+    from ddlkit.model.explanation import explain as explained
+
+    if arguments.html:
+        from ddlkit.show import WRITING_A_PAGE, needs
+
+        needs("--html", WRITING_A_PAGE)
+    reference = None
+    if arguments.collectives:
+        reference = _reference(arguments.collectives, len(arguments.traces))
+    explanation = explained(
+        arguments.traces, iterations=arguments.iterations, reference=reference
+    )
+    if arguments.json:
+        show(explanation.to_dict(), as_json=True)
+    else:
+        print("\n".join(screen(explanation)))
+    if arguments.html:
+        from ddlkit.show_explanation import write_explanation
+
+        write_explanation(explanation, screen(explanation), arguments.html)
+
+
+def _reference(path: Path, ranks: int) -> Any:
+    """Return the cost of all-reduces between ``ranks``, from a file of message times."""
+    from ddlkit.core.fit import fit
+    from ddlkit.formats.messages import read_bytes_seconds
+
+    sizes, seconds, _ = read_bytes_seconds(path, collective="all_reduce", ranks=ranks)
+    return fit("table", sizes, seconds, draws=0, workers=ranks).cost
+
+
+# -- the screen ------------------------------------------------------------------------
+
+
+def screen(explanation: Any) -> list[str]:
+    """Return an explanation as the lines that a person reads.
+
+    Parameters
+    ----------
+    explanation : Explanation
+        The explanation.
+
+    Returns
+    -------
+    list of str
+        A title, and a line for each fact.
+    """
+    iteration_s = explanation.iteration_s
+    replay_error = explanation.replay_s / iteration_s - 1
+    lines = [
+        f"{_count(explanation)}: {_headline(explanation)}",
+        "",
+        _line(
+            "iteration",
+            f"{_ms(iteration_s)} measured, {_ms(explanation.replay_s)} played again "
+            f"({replay_error:+.1%})",
+        ),
+        _line("compute", f"{_ms(explanation.compute_s)}, the mean over ranks"),
+        _line(
+            "exposed communication",
+            f"{_ms(explanation.exposed_s)}, waiting for messages or for other ranks",
+        ),
+        "",
+        _line("without", "the iteration would take (gain, interval of 95%)"),
+    ]
+    for cause in explanation.causes[:MOST_CAUSES]:
+        times = f"{_ms(cause.without_s)} ({_gain(cause)})"
+        lines.append(_line(_name_of_cause(cause), times))
+    if explanation.waterfall:
+        steps = [f"{_ms(s)} without {name}" for name, s in explanation.waterfall[1:]]
+        lines.append(_line("one after the other", ", ".join(steps)))
+    if explanation.remedies:
+        lines += ["", _line("with", "the iteration would take (gain, interval of 95%)")]
+    by_gain = sorted(explanation.remedies, key=lambda remedy: -remedy.gain_s)
+    for remedy in by_gain[:MOST_REMEDIES]:
+        lines += _remedy_lines(remedy)
+    lines += ["", f"first: {_first(explanation)}"]
+    lines += [f"{finding.what}: {finding.text}" for finding in explanation.findings]
+    return lines
+
+
+def _count(explanation: Any) -> str:
+    ranks = f"{explanation.ranks} ranks" if explanation.ranks else "one rank of several"
+    return f"{ranks}, {explanation.iterations} iterations"
+
+
+def _headline(explanation: Any) -> str:
+    """Return in a few words whether one rank is slow."""
+    if explanation.named is not None:
+        rank, phase = explanation.named["rank"], explanation.named["phase"]
+        return f"the other ranks wait for rank {rank}, which is slow in {phase}"
+    if not explanation.waterfall:
+        return "the trace of one rank gives bounds only"
+    return "no one rank is much slower than the others"
+
+
+def _first(explanation: Any) -> str:
+    """Return what the user should look at first."""
+    if explanation.named is not None:
+        rank, phase = explanation.named["rank"], explanation.named["phase"]
+        return f"look at {phase} of rank {rank}: {WHERE_TO_LOOK[phase]}"
+    if not explanation.waterfall:
+        return "give the traces of all ranks"
+    least_s = 0.03 * explanation.iteration_s
+    sure = [r for r in explanation.remedies if r.interval_s[0] > least_s]
+    if sure:
+        return f"try {max(sure, key=lambda remedy: remedy.gain_s).setting}"
+    causes = [c for c in explanation.causes if c.interval_s[0] > least_s]
+    if causes:
+        return f"the largest single cause is {_name_of_cause(causes[0])}"
+    return "nothing: no single cause surely costs more than 3% of the iteration"
+
+
+def _name_of_cause(cause: Any) -> str:
+    if cause.rank is not None:
+        return f"waiting for rank {cause.rank} ({cause.phase})"
+    if cause.cause == "waiting":
+        return "waiting for any rank"
+    return {
+        "start-up": "start-up of messages",
+        "bandwidth": "bytes on the link",
+        "contention": "contention with messages",
+        "copies": "copies into and out of buckets",
+        "buffers": "broadcasts of buffers",
+    }[cause.cause]
+
+
+def _remedy_lines(remedy: Any) -> Iterator[str]:
+    times = f"{_ms(remedy.with_s)} ({_gain(remedy)})"
+    # A name that is longer than its column has a line of its own.
+    if len(remedy.setting) > NAME_COLUMNS:
+        yield remedy.setting
+        yield _line("", times)
+    else:
+        yield _line(remedy.setting, times)
+
+
+def _gain(change: Any) -> str:
+    lower_s, upper_s = change.interval_s
+    return f"{_ms(change.gain_s)}, {_ms(lower_s)} to {_ms(upper_s)}"
+
+
+def _ms(seconds: float) -> str:
+    return units.format_seconds(seconds)
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:<{NAME_COLUMNS}} {text}"

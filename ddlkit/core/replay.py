@@ -1,0 +1,313 @@
+"""The iterations of all ranks played again, with whatever is changed in them.
+
+A rank of data-parallel training computes, posts a message, computes on, and at last waits
+for its messages. A message starts when the *last* rank has posted it, and it ends for all
+ranks at once. So two operations are enough to play a training again: a rank adds the
+seconds that it works, and a message takes the maximum over ranks. This is a recursion in
+the max-plus algebra. It has no parameter to fit: what each rank works, and what each
+message takes once all ranks have posted it, are read from traces.
+
+To ask what a cause costs, change the work or the messages, and play again. The answer
+differs from a sum of waiting times, because a rank that no longer waits for one rank may
+have to wait for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.link import Link, Parts
+from ddlkit.core.timeline import Timeline
+from ddlkit.core.workload import Floats
+
+PHASES = ("input", "forward", "backward", "update")
+"""The phases of an iteration, in their order."""
+POST = "post"
+WAIT = "wait"
+MARK = "mark"
+"""What a rank does at the end of a segment of work: nothing, where it is a mark."""
+
+
+class Segment(NamedTuple):
+    """A stretch of work of every rank, and what the rank does at its end.
+
+    Attributes
+    ----------
+    phase : str
+        The phase to which the work belongs: a name in `PHASES`.
+    action : str
+        `POST` posts a message, `WAIT` waits until a message has ended, and `MARK` does
+        nothing.
+    message : int
+        The number of that message within the iteration. It is -1 for a mark.
+    """
+
+    phase: str
+    action: str
+    message: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What all ranks do in some iterations, one after the other.
+
+    Parameters
+    ----------
+    segments : tuple of Segment
+        What every rank does in every iteration. Messages are posted in their order.
+    work_s : ndarray, shape (I, R, S)
+        How long each of R ranks works in each of S segments of I iterations, in seconds.
+    message_s : ndarray, shape (I, K)
+        How long each of K messages takes by itself once all ranks have posted it, in
+        seconds.
+    first_start_s : ndarray, shape (R,)
+        When each rank starts its first iteration, in seconds.
+    in_flight : int, optional
+        How many messages may be under way at once. They share the link equally.
+
+    Raises
+    ------
+    UserError
+        If an array has another shape, or a time is negative or not finite.
+
+    Examples
+    --------
+    Two ranks compute for 3 s and 5 s, send one message of 2 s, and wait for it. The first
+    rank waits for the second:
+
+    >>> segments = (Segment("backward", POST, 0), Segment("backward", WAIT, 0))
+    >>> schedule = Schedule(
+    ...     segments,
+    ...     work_s=np.array([[[3.0, 0.0], [5.0, 0.0]]]),
+    ...     message_s=np.array([[2.0]]),
+    ...     first_start_s=np.zeros(2),
+    ... )
+    >>> schedule.replay().iteration_s.tolist()
+    [7.0]
+    """
+
+    segments: tuple[Segment, ...]
+    work_s: Floats
+    message_s: Floats
+    first_start_s: Floats
+    in_flight: int = 1
+
+    def __post_init__(self) -> None:
+        n_iterations, n_ranks, n_segments = self.work_s.shape
+        n_messages = sum(segment.action == POST for segment in self.segments)
+        if n_segments != len(self.segments):
+            raise UserError(
+                f"a schedule of {len(self.segments)} segments has the work of "
+                f"{n_segments}"
+            )
+        if self.message_s.shape != (n_iterations, n_messages):
+            raise UserError(
+                f"a schedule of {n_iterations} iterations with {n_messages} messages "
+                f"has times of messages of shape {self.message_s.shape}"
+            )
+        if self.first_start_s.shape != (n_ranks,):
+            raise UserError(
+                f"a schedule of {n_ranks} ranks has {self.first_start_s.size} starts"
+            )
+        for times_s in (self.work_s, self.message_s):
+            if not (np.isfinite(times_s) & (times_s >= 0)).all():
+                raise UserError("a schedule: every time must be finite and not below 0")
+        if not np.isfinite(self.first_start_s).all():
+            raise UserError("a schedule: every start must be finite")
+
+    @property
+    def n_ranks(self) -> int:
+        """Return the number of ranks."""
+        return self.work_s.shape[1]
+
+    def in_phase(self, phase: str) -> np.ndarray:
+        """Return for each segment, shape (S,), whether it belongs to a phase."""
+        return np.array([segment.phase == phase for segment in self.segments])
+
+    def with_work(self, work_s: Floats) -> Schedule:
+        """Return the schedule with other work, shape (I, R, S), in seconds."""
+        return replace(self, work_s=work_s)
+
+    def with_messages(self, message_s: Floats) -> Schedule:
+        """Return the schedule with other times of messages, shape (I, K), in seconds."""
+        return replace(self, message_s=message_s)
+
+    def replay(self) -> Replay:
+        """Return when all ranks do everything, in a clock that all ranks share.
+
+        Returns
+        -------
+        Replay
+            The instants at which iterations start and messages are posted and end.
+
+        Notes
+        -----
+        Let t be the time of a rank. A segment of work w moves it to t + w. A post of
+        message k at t makes the message ready at the maximum of t over ranks. A wait for
+        message k moves t to the maximum of t and the end of k.
+        """
+        n_iterations, n_ranks, _ = self.work_s.shape
+        n_messages = self.message_s.shape[1]
+        starts_s = np.empty((n_iterations + 1, n_ranks))
+        posted_s = np.empty((n_iterations, n_ranks, n_messages))
+        ends_s = np.empty((n_iterations, n_messages))
+        starts_s[0] = self.first_start_s
+        for i in range(n_iterations):
+            starts_s[i + 1] = self._play_iteration(
+                i, starts_s[i], posted_s[i], ends_s[i]
+            )
+        return Replay(starts_s, posted_s, ends_s)
+
+    def _play_iteration(
+        self, i: int, start_s: Floats, posted_s: Floats, ends_s: Floats
+    ) -> Floats:
+        """Return when each rank ends iteration ``i``, shape (R,), in seconds.
+
+        ``start_s`` is when each rank starts the iteration. When messages are posted,
+        shape (R, K), and when they end, shape (K,), is written into the other arrays.
+        """
+        now_s = start_s.copy()
+        n_posted = 0
+        # How many of the messages have ends that still hold. A message that is posted
+        # later may share the link with an earlier one, and so change its end.
+        n_played = 0
+        for s, segment in enumerate(self.segments):
+            now_s += self.work_s[i, :, s]
+            k = segment.message
+            if segment.action == POST:
+                posted_s[:, k] = now_s
+                n_posted += 1
+            elif segment.action == WAIT:
+                if n_posted > n_played:
+                    ends_s[:n_posted] = self._message_ends_s(
+                        posted_s[:, :n_posted], self.message_s[i, :n_posted]
+                    )
+                    n_played = n_posted
+                now_s = np.maximum(now_s, ends_s[k])
+        return now_s
+
+    def timeline(self, i: int) -> Timeline:
+        """Return what all ranks do in an iteration, in a clock that they share.
+
+        Parameters
+        ----------
+        i : int
+            The position of the iteration.
+
+        Returns
+        -------
+        Timeline
+            The work of each phase, the waits, and the messages. Times are in seconds from
+            the start of the first rank. The input counts as "io".
+        """
+        replay = self.replay()
+        origin_s = replay.starts_s[i].min()
+        rows = []
+        for rank in range(self.n_ranks):
+            now_s = replay.starts_s[i, rank] - origin_s
+            for s, segment in enumerate(self.segments):
+                kind = "io" if segment.phase == "input" else segment.phase
+                end_s = now_s + self.work_s[i, rank, s]
+                rows.append(_row(rank, segment.phase, kind, "compute", now_s, end_s))
+                now_s = end_s
+                if segment.action == WAIT:
+                    end_s = max(now_s, replay.ends_s[i, segment.message] - origin_s)
+                    task = f"wait for message {segment.message}"
+                    rows.append(_row(rank, task, "wait", "compute", now_s, end_s))
+                    now_s = end_s
+            for k in range(self.message_s.shape[1]):
+                posted_s = replay.posted_s[i, :, k].max() - origin_s
+                end_s = replay.ends_s[i, k] - origin_s
+                row = _row(
+                    rank, f"message {k}", "all_reduce", "communication", posted_s, end_s
+                )
+                rows.append({**row, "group": k})
+        return Timeline.from_rows(row for row in rows if row["end_s"] > row["start_s"])
+
+    def _message_ends_s(self, posted_s: Floats, message_s: Floats) -> Floats:
+        """Return when messages end that ranks post, in seconds."""
+        ready_s = posted_s.max(axis=0)
+        # The clock of a link begins at 0, and the times of ranks may be below.
+        origin_s = ready_s.min()
+        parts = Parts(software_s=np.zeros_like(message_s), wire_s=message_s)
+        link = Link(in_flight=self.in_flight)
+        _, ends_s = link.play(ready_s - origin_s, parts)
+        return ends_s + origin_s
+
+
+def _row(
+    rank: int, task: str, kind: str, stream: str, start_s: float, end_s: float
+) -> dict[str, Any]:
+    """Return a span of a timeline."""
+    return {
+        "rank": rank,
+        "task": task,
+        "kind": kind,
+        "stream": stream,
+        "start_s": start_s,
+        "end_s": end_s,
+        "origin": "replayed",
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """When the ranks of a `Schedule` do everything.
+
+    Attributes
+    ----------
+    starts_s : ndarray, shape (I + 1, R)
+        When each rank starts each iteration, and at last when it has ended all of them.
+    posted_s : ndarray, shape (I, R, K)
+        When each rank posts each message.
+    ends_s : ndarray, shape (I, K)
+        When each message ends.
+    """
+
+    starts_s: Floats
+    posted_s: Floats
+    ends_s: Floats
+
+    @property
+    def iteration_s(self) -> Floats:
+        """Return how long iterations take, shape (I,), as the mean over ranks."""
+        mean_s: Floats = np.diff(self.starts_s, axis=0).mean(axis=1)
+        return mean_s
+
+
+def alone_s(starts_s: Floats, ends_s: Floats) -> Floats:
+    """Return how long messages would take alone that have shared a link.
+
+    Parameters
+    ----------
+    starts_s, ends_s : ndarray, shape (K,)
+        When each message of an iteration was under way, in seconds.
+
+    Returns
+    -------
+    ndarray, shape (K,)
+        Seconds. While n messages were under way, each of them advanced at a rate of 1/n.
+
+    Notes
+    -----
+    This inverts `Link.play` with messages that share the link equally: played with as
+    many in flight, the result ends at ``ends_s``.
+
+    Examples
+    --------
+    The second message was under way for 2 s, one of them together with the first one:
+
+    >>> alone_s(np.array([0.0, 3.0]), np.array([4.0, 5.0])).tolist()
+    [3.5, 1.5]
+    """
+    knots_s = np.unique(np.concatenate([starts_s, ends_s]))
+    # One row for each interval between two knots, one column for each message.
+    under_way = (starts_s <= knots_s[:-1, None]) & (knots_s[:-1, None] < ends_s)
+    sharing = np.maximum(under_way.sum(axis=1), 1)
+    share_s = np.diff(knots_s) / sharing
+    alone: Floats = share_s @ under_way
+    return alone

@@ -1,0 +1,226 @@
+"""A trace of torch.profiler read piece by piece, so that a large one fits the memory.
+
+A trace of a long training has a gigabyte of JSON, and Python's objects for it would take
+several times as much memory. Here one entry of the trace is parsed at a time, and what
+nobody needs of it is dropped at once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from ddlkit.core.errors import UserError, shown
+from ddlkit.formats.kineto import KinetoTrace, trace_of_document
+
+CHUNK_CHARACTERS = 1 << 20
+"""How much of a file is read at once."""
+MOST_CHARACTERS_OF_ENTRY = 1 << 26
+"""An entry of more characters is no span of a trace."""
+
+_KEY = '"traceEvents"'
+# What the readers of this library use of the arguments of a span.
+_NEEDED_ARGS = (
+    "Sequence number",
+    "Input Dims",
+    "Input type",
+    "Collective name",
+    "In msg nelems",
+    "Out msg nelems",
+    "dtype",
+    "Group size",
+    "Process Group Name",
+    "Process Group Description",
+    "Seq",
+    "correlation",
+    "grid",
+)
+_NEEDED_CATEGORIES = (
+    "cpu_op",
+    "user_annotation",
+    "kernel",
+    "memcpy",
+    "memset",
+    "cuda_runtime",
+    "cuda_driver",
+)
+
+
+def read_trace(path: Path | str) -> KinetoTrace:
+    """Return the spans of a trace that a reader of ranks needs.
+
+    Parameters
+    ----------
+    path : Path or str
+        A file that ``export_chrome_trace`` has written, packed if its name ends in .gz.
+
+    Returns
+    -------
+    KinetoTrace
+        Spans of operators, of what was annotated, of kernels, copies and their launches.
+        Spans of Python functions and arrows between spans are left out.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read, is cut short, or is no Chrome trace.
+    """
+    source = str(path)
+    opener = gzip.open if source.endswith(".gz") else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            document = _document(_Buffer(file, source), source)
+    except EOFError:
+        # Python's gzip raises this for a packed file that ends too early.
+        raise _cut_short(source) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{source}: cannot be read: {reason}") from error
+    return trace_of_document(document, source)
+
+
+class _Buffer:
+    """The part of a file that was read and not yet parsed."""
+
+    def __init__(self, file: TextIO, source: str) -> None:
+        self.file = file
+        self.source = source
+        self.text = ""
+        self.position = 0
+        self.decoder = json.JSONDecoder()
+
+    def read_more(self) -> bool:
+        """Append a chunk of the file, and return whether there was any."""
+        chunk = self.file.read(CHUNK_CHARACTERS)
+        self.text = self.text[self.position :] + chunk
+        self.position = 0
+        return bool(chunk)
+
+    def rest(self) -> str:
+        """Return all that was not parsed."""
+        return self.text[self.position :] + self.file.read()
+
+    def next_character(self) -> str:
+        """Skip white space, and return the character behind it, "" at the end."""
+        while True:
+            while self.position < len(self.text):
+                character = self.text[self.position]
+                if not character.isspace():
+                    return character
+                self.position += 1
+            if not self.read_more():
+                return ""
+
+    def value(self) -> Any:
+        """Parse the JSON value that begins here, and return it."""
+        while True:
+            try:
+                value, end = self.decoder.raw_decode(self.text, self.position)
+            except (json.JSONDecodeError, RecursionError):
+                # The value may only end in the next chunk of the file.
+                is_too_long = len(self.text) > MOST_CHARACTERS_OF_ENTRY
+                if is_too_long or not self.read_more():
+                    raise _cut_short(self.source) from None
+            else:
+                self.position = end
+                return value
+
+
+def _cut_short(source: str) -> UserError:
+    return UserError(
+        f"{source}: cannot be read as JSON to its end (was it cut short?): export the "
+        "trace again, with fewer iterations if it is long"
+    )
+
+
+def _document(buffer: _Buffer, source: str) -> dict[str, Any]:
+    """Return a Chrome trace with the entries that are needed."""
+    before = _skip_to_entries(buffer, source)
+    entries = list(_entries(buffer, source))
+    # Behind the list stand further facts, which must be complete as well.
+    after = buffer.rest().strip() or "}"
+    document: dict[str, Any] = {}
+    if before:
+        facts_before = before.rstrip().removesuffix(",") + "}"
+        facts_after = "{" + after.removeprefix(",")
+        for facts in (facts_before, facts_after):
+            try:
+                document.update(json.loads(facts))
+            except (ValueError, RecursionError):
+                raise _cut_short(source) from None
+    document["traceEvents"] = entries
+    return document
+
+
+def _skip_to_entries(buffer: _Buffer, source: str) -> str:
+    """Skip to the first entry of a trace, and return the text before the list's key.
+
+    The text is "" if the file is nothing but the list.
+    """
+    first = buffer.next_character()
+    if first == "[":
+        buffer.position += 1
+        return ""
+    while first == "{" and _KEY not in buffer.text:
+        if len(buffer.text) > MOST_CHARACTERS_OF_ENTRY or not buffer.read_more():
+            break
+    before, key, after = buffer.text[buffer.position :].partition(_KEY)
+    if first != "{" or not key:
+        start = shown(buffer.text[:40])
+        raise UserError(
+            f"{source}: not a Chrome trace of torch.profiler: it has no list "
+            f"traceEvents, and begins with {start}"
+        )
+    buffer.text = after
+    buffer.position = 0
+    for expected in ":[":
+        if buffer.next_character() != expected:
+            raise UserError(f"{source}: not a Chrome trace: traceEvents is no list")
+        buffer.position += 1
+    return before
+
+
+def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a list that are needed, and skip the end of the list."""
+    while True:
+        character = buffer.next_character()
+        if character == "]":
+            buffer.position += 1
+            return
+        if character == ",":
+            buffer.position += 1
+            continue
+        entry = buffer.value()
+        if not isinstance(entry, dict):
+            raise UserError(
+                f"{source}: not a Chrome trace: traceEvents has {shown(entry)}"
+            )
+        if _is_needed(entry):
+            yield _slimmed(entry)
+
+
+def _is_needed(entry: dict[str, Any]) -> bool:
+    """Return whether an entry is a span that some reader of ranks uses."""
+    if entry.get("ph") != "X":
+        return False
+    category = str(entry.get("cat", "")).lower().removeprefix("gpu_")
+    # An annotation on the GPU repeats one of the processor.
+    return category in _NEEDED_CATEGORIES and entry.get("cat") != "gpu_user_annotation"
+
+
+def _slimmed(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry without what no reader uses, and with each name stored once."""
+    args = entry.get("args")
+    if not isinstance(args, dict):
+        args = {}
+    slim = {key: entry[key] for key in ("ph", "ts", "dur", "pid", "tid") if key in entry}
+    slim["args"] = {key: args[key] for key in _NEEDED_ARGS if key in args}
+    for key in ("name", "cat"):
+        text = entry.get(key)
+        # Millions of spans have a few hundred names.
+        slim[key] = sys.intern(text) if isinstance(text, str) else text
+    return slim

@@ -1,0 +1,790 @@
+"""Where the time of a training step goes, and what each remedy would gain.
+
+The traces of all ranks are played again (`ddlkit.core.replay`), with one cause removed at
+a time. What the iteration then takes is the answer. Sums of waiting times are not: a rank
+that no longer waits for one rank may wait for another, or for the network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlkit.core.cost import AlphaBeta, MessageCost
+from ddlkit.core.errors import Finding, UserError
+from ddlkit.core.plan import FusionPlan, ddp, exact
+from ddlkit.core.replay import PHASES, POST, WAIT, Schedule, Segment
+from ddlkit.core.timeline import Timeline
+from ddlkit.core.units import MIB
+from ddlkit.core.workload import Floats
+from ddlkit.formats.rank_trace import RankTrace, rank_trace
+from ddlkit.formats.trace_stream import read_trace
+from ddlkit.model.other_buckets import Buckets
+from ddlkit.model.ranks import LEAST_ITERATIONS, TracedTraining, training_of
+
+MOST_REPLAY_ERROR = 0.05
+"""Above this error of the replay, which is a share of the iteration, nothing is said."""
+LEAST_SHARE = 0.03
+"""A rank is named only if it costs more than this share of the iteration."""
+TIMES_NEXT = 2.0
+"""A rank is named only if it costs so many times as much as the next rank."""
+IN_ITERATIONS = 0.6
+"""A rank is named only if it stands out in at least this share of the iterations."""
+LEVEL = 0.95
+"""The nominal coverage of intervals."""
+SAMPLES = 2000
+"""How many bootstrap samples an interval is made of."""
+MOST_TIMES_TYPICAL = 1.5
+"""An iteration that takes more times as long as the median is called slow."""
+MOST_RANKS_TRIED = 16
+"""For how many ranks the removal of each phase is played again."""
+LEAST_SIZE_RATIO = 4.0
+"""The sizes of messages tell start-up from bytes if they differ by this factor."""
+MOST_REFERENCE = 1.15
+"""How many times as long as in the trace a message may take in the reference."""
+CAPS_MIB = (1, 5, 10, 25, 50, 100)
+"""Bucket caps that are tried as a remedy, in MiB."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something that an iteration would take less time without.
+
+    Attributes
+    ----------
+    cause : str
+        "waiting", "start-up", "bandwidth", "contention", "copies" or "buffers".
+    rank : int or None
+        The rank for which the others wait. None for causes of all ranks.
+    phase : str or None
+        The phase of that rank in which most of its delay is.
+    share : float
+        The gain as a share of the iteration.
+    without_s : float
+        What the iteration would take without the cause, in seconds.
+    gain_s : float
+        The difference to the measured iteration, in seconds.
+    interval_s : tuple of float
+        The interval of the gain, of nominal coverage `LEVEL`, in seconds.
+    """
+
+    cause: str
+    rank: int | None
+    phase: str | None
+    share: float
+    without_s: float
+    gain_s: float
+    interval_s: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A setting or a change of hardware, and what the iteration would take with it.
+
+    Attributes
+    ----------
+    setting : str
+        What to change.
+    with_s : float
+        What the iteration would take, in seconds.
+    gain_s : float
+        The difference to the measured iteration, in seconds. It is negative where the
+        change would cost time.
+    interval_s : tuple of float
+        The interval of the gain, of nominal coverage `LEVEL`, in seconds.
+    """
+
+    setting: str
+    with_s: float
+    gain_s: float
+    interval_s: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where the time of an iteration goes.
+
+    Attributes
+    ----------
+    iteration_s, replay_s : float
+        The median iteration, as measured and as played again, in seconds.
+    compute_s : float
+        How long a rank works in an iteration, as the mean over ranks, in seconds.
+    exposed_s : float
+        The rest of the iteration, in which a rank waits for messages or other ranks.
+    ranks : int
+        The number of ranks of the training.
+    iterations : int
+        How many iterations were judged.
+    named : dict or None
+        The ``rank`` and the ``phase`` for which the others wait, None if no one rank
+        stands out.
+    causes : tuple of Cause
+        Single removals, the largest gain first. Their gains must not be added.
+    waterfall : tuple of (str, float)
+        Removals one after the other in a fixed order, each with what the iteration takes
+        then, in seconds. The first entry is the iteration itself.
+    remedies : tuple of Remedy
+        What can be changed.
+    messages : tuple of dict
+        The messages, each with ``collective``, ``bytes`` and ``seconds``, the median time
+        once all ranks have posted it.
+    findings : tuple of Finding
+        What was left out, and what is not known.
+    device : str
+        "cpu", or the name of the GPU.
+    timeline : Timeline or None
+        All ranks in the judged iteration that is nearest to the median. None for the
+        trace of one rank.
+    each_s : ndarray, shape (2, J)
+        The judged iterations as measured, and as played again, in seconds.
+    """
+
+    iteration_s: float
+    replay_s: float
+    compute_s: float
+    exposed_s: float
+    ranks: int
+    iterations: int
+    named: dict[str, Any] | None
+    causes: tuple[Cause, ...]
+    waterfall: tuple[tuple[str, float], ...]
+    remedies: tuple[Remedy, ...]
+    messages: tuple[dict[str, Any], ...]
+    findings: tuple[Finding, ...]
+    device: str = "cpu"
+    timeline: Timeline | None = field(default=None, repr=False)
+    each_s: Floats = field(default_factory=lambda: np.zeros((2, 0)), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the explanation as ``ddlkit explain --json`` prints it."""
+        # What only drawings need is left out.
+        description = asdict(replace(self, timeline=None, each_s=np.zeros((2, 0))))
+        del description["timeline"]
+        del description["each_s"]
+        description["waterfall"] = [
+            {"without": name, "iteration_s": seconds} for name, seconds in self.waterfall
+        ]
+        description["findings"] = [finding._asdict() for finding in self.findings]
+        return description
+
+
+def explain(
+    paths: Sequence[Path | str],
+    *,
+    iterations: Sequence[int] = (),
+    reference: MessageCost | None = None,
+) -> Explanation:
+    """Return where the time of a training goes, from the traces of its ranks.
+
+    Parameters
+    ----------
+    paths : sequence of Path or str
+        The traces of torch.profiler of all ranks, in any order, or that of one rank
+        alone, for bounds.
+    iterations : sequence of int, optional
+        The numbers of the iterations to judge. All are played again in any case. By
+        default all are judged.
+    reference : MessageCost, optional
+        What messages cost between as many ranks on the idle machine.
+
+    Returns
+    -------
+    Explanation
+        The explanation.
+
+    Raises
+    ------
+    UserError
+        If traces are missing, damaged, or of different iterations or messages, if the
+        training is not DDP, if the replay misses the measured iteration, or if the
+        reference is slower than the messages of the trace.
+    """
+    if not paths:
+        raise UserError("explain: give the trace of each rank")
+    # Traces are large, so each is read and reduced before the next one.
+    traces = [rank_trace(read_trace(path)) for path in paths]
+    if len(traces) == 1:
+        return bounds(traces[0], iterations)
+    return explanation(training_of(traces), iterations, reference)
+
+
+# -- what is judged --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Iterations that were played again, and those of changed schedules.
+
+    Attributes
+    ----------
+    measured_s : ndarray, shape (J,)
+        The judged iterations as measured, in seconds.
+    replayed_s : ndarray, shape (J,)
+        The same iterations played again without a change, in seconds.
+    judged : ndarray of bool, shape (I,)
+        Which of all iterations are judged.
+    """
+
+    measured_s: Floats
+    replayed_s: Floats
+    judged: np.ndarray
+    resamples: np.ndarray = field(repr=False)
+
+    @classmethod
+    def of(cls, training: TracedTraining, judged: np.ndarray) -> Comparison:
+        """Return the comparison of the judged iterations, shape (I,) of bool."""
+        replayed_s = training.schedule.replay().iteration_s[judged]
+        n_judged = int(judged.sum())
+        # The same samples serve every change, and a fixed seed makes them repeatable.
+        generator = np.random.default_rng(0)
+        resamples = generator.integers(n_judged, size=(SAMPLES, n_judged))
+        return cls(training.measured_s[judged], replayed_s, judged, resamples)
+
+    @property
+    def iteration_s(self) -> float:
+        """Return the median of the measured iterations, in seconds."""
+        return float(np.median(self.measured_s))
+
+    def gains_s(self, changed: Schedule) -> Floats:
+        """Return what each judged iteration gains by a change, shape (J,), in seconds."""
+        gains_s: Floats = self.replayed_s - changed.replay().iteration_s[self.judged]
+        return gains_s
+
+    def interval_s(self, gains_s: Floats) -> tuple[float, float]:
+        """Return the bootstrap interval of the median gain, in seconds."""
+        medians_s = np.median(gains_s[self.resamples], axis=1)
+        outside = (1 - LEVEL) / 2
+        lower_s, upper_s = np.quantile(medians_s, [outside, 1 - outside])
+        return float(lower_s), float(upper_s)
+
+    def cause(
+        self, name: str, gains_s: Floats, rank: int | None = None, phase: str | None = None
+    ) -> Cause:
+        """Return a cause from what each judged iteration gains without it.
+
+        A rank that is ready sooner could always wait, so that no removal costs time. A
+        replay can show a small loss, because messages that are posted sooner share the
+        link with others.
+        """
+        gain_s = max(0.0, float(np.median(gains_s)))
+        return Cause(
+            cause=name,
+            rank=rank,
+            phase=phase,
+            share=gain_s / self.iteration_s,
+            without_s=self.iteration_s - gain_s,
+            gain_s=gain_s,
+            interval_s=self.interval_s(gains_s),
+        )
+
+    def remedy(self, setting: str, gains_s: Floats) -> Remedy:
+        """Return a remedy from what each judged iteration gains by it."""
+        gain_s = float(np.median(gains_s))
+        return Remedy(
+            setting, self.iteration_s - gain_s, gain_s, self.interval_s(gains_s)
+        )
+
+
+def explanation(
+    training: TracedTraining,
+    iterations: Sequence[int] = (),
+    reference: MessageCost | None = None,
+) -> Explanation:
+    """Return where the time of a training goes.
+
+    Parameters
+    ----------
+    training : TracedTraining
+        The traces of all ranks, put together.
+    iterations : sequence of int, optional
+        The numbers of the iterations to judge, by default all.
+    reference : MessageCost, optional
+        What messages cost on the idle machine.
+
+    Returns
+    -------
+    Explanation
+        The explanation.
+
+    Raises
+    ------
+    UserError
+        If iterations do not exist, if the replay misses the measured iteration, or if
+        the reference is slower than the messages of the trace.
+    """
+    judged = _judged(training, iterations)
+    compared = Comparison.of(training, judged)
+    replay_s = float(np.median(compared.replayed_s))
+    error = abs(replay_s / compared.iteration_s - 1)
+    if error > MOST_REPLAY_ERROR:
+        raise UserError(
+            f"explain: played again, the iteration takes {replay_s * 1e3:.1f} ms instead "
+            f"of {compared.iteration_s * 1e3:.1f} ms, which is off by {error:.0%}: the "
+            "traces hold something that explain does not model, or messages of another "
+            "process group"
+        )
+    if reference is not None:
+        _refuse_slow_reference(training, reference)
+
+    schedule = training.schedule
+    findings = [*training.findings, *_slow_iterations(compared)]
+    by_rank = _gains_by_rank_s(training, compared)
+    named, rank_causes = _named(training, compared, by_rank)
+    causes = [*rank_causes]
+    causes.append(
+        compared.cause("waiting", compared.gains_s(without_waiting(schedule)))
+    )
+    cost, source_of_cost = _cost_of_messages(training, reference)
+    changes = _changes(training, cost)
+    for name, change in changes.items():
+        if name != "waiting":
+            gains_s = compared.gains_s(change(schedule))
+            if gains_s.any() or name in ("start-up", "bandwidth"):
+                causes.append(compared.cause(name, gains_s))
+    causes.sort(key=lambda cause: -cause.gain_s)
+
+    remedies = list(_remedies(training, compared, cost))
+    if cost is None:
+        text = (
+            "start-up and bandwidth, and other buckets: all messages have about the same "
+            "size (give --collectives of the idle machine)"
+        )
+        findings.append(Finding("not known", (), text))
+    elif reference is None:
+        text = f"start-up and bandwidth are told apart by {source_of_cost}"
+        findings.append(Finding("messages", (), text))
+    if training.traces[0].device == "cpu":
+        text = "the profiler makes iterations longer (6% in the median of our runs)"
+    else:
+        text = "explain has not been validated on NCCL; the profiler costs some percent"
+    findings.append(Finding("profiler", (), text))
+
+    compute_s = float(np.median(schedule.work_s[judged].sum(axis=2).mean(axis=1)))
+    return Explanation(
+        iteration_s=compared.iteration_s,
+        replay_s=replay_s,
+        compute_s=compute_s,
+        exposed_s=max(0.0, compared.iteration_s - compute_s),
+        ranks=schedule.n_ranks,
+        iterations=int(judged.sum()),
+        named=named,
+        causes=tuple(causes),
+        waterfall=_waterfall(schedule, compared, changes),
+        remedies=tuple(remedies),
+        messages=_described_messages(training),
+        findings=tuple(findings),
+        device=training.traces[0].device,
+        timeline=schedule.timeline(_nearest_to_median(training, judged)),
+        each_s=np.array([compared.measured_s, compared.replayed_s]),
+    )
+
+
+def _nearest_to_median(training: TracedTraining, judged: np.ndarray) -> int:
+    """Return the position of the judged iteration that is nearest to their median."""
+    positions = np.flatnonzero(judged)
+    distance_s = training.measured_s[judged] - np.median(training.measured_s[judged])
+    return int(positions[np.abs(distance_s).argmin()])
+
+
+def _judged(training: TracedTraining, iterations: Sequence[int]) -> np.ndarray:
+    """Return for each iteration of a training, shape (I,), whether it is judged."""
+    if not iterations:
+        return np.ones(len(training.numbers), dtype=bool)
+    unknown = sorted(set(iterations) - set(training.numbers.tolist()))
+    if unknown:
+        raise UserError(
+            f"--iterations {unknown[0]}: the traces have iterations "
+            f"{training.numbers[0]} to {training.numbers[-1]}"
+        )
+    return np.isin(training.numbers, iterations)
+
+
+def _slow_iterations(compared: Comparison) -> Iterator[Finding]:
+    """Yield a finding if some iterations are much slower than the median one."""
+    slow = compared.measured_s > MOST_TIMES_TYPICAL * compared.iteration_s
+    if slow.any():
+        text = (
+            f"{slow.sum()} of {len(slow)} iterations take more than "
+            f"{MOST_TIMES_TYPICAL:g} times the median, which all numbers here are about"
+        )
+        yield Finding("slow iterations", (), text)
+
+
+# -- changes of a schedule -------------------------------------------------------------
+
+
+def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Schedule:
+    """Return a schedule in which one rank is no slower than the other ranks.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        What the ranks do.
+    rank : int
+        The rank that is made faster.
+    phases : sequence of str
+        The phases in which it is made faster.
+
+    Returns
+    -------
+    Schedule
+        The schedule, in which each segment of these phases takes the rank no longer than
+        the median of the other ranks.
+    """
+    others = np.arange(schedule.n_ranks) != rank
+    median_s = np.median(schedule.work_s[:, others], axis=1)
+    chosen = np.isin([segment.phase for segment in schedule.segments], phases)
+    work_s = schedule.work_s.copy()
+    faster_s = np.minimum(work_s[:, rank], median_s)
+    work_s[:, rank] = np.where(chosen, faster_s, work_s[:, rank])
+    return schedule.with_work(work_s)
+
+
+def without_waiting(schedule: Schedule) -> Schedule:
+    """Return a schedule in which no rank is slower than the other ranks anywhere."""
+    work_s = np.empty_like(schedule.work_s)
+    for rank in range(schedule.n_ranks):
+        faster = without_delay(schedule, rank, PHASES)
+        work_s[:, rank] = faster.work_s[:, rank]
+    return schedule.with_work(work_s)
+
+
+def _changes(
+    training: TracedTraining, cost: MessageCost | None
+) -> dict[str, Callable[[Schedule], Schedule]]:
+    """Return the removal of each cause, in the fixed order of the waterfall.
+
+    Each is a function of a schedule, so that removals can follow one another.
+    """
+
+    def without_contention(schedule: Schedule) -> Schedule:
+        return _less_work(schedule, training.contention_s)
+
+    def without_copies(schedule: Schedule) -> Schedule:
+        return _less_work(schedule, training.copies_s)
+
+    changes: dict[str, Callable[[Schedule], Schedule]] = {
+        "waiting": without_waiting,
+        "contention": without_contention,
+        "copies": without_copies,
+    }
+    of_buffers = np.array([m.collective == "broadcast" for m in training.messages])
+    if of_buffers.any():
+        changes["buffers"] = lambda schedule: _without_messages(schedule, of_buffers)
+    if cost is not None:
+        startup_s = _startup_s(training, cost)
+
+        def without_startup(schedule: Schedule) -> Schedule:
+            return schedule.with_messages(np.maximum(schedule.message_s - startup_s, 0))
+
+        def without_bytes(schedule: Schedule) -> Schedule:
+            return schedule.with_messages(np.minimum(schedule.message_s, startup_s))
+
+        changes["start-up"] = without_startup
+        changes["bandwidth"] = without_bytes
+    return changes
+
+
+def _less_work(schedule: Schedule, less_s: Floats) -> Schedule:
+    """Return a schedule with less work, but never less than none."""
+    return schedule.with_work(np.maximum(schedule.work_s - less_s, 0.0))
+
+
+def _without_messages(schedule: Schedule, removed: np.ndarray) -> Schedule:
+    """Return a schedule without some messages, shape (K,) of bool, and their waits."""
+    message_s = np.delete(schedule.message_s, np.flatnonzero(removed), axis=1)
+    new_number = np.cumsum(~removed) - 1
+    segments = []
+    for segment in schedule.segments:
+        if segment.action in (POST, WAIT) and removed[segment.message]:
+            # The work of the segment stays.
+            segments.append(Segment(segment.phase, "mark"))
+        elif segment.action in (POST, WAIT):
+            number = int(new_number[segment.message])
+            segments.append(segment._replace(message=number))
+        else:
+            segments.append(segment)
+    return replace(schedule, segments=tuple(segments), message_s=message_s)
+
+
+def _waterfall(
+    schedule: Schedule,
+    compared: Comparison,
+    changes: dict[str, Callable[[Schedule], Schedule]],
+) -> tuple[tuple[str, float], ...]:
+    """Return what the iteration takes as one cause after the other is removed."""
+    steps = [("nothing", compared.iteration_s)]
+    least_gain_s = 0.0
+    # Buffers change the number of messages, so that they are removed last.
+    order = [name for name in changes if name != "buffers"]
+    order += [name for name in changes if name == "buffers"]
+    for name in order:
+        schedule = changes[name](schedule)
+        gain_s = float(np.median(compared.gains_s(schedule)))
+        # As with single removals, no further removal costs time.
+        least_gain_s = max(least_gain_s, gain_s)
+        steps.append((name, compared.iteration_s - least_gain_s))
+    return tuple(steps)
+
+
+# -- which rank ------------------------------------------------------------------------
+
+
+def _gains_by_rank_s(training: TracedTraining, compared: Comparison) -> Floats:
+    """Return what each judged iteration gains if one rank is no slower, shape (R, J)."""
+    schedule = training.schedule
+    gains_s = [
+        compared.gains_s(without_delay(schedule, rank, PHASES))
+        for rank in range(schedule.n_ranks)
+    ]
+    return np.array(gains_s)
+
+
+def _named(
+    training: TracedTraining, compared: Comparison, by_rank_s: Floats
+) -> tuple[dict[str, Any] | None, list[Cause]]:
+    """Return the rank and phase to name, if any, and the cause of each slow rank."""
+    schedule = training.schedule
+    medians_s = np.median(by_rank_s, axis=1)
+    order = np.argsort(-medians_s)
+    causes = []
+    for rank in order[:MOST_RANKS_TRIED].tolist():
+        if medians_s[rank] <= LEAST_SHARE / 3 * compared.iteration_s:
+            break
+        phase_gains_s = {
+            phase: np.median(compared.gains_s(without_delay(schedule, rank, [phase])))
+            for phase in PHASES
+        }
+        phase = max(phase_gains_s, key=lambda name: phase_gains_s[name])
+        causes.append(compared.cause("waiting", by_rank_s[rank], rank, phase))
+    if not causes:
+        return None, causes
+    first = order[0]
+    lower_s, _ = causes[0].interval_s
+    next_s = by_rank_s[order[1]]
+    stands_out = (by_rank_s[first] > LEAST_SHARE * compared.iteration_s) & (
+        by_rank_s[first] > TIMES_NEXT * next_s
+    )
+    is_named = (
+        lower_s > LEAST_SHARE * compared.iteration_s
+        and medians_s[first] > TIMES_NEXT * medians_s[order[1]]
+        and stands_out.mean() >= IN_ITERATIONS
+    )
+    if not is_named:
+        return None, causes
+    return {"rank": causes[0].rank, "phase": causes[0].phase}, causes
+
+
+# -- messages --------------------------------------------------------------------------
+
+
+def _of_gradients(training: TracedTraining) -> np.ndarray:
+    """Return for each message whether it carries gradients, of known size."""
+    return np.array(
+        [
+            m.in_backward and m.collective == "all_reduce" and m.n_bytes > 0
+            for m in training.messages
+        ]
+    )
+
+
+def _refuse_slow_reference(training: TracedTraining, reference: MessageCost) -> None:
+    """Raise UserError if messages take longer by the reference than in the trace."""
+    gradients = _of_gradients(training)
+    sizes = training.message_bytes[gradients]
+    traced_s = np.median(training.schedule.message_s, axis=0)[gradients]
+    reference_s = np.asarray(reference(sizes))
+    ratio = float(reference_s.sum() / traced_s.sum())
+    if ratio > MOST_REFERENCE:
+        raise UserError(
+            f"--collectives: by this reference the messages take {ratio:.2f} times as "
+            "long as in the trace, although nothing else ran beside them: measure it on "
+            "the same machines and ranks while they are idle"
+        )
+
+
+def _cost_of_messages(
+    training: TracedTraining, reference: MessageCost | None
+) -> tuple[MessageCost | None, str]:
+    """Return what messages cost by their size, and where that comes from.
+
+    Without a reference it is a line through the messages of the trace. It is None if
+    their sizes are too much alike to tell the start-up from the bytes.
+    """
+    if reference is not None:
+        return reference, "the reference"
+    gradients = _of_gradients(training)
+    sizes = training.message_bytes[gradients]
+    if len(sizes) < 2 or sizes.max() < LEAST_SIZE_RATIO * sizes.min():
+        return None, ""
+    seconds = np.median(training.schedule.message_s, axis=0)[gradients]
+    # Relative errors count alike for small and large messages.
+    design = np.column_stack([1 / seconds, sizes / seconds])
+    (alpha_s, beta_s), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
+    if beta_s <= 0:
+        return None, ""
+    if alpha_s < 0:
+        alpha_s = 0.0
+        beta_s = float(np.median(seconds / sizes))
+    return AlphaBeta(float(alpha_s), float(beta_s)), "the sizes of the trace's messages"
+
+
+def _startup_s(training: TracedTraining, cost: MessageCost) -> Floats:
+    """Return the start-up of each message, shape (K,), in seconds."""
+    startup_s = max(0.0, cost.startup_s())
+    # Messages that are not of gradients are small, and are nothing but start-up.
+    return np.where(_of_gradients(training), startup_s, math.inf)
+
+
+def _described_messages(training: TracedTraining) -> tuple[dict[str, Any], ...]:
+    medians_s = np.median(training.schedule.message_s, axis=0)
+    described = []
+    for message, seconds in zip(training.messages, medians_s, strict=True):
+        described.append(
+            {
+                "collective": message.collective,
+                "bytes": message.n_bytes,
+                "seconds": float(seconds),
+            }
+        )
+    return tuple(described)
+
+
+# -- remedies --------------------------------------------------------------------------
+
+
+def _remedies(
+    training: TracedTraining, compared: Comparison, cost: MessageCost | None
+) -> Iterator[Remedy]:
+    """Yield what can be changed, with what the iteration would take then."""
+    schedule = training.schedule
+    if training.copies_s.any():
+        gains_s = compared.gains_s(_less_work(schedule, training.copies_s))
+        yield compared.remedy("gradient_as_bucket_view=True (at most)", gains_s)
+    of_buffers = np.array([m.collective == "broadcast" for m in training.messages])
+    if of_buffers.any():
+        gains_s = compared.gains_s(_without_messages(schedule, of_buffers))
+        yield compared.remedy("broadcast_buffers=False", gains_s)
+    if cost is None:
+        return
+    startup_s = _startup_s(training, cost)
+    bytes_s = np.maximum(schedule.message_s - startup_s, 0.0)
+    faster = schedule.with_messages(schedule.message_s - bytes_s / 2)
+    yield compared.remedy("a link of twice the rate", compared.gains_s(faster))
+    yield from _bucket_remedies(training, compared, cost)
+
+
+def _bucket_remedies(
+    training: TracedTraining, compared: Comparison, cost: MessageCost
+) -> Iterator[Remedy]:
+    """Yield the best cap of DDP's buckets, and the best buckets of all."""
+    buckets = Buckets.of(training, cost)
+    if buckets is None:
+        return
+    # Both schedules are made from the readiness of gradients, so that what this leaves
+    # out, such as the time to post a message, is left out of both.
+    now_s = buckets.schedule(buckets.current).replay().iteration_s[compared.judged]
+
+    def gains_s(plan: FusionPlan) -> Floats:
+        other_s = buckets.schedule(plan).replay().iteration_s[compared.judged]
+        gained_s: Floats = now_s - other_s
+        return gained_s
+
+    plans = {"the default buckets of DDP": ddp(buckets.workload)}
+    for cap_mib in CAPS_MIB:
+        plans[f"bucket_cap_mb={cap_mib}"] = ddp(buckets.workload, cap_mib * MIB)
+    plans["the exact buckets (bucket_cap_mb_list)"] = exact(buckets.workload, cost)
+    tried = {}
+    for setting, plan in plans.items():
+        if plan.ends not in [p.ends for p, _ in tried.values()]:
+            tried[setting] = (plan, gains_s(plan))
+    by_gain = sorted(tried, key=lambda setting: -float(np.median(tried[setting][1])))
+    for setting in by_gain[:2]:
+        plan, gained_s = tried[setting]
+        if plan.ends != buckets.current.ends:
+            yield compared.remedy(f"{setting}: {len(plan.ends)} messages", gained_s)
+
+
+# -- one rank alone --------------------------------------------------------------------
+
+
+def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
+    """Return what the trace of a single rank says: bounds.
+
+    Parameters
+    ----------
+    trace : RankTrace
+        The trace.
+    iterations : sequence of int, optional
+        The numbers of the iterations to judge, by default all.
+
+    Returns
+    -------
+    Explanation
+        Without a named rank. What the rank waited may be the time of messages, the
+        lateness of other ranks, or both.
+
+    Raises
+    ------
+    UserError
+        If the training had one rank only, or the trace has too few iterations.
+    """
+    if trace.ranks == 1:
+        raise UserError(f"{trace.source}: a training of one rank sends no messages")
+    if len(trace.iterations) < LEAST_ITERATIONS:
+        raise UserError(
+            f"{trace.source}: {len(trace.iterations)} iterations: record at least "
+            f"{LEAST_ITERATIONS}"
+        )
+    # A training of this rank alone is one in which no message waits for another rank.
+    alone = training_of([replace(trace, rank=0, ranks=1)])
+    judged = _judged(alone, iterations)
+    compared = Comparison.of(alone, judged)
+    schedule = alone.schedule
+    compute_s = float(np.median(schedule.work_s[judged].sum(axis=2).mean(axis=1)))
+    without_messages = schedule.with_messages(np.zeros_like(schedule.message_s))
+    most_s = compared.gains_s(without_messages)
+    gain_s = float(np.median(most_s))
+    waiting = Cause(
+        cause="waiting",
+        rank=None,
+        phase=None,
+        share=gain_s / compared.iteration_s,
+        without_s=compared.iteration_s - gain_s,
+        gain_s=gain_s,
+        interval_s=(0.0, float(compared.interval_s(most_s)[1])),
+    )
+    if trace.ranks:
+        missing = f"the traces of the other {trace.ranks - 1} ranks"
+    else:
+        missing = "the traces of the other ranks"
+    findings = [
+        *alone.findings,
+        Finding(
+            "not known",
+            (),
+            f"{missing}: all waiting is at most {gain_s * 1e3:.1f} ms an iteration, and "
+            "may be the time of messages or the lateness of other ranks",
+        ),
+    ]
+    return Explanation(
+        iteration_s=compared.iteration_s,
+        replay_s=float(np.median(compared.replayed_s)),
+        compute_s=compute_s,
+        exposed_s=max(0.0, compared.iteration_s - compute_s),
+        ranks=trace.ranks,
+        iterations=int(judged.sum()),
+        named=None,
+        causes=(waiting,),
+        waterfall=(),
+        remedies=(),
+        messages=_described_messages(alone),
+        findings=tuple(findings),
+        device=trace.device,
+    )

@@ -1,0 +1,509 @@
+"""The traces of all ranks of a training, put together into one schedule.
+
+The clocks of ranks differ, and nothing here compares them. A message ends on all ranks at
+once, and it takes as long as on the rank that posted it last, which is the rank on which
+the message was the shortest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlkit.core.errors import Finding, UserError
+from ddlkit.core.replay import MARK, POST, WAIT, Schedule, Segment, alone_s
+from ddlkit.core.units import format_bytes
+from ddlkit.core.workload import Floats
+from ddlkit.formats.rank_trace import Message, RankIteration, RankTrace
+
+LEAST_ITERATIONS = 8
+"""With fewer iterations than these, no interval can be given."""
+LEAST_ALONE = 3
+"""How many runs show how long an operator takes, with messages or without."""
+LEAST_KNOWN = 0.5
+"""Below this share of known contention, a finding says what is not known."""
+
+Kind = tuple[str, int, bool]
+"""What identifies a message on all ranks: collective, bytes, whether in backward."""
+
+
+@dataclass(frozen=True, eq=False)
+class TracedTraining:
+    """A training of which all ranks were traced.
+
+    Attributes
+    ----------
+    traces : tuple of RankTrace
+        One for each rank, in the order of ranks.
+    schedule : Schedule
+        What the ranks do, as `Schedule.replay` plays it again.
+    measured_s : ndarray, shape (I,)
+        How long each iteration took, as the mean over ranks, in seconds.
+    numbers : ndarray, shape (I,)
+        The numbers of the iterations in the traces.
+    messages : tuple of Message
+        The messages of the first iteration of rank 0.
+    copies_s : ndarray, shape (I, R, S)
+        How much of each segment of work copies gradients into or out of buckets.
+    contention_s : ndarray, shape (I, R, S)
+        By how much operators of each segment took longer than by themselves.
+    findings : tuple of Finding
+        What was left out, and what is unknown.
+    """
+
+    traces: tuple[RankTrace, ...]
+    schedule: Schedule
+    measured_s: Floats
+    numbers: np.ndarray
+    messages: tuple[Message, ...]
+    copies_s: Floats
+    contention_s: Floats
+    findings: tuple[Finding, ...]
+
+    @property
+    def message_bytes(self) -> Floats:
+        """Return the size of each message, shape (K,), in bytes."""
+        return np.array([m.n_bytes for m in self.messages], dtype=float)
+
+
+def training_of(traces: Sequence[RankTrace]) -> TracedTraining:
+    """Return the training that ranks have traced.
+
+    Parameters
+    ----------
+    traces : sequence of RankTrace
+        One for each rank, in any order.
+
+    Returns
+    -------
+    TracedTraining
+        The training, with a schedule of all its iterations.
+
+    Raises
+    ------
+    UserError
+        If a rank is missing or is there twice, or if ranks have other iterations or
+        other messages than each other.
+    """
+    ordered = _in_order(traces)
+    usable, findings = _alike_iterations(ordered)
+    segments = _segments(usable)
+    work_s, copies_s = _work_s(usable, segments)
+    taken_s = _taken_s(usable)
+    message_s = _messages_alone_s(usable, taken_s)
+    contention_s, finding = _contention_s(usable, segments, taken_s)
+    schedule = Schedule(
+        segments,
+        work_s,
+        message_s,
+        first_start_s=_first_starts_s(usable),
+        in_flight=usable[0].in_flight,
+    )
+    measured_s = np.array(
+        [
+            [iteration.end_s - iteration.start_s for iteration in trace.iterations]
+            for trace in usable
+        ]
+    ).mean(axis=0)
+    return TracedTraining(
+        traces=tuple(usable),
+        schedule=schedule,
+        measured_s=measured_s,
+        numbers=np.array([i.number for i in usable[0].iterations]),
+        messages=usable[0].iterations[0].messages,
+        copies_s=np.minimum(copies_s, work_s),
+        contention_s=np.minimum(contention_s, work_s - np.minimum(copies_s, work_s)),
+        findings=tuple([*findings, *finding]),
+    )
+
+
+# -- which iterations and messages -----------------------------------------------------
+
+
+def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """Return the traces by rank. Raises UserError unless each rank is there once."""
+    by_rank: dict[int, RankTrace] = {}
+    for trace in traces:
+        other = by_rank.get(trace.rank)
+        if other is not None:
+            raise UserError(
+                f"{other.source} and {trace.source} are both of rank {trace.rank}: give "
+                "one trace for each rank"
+            )
+        by_rank[trace.rank] = trace
+    expected = max([trace.ranks for trace in traces] + [max(by_rank) + 1])
+    missing = [str(rank) for rank in range(expected) if rank not in by_rank]
+    if missing:
+        raise UserError(
+            f"traces of {len(by_rank)} of {expected} ranks: missing rank "
+            f"{', '.join(missing[:8])}: give the traces of all ranks, or of rank 0 alone "
+            "for bounds"
+        )
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def kinds(iteration: RankIteration) -> list[Kind]:
+    """Return what identifies the messages of an iteration on every rank."""
+    return [(m.collective, m.n_bytes, m.in_backward) for m in iteration.messages]
+
+
+def _alike_iterations(
+    traces: Sequence[RankTrace],
+) -> tuple[list[RankTrace], list[Finding]]:
+    """Return the traces without first iterations that have other messages.
+
+    DDP builds its buckets anew after the first iterations, so that these have other
+    messages than all that follow.
+    """
+    numbers = [[i.number for i in trace.iterations] for trace in traces]
+    for trace, own in zip(traces, numbers, strict=True):
+        if own != numbers[0]:
+            raise UserError(
+                f"{trace.source} has {len(own)} iterations ({_range(own)}), and "
+                f"{traces[0].source} has {len(numbers[0])} ({_range(numbers[0])}): "
+                "record the same iterations on all ranks"
+            )
+    last = kinds(traces[0].iterations[-1])
+    if not any(in_backward for _, _, in_backward in last):
+        raise UserError(
+            f"{traces[0].source}: no message is posted during backward: record a "
+            "training with DistributedDataParallel on two ranks or more"
+        )
+    n_early = 0
+    while kinds(traces[0].iterations[n_early]) != last:
+        n_early += 1
+    usable = [replace(t, iterations=t.iterations[n_early:]) for t in traces]
+    for trace in usable:
+        for iteration in trace.iterations:
+            _refuse_other_messages(trace, iteration, last, traces[0])
+    n_left = len(usable[0].iterations)
+    if n_left < LEAST_ITERATIONS:
+        raise UserError(
+            f"{traces[0].source}: {n_left} iterations with the same messages: record at "
+            f"least {LEAST_ITERATIONS}"
+        )
+    findings = []
+    if n_early:
+        text = f"the first {n_early} iterations: they have other messages"
+        findings.append(Finding("left out", (), text))
+    return usable, findings
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]} to {numbers[-1]}"
+
+
+def _refuse_other_messages(
+    trace: RankTrace, iteration: RankIteration, expected: Sequence[Kind], first: RankTrace
+) -> None:
+    """Raise UserError if an iteration has other messages than it should have."""
+    own = kinds(iteration)
+    if own == list(expected):
+        return
+    if len(own) != len(expected):
+        raise UserError(
+            f"{trace.source}: iteration {iteration.number} has {len(own)} messages, and "
+            f"the last one of {first.source} has {len(expected)}: record iterations "
+            "that are alike on all ranks"
+        )
+    for k, (there, here) in enumerate(zip(expected, own, strict=True)):
+        if there != here:
+            raise UserError(
+                f"rank {trace.rank} ({trace.source}): message {k} of iteration "
+                f"{iteration.number} is {_in_words(here)}, and on rank {first.rank} it is "
+                f"{_in_words(there)}: record iterations that are alike on all ranks"
+            )
+
+
+def _in_words(kind: Kind) -> str:
+    collective, n_bytes, in_backward = kind
+    place = "in backward" if in_backward else "outside of backward"
+    return f"{collective} of {format_bytes(n_bytes)} {place}"
+
+
+# -- segments and their work -----------------------------------------------------------
+
+
+def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
+    """Return what every rank does in an iteration."""
+    messages = traces[0].iterations[0].messages
+    in_backward = [k for k, m in enumerate(messages) if m.in_backward]
+    before = range(in_backward[0])
+    after = range(in_backward[-1] + 1, len(messages))
+    segments = [Segment("input", MARK)]
+    segments += _waited_at_once(traces, before, "forward")
+    segments.append(Segment("forward", MARK))
+    segments += [
+        Segment("backward", POST, k) for k in range(in_backward[0], after.start)
+    ]
+    segments.append(Segment("backward", MARK))
+    segments += [
+        Segment("backward", WAIT, k) for k in range(in_backward[0], after.start)
+    ]
+    # The work of this segment copies the last bucket back.
+    segments.append(Segment("backward", MARK))
+    segments += _waited_at_once(traces, after, "update")
+    segments.append(Segment("update", MARK))
+    return tuple(segments)
+
+
+def _waited_at_once(
+    traces: Sequence[RankTrace], numbers: range, phase: str
+) -> list[Segment]:
+    """Return the segments of messages that a rank waits for as soon as it posted them.
+
+    Messages that some rank posted before the one before had ended were posted together,
+    and are waited for together.
+    """
+    segments: list[Segment] = []
+    together: list[int] = []
+    for k in numbers:
+        if together and not _posted_together(traces, k - 1):
+            segments += [Segment(phase, WAIT, earlier) for earlier in together]
+            together = []
+        segments.append(Segment(phase, POST, k))
+        together.append(k)
+    segments += [Segment(phase, WAIT, earlier) for earlier in together]
+    return segments
+
+
+def _posted_together(traces: Sequence[RankTrace], k: int) -> bool:
+    """Return whether some rank posted message k + 1 before message k had ended."""
+    for trace in traces:
+        for iteration in trace.iterations:
+            if iteration.messages[k + 1].posted_s < iteration.messages[k].ended_s:
+                return True
+    return False
+
+
+def _work_s(
+    traces: Sequence[RankTrace], segments: Sequence[Segment]
+) -> tuple[Floats, Floats]:
+    """Return the work of each segment, and how much of it copies, shape (I, R, S)."""
+    n_iterations = len(traces[0].iterations)
+    shape = (n_iterations, len(traces), len(segments))
+    work_s = np.zeros(shape)
+    copies_s = np.zeros(shape)
+    for r, trace in enumerate(traces):
+        for i, iteration in enumerate(trace.iterations):
+            work_s[i, r], copies_s[i, r] = _work_of_iteration_s(iteration, segments)
+    return work_s, copies_s
+
+
+def _work_of_iteration_s(
+    iteration: RankIteration, segments: Sequence[Segment]
+) -> tuple[Floats, Floats]:
+    """Return the work of each segment of an iteration, and how much of it copies."""
+    copied_until_s = _copied_until_s(iteration)
+    work_s = np.zeros(len(segments))
+    copies_s = np.zeros(len(segments))
+    ends = _ends_of_segments_s(iteration, segments, copied_until_s)
+    now_s = iteration.start_s
+    for s, segment in enumerate(segments):
+        end_s = max(ends[s], now_s)
+        work_s[s] = end_s - now_s
+        for copy in iteration.copies_into:
+            if now_s <= copy.start_s < end_s:
+                copies_s[s] += copy.end_s - copy.start_s
+        is_copied_back = segment.phase == "backward" and end_s > iteration.backward_end_s
+        if is_copied_back and iteration.copies_back:
+            copies_s[s] = work_s[s]
+        now_s = end_s
+        if segment.action == WAIT:
+            now_s = max(now_s, iteration.messages[segment.message].ended_s)
+    return work_s, copies_s
+
+
+def _ends_of_segments_s(
+    iteration: RankIteration,
+    segments: Sequence[Segment],
+    copied_until_s: Sequence[float],
+) -> list[float]:
+    """Return until when a rank works in each segment, in seconds.
+
+    ``copied_until_s`` says when the bucket of each message is copied back. A rank begins
+    to wait for a message of backward when it has copied the bucket before.
+    """
+    marks = {
+        "input": [iteration.input_end_s],
+        "forward": [iteration.forward_end_s],
+        "backward": [iteration.backward_end_s, max(copied_until_s)],
+        "update": [iteration.end_s],
+    }
+    ends_s = []
+    for segment in segments:
+        if segment.action == MARK:
+            ends_s.append(marks[segment.phase].pop(0))
+        elif segment.action == POST:
+            ends_s.append(iteration.messages[segment.message].posted_s)
+        elif segment.phase == "backward" and segment.message:
+            ends_s.append(copied_until_s[segment.message - 1])
+        else:
+            # A rank waits at once for a message that is not of backward.
+            ends_s.append(iteration.start_s)
+    return ends_s
+
+
+def _copied_until_s(iteration: RankIteration) -> list[float]:
+    """Return for each message when its bucket has been copied back, in seconds.
+
+    It is the start of the iteration where nothing is copied, so that no work follows
+    from it. Buckets are copied in their order, so their share of all bytes tells which
+    copies belong to which bucket.
+    """
+    until_s = [iteration.start_s] * len(iteration.messages)
+    all_elements = sum(copy.elements for copy in iteration.copies_back)
+    all_bytes = sum(m.n_bytes for m in iteration.messages if m.in_backward)
+    if not all_elements or not all_bytes:
+        return until_s
+    copied = 0
+    sent = 0
+    remaining = list(iteration.copies_back)
+    for k, message in enumerate(iteration.messages):
+        if not message.in_backward:
+            continue
+        sent += message.n_bytes
+        # Half an element more is allowed for the rounding of shares.
+        most = sent / all_bytes * all_elements + 0.5
+        while remaining and copied + remaining[0].elements <= most:
+            copy = remaining.pop(0)
+            copied += copy.elements
+            until_s[k] = copy.end_s
+    return until_s
+
+
+# -- messages --------------------------------------------------------------------------
+
+
+def _taken_s(traces: Sequence[RankTrace]) -> Floats:
+    """Return how long messages took once all ranks had posted them, shape (I, K)."""
+    durations_s = [
+        [[m.duration_s for m in iteration.messages] for iteration in trace.iterations]
+        for trace in traces
+    ]
+    shortest_s: Floats = np.min(durations_s, axis=0)
+    return shortest_s
+
+
+def _messages_alone_s(traces: Sequence[RankTrace], taken_s: Floats) -> Floats:
+    """Return how long messages would have taken alone, shape (I, K), in seconds."""
+    if traces[0].in_flight == 1:
+        return taken_s
+    alone = np.empty_like(taken_s)
+    for i, iteration in enumerate(traces[0].iterations):
+        ends_s = np.array([m.ended_s for m in iteration.messages])
+        alone[i] = alone_s(ends_s - taken_s[i], ends_s)
+    return alone
+
+
+def _first_starts_s(traces: Sequence[RankTrace]) -> Floats:
+    """Return when each rank starts its first iteration, shape (R,), in seconds.
+
+    The common clock is that in which the first message of backward ends on all ranks at
+    once.
+    """
+    starts_s = []
+    for trace in traces:
+        first = trace.iterations[0]
+        ended_s = next(m.ended_s for m in first.messages if m.in_backward)
+        starts_s.append(first.start_s - ended_s)
+    return np.array(starts_s) - min(starts_s)
+
+
+# -- operators beside messages ---------------------------------------------------------
+
+
+def _contention_s(
+    traces: Sequence[RankTrace], segments: Sequence[Segment], taken_s: Floats
+) -> tuple[Floats, list[Finding]]:
+    """Return by how much messages slowed the operators of each segment down.
+
+    The result has shape (I, R, S). Of operators that compute the same, the median beside
+    messages is compared with the median without a message, over all ranks and
+    iterations. A single operator that was delayed for another reason changes neither.
+    """
+    runs = list(_runs(traces, taken_s))
+    slowdown = _slowdowns(runs)
+    n_iterations = len(traces[0].iterations)
+    contention_s = np.zeros((n_iterations, len(traces), len(segments)))
+    known_s = 0.0
+    all_s = 0.0
+    first_of_backward = [s.phase for s in segments].index("backward")
+    for run in runs:
+        if not run.is_beside_message:
+            continue
+        all_s += run.duration_s
+        if run.alike not in slowdown:
+            continue
+        known_s += run.duration_s
+        iteration = traces[run.rank].iterations[run.iteration]
+        posted_s = [m.posted_s for m in iteration.messages if m.in_backward]
+        segment = first_of_backward + int(np.searchsorted(posted_s, run.start_s))
+        longer_s, median_s = slowdown[run.alike]
+        # An operator that was quick, or delayed otherwise, loses no more than usual.
+        contention_s[run.iteration, run.rank, segment] += min(
+            longer_s, max(run.duration_s - median_s, 0.0)
+        )
+    findings = []
+    if all_s and known_s < LEAST_KNOWN * all_s:
+        text = (
+            f"contention of {1 - known_s / all_s:.0%} of the compute beside messages: no "
+            "operator of the same shape ran without a message"
+        )
+        findings.append(Finding("not known", (), text))
+    return contention_s, findings
+
+
+class _Run(NamedTuple):
+    """An operator as it ran once, and whether a message was under way meanwhile."""
+
+    iteration: int
+    rank: int
+    alike: int
+    start_s: float
+    duration_s: float
+    is_beside_message: bool
+
+
+def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
+    """Yield the operators of backward. ``taken_s`` has the times of messages, (I, K)."""
+    for rank, trace in enumerate(traces):
+        for i, iteration in enumerate(trace.iterations):
+            ends_s = np.array([m.ended_s for m in iteration.messages])
+            # A message that waits for another rank moves no bytes and slows nothing.
+            starts_s = ends_s - taken_s[i]
+            for operator in iteration.operators:
+                overlaps = (starts_s < operator.end_s) & (operator.start_s < ends_s)
+                yield _Run(
+                    i,
+                    rank,
+                    operator.alike,
+                    operator.start_s,
+                    operator.end_s - operator.start_s,
+                    bool(overlaps.any()),
+                )
+
+
+def _slowdowns(runs: Sequence[_Run]) -> dict[int, tuple[float, float]]:
+    """Return for operators that compute the same what messages cost them, in seconds.
+
+    The first number is by how much the median beside messages is longer than the median
+    without, and the second number is the median without. Operators of which there are
+    too few of either kind are left out.
+    """
+    durations_s: dict[tuple[int, bool], list[float]] = defaultdict(list)
+    for run in runs:
+        durations_s[run.alike, run.is_beside_message].append(run.duration_s)
+    slowdowns = {}
+    for alike in {run.alike for run in runs}:
+        alone_s = durations_s[alike, False]
+        beside_s = durations_s[alike, True]
+        if min(len(alone_s), len(beside_s)) >= LEAST_ALONE:
+            median_s = float(np.median(alone_s))
+            longer_s = max(float(np.median(beside_s)) - median_s, 0.0)
+            slowdowns[alike] = (longer_s, median_s)
+    return slowdowns
