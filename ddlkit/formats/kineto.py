@@ -254,24 +254,9 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     """Return the layer profile of a trace.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : ImportOptions
-        ``iterations`` chooses among the iterations of the trace.
-
-    Returns
-    -------
-    ReadProfile
-        The profile, and findings.
-
-    Raises
-    ------
-    UserError
-        If the file is no trace, or lacks something that a profile needs.
+    Arguments, result and errors are those of every reader, see
+    `ddlkit.formats.contract`. The option ``iterations`` chooses among the iterations of
+    the trace.
     """
     profile, findings = layer_profile(parse_kineto(text, file), options.iterations)
     overhead = (
@@ -628,23 +613,30 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
     """
     by_launch = sorted(trace.events, key=lambda event: event.launched_s)
     launched_s = [event.launched_s for event in by_launch]
-    # free_s[k] is when the GPU had computed all of the first k events. Neither a
-    # message nor the copy of an input keeps the GPU from computing.
+    # When the GPU had computed each event. Other events, and messages and copies of
+    # inputs, do not keep the GPU from computing.
     computed_s = [
         event.end_s if _is_computed_on_gpu(event) else -math.inf for event in by_launch
     ]
+    # free_s[k] is when the GPU had computed all of the first k events.
     free_s = np.maximum.accumulate([-math.inf, *computed_s])
 
     steps = _steps(trace)
     traced: list[TracedIteration] = []
     for number, (start_s, end_s) in enumerate(steps):
+        # This many events were launched before the step.
         first = bisect_left(launched_s, start_s)
         events = tuple(by_launch[first : bisect_left(launched_s, end_s)])
         phases = _phases(events)
         if "forward" in phases and "backward" in phases:
-            traced.append(
-                TracedIteration(number, len(steps), events, phases, free_s[first])
+            iteration = TracedIteration(
+                number=number,
+                steps_in_trace=len(steps),
+                events=events,
+                phases=phases,
+                free_s=free_s[first],
             )
+            traced.append(iteration)
     if not traced:
         raise _no_iteration(trace)
     numbers = [iteration.number for iteration in traced]
@@ -706,7 +698,8 @@ def _no_iteration(trace: KinetoTrace) -> UserError:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return rising numbers as --iterations takes them, such as "0,2-5"."""
+    """Return rising numbers as the option --iterations takes them, such as "0,2-5"."""
+    # Each run of consecutive numbers becomes one range.
     jumps = np.flatnonzero(np.diff(numbers) > 1)
     ranges = []
     for run in np.split(np.array(numbers), jumps + 1):
@@ -725,8 +718,10 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
 
     Phases are those that the user has marked, or else follow from autograd and the
     optimizer: backward from the first to the last function of autograd, forward from the
-    first operator with a gradient until then, and the update with the optimizer's steps.
-    A phase that cannot be told is left out. All instants are by the processor's clock.
+    first operator with a gradient until backward starts, and the update from the first to
+    the last step of the optimizer. A phase that cannot be told is left out. All instants
+    are by the processor's clock. ``events`` are those of one step, in the order in which
+    the processor launched them.
     """
     phases: dict[str, tuple[float, float]] = {}
     functions = [event for event in events if event.name.startswith(EVALUATE)]
@@ -1019,10 +1014,11 @@ class _Work:
         self.latest_end_s = np.maximum.accumulate([k.end_s for k in self.kernels])
 
     def done_s(self, instant_s: float) -> float:
-        """Return when all was done that had been launched at an instant, in seconds.
+        """Return when all work was done that had been launched until ``instant_s``.
 
-        Without a GPU, it is done at that instant. Before the first launch the result is
-        the start of the first kernel, from which the GPU's time is counted.
+        The result is in seconds. Without a GPU, the work is done at that instant. Before
+        the first launch, the result is the start of the first kernel, from which the GPU's
+        time is counted.
         """
         if not self.kernels:
             return instant_s
@@ -1032,7 +1028,7 @@ class _Work:
         return float(self.latest_end_s[n_launched - 1])
 
     def took_s(self, phase: str) -> float:
-        """Return the seconds from the first kernel of a phase until all was done.
+        """Return the seconds from the first kernel of a phase until all its work was done.
 
         The phase does not begin before the GPU had done the work of earlier iterations,
         which would otherwise count twice where the GPU lags behind the processor.
