@@ -358,8 +358,10 @@ def plan(arguments: argparse.Namespace) -> None:
     if chosen.least_s is not None:
         proof["no_plan_below_s"] = chosen.least_s
         if arguments.slowdown or arguments.copies:
-            warning = "the plan exact is proven best without contention only: try "
-            "--planner search"
+            warning = (
+                "the plan exact is proven best without contention only: try "
+                "--planner search"
+            )
             warnings.append(warning)
             print_warnings([warning])
     if arguments.json:
