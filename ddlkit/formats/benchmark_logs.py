@@ -109,7 +109,12 @@ class Layout(NamedTuple):
 LAYOUTS = (
     Layout("nccl-tests", "time", frozenset({"size", "count", "algbw", "busbw"})),
     # Until 2019, nccl-tests printed milliseconds.
-    Layout("nccl-tests", "time", frozenset({"bytes", "n", "algbw", "busbw"}), 1e3),
+    Layout(
+        "nccl-tests",
+        "time",
+        frozenset({"bytes", "n", "algbw", "busbw"}),
+        time_unit_us=1e3,
+    ),
     Layout("osu", "avg_us", frozenset({"size", "avg_us"})),
     Layout("imb", "t_avg_us", frozenset({"bytes", "repetitions", "t_avg_us"})),
 )
@@ -271,10 +276,11 @@ class Table:
         UserError
             If cells are missing.
         """
+        # `before` has the columns before the first time, `timed` that time and all after it.
         n_before = self.columns.index(self.layout.time)
         before = self.columns[:n_before]
         timed = self.columns[n_before:]
-        # A time stamp has one name and two words.
+        # A row is matched from its end. A time stamp has one name and two words.
         n_timed_words = len(timed) + timed.count("timestamp")
         first_time = len(words) - n_timed_words
         # nccl-tests leaves redop blank where there is none, so that a word may be
@@ -413,6 +419,7 @@ class _TableCollector:
         self.is_row_cut = False
         if not line.strip():
             return
+        # From here on, the line is no row. It may still be the first one after a row.
         is_after_row = self.is_after_row
         self.is_after_row = False
         if _FENCE.match(line):
@@ -440,8 +447,8 @@ class _TableCollector:
         words = _WORD.findall(line)
         columns = self.current.columns
         _, row = self.current.rows[-1]
-        # A time stamp has one name and two words. After a row that NCCL's text
-        # followed, and did not cut, another row comes: together they are too long.
+        # A time stamp has one name and two words. If NCCL's text came after a whole row, the
+        # next line is another row, and the two together have too many words.
         most_words = len(columns) + columns.count("timestamp")
         if not words or len(row) + len(words) > most_words:
             return False
@@ -816,9 +823,10 @@ def _possible_by_rates(
     mean_bytes_per_s = (fast["size"] / fast["time"]).mean()
     algbw_factor = mean_algbw_gb_per_s / mean_bytes_per_s * 1e9
     busbw_factor = fast["busbw"].mean() / mean_algbw_gb_per_s
-    # Both errors are relative. Two bandwidths are rounded by 0.01 GB/s together.
+    # How far the two ratios may be off, as a share. The two bandwidths of a ratio are
+    # rounded by 0.01 GB/s together.
     rate_error = 0.001 + 0.01 / mean_algbw_gb_per_s
-    # Times of seconds are printed to two digits, which is up to 5%.
+    # Times of seconds are printed to two digits, so that rounding changes them by up to 5%.
     time_error = rate_error + 0.05
 
     _, last_words = table.rows[-1]

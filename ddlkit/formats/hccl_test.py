@@ -87,8 +87,9 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> BenchmarkRow:
     """Return the row of a table that `_ROW` has matched.
 
-    ``where`` is the file and the line of the row. ``ranks`` is the number that the user
-    has given, 0 if none. A printed size may be the part of one of that many ranks.
+    ``where`` is the file and the line of the row. ``ranks`` is the number of ranks that
+    the user has given, 0 if none. With a number, the printed size must be that of the
+    message, or that of one rank's part.
     """
     # NULL means that the results were not checked.
     if match["result"] not in ("success", "NULL"):
