@@ -313,10 +313,11 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the times of the one table of a log that the options choose.
 
-    Arguments, result and errors are those of every reader, see
-    `ddlkit.formats.contract`. The options ``collective`` and ``ranks`` choose a table, or
-    are facts that the log does not state. The option ``place`` chooses between times in
-    place and out of place, as in `rows_of_place`.
+    The options ``collective`` and ``ranks`` choose a table, or are facts that the log
+    does not state. The option ``place`` chooses between times in place and out of
+    place, as in `rows_of_place`.
+
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     rows, table = read_log(
         read_tables(text, file),

@@ -328,8 +328,9 @@ def rows_of_place(
     UserError
         If there are no rows of the place.
     """
-    # Only sizes that have times of both places are compared.
     note = ""
+    # A row for each size and a column for each place. `dropna` leaves only sizes that have
+    # times of both places.
     medians_s = frame.groupby(["bytes", "place"])["seconds"].median().unstack().dropna()
     if place is None and medians_s.shape[1] == 2 and len(medians_s):
         log_ratios = np.log(medians_s["out_of_place"] / medians_s["in_place"]).abs()

@@ -63,9 +63,10 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of all tables in a log.
 
-    Arguments, result and errors are those of every reader, see
-    `ddlkit.formats.contract`. The options ``place`` and ``table`` are refused, because
-    the log has neither.
+    The log has neither places nor numbers of tables: the option ``table`` is refused
+    here, and ``place`` by `benchmark_times`.
+
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
     title: re.Match[str] | None = None

@@ -67,10 +67,11 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     """Return the FLOP counts of a file as a profile.
 
-    Arguments, result and errors are those of every reader, see
-    `ddlkit.formats.contract`. The options ``network`` and ``batch`` are added to the
-    profile. FLOP become times by the options ``peak`` and ``utilisation``, or by
-    ``compute_s``. The finding is the FLOP of one sample.
+    The options ``network`` and ``batch`` are added to the profile. FLOP become times by
+    the options ``peak`` and ``utilisation``, or by ``compute_s``. The finding is the
+    FLOP of one sample.
+
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     tensors = read_flops(read_sheet(text, file))
     return profile_of(tensors, options.network or "", file, options)

@@ -58,10 +58,11 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of all tables in a log.
 
-    Arguments, result and errors are those of every reader, see
-    `ddlkit.formats.contract`. The option ``collective`` is used for rows above which no
-    command names one. The number of ranks is always the option ``ranks``, as no log
-    states it. The options ``place`` and ``table`` are refused.
+    The option ``collective`` is used for rows above which no command names one. The
+    number of ranks is always the option ``ranks``, as no log states it. The option
+    ``table`` is refused here, and ``place`` by `benchmark_times`.
+
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
     # The user's choice, until a command in the log names another collective.

@@ -40,7 +40,7 @@ UPDATE = "ddlkit.update"
 """Names of ranges with which a training loop may mark the phases of an iteration."""
 
 EVALUATE = "autograd::engine::evaluate_function"
-"""How the name of a span begins in which autograd runs a function of backward."""
+"""The start of the name of a span in which autograd runs a function of backward."""
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 """The name of a span in which autograd stores a gradient that is ready."""
@@ -53,7 +53,7 @@ MOST_US = 1e18
 """The largest instant or duration that is read, in microseconds."""
 
 MOST_TIMES_SHORTEST = 2.0
-"""An iteration that takes more times as long as the shortest one is of another kind."""
+"""An iteration is slow if it takes more than this many times as long as the shortest one."""
 
 _OPTIMIZER_STEP = "Optimizer.step#"
 _HOST_TO_DEVICE = "Memcpy HtoD"
@@ -254,9 +254,9 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     """Return the layer profile of a trace.
 
-    Arguments, result and errors are those of every reader, see
-    `ddlkit.formats.contract`. The option ``iterations`` chooses among the iterations of
-    the trace.
+    The option ``iterations`` chooses among the iterations of the trace.
+
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     profile, findings = layer_profile(parse_kineto(text, file), options.iterations)
     overhead = (
@@ -423,11 +423,11 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
 def _size_args(
     events: Sequence[Event], launches: Mapping[int, Event]
 ) -> dict[int, dict[str, Any]]:
-    """Return what operators note of the messages that they launch.
+    """Return the size and the collective of each message, as its operator notes them.
 
-    The result is by the correlation number of each message, and has the size and the
-    collective. A kernel of NCCL does not always have them. The operator during which it
-    was launched does. ``launches`` has the launch of each correlation number.
+    The result has arguments of a span by the correlation number of the message. A kernel
+    of NCCL does not always have these arguments, but the operator during which it was
+    launched has them. ``launches`` has the launch of each correlation number.
     """
     message_correlations = set()
     for event in events:
@@ -458,10 +458,10 @@ def _size_args(
         if behind_last - first != 1:
             continue
         _, _, correlation = launches_of_messages[first]
-        # record_param_comms has the sizes of a message in the arguments of `_SIZE_ARGS`.
-        # Of the others, "Input Dims" must not count as a size, because the input of a
-        # collective that gathers is only a part of its message. An operator such as
-        # nccl:all_reduce has its size in its input alone, and the collective in its name.
+        # record_param_comms has the sizes of a message in the arguments of `_SIZE_ARGS`. Its
+        # argument "Input Dims" is left out, because the input of a collective that gathers
+        # is only a part of its message. An operator such as nccl:all_reduce has its size in
+        # its input alone, and the collective in its name.
         if operator.name == _RECORD_COMMS:
             known_args = {
                 name: value
@@ -1141,14 +1141,14 @@ def _messages(
 ) -> Iterator[dict[str, Any]]:
     """Yield the messages of an iteration as spans of a timeline.
 
-    ``buckets`` are bytes by message, as `timeline` takes them.
+    ``buckets`` are the bytes of each bucket, empty if they are unknown.
     """
     for kind in COMMUNICATION:
         messages = [event for event in events if event.collective == kind]
         messages.sort(key=lambda event: event.start_s)
         sends_buckets = kind == "all_reduce" and len(messages) == len(buckets)
-        # Buckets that are given, and do not fit to the messages, leave open which message
-        # has which gradients. Without buckets, messages are numbered as groups.
+        # If there are more or fewer messages than buckets, it is unknown which message has
+        # which gradients. Without buckets, messages are numbered as groups.
         is_of_no_bucket = len(buckets) > 0 and not sends_buckets
         for number, event in enumerate(messages):
             span = _span(

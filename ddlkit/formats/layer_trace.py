@@ -217,9 +217,10 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     """Return the mean iteration of a trace as a profile, with findings of `check_trace`.
 
-    Arguments, result and errors are those of every reader, see
-    `ddlkit.formats.contract`. The option ``without_input`` leaves out the layers before
-    the first one with a gradient.
+    The option ``without_input`` leaves out the layers before the first one with a
+    gradient.
+
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     trace = parse_trace(text, file)
     profile = trace.profile(network="", with_input=not options.without_input)

@@ -57,10 +57,11 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the times of all known collectives between two or more ranks.
 
-    Arguments, result and errors are those of every reader, see
-    `ddlkit.formats.contract`. The file may be of one rank or of several. If communicators
-    lie on different numbers of nodes, the column "link" tells them apart, as in
-    "2 nodes". The options ``place`` and ``table`` are refused.
+    The file may be of one rank or of several. If communicators lie on different numbers
+    of nodes, the column "link" tells them apart, as in "2 nodes". The option ``table``
+    is refused here, and ``place`` by `benchmark_times`.
+
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
     rows = []

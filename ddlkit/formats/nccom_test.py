@@ -58,9 +58,10 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of all tables in a log.
 
-    Arguments, result and errors are those of every reader, see
-    `ddlkit.formats.contract`. The options ``collective`` and ``ranks`` are used if no
-    command in the log states them. The options ``place`` and ``table`` are refused.
+    The options ``collective`` and ``ranks`` are used if no command in the log states
+    them. The option ``table`` is refused here, and ``place`` by `benchmark_times`.
+
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
     # The collective that a command has named, "" until one does.

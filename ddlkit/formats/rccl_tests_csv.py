@@ -54,9 +54,10 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of a run.
 
-    Arguments, result and errors are those of every reader, see
-    `ddlkit.formats.contract`. The option ``place`` chooses between times in place and out
-    of place, as in `benchmark_times`. The option ``table`` is refused.
+    The option ``place`` chooses between times in place and out of place, as in
+    `benchmark_times`. The option ``table`` is refused.
+
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
     sheet = read_sheet(text, file)

@@ -107,8 +107,9 @@ class _Quantity(NamedTuple):
 def matches(text: str) -> bool:
     r"""Return whether the first line of a file names a column of sizes and one of times.
 
-    With the name "bytes" or "seconds", or with a column of times among several that no
-    blanks separate, one of them is enough, and `read` reports that the other is missing.
+    One of the two is enough if it is called "bytes" or "seconds", or if it is a column of
+    times in a table whose columns are not separated by blanks. Then `read` takes the file,
+    and reports that the other column is missing.
 
     Examples
     --------
@@ -134,10 +135,11 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of a file, with the columns of `KEYS` that it has.
 
-    Arguments, result and errors are those of every reader, see
-    `ddlkit.formats.contract`. The options ``place`` and ``table`` are refused, because
-    only a log has them. The file is refused if a unit is not known, if its times seem not
-    to be in seconds, or if a column that is not known divides them into several kinds.
+    The options ``place`` and ``table`` are refused, because only a log has them. The
+    file is refused if a unit is not known, if its times seem not to be in seconds, or
+    if a column that is not known divides them into several kinds.
+
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     sheet = _with_known_names(read_sheet(_comma_separated(text), file))
     size = _only(sheet, _sizes(sheet.header), expected="bytes", example="size_mib")
@@ -225,7 +227,8 @@ def _matched(patterns: tuple[re.Pattern[str], ...], name: str) -> re.Match[str] 
 def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
     """Return the columns that may have the sizes: only "bytes", if there is one.
 
-    The unit of KB, MB and GB is unknown: they may be 1000 or 1024 of the unit below.
+    The units KB, MB and GB count as unknown, because each may be 1000 or 1024 of the next
+    smaller unit.
     """
     if "bytes" in header:
         return [_Quantity("bytes", 1)]

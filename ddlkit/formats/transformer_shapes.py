@@ -66,10 +66,11 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     """Return one of the shapes in a file as a profile.
 
-    Arguments, result and errors are those of every reader, see
-    `ddlkit.formats.contract`. The option ``network`` chooses one of several shapes, and
-    ``sequence`` is the tokens of a sample. FLOP become times by the options ``peak`` and
-    ``utilisation``, or by ``compute_s``. The finding is the FLOP of one sample.
+    The option ``network`` chooses one of several shapes, and ``sequence`` is the tokens
+    of a sample. FLOP become times by the options ``peak`` and ``utilisation``, or by
+    ``compute_s``. The finding is the FLOP of one sample.
+
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     shapes = read_shapes(read_sheet(text, file))
     name = options.network or ""
