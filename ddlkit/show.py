@@ -51,9 +51,9 @@ def needs(what: str, modules: Sequence[str]) -> None:
     Parameters
     ----------
     what : str
-        What needs them, as in "--html".
+        The result or the option that needs the modules, as in "--html".
     modules : sequence of str
-        Names of modules.
+        The names of the modules.
 
     Raises
     ------
@@ -153,7 +153,10 @@ SERIES = (
 
 
 def _exact_look(name: str) -> Style | None:
-    """Return the look of exactly this name, grey for a planner without one, or None."""
+    """Return the look of exactly this name, None if it has none.
+
+    A planner without a look of its own is grey.
+    """
     if name in LOOKS:
         return LOOKS[name]
     if name in PLANNERS:
@@ -193,9 +196,9 @@ def look(name: str) -> Style:
     Parameters
     ----------
     name : str
-        A role, plan, cost form or kind of span. With an argument, as in "buffer:25MB", the name
-        may have a look of its own; otherwise it looks as without, and the label names the
-        argument.
+        A role, plan, cost form or kind of span. A name with an argument, as in "buffer:25MB",
+        may have a look of its own. Otherwise it has the look of the name without the argument,
+        and the argument is added to the label.
 
     Returns
     -------
@@ -241,8 +244,8 @@ def looks(names: Sequence[str]) -> list[Style]:
         share a look, the second one is darker and hollow.
     """
     styles: list[Style] = []
-    # Names that share a look have the same head: without their argument, unless the whole name
-    # has a look of its own.
+    # Two names share a look if they differ only in their arguments. A name that has a look of
+    # its own together with its argument is compared as a whole.
     heads = [name if _exact_look(name) else _without_argument(name) for name in names]
     for position, (name, head) in enumerate(zip(names, heads, strict=True)):
         if not known(name):
@@ -255,10 +258,10 @@ def looks(names: Sequence[str]) -> list[Style]:
 
 
 def _darker(style: Style) -> Style:
-    """Return a look of the same hue that differs also in line, hatch and marker."""
+    """Return a look of the same hue that is darker, and has another line, hatch and marker."""
     from matplotlib.colors import to_hex, to_rgb
 
-    # About half of the light: the hue stays, and the two colours can be told apart.
+    # With about half of the light, the hue stays and the two colours can be told apart.
     red, green, blue = to_rgb(style.color)
     color = to_hex((0.55 * red, 0.55 * green, 0.55 * blue))
     return replace(style, color=color, line=(0, (3, 1)), hatch="|||", hollow=True)
@@ -278,7 +281,7 @@ def time_unit(seconds: ArrayLike) -> tuple[float, str]:
     Returns
     -------
     factor : float
-        Units in a second.
+        The number of these units in a second.
     name : str
         The unit: "s", "ms" or "µs", whichever makes the largest time at least 1.
 
@@ -300,9 +303,10 @@ def set_log(ax: Axes, log: str) -> None:
     Parameters
     ----------
     ax : Axes
-        Where it is drawn.
+        The axes to change.
     log : str
-        Which axes: letters of "x", "y", and "b" for an x axis of message sizes in bytes.
+        Which of them become logarithmic, a letter for each: "x", "y", and "b" for an x axis of
+        message sizes in bytes. With "by", both are, and x is in bytes.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -334,6 +338,7 @@ def plain_log_ticks(axis: Axis) -> None:
 
     low, high = axis.get_view_interval()
     locator: Locator
+    # An axis of less than a factor of 6 would have few of the numbers 1, 2 and 5.
     if 0 < high < 6 * low:
         locator = MaxNLocator(6)
     elif high > 1e3 * low:
@@ -346,12 +351,12 @@ def plain_log_ticks(axis: Axis) -> None:
 
 
 def add_legend(ax: Axes, place: str) -> None:
-    """Add a legend.
+    """Add a legend to axes.
 
     Parameters
     ----------
     ax : Axes
-        Where it is drawn.
+        The axes, whose labels the legend has.
     place : str
         "above" the axes, to the "right" of them, "inside" them, or "" for no legend.
     """
@@ -391,11 +396,11 @@ def points(
     x, y : array_like, shape (n,)
         Where the markers are.
     role : str or Style
-        How they look.
+        How the markers look: a name that `look` takes, or a look.
     label : str, optional
-        What the legend calls them. By default the label of the look.
+        What the legend calls the markers. By default the label of the look.
     size : float, optional
-        Their size in points.
+        The size of a marker in points.
     """
     style = look(role) if isinstance(role, str) else role
     x = np.asarray(x, dtype=float)
@@ -458,8 +463,8 @@ def lines(
 def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     """Draw several costs that were fitted to one set of samples.
 
-    The samples and their medians by size are drawn, a line for each fit, and a ribbon for the
-    95% interval of a fit with draws.
+    The drawing has the samples, their medians by size, a line for each fit, and a ribbon for
+    the 95% interval of each fit that has draws.
 
     Parameters
     ----------
@@ -508,6 +513,7 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     # The cost of selecting the largest gradients has none, and its sizes count elements.
     collective = getattr(any_fit.cost, "collective", "")
     if collective:
+        # "b" is an x axis in bytes, and "y" the y axis.
         set_log(ax, "by")
         ax.set_xlabel("message size")
         # A table has all_reduce where a text has all-reduce.
@@ -531,7 +537,7 @@ def gantt(
     axes : Axes or ndarray of Axes
         Axes for each timeline, from top to bottom.
     timelines : mapping of str to Timeline
-        The timelines by their heading. Its duration is written above each.
+        The timelines by their heading. The duration of each is written above it.
     exposed_s : mapping of str to float, optional
         Seconds of exposed communication to write above each timeline. By default they
         are the seconds in which something is sent and nothing is computed. That is less
@@ -545,7 +551,8 @@ def gantt(
     panels = np.atleast_1d(np.asarray(axes, dtype=object))
     for ax, (name, spans) in zip(panels, of_rank_0.items(), strict=True):
         _draw_spans(ax, spans, scale)
-        # A little more than the longest one, so that its last bar has a whole edge.
+        # The axis is a little longer than the longest timeline, so that the edge of its last
+        # bar is not cut off.
         ax.set_xlim(0, longest_s * scale * 1.005)
         total = spans.duration_s * scale
         if exposed_s is None:
@@ -577,10 +584,10 @@ def gantt(
 
 
 MOST_EDGES = 60
-"""Bars of a kind on a stream get white edges up to this number. More would be all edge."""
+"""Up to this number, the bars of a kind on a stream get white edges. More would be hidden."""
 
 BAR_HEIGHT = 0.72
-"""The height of a bar, of the distance between two rows."""
+"""The height of a bar, as a share of the distance between two rows."""
 
 
 def _draw_spans(ax: Axes, spans: Timeline, scale: float) -> None:
@@ -694,6 +701,7 @@ def _draw_gains_by_cap(ax: Axes, advice: Advice, capped: Sequence[Any]) -> None:
     gains = [advice.gain(option) for option in capped]
     caps = [option.name.partition(":")[2] for option in capped]
     caps_mib = [units.parse_bytes(cap) / units.MIB for cap in caps]
+    # "model" is the name of a role: the line looks as all that is predicted.
     percent = pd.DataFrame(
         {
             "model": [100 * gain.share for gain in gains],
@@ -733,7 +741,7 @@ def png(figure: Figure, *, tight: bool = False) -> bytes:
     figure.savefig(
         buffer,
         format="png",
-        # Otherwise the file would name the version of matplotlib.
+        # Without this, the file would name the version of matplotlib, and change with it.
         metadata={"Software": None},
         bbox_inches="tight" if tight else None,
     )

@@ -76,18 +76,18 @@ class Program:
 
 
 DDLKIT = Program(
-    "ddlkit",
-    "ddlkit",
-    "Measure, fit, predict and plan the cost of communication in distributed deep "
+    name="ddlkit",
+    called="ddlkit",
+    about="Measure, fit, predict and plan the cost of communication in distributed deep "
     "learning.",
-    COMMANDS,
-    {
+    commands=COMMANDS,
+    moved={
         "book": "python -m workbook build",
         "figures": "python -m workbook figures",
         "record": "python -m workbook record NAME",
         "pack": "python -m workbook pack",
     },
-    "ddlkit advise --model mine.py:net",
+    example="ddlkit advise --model mine.py:net",
 )
 
 
@@ -133,12 +133,12 @@ def main(argv: Sequence[str] | None = None, program: Program = DDLKIT) -> int:
     except OSError as error:
         if error.errno not in LIMITS:
             raise
-        # Not every error concerns a file.
+        # An error that is not about a file has no file name.
         facts = (error.strerror, error.filename, LIMITS[error.errno])
         return _refused(program, ": ".join(str(fact) for fact in facts if fact))
     finally:
-        # The same process may run another command, which no signal and no reminder of this
-        # command may interrupt.
+        # The same process may run another command, which must not be interrupted by a
+        # signal or a reminder of this command.
         _signals_received.clear()
         while _reminders:
             _reminders.pop().cancel()
@@ -163,7 +163,7 @@ def _prepare_process() -> None:
 
 
 def _refuse_dashes_as_value(words: Sequence[str]) -> None:
-    # argparse takes "--option=--" for an option without a value, and for no mistake.
+    # argparse accepts "--option=--", as if it had no value.
     for word in words:
         if word.startswith("--") and word.endswith("=--"):
             option = word.removesuffix("=--")
@@ -237,10 +237,10 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
 
 
 def _option_words(name: str, value: Any, repeatable: Collection[str]) -> list[str]:
-    """Return the words that give an option a value, or several.
+    """Return the words that give an option its value or values.
 
-    There are none for False and None, and only the option for True. ``repeatable`` has the
-    options that are written anew before each of several values.
+    There are no words for False and None, and only the option for True. ``repeatable`` has
+    the options that must be repeated before each of several values.
     """
     option = "--" + name.replace("_", "-")
     if value is None or value is False:
@@ -259,7 +259,10 @@ def _option_words(name: str, value: Any, repeatable: Collection[str]) -> list[st
 def _repeatable(command: str) -> set[str]:
     """Return the options of a command that may be given several times."""
     repeatable: set[str] = set()
-    for argument in COMMANDS[command].arguments if command in COMMANDS else ():
+    # The parser refuses an unknown command later.
+    if command not in COMMANDS:
+        return repeatable
+    for argument in COMMANDS[command].arguments:
         if argument.options.get("action") == "append":
             repeatable.update(argument.names)
     return repeatable
@@ -269,7 +272,7 @@ def _repeatable(command: str) -> set[str]:
 
 REMIND_AFTER_S = 0.5
 REMINDER = signal.SIGUSR2
-"""The signal by which an interrupt comes again after REMIND_AFTER_S, unless it is being dealt with."""
+"""The signal that repeats an interrupt after REMIND_AFTER_S, unless it is being handled."""
 _reminders: list[threading.Timer] = []
 _signals_received: list[int] = []
 """The signals that interrupted the command. The first one decides the exit status."""
@@ -281,12 +284,13 @@ def _install_interrupt_handlers() -> None:
     SIGTERM and SIGHUP then interrupt a command as Ctrl-C does. The reminder, which
     `_interrupt` sends, raises KeyboardInterrupt again if Python has dropped it.
     """
-    # Nothing ignores SIGTERM by custom, and the reminder is this program's own.
+    # Nobody lets a command ignore SIGTERM, as a rule, and only this program sends the
+    # reminder.
     for number in (signal.SIGTERM, REMINDER):
         signal.signal(number, _interrupt)
-    # In the background of a script SIGINT is ignored, and under nohup SIGHUP is, because the
-    # terminal has gone. What somebody chose to ignore stays ignored, so that these two are
-    # handled only where they have the handler of a usual process.
+    # A script lets its background processes ignore SIGINT, and nohup lets a command ignore
+    # SIGHUP. A signal that is ignored in this way stays ignored, so that these two are
+    # handled only if they have the handler of a usual process.
     usual_handlers = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGHUP: signal.SIG_DFL,
@@ -297,10 +301,10 @@ def _install_interrupt_handlers() -> None:
 
 
 def _interrupt(number: int, _: object) -> None:
-    """Raise KeyboardInterrupt now, and again after a while unless that was dealt with.
+    """Raise KeyboardInterrupt now, and again after a while unless it is being handled.
 
-    Python drops an exception that is raised in a finaliser, and an extension may drop one that
-    is raised in the Python code beneath it.
+    The first exception may get lost: Python drops an exception that is raised in a
+    finaliser, and an extension may drop one that is raised in Python code that it calls.
     """
     timer = threading.Timer(REMIND_AFTER_S, os.kill, (os.getpid(), REMINDER))
     timer.daemon = True
@@ -353,7 +357,7 @@ def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespac
 
 
 def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
-    """Return the parser of a program, which has a parser of its own for each command."""
+    """Return the parser of a program, with a subparser for each command."""
     parser = _Parser(
         prog=program.called,
         description=_description(program.about, program.example),
@@ -378,7 +382,8 @@ def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
         # Error messages begin with the name of the command.
         subparser.command = name
         subparser.set_defaults(run=command.run, command=name)
-        # Arguments with one heading form a group, which argparse must be asked for once.
+        # Arguments with the same heading share a group. Its heading would be printed again
+        # if it were added to the parser twice.
         groups: dict[str, argparse._ArgumentGroup] = {}
         for argument in command.arguments:
             target: Any = subparser
@@ -393,9 +398,10 @@ def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
 
 
 def _usage(called: str, command: Command) -> str:
-    """Return a line with what the command requires. The help lists all its options below."""
+    """Return a line with the arguments that a command requires, for the head of its help."""
     words = [_usage_word(argument) for argument in command.arguments]
     usage = " ".join([called, *filter(None, words), "[options]"])
+    # argparse formats this text by the operator %.
     return usage.replace("%", "%%")
 
 
@@ -409,6 +415,6 @@ def _usage_word(argument: Argument) -> str:
 
 
 def _description(text: str, example: str) -> str:
-    """Return what stands at the head of a help: the example, and what the command does."""
+    """Return the head of a help: the example, and what the command does."""
     text = textwrap.fill(text, HELP_COLUMNS)
     return f"example:\n  {example}\n\n{text}" if example else text

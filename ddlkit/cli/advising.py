@@ -120,9 +120,11 @@ def _with_model(argument: Argument) -> Argument:
 )
 def advise(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit advise``."""
+    # Sharded training has units in place of buckets. They are predicted from tables, and
+    # never measured here.
     if is_sharded(arguments):
         _refuse_options_of_measuring(arguments)
-        _rank_units(arguments)
+        _print_units_fastest_first(arguments)
         return
     if arguments.model and arguments.profile:
         raise UserError(
@@ -156,13 +158,12 @@ def advise(arguments: argparse.Namespace) -> None:
     if arguments.html:
         from ddlkit.show import write_advice
 
-        best = result["best"]
         write_advice(
             advice,
             [*screen(result), "", *EXPLANATIONS],
             arguments.html,
             facts=result["origin"],
-            name_of_best=in_words(best),
+            name_of_best=in_words(result["best"]),
         )
 
 
@@ -215,7 +216,10 @@ def _refuse_options_of_tables(arguments: argparse.Namespace) -> None:
 
 
 def _measured_when(out: Path) -> str:
-    """Return when messages were measured, which an earlier command may have done."""
+    """Return when the messages in a directory were measured, and that directory, in words.
+
+    An earlier command may have measured them.
+    """
     from ddlkit import store
 
     stamp = store.load_stamp(out / "collectives.csv")
@@ -254,10 +258,10 @@ def origin() -> dict[str, str]:
     }
 
 
-def _rank_units(arguments: argparse.Namespace) -> None:
-    """Print ways to make units for sharded training, the fastest first.
+def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
+    """Print ways to divide a model into units for sharded training, the fastest first.
 
-    They are the ways that --units lists, and units of some sizes.
+    They are the ways that --units lists, separated by semicolons, and units of some sizes.
     """
     from pandas import DataFrame
 
@@ -265,8 +269,8 @@ def _rank_units(arguments: argparse.Namespace) -> None:
         raise UserError(
             "advise --strategy fsdp: give --profile and --collectives, no --model"
         )
-    given_specs = [spec for spec in (arguments.units or "").split(";") if spec]
-    rows = predict_sharded(arguments, *given_specs, *UNIT_SIZES)
+    specs_of_user = [spec for spec in (arguments.units or "").split(";") if spec]
+    rows = predict_sharded(arguments, *specs_of_user, *UNIT_SIZES)
     rows.sort(key=lambda row: float(row["iteration_s"]))
     if arguments.json:
         show({"ranked": rows}, as_json=True)
@@ -281,6 +285,8 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     """Predict from tables, and return the result to print and the `Advice`."""
     from ddlkit.model.advice import DEFAULT, Advice
 
+    # This is the forecast under PyTorch's default plan. Only its workload, and what its
+    # interval holds, are used. `Advice` makes the forecasts that it compares.
     forecast, warnings, profile, communication = forecast_of(arguments, DEFAULT)
     if not communication.draws:
         raise UserError(
@@ -338,7 +344,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
             if me.rank != 0:
                 return {}, None
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
-        # Ranks take a while to start, and a mistake in the model is seen at once.
+        # Ranks take a while to start. A mistake in the model is found here before that.
         check(arguments.model)
         with _only_advise_in(out):
             _launch(arguments, settings, ranks, out)
@@ -365,8 +371,8 @@ def _measuring_times_s(arguments: argparse.Namespace) -> tuple[float, float]:
 def _only_advise_in(out: Path, me: Any = None) -> Iterator[None]:
     """Keep other advise commands out of a directory while the block runs.
 
-    ``me`` is this rank if torchrun or srun started the ranks. Then rank 0 takes the lock
-    for all, and all ranks are refused together.
+    ``me`` is this rank if torchrun or srun started the ranks, and None otherwise. With
+    ranks, rank 0 takes the lock for all, and all ranks raise an error together.
 
     Raises
     ------
@@ -386,7 +392,7 @@ def _only_advise_in(out: Path, me: Any = None) -> Iterator[None]:
         if me is not None:
             from ddlkit.jobs.rank import agree_all
 
-            # A rank that left alone would let all others wait for it.
+            # If rank 0 alone raised its error, all other ranks would wait for it forever.
             if not agree_all(refusal is None) and refusal is None:
                 refusal = UserError(f"--out {out}: rank 0 could not lock it")
         if refusal:
@@ -403,10 +409,11 @@ def _ranks_started_outside() -> int:
 
 
 def _default_directory(arguments: argparse.Namespace, ranks: int) -> Path:
-    """Return a directory whose name says what was measured: model, ranks, batches and lab.
+    """Return the directory for a measurement, named after model, ranks, batches and lab.
 
-    A second run of the same measurements then continues from their tables.
+    A second run of the same measurement thus continues from its tables.
     """
+    # "p" is the number of ranks (processes), "k" the number of batches in an iteration.
     facts = [Path(arguments.model).name, f"p{ranks}", f"k{arguments.accumulate}"]
     if arguments.lab:
         facts.append(arguments.lab)
@@ -441,9 +448,8 @@ def _result_and_advice(
     """Return the result to print and the `Advice`, both read from the tables in ``out``.
 
     ``tried`` says whether this command has tried the plans. If not, ``out`` may have the
-    trial of an earlier command, which does not count. The result's "why_wide" has the
-    reasons why the interval of the predicted gain, and that of the measured gain, is
-    wide.
+    trial of an earlier command, which is not used. "why_wide" in the result has reasons
+    for a wide interval of the predicted gain and of the measured gain.
     """
     from ddlkit import store
     from ddlkit.measure.advise import read_advice
@@ -469,16 +475,18 @@ def _result_and_advice(
         return result, advice
 
     trials = store.load_table(trials_path, "trials")
-    # A repeat of the table is a round of the trial, in which every plan trains for some
-    # iterations. This is the median iteration of each plan (columns) in each round.
+    # Each repeat in the table is a round of the trial, in which every plan trains for some
+    # iterations. `rounds` has a row for each round, a column for each plan, and in each
+    # cell the median iteration in seconds.
     rounds = trials.pivot_table(
         values="seconds", index="repeat", columns="policy", aggfunc="median"
     )
-    # Each plan trains for equally many iterations in each round.
+    # Each plan trains for equally many iterations in each round. The table has a row for
+    # each iteration.
     iterations = len(trials) // rounds.size
     result = {
         **facts,
-        **advice.to_dict(len(rounds), iterations),
+        **advice.to_dict(rounds=len(rounds), iterations_per_round=iterations),
         "decided_by": "trial",
         "rounds": len(rounds),
         "iterations": iterations,
@@ -493,10 +501,10 @@ def _result_and_advice(
 
 
 def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
-    """Add the measured gain of the best plan to a result, and replace its advice.
+    """Add the measured gain of the best plan to ``result``, and replace its advice.
 
-    The advice becomes to keep the default unless the trial supports the best plan. The
-    predicted advice stays as "predicted_advice". ``rounds`` has the seconds of an
+    Unless the trial supports the best plan, "advice" becomes to keep the default. The
+    advice before the trial stays as "predicted_advice". ``rounds`` has the seconds of an
     iteration, a row for each round and a column for each plan.
     """
     from ddlkit.model.advice import (
@@ -522,7 +530,7 @@ def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
     if not supported:
         result["advice"] = KEEP
 
-    # If the default and another policy have the same gain, the default is best.
+    # If the default and another plan have the same gain, the default is best.
     def merit(plan: str) -> tuple[float, bool]:
         return gains[plan].share, plan == DEFAULT
 
@@ -530,7 +538,10 @@ def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
 
 
 def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
-    """Add the measured iteration of the default and of the best plan to their summaries."""
+    """Add measured iterations to the summaries of the default and the best plan.
+
+    The summaries are the entries "default_plan" and "best_plan" of ``result``.
+    """
     from ddlkit.core.fit import median_interval
     from ddlkit.model.advice import DEFAULT
 
@@ -542,12 +553,21 @@ def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
         lower_s, upper_s = result[key]["interval_s"]
         result[key]["measured_iteration_s"] = measured_s
         result[key]["measured_interval_s"] = list(median_interval(seconds))
-        # The predicted interval is one of single iterations, which scatter more than a
-        # median, so a median outside of it is no chance.
+        # The predicted interval is for single iterations, which scatter more than their
+        # median. A median outside of it contradicts the prediction.
         result[key]["disagrees"] = not lower_s <= measured_s <= upper_s
 
 
 # ---------------------------------------------------------------- why an interval is wide
+
+
+def _is_narrow(interval: Sequence[float]) -> bool:
+    """Return whether the interval of a gain needs no reason for its width."""
+    from ddlkit.model.advice import WIDE
+
+    # WIDE is the half-width from which on an interval counts as wide.
+    lower, upper = interval
+    return upper - lower < 2 * WIDE
 
 
 def reasons_of_prediction(
@@ -567,15 +587,14 @@ def reasons_of_prediction(
     list of str
         Sentences without a full stop; none if the interval is narrow.
     """
-    from ddlkit.model.advice import WIDE
     from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
 
-    lower, upper = result["gain_interval"]
-    # WIDE is half of the width from which on an interval counts as wide.
-    if upper - lower < 2 * WIDE:
+    if _is_narrow(result["gain_interval"]):
         return []
     reasons = []
     if messages is not None:
+        # The shares of the processors that other programs, and other virtual machines of
+        # the host, used while a message was timed.
         others = float(messages["others"].max())
         stolen = float(messages["stolen"].max())
         if others > OTHERS_LIMIT:
@@ -610,13 +629,10 @@ def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
     list of str
         Sentences without a full stop; none if the interval is narrow.
     """
-    from ddlkit.model.advice import DEFAULT, WIDE
+    from ddlkit.model.advice import DEFAULT
 
-    if "measured_gain" not in result:
-        return []
-    lower, upper = result["measured_interval"]
-    # As above, WIDE is half of a width.
-    if upper - lower < 2 * WIDE:
+    # There is no measured gain if the best plan is the default, or was not in the trial.
+    if "measured_gain" not in result or _is_narrow(result["measured_interval"]):
         return []
     reasons = []
     n_rounds = len(rounds)
@@ -662,6 +678,7 @@ def snippet(advice: Any, chosen: str) -> str:
     """
     if chosen not in advice.options or chosen == "ddp":
         return "DistributedDataParallel(model)"
+    # "ddp:10MiB" is the plan of DDP with that bucket cap.
     if chosen.startswith("ddp:"):
         cap_bytes = units.parse_bytes(chosen.partition(":")[2])
         cap_mib = cap_bytes / units.MIB
@@ -676,6 +693,7 @@ LIST_REMARK = (
     "  # needs torch 2.11; with unused parameters or torch.compile, "
     "check which buckets DDP made"
 )
+"""The comment below a line of Python with bucket_cap_mb_list."""
 
 
 EXPLANATIONS = (
@@ -743,7 +761,8 @@ def screen(result: dict[str, Any]) -> list[str]:
     best = result["best"]
     title = f"{result['network']} on {result['workers']} ranks: {_headline(result)}"
     lines = [title, ""]
-    # Without measured slowdowns an interval holds less than the name says.
+    # Without measured slowdowns, the predicted intervals hold only a part of what makes
+    # iterations differ. This is that part in words, and "" with measured slowdowns.
     holds = result.get("interval_holds", "")
     lines += _plan_lines(in_words("ddp"), result["default_plan"], holds)
     if best != "ddp":
@@ -763,7 +782,7 @@ def screen(result: dict[str, Any]) -> list[str]:
     measured_best = result.get("measured_best", best)
     if measured_best != best:
         lines.append(_line("fastest in the trial", in_words(measured_best)))
-    # What was not measured makes every predicted interval above too narrow.
+    # This is about all predicted intervals in the lines above.
     if holds:
         lines.append(_line("intervals hold only", holds))
     lines.append(_line("limited by", result["limited_by"]))
@@ -783,8 +802,8 @@ def _reason_lines(reasons: Sequence[str]) -> list[str]:
 
 
 def _headline(result: Mapping[str, Any]) -> str:
-    """Return in a few words what to do, and what that rests on."""
-    # The name of a plan, or a sentence that says to keep the default.
+    """Return in a few words what to do, and whether that was tried or only predicted."""
+    # The name of a plan, or "keep the default".
     advised = result["advice"]
     is_plan = advised in ("ddp", *result["options"])
     if is_plan and result["decided_by"] == "trial":
@@ -816,7 +835,8 @@ def _plan_lines(
     """
     predicted = _seconds(plan["iteration_s"], plan["interval_s"])
     if interval_holds:
-        # Two ends that round to the same number would look like a measured interval.
+        # The interval may be so narrow that both ends round to the same number, as if the
+        # prediction were certain. Its width is printed instead.
         lower_s, upper_s = plan["interval_s"]
         spread = (upper_s - lower_s) / plan["iteration_s"]
         predicted = (

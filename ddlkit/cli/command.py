@@ -272,7 +272,7 @@ in FILE.py returns. {MODEL_FUNCTION} This also works in the processes that torch
 or srun starts. Iterations are timed until their median is known well enough, and for
 at most --budget, here 20 s by default."""
 MODEL_BUDGET_S = 20.0
-"""The default of --budget for a user's own model, which the text above states."""
+"""The default of --budget for a user's own model, which the help of --model states."""
 _PACK = """Also keep the whole recording in the archive FILE.tgz, which is written
 anew every 20 s. The archive is whole even if the run is killed. If the directory of
 --out is empty, the next run first restores it from the archive. To unpack it by
@@ -463,12 +463,16 @@ def _refuse_impossible_outputs(out: Path, pack: Path | None) -> None:
 
 
 def _refuse_unwritable(option: str, path: Path, directory: Path) -> None:
-    """Raise UserError if files cannot be made in a directory, or it cannot be made."""
+    """Raise UserError unless files can be made in ``directory``.
+
+    A directory that does not exist yet must be one that can be made. ``option`` and its
+    value ``path`` are named in the error.
+    """
     parents = [directory, *directory.absolute().parents]
     existing = next(parent for parent in parents if parent.exists())
     try:
-        # The permissions alone do not tell, because root may have files everywhere but in
-        # directories such as /proc. This file has no name, or is removed at once.
+        # Permissions do not decide: root may write everywhere but in directories such as
+        # /proc. The file that is made here has no name, or is removed at once.
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
@@ -479,8 +483,8 @@ def _refuse_unwritable(option: str, path: Path, directory: Path) -> None:
 
 
 def _refuse_wrong_part(part: str) -> None:
-    """Raise UserError for a part that ddlkit measure does not measure, or no longer."""
-    # A file describes a suite of measurements, which ddlkit measure once took as well.
+    """Raise UserError for a part that ddlkit measure does not measure (any more)."""
+    # ddlkit measure once also took files that describe a suite of measurements.
     is_file = part.endswith((".yml", ".yaml", ".json"))
     if is_file or part in IN_THE_WORKBOOK:
         raise UserError(
@@ -498,12 +502,12 @@ _PARTS_BY_OPTION = {
     "ranks": ("quick", "collectives", "slowdown", "training"),
     "lab": ("quick", "collectives", "slowdown", "training"),
 }
-"""Which parts of ``ddlkit measure`` an option has an effect on."""
+"""The parts of ``ddlkit measure`` on which an option has an effect."""
 
 
 def _refuse_options_of_other_parts(arguments: argparse.Namespace) -> None:
     """Raise UserError for an option without an effect on the part that is measured."""
-    # With --model, `_measure_own_model` says more about what goes together.
+    # With --model, `_measure_own_model` refuses options, with advice about the model.
     if arguments.model:
         return
     for name, parts in _PARTS_BY_OPTION.items():
@@ -568,8 +572,8 @@ def ranks_to_start(asked: int | None, default: int) -> int:
     asked : int or None
         The value of --ranks.
     default : int
-        What is returned if --ranks is not given. It may be 0, if what follows then
-        decides the number.
+        What is returned if --ranks is not given. It may be 0 if the caller lets another
+        function choose the number.
 
     Returns
     -------
@@ -596,9 +600,10 @@ def require_lab(text: str | None) -> None:
         return
     from ddlkit.lab import network
 
-    reason = network.lacking()
-    if reason:
-        raise UserError(f"--lab {text}: {reason}")
+    # What this machine lacks for a lab, "" if nothing.
+    lacking = network.lacking()
+    if lacking:
+        raise UserError(f"--lab {text}: {lacking}")
 
 
 def require_model_file(spec: str) -> None:
@@ -668,7 +673,7 @@ def machine(arguments: argparse.Namespace) -> None:
 
 
 EMULATED_OPTIONS = ("delay", "loss")
-"""Options that the engine emulated alone can play, by the field of the parsed arguments."""
+"""Options of links that only --engine emulated has, as names of parsed arguments."""
 _ACTIONS = """up makes a lab, status lists the labs of this machine, down removes a
 lab, clean removes what is left of labs whose process has ended."""
 
@@ -736,7 +741,7 @@ def lab(arguments: argparse.Namespace) -> None:
     _refuse_options_of_other_actions(arguments)
     if arguments.action == "up":
         shape = _lab_shape(arguments)
-        # A persistent lab outlives this command.
+        # A persistent lab stays when this command ends.
         new_lab = network.Lab(shape, arguments.label, persistent=True).up()
         namespaces = " ".join(new_lab.namespaces)
         print(
@@ -761,7 +766,7 @@ def lab(arguments: argparse.Namespace) -> None:
 
 
 _OPTIONS_OF_UP = ("ranks", "rate", "engine", "delay", "loss")
-"""Options that describe a new lab, by the field of the parsed arguments."""
+"""Options that describe a new lab, as names of parsed arguments."""
 
 
 def _refuse_options_of_other_actions(arguments: argparse.Namespace) -> None:
@@ -786,25 +791,26 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
     from ddlkit.lab import MAX_RANKS, LabShape, parse
 
     ranks = 4 if arguments.ranks is None else arguments.ranks
-    rate = 1e9 if arguments.rate is None else arguments.rate
+    rate_bits_per_s = 1e9 if arguments.rate is None else arguments.rate
     if not 2 <= ranks <= MAX_RANKS:
         raise UserError(f"--ranks {ranks}: a lab has 2 to {MAX_RANKS} ranks")
-    given_conditions = {}
+    conditions = {}
     for name in EMULATED_OPTIONS:
         value = getattr(arguments, name)
         if value is None:
             continue
-        given_conditions[name] = value
+        conditions[name] = value
+        # Each condition is also parsed alone, so that an error names its option.
         try:
             parse({name: value})
         except UserError as error:
             raise UserError(f"--{name} {value}: {error}") from None
     if arguments.engine == "emulated":
         # The engine also runs without conditions: its links then have a rate alone.
-        return LabShape(ranks, rate, parse(given_conditions))
-    if given_conditions:
-        first_option = next(iter(given_conditions))
+        return LabShape(ranks, rate_bits_per_s, conditions=parse(conditions))
+    if conditions:
+        first_option = next(iter(conditions))
         raise UserError(
             f"--{first_option} needs --engine emulated: links of tbf have a rate alone"
         )
-    return LabShape(ranks, rate, None)
+    return LabShape(ranks, rate_bits_per_s, conditions=None)

@@ -35,7 +35,8 @@ ELEMENT = arg(
 
 def iteration_numbers(text: str) -> tuple[int, ...]:
     """Return the numbers that a list of numbers and ranges gives, as in 0,2-5."""
-    # A number has at most four digits: a range of billions of numbers would use up the memory.
+    # A number has at most four digits, because a range of billions of numbers would use up
+    # the memory.
     span = r"\d{1,4}(-\d{1,4})?"
     if not re.fullmatch(f"{span}(,{span})*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r}: write numbers as 0,2-5")
@@ -158,7 +159,7 @@ def import_(arguments: argparse.Namespace) -> None:
         raise UserError("import: nothing to write: give --out, --messages or both")
     result: dict[str, Any] = {}
     findings: list[Finding] = []
-    # Messages are read before the profile is written, so that a mistake leaves no file behind.
+    # Messages are read before the profile is written, so that an error leaves no file.
     message_csv = ""
     if arguments.messages:
         message_csv, message_finding = _messages_of_profiler(arguments)
@@ -187,7 +188,7 @@ _KINDS_BY_OPTION = {
     "compute_s": ("flops", "transformer"),
     "sequence": ("transformer",),
 }
-"""On which kinds of files an option of ``ddlkit import`` has an effect."""
+"""The kinds of files on which an option of ``ddlkit import`` has an effect."""
 
 
 def _refuse_options_of_other_kinds(arguments: argparse.Namespace, kind: str) -> None:
@@ -244,14 +245,11 @@ def _imported_profile(
 
 
 def _messages_of_profiler(arguments: argparse.Namespace) -> tuple[str, Finding]:
-    """Return the messages in a trace of torch.profiler as CSV, and a finding of them.
-
-    The finding says how many messages there are.
-    """
+    """Return the messages in a trace of torch.profiler as CSV, and how many there are."""
     from ddlkit import formats, store
     from ddlkit.formats import kineto
 
-    # The messages must overwrite neither the trace nor the layer profile.
+    # `own_output` refuses to overwrite the trace or the layer profile by the messages.
     other_files = [arguments.file]
     if arguments.out:
         other_files.append(arguments.out)

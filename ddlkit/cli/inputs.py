@@ -35,7 +35,7 @@ from ddlkit.core.errors import UserError, one_line
 
 
 def _rank_count(text: str) -> int:
-    """Return the number of ranks of messages, of which there are at least two."""
+    """Return the number of ranks that an argument gives, which is at least two."""
     ranks = whole_number(text)
     if ranks < 2:
         raise argparse.ArgumentTypeError(
@@ -365,8 +365,8 @@ def forecast_of(
     from ddlkit.model.fits import doubts
     from ddlkit.model.predictor import plan_with_contention
 
-    # Notes are printed once the inputs are known to be right, so that they do not hide an
-    # error.
+    # Notes are printed when all inputs are known to be right. Above an error they would
+    # hide it.
     notes: list[str] = []
     _refuse_wrong_dilation(arguments.dilation)
     profile = _read_profile(arguments, notes)
@@ -423,9 +423,9 @@ def _refuse_second_forward_time(file: Path) -> None:
 
 
 def _read_profile(arguments: argparse.Namespace, notes: list[str]) -> Any:
-    """Return the layer profile, with gradients of the size that is sent.
+    """Return the layer profile, whose gradients have the element size of --gradient-bytes.
 
-    What is assumed for columns that the file lacks is added to ``notes``.
+    If the file lacks columns, a note on what is assumed for them is added to ``notes``.
     """
     from ddlkit import store
 
@@ -460,7 +460,7 @@ def read_communication(
     arguments : argparse.Namespace
         The values of `INPUTS`.
     warnings : list of str
-        Why the cost may be wrong. The list is added to.
+        Reasons why the cost may be wrong are added to this list.
 
     Returns
     -------
@@ -482,8 +482,8 @@ def read_communication(
             "COST.json"
         )
     _refuse_unused_choices(arguments)
-    if arguments.assume_ring and _ranks_after(arguments) is None:
-        option = "--gpus" if _has_gpus(arguments) else "--ranks"
+    if arguments.assume_ring and _ranks_to_predict_for(arguments) is None:
+        option = "--gpus" if _is_what_if(arguments) else "--ranks"
         raise UserError(
             f"--assume-ring needs {option} N, the number of ranks to predict for"
         )
@@ -493,7 +493,10 @@ def read_communication(
 
 
 def _refuse_unused_choices(arguments: argparse.Namespace) -> None:
-    """Refuse options that choose among measured times where there is nothing to choose."""
+    """Raise UserError for an option that chooses among measured times without an effect.
+
+    A cost has no times, and files of other programs name no links.
+    """
     if arguments.cost:
         for name in ("place", "table"):
             if getattr(arguments, name) is not None:
@@ -501,7 +504,7 @@ def _refuse_unused_choices(arguments: argparse.Namespace) -> None:
                     f"--{name} chooses among the times of --collectives, and a --cost "
                     "has none: leave it out"
                 )
-    # The table of --slowdown has links, too.
+    # --link may also choose rows of the table of --slowdown.
     if arguments.link is None or arguments.slowdown:
         return
     if arguments.cost:
@@ -535,47 +538,51 @@ RING = "ring"
 """The algorithm of a cost that `MessageCost.at_workers` takes to other numbers of ranks."""
 
 
-def _has_gpus(arguments: argparse.Namespace) -> bool:
-    """Return whether the command is what-if, whose --gpus is the number after a change."""
+def _is_what_if(arguments: argparse.Namespace) -> bool:
+    """Return whether the command is what-if, which alone has the option --gpus.
+
+    --gpus is the number of ranks after a change, and --ranks that before the change.
+    """
     return hasattr(arguments, "gpus")
 
 
-def _ranks_after(arguments: argparse.Namespace) -> int | None:
-    """Return the number of ranks that is predicted for, where the user names one."""
-    ranks: int | None = arguments.gpus if _has_gpus(arguments) else arguments.ranks
+def _ranks_to_predict_for(arguments: argparse.Namespace) -> int | None:
+    """Return the number of ranks for which to predict, None if the user names none."""
+    ranks: int | None = arguments.gpus if _is_what_if(arguments) else arguments.ranks
     return ranks
 
 
 def assumption(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return what --assume-ring assumes, as a part of a result; nothing without it."""
+    """Return what --assume-ring assumes, as entries of a result. Empty without the option."""
     if not arguments.assume_ring:
         return {}
     return {"assumed": "a ring whose links are all like the measured ones"}
 
 
 def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) -> Any:
-    """Return the communication of a ring between another number of ranks.
+    """Return the communication for a number of ranks that was not measured, assuming a ring.
 
     Parameters
     ----------
     communication : Communication
         The communication between the ranks that were measured.
     ranks : int
-        The other number.
+        The number of ranks for which it is returned.
     origin : str
         The file or the option that gives the cost, as errors name it.
     warnings : list of str
-        Why the cost may be wrong. The assumption is added.
+        A warning that a ring is assumed is added to this list.
 
     Returns
     -------
     Communication
-        The cost and its draws for a ring between this number of ranks.
+        The cost and its draws for a ring between ``ranks`` ranks.
 
     Raises
     ------
     UserError
-        If the cost is no line, or is one of another algorithm.
+        If the cost is not of the form alpha_beta, does not say its number of ranks, has a
+        start-up below zero, or is that of another algorithm.
     """
     cost = communication.cost
     _refuse_other_than_ring(cost, ranks, origin)
@@ -620,7 +627,8 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
             f"{origin}: the messages were sent by {cost.algorithm}, not by a ring: "
             "leave --assume-ring out"
         )
-    # Every step of a ring has the start-up of the line, and no step takes less than no time.
+    # A ring divides the start-up of the line among its steps, none of which takes less
+    # than no time.
     if cost.alpha_s < 0:
         raise UserError(
             f"{origin}: the line that fits best has a start-up below zero, which no ring "
@@ -663,8 +671,8 @@ def _cost_from_file(
         warnings += warnings_of_fit(description)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    # With --density the gradients are selected, and `Communication.sparse` checks the
-    # collective later. Only --collective asks for one here.
+    # The collective that the cost must be of, None if any is right here. With --density,
+    # `Communication.sparse` checks the collective later.
     needed = arguments.collective
     if needed is None and arguments.density is None:
         needed = "all_reduce"
@@ -676,10 +684,10 @@ def _cost_from_file(
         )
     link = Link(in_flight=arguments.in_flight)
     ranks = arguments.ranks
-    # With what-if, --assume-ring is about the ranks after the change. That cost is made
-    # later, from the one that is returned here.
-    if arguments.assume_ring and not _has_gpus(arguments):
-        communication = Communication(cost, draws, link)
+    # In what-if, --assume-ring is about the ranks after the change. Their cost is made
+    # later, from the cost that is returned here.
+    if arguments.assume_ring and not _is_what_if(arguments):
+        communication = Communication(cost, draws=draws, link=link)
         if ranks != cost.workers:
             communication = as_ring(communication, ranks, str(path), warnings)
         return communication, measured
@@ -691,7 +699,7 @@ def _cost_from_file(
             "carry a cost to another number of workers: fit one that was measured "
             "there, or add --assume-ring"
         )
-    return Communication(cost, draws, link), measured
+    return Communication(cost, draws=draws, link=link), measured
 
 
 def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any, Any]:
@@ -709,15 +717,16 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     from ddlkit.store.readers import choose
 
     default = of_gradients(sparse=arguments.density is not None)
+    # The values that the rows must have. None takes the only value that there is.
     required = {
         "collective": arguments.collective or default,
         "ranks": arguments.ranks,
         "link": arguments.link,
     }
-    # With --assume-ring, --ranks names ranks that were not measured. Only what-if has
-    # another option for them.
-    carries_ranks = arguments.assume_ring and not _has_gpus(arguments)
-    if carries_ranks:
+    # With --assume-ring, --ranks may be a number that was not measured, and must not choose
+    # rows. In what-if, --gpus is that number, and --ranks chooses rows as usual.
+    ranks_are_predicted = arguments.assume_ring and not _is_what_if(arguments)
+    if ranks_are_predicted:
         required["ranks"] = None
     read = functools.partial(
         read_collectives,
@@ -730,17 +739,19 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     )
     paths = store.expand_tables(arguments.collectives)
     all_rows = pd.concat([read(path) for path in paths]).reset_index(drop=True)
-    # The option takes the place of a file's name in error messages.
+    # Errors about the rows of several files name the option.
     origin = Path("--collectives")
-    if carries_ranks:
-        among, _ = choose(all_rows, ("collective", "link"), required, origin)
-        required["ranks"] = _ranks_to_start_from(among["ranks"], arguments.ranks)
+    if ranks_are_predicted:
+        rows_of_link, _ = choose(all_rows, ("collective", "link"), required, origin)
+        measured_ranks = rows_of_link["ranks"]
+        required["ranks"] = _ranks_to_start_from(measured_ranks, arguments.ranks)
     # The rows of one collective, number of ranks and link.
     try:
         rows, chosen = choose(all_rows, tuple(required), required, origin)
     except UserError as error:
-        counts = all_rows["ranks"]
-        if required["ranks"] is None or (counts == required["ranks"]).any():
+        # Only an error about a number of ranks that was not measured gets more advice.
+        rank_counts = all_rows["ranks"]
+        if required["ranks"] is None or (rank_counts == required["ranks"]).any():
             raise
         raise UserError(
             f"{error}; choose a number that was measured, or add --assume-ring for the "
@@ -758,7 +769,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
 
     if arguments.assume_ring:
         warnings.append(_misses_of_line(calibrated.cost, rows))
-    if carries_ranks and arguments.ranks != calibrated.cost.workers:
+    if ranks_are_predicted and arguments.ranks != calibrated.cost.workers:
         calibrated = as_ring(calibrated, arguments.ranks, str(origin), warnings)
     return calibrated, Measured.of(rows["bytes"], *rows["backend"].unique())
 
@@ -766,15 +777,18 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
 def _ranks_to_start_from(measured: Any, ranks: int) -> int:
     """Return from which measured number of ranks a ring's cost is taken to ``ranks``.
 
-    It is the same number if that was measured, and the largest one otherwise, which has
-    crossed the most links.
+    The result is ``ranks`` if that number was measured. Otherwise it is the largest number
+    in ``measured``, because its messages crossed the most links.
     """
-    counts = {int(count) for count in measured}
-    return ranks if ranks in counts else max(counts)
+    measured_counts = {int(rank_count) for rank_count in measured}
+    return ranks if ranks in measured_counts else max(measured_counts)
 
 
 def _with_selection(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
-    """Return communication that selects and gathers a share of the gradients, if asked for."""
+    """Return communication that selects and gathers the share --density of the gradients.
+
+    Without --density, ``dense`` is returned, the communication of whole gradients.
+    """
     from ddlkit.core.sparse import ELEMENT_BYTES
     from ddlkit.store.readers import read_selection
 
@@ -801,8 +815,8 @@ def _with_contention(
 ) -> Any:
     """Return communication with the contention that --slowdown and --copies describe.
 
-    Without both of them, the communication is returned as it is, and ``notes`` says so.
-    Doubts about the slowdown are added to ``warnings``.
+    Without both of them, ``messages`` is returned as it is, and a note that there is no
+    contention is added to ``notes``. Doubts about the slowdown are added to ``warnings``.
     """
     from ddlkit.model.contention import Contention
     from ddlkit.store.readers import read_copy_s_per_byte
@@ -825,10 +839,10 @@ def _measured_slowdown(
     profile: Any,
     warnings: list[str],
 ) -> Any:
-    """Return the `Contention` in the table of --slowdown, and warn if it is of others.
+    """Return the `Contention` in the table of --slowdown.
 
-    The table must have rows of this number of workers and of --link. Rows of another
-    network, batch or machine are worth a warning only.
+    The table must have rows with the number of ``workers`` and the link of --link. If the
+    rows are of another network, batch or machine, this is added to ``warnings``.
     """
     from ddlkit import store
     from ddlkit.model.contention import Contention
@@ -925,7 +939,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     arguments : argparse.Namespace
         The values of `INPUTS` and `SHARDED`.
     *specs : str
-        Ways to make units, as --units takes them.
+        Ways to make units, as --units takes them. The first one must not be empty.
 
     Returns
     -------
@@ -952,10 +966,11 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     profile = _read_profile(arguments, notes)
     warnings: list[str] = []
     communications = {}
+    # FSDP sends the collectives of SENT: it gathers parameters, and scatters gradients.
     tables = _tables_by_collective(arguments, SENT)
     for collective in SENT:
         # The cost of each collective is read as if --collective named it, and
-        # --collectives the tables that have it.
+        # --collectives named the tables that have it.
         with_collective = argparse.Namespace(**vars(arguments))
         with_collective.collective = collective
         with_collective.collectives = tables[collective]
@@ -975,7 +990,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
                 "reshard": reshard,
                 **{name: getattr(predicted, name) for name in PREDICTED},
                 "interval_s": list(interval_s) if interval_s else None,
-                # Nobody knows the share of iterations in an interval without contention.
+                # Without contention, the share of iterations in the interval is unknown.
                 "level": None,
                 "interval_holds": INTERVAL_HOLDS if interval_s else "",
                 "no_overlap_s": compute_s + communication_s,
@@ -989,7 +1004,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
         )
     for note in (*notes, NO_CONTENTION_OF_SHARDS):
         _note(note)
-    # Both collectives may cause the same warning.
+    # Both collectives may cause the same warning, which is then printed once.
     print_warnings(dict.fromkeys(warnings))
     return rows
 
@@ -1031,7 +1046,8 @@ def _tables_by_collective(
                     table=arguments.table,
                 )
             except UserError as error:
-                # A log of the other collective is refused, which is no mistake yet.
+                # A log of one collective is refused for the other one. This is a mistake
+                # only if the log is refused for all of them.
                 errors.append(error)
                 continue
             if (rows["collective"] == collective).any():
@@ -1049,7 +1065,7 @@ def _tables_by_collective(
 
 
 def _message_bytes(profile: Any, specs: Sequence[str]) -> list[float]:
-    """Return the sizes of the messages that units send, in bytes, for all ways of specs."""
+    """Return the sizes in bytes of the messages of all units that ``specs`` make."""
     from ddlkit.model.sharded import Sharding
 
     sizes: list[float] = []

@@ -127,6 +127,8 @@ def fit(arguments: argparse.Namespace) -> None:
         )
     if arguments.draw and arguments.draw.suffix.lower() != ".png":
         raise UserError(f"--draw {arguments.draw}: name a file that ends in .png")
+    # SIMPLE_FIRST has all forms, which --compare compares in any case. Only a form with an
+    # argument, such as piecewise:45KB, is a further one.
     if arguments.compare and arguments.form in fitting.SIMPLE_FIRST:
         raise UserError(
             f"--form {arguments.form} has no effect with --compare, which compares that "
@@ -162,8 +164,8 @@ def fit(arguments: argparse.Namespace) -> None:
             f"{arguments.file}, fitted by --form {arguments.form}: {error}"
         ) from error
     description = fitted.to_dict()
-    # The form "auto" has been chosen by this error, which the description then has. For a
-    # form that a user names, the error is still to be computed.
+    # `fit` computes this error to choose a form for "auto", and the description then has
+    # it. If the user names a form, the error is computed here.
     if "median_abs_held_out_error" not in description["fit"]:
         median_error = _median_held_out_error(fitted.form, sizes, seconds)
         description["fit"]["median_abs_held_out_error"] = median_error
@@ -225,14 +227,15 @@ def _compare(
 ) -> None:
     """Print the held-out relative errors of each form, and draw the forms in a file.
 
-    ``sizes`` and ``seconds`` are those of the n messages, in bytes and seconds, of shape
-    (n,). Of ``facts``, those of `read_bytes_seconds`, "collective", "ranks" and "algorithm"
-    are used where they are known, and "place" is printed.
+    ``sizes`` (bytes) and ``seconds`` have shape (n,), for n messages. ``facts`` are what
+    `read_bytes_seconds` knows of the messages: perhaps their collective, number of ranks
+    and algorithm, and whether they were timed in place.
     """
     from ddlkit.model import fits
     from ddlkit.show import write_cost_forms
     from ddlkit.store import own_output
 
+    # All forms are compared in any case. The user may add one with an argument.
     further_forms = [] if arguments.form == "auto" else [arguments.form]
     compared = fits.compare(
         sizes,
@@ -288,6 +291,8 @@ PLANNER = arg(
 def predict(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit predict``."""
     if is_sharded(arguments):
+        # One way to make units gives two predictions, for the two ways of FSDP's
+        # reshard_after_forward.
         resharded, kept_whole = predict_sharded(arguments, arguments.units)
         show(kept_whole if arguments.no_reshard else resharded, arguments.json)
         return
@@ -354,12 +359,14 @@ def plan(arguments: argparse.Namespace) -> None:
     iteration_s = forecast.prediction.iteration_s
     chosen = iteration.plan
     proof = {}
-    # Only the planner "exact" knows a bound below which no plan can be.
+    # The planner "exact" also returns a time that no plan can undercut. Others do not.
     if chosen.least_s is not None:
         proof["no_plan_below_s"] = chosen.least_s
         if arguments.slowdown or arguments.copies:
-            warning = "the plan exact is proven best without contention only: try "
-            "--planner search"
+            warning = (
+                "the plan exact is proven best without contention only: try "
+                "--planner search"
+            )
             warnings.append(warning)
             print_warnings([warning])
     if arguments.json:
@@ -573,22 +580,29 @@ def what_if(arguments: argparse.Namespace) -> None:
     forecast, warnings, profile, communication = forecast_of(arguments, arguments.plan)
     plan = forecast.iteration.plan
     cost = forecast.iteration.cost
+    # A cost that does not say its number of ranks is taken for that of one.
     gpus = cost.workers or 1
     gpus_after = gpus if arguments.gpus is None else arguments.gpus
-    _refuse_unknown_stragglers(arguments.straggler, gpus_after, cost.workers)
+    _refuse_unknown_stragglers(
+        arguments.straggler, ranks=gpus_after, ranks_of_cost=cost.workers
+    )
     _refuse_partly_filled_machines(arguments.gpus_per_machine, gpus, gpus_after)
     cost_after = cost
     if gpus_after != gpus:
         cost_after = _cost_after(arguments, communication, warnings)
     profile_after = profile.resized(layer_factors)
+    # `forecast_of` has already applied --dilation to the workload before the change.
     workload_after = profile_after.workload().scaled(arguments.dilation)
     before = Iteration(forecast.iteration.workload, plan, cost)
     after = Iteration(workload_after, plan, cost_after)
 
+    # In a graph, one machine stands for all that are alike. Machines with a changed rank
+    # must be in the graph by themselves, so that `changed` finds them.
     graph = _graph(arguments, before, profile, changed_ranks=set())
-    changed_ranks = _ranks_in(changes)
-    graph_after = _graph(arguments, after, profile_after, changed_ranks)
-    graph_after = changed(graph_after, changes)
+    graph_to_change = _graph(
+        arguments, after, profile_after, changed_ranks=_ranks_in(changes)
+    )
+    graph_after = changed(graph_to_change, changes)
     compared = described(schedule(graph), schedule(graph_after))
     result = {
         "tasks": _tasks_of_all_ranks(graph, gpus),
@@ -596,8 +610,8 @@ def what_if(arguments: argparse.Namespace) -> None:
         **compared,
         **assumption(arguments),
     }
-    # `compared` has iteration_s and iteration_s_after. Other facts before and after the change
-    # get names of the same kind.
+    # Facts before and after the change have names such as iteration_s and
+    # iteration_s_after, which `compared` has.
     for suffix, gpu_count in (("", gpus), ("_after", gpus_after)):
         samples = gpu_count * profile.batch
         result[f"gpus{suffix}"] = gpu_count
@@ -612,7 +626,7 @@ MOST_TASKS = 2_000_000
 
 
 def _refuse_gpu_count(gpus: int | None) -> None:
-    """Raise UserError if --gpus is given and is no number of GPUs of a cluster."""
+    """Raise UserError if --gpus is given, and is below 2 or above the largest number."""
     from ddlkit.core.cost import MOST_WORKERS
 
     if gpus is None:
@@ -634,18 +648,20 @@ def _refuse_unknown_strategy(name: str) -> None:
 
 
 def _refuse_unknown_stragglers(
-    stragglers: Sequence[str], gpus: int, workers: int | None
+    stragglers: Sequence[str], ranks: int, ranks_of_cost: int | None
 ) -> None:
-    """Raise UserError if --straggler names a rank that is not among ``gpus`` ranks.
+    """Raise UserError if --straggler names a rank that does not exist.
 
-    ``workers`` is the number of ranks that the cost states, or None.
+    ``ranks`` is the number of ranks after the change: that of --gpus, or else
+    ``ranks_of_cost``, or else 1. ``ranks_of_cost`` is None if the cost states no number.
     """
     for text in stragglers:
         rank, _ = _change(text, "--straggler")
-        if rank.isdecimal() and int(rank) < gpus:
+        if rank.isdecimal() and int(rank) < ranks:
             continue
-        advice = f"the ranks are 0 to {gpus - 1}"
-        if workers is None and gpus == 1:
+        advice = f"the ranks are 0 to {ranks - 1}"
+        # Nobody has said how many ranks there are.
+        if ranks_of_cost is None and ranks == 1:
             advice = (
                 "the cost does not say between how many ranks it holds: give --ranks"
             )
@@ -670,12 +686,14 @@ def _cost_after(
 ) -> Any:
     """Return the cost of messages between --gpus ranks, which were not measured.
 
-    With --assume-ring, what this assumes is added to ``warnings``, and printed.
+    With --assume-ring, a warning that a ring is assumed is added to ``warnings``, and
+    printed. Without the option, only the cost of a ring is taken to other numbers of ranks.
     """
     cost = communication.cost
     gpus = arguments.gpus
     origin = str(arguments.cost or "--collectives")
     if arguments.assume_ring:
+        # The warnings so far have been printed already.
         n_warnings = len(warnings)
         cost_after = as_ring(communication, gpus, origin, warnings).cost
         print_warnings(warnings[n_warnings:])
@@ -690,7 +708,7 @@ def _cost_after(
 
 
 def _ranks_in(changes: Sequence[tuple[str, float]]) -> set[int]:
-    """Return the ranks that changes name, as in rank:3."""
+    """Return the numbers of the ranks that changes name, as in rank:3."""
     ranks = set()
     for changed_tasks, _ in changes:
         match = re.fullmatch(r"rank[: ]\s*(?P<rank>\d+)\s*", changed_tasks)
@@ -700,12 +718,12 @@ def _ranks_in(changes: Sequence[tuple[str, float]]) -> set[int]:
 
 
 def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int]:
-    """Return machines that have to be simulated, in order: all others are like them.
+    """Return the numbers of the machines that have to be simulated, in order.
 
     Ranks whose times are equal do equal tasks at equal times, and every message waits for
-    all ranks. One machine without a change therefore stands for all of them. The last
-    machine is there so that the largest number of a rank is known to error messages.
+    all ranks. One machine without a change therefore stands for all such machines.
     """
+    # With the last machine, error messages know the largest number of a rank.
     simulated = {machines - 1}
     simulated |= {machine for machine in changed_machines if machine < machines}
     unchanged = (machine for machine in range(machines) if machine not in simulated)
@@ -717,10 +735,10 @@ def _tasks_of_all_ranks(graph: Any, gpus: int) -> int:
     """Return how many tasks a graph would have if each of its ranks were simulated."""
     from ddlkit.core.taskgraph import ALL_RANKS
 
-    together = int((graph.rank == ALL_RANKS).sum())
-    # Every rank does equally many tasks.
-    of_rank_0 = int((graph.rank == 0).sum())
-    return together + gpus * of_rank_0
+    tasks_of_all = int((graph.rank == ALL_RANKS).sum())
+    # Every rank does as many tasks by itself as rank 0.
+    tasks_of_rank_0 = int((graph.rank == 0).sum())
+    return tasks_of_all + gpus * tasks_of_rank_0
 
 
 def _graph(
@@ -750,7 +768,7 @@ def _graph(
     machines = Gpus.of(workers, per_machine).machines
     changed_machines = {rank // per_machine for rank in changed_ranks}
     simulated = _machines_to_simulate(machines, changed_machines)
-    gpus = Gpus(len(simulated), per_machine, shared_disk=False)
+    gpus = Gpus(machines=len(simulated), per_machine=per_machine, shared_disk=False)
     # A rank reads, decodes and copies its input, which are three tasks, and computes each
     # layer forward and backward.
     tasks = gpus.n * (2 * len(profile.forward_s) + 3) * ITERATIONS
@@ -769,6 +787,8 @@ def _graph(
         decode_s=input_s.get("decode_s", 0.0),
         h2d_s=input_s.get("h2d_s", 0.0),
     )
+    # The graph numbers its ranks from 0 without gaps. They get the numbers that they have
+    # among all ranks.
     first_ranks = per_machine * np.array(simulated)[:, None]
     rank_numbers = (first_ranks + np.arange(per_machine)).ravel()
     # Tasks that all ranks do together have no rank's number.
@@ -785,9 +805,9 @@ _PATTERNS = {
 
 
 def _change(text: str, option: str) -> tuple[str, float]:
-    """Return what an option changes, and the factor on its time.
+    """Return what an option changes, and the factor of the change.
 
-    The text is one such as "fc=0.5", or "3:1.2" of the option ``--straggler``.
+    ``text`` is the value of the option, such as "fc=0.5", or "3:1.2" for --straggler.
     """
     pattern = _PATTERNS[option]
     separator = ":" if option == "--straggler" else "="

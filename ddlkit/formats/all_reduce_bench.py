@@ -48,30 +48,16 @@ def matches(text: str) -> bool:
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
-    """Return the message times of a page.
+    """Return the message times of all tables in a file.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : MessageOptions
-        ``place`` and ``table`` are refused, because the file has neither.
+    The file has neither places nor numbers of tables: the option ``table`` is refused
+    here, and ``place`` by `benchmark_times`.
 
-    Returns
-    -------
-    MessageTimes
-        The times of all tables. A table without its title is of an all-reduce, between
-        an unknown number of ranks.
-
-    Raises
-    ------
-    UserError
-        If a row is wrong.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
-    # What counts until a title says otherwise: 0 stands for an unknown number of ranks.
+    # A table without a title is of an all-reduce. 0 stands for an unknown number of
+    # ranks.
     collective = "all_reduce"
     ranks = 0
     rows = []
@@ -98,10 +84,10 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     n_bytes = round(payload * _UNITS[match["unit"]])
     if n_bytes < 1:
         raise UserError(f"{where}, payload: less than a byte")
-    # The bus bandwidth that follows from the time is algbw x (busbw / algbw). The time
-    # comes from the printed algbw, so this bandwidth is off by up to rounding x (busbw /
-    # algbw). The printed busbw is off by up to the rounding itself. The sum is the
-    # largest difference between the two that rounding allows.
+    # `benchmark_times` computes the bus bandwidth from the time, and compares it with the
+    # printed one. The time comes from the printed algbw, so that rounding changes the
+    # computed busbw by up to rounding x (busbw / algbw). It changes the printed busbw by
+    # up to the rounding itself. Together this is the largest difference that is no error.
     largest_difference_bytes_per_s = _ROUNDING_BYTES_PER_S * (
         1 + busbw_gb_per_s / algbw_gb_per_s
     )

@@ -109,7 +109,12 @@ class Layout(NamedTuple):
 LAYOUTS = (
     Layout("nccl-tests", "time", frozenset({"size", "count", "algbw", "busbw"})),
     # Until 2019, nccl-tests printed milliseconds.
-    Layout("nccl-tests", "time", frozenset({"bytes", "n", "algbw", "busbw"}), 1e3),
+    Layout(
+        "nccl-tests",
+        "time",
+        frozenset({"bytes", "n", "algbw", "busbw"}),
+        time_unit_us=1e3,
+    ),
     Layout("osu", "avg_us", frozenset({"size", "avg_us"})),
     Layout("imb", "t_avg_us", frozenset({"bytes", "repetitions", "t_avg_us"})),
 )
@@ -172,11 +177,10 @@ class Table:
     has_rates : bool
         Whether algbw and busbw are printed, as by nccl-tests.
     is_whole : bool
-        Whether the table has all that it is expected to have. A table with rates is
-        whole when its last line has been read. No last line is expected, already when
-        the head is read, if the head is not a comment: it was then copied out of the log
-        without that line. Neither is one if the rows end with a code block of a Markdown
-        page.
+        Whether no row can be missing at the end. nccl-tests prints a last line after the
+        rows, so that its tables are whole when that line has been read. It is not
+        expected in two cases, in which the table was copied out of the log: if the head
+        is not a comment, and if the rows end with a code block of a Markdown page.
     """
 
     collectives: set[str] = field(default_factory=set)
@@ -199,8 +203,8 @@ class Table:
         """
         if not self.listed_ranks:
             return self.stated_ranks
-        # A long list of ranks is cut by nccl-tests, so that their number is that of the
-        # last one, and not how many are listed.
+        # nccl-tests leaves ranks out of a long list, but not the last one. Its number
+        # says how many ranks there are.
         n_ranks = max(rank for rank, _ in self.listed_ranks) + 1
         group_sizes = Counter(group for _, group in self.listed_ranks)
         if len(group_sizes) == 1:
@@ -215,10 +219,11 @@ class Table:
     def runs_at_once(self) -> int:
         """Return how many runs print into the table at once.
 
-        Each of them lists its rank 0. If only one head was printed, several lists are
-        those of earlier attempts that failed, unless each has a single rank.
+        Each of them lists its rank 0, so that the result is how often rank 0 is listed.
         """
-        if self.n_heads <= 1 < self.ranks:
+        # Several runs at once print several heads, or are each of a single rank. Otherwise
+        # further lists of ranks are of earlier attempts that failed.
+        if self.n_heads <= 1 and self.ranks > 1:
             return 1
         lists_of_rank_0 = [
             count for (rank, _), count in self.listed_ranks.items() if rank == 0
@@ -235,12 +240,13 @@ class Table:
             self.listed_ranks = Counter()
             self.memory = title["memory"] or ""
         for name in _NAME.finditer(line):
-            # Only one of the groups has matched.
+            # Of the three groups of `_NAME`, one for each program, only one has matched.
             spelling = (name["nccl"] or name["osu"] or name["intel"] or "").lower()
             # OSU calls its alltoall "All-to-All Personalized Exchange".
             letters = re.sub("[^a-z]|personalized exchange", "", spelling)
             self.collectives.add(_BY_SPELLING.get(letters, letters))
         match = _RANK.match(line)
+        # Intel states the number of ranks, and nccl-tests lists each rank.
         if match and match["count"]:
             self.stated_ranks = int(match["count"])
         elif match:
@@ -270,10 +276,11 @@ class Table:
         UserError
             If cells are missing.
         """
+        # `before` has the columns before the first time, `timed` that time and all after it.
         n_before = self.columns.index(self.layout.time)
         before = self.columns[:n_before]
         timed = self.columns[n_before:]
-        # A time stamp has one name and two words.
+        # A row is matched from its end. A time stamp has one name and two words.
         n_timed_words = len(timed) + timed.count("timestamp")
         first_time = len(words) - n_timed_words
         # nccl-tests leaves redop blank where there is none, so that a word may be
@@ -306,26 +313,11 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the times of the one table of a log that the options choose.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : MessageOptions
-        The table and the times to choose, and facts that the log does not state.
+    The options ``collective`` and ``ranks`` choose a table, or are facts that the log
+    does not state. The option ``place`` chooses between times in place and out of
+    place, as in `rows_of_place`.
 
-    Returns
-    -------
-    MessageTimes
-        The times with buffers as ``options.place`` says: "in_place" or "out_of_place".
-        If it is None, both are returned, unless they differ by more than they scatter.
-        Then only the times of "in_place" are returned.
-
-    Raises
-    ------
-    UserError
-        If no table fits, or several do, or if the table is damaged.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     rows, table = read_log(
         read_tables(text, file),
@@ -428,6 +420,7 @@ class _TableCollector:
         self.is_row_cut = False
         if not line.strip():
             return
+        # From here on, the line is no row. It may still be the first one after a row.
         is_after_row = self.is_after_row
         self.is_after_row = False
         if _FENCE.match(line):
@@ -455,8 +448,8 @@ class _TableCollector:
         words = _WORD.findall(line)
         columns = self.current.columns
         _, row = self.current.rows[-1]
-        # A time stamp has one name and two words. After a row that NCCL's text
-        # followed, and did not cut, another row comes: together they are too long.
+        # A time stamp has one name and two words. If NCCL's text came after a whole row, the
+        # next line is another row, and the two together have too many words.
         most_words = len(columns) + columns.count("timestamp")
         if not words or len(row) + len(words) > most_words:
             return False
@@ -468,8 +461,8 @@ class _TableCollector:
     ) -> None:
         """Begin the table whose head is in a line.
 
-        A head that follows another one, without a row between them, continues the table
-        of the earlier head.
+        A head that follows another one, without a row between them, is of the same table
+        as the earlier head.
         """
         table = self.following
         if self.current is not None and not self.current.rows:
@@ -496,11 +489,13 @@ class _TableCollector:
 
 def _head(line: str) -> tuple[Layout, list[str]] | None:
     """Return the layout and the column names in a line that is the head of a table."""
-    # "Avg Latency(us)", "P50 Tail Lat(us)" and "t_avg[usec]" become one word each.
+    # "Avg Latency(us)" becomes "avg_us", "P50 Tail Lat(us)" becomes "p50_us", and
+    # "t_avg[usec]" becomes "t_avg_us". Few blanks are allowed, so that no line takes long.
     lower = re.sub(
         r"\s{0,9}(tail )?lat(ency)?\s{0,9}\(us\)|\[usec\]", "_us", line.lower()
     )
     words = _WORD.findall(lower.replace("#", " "))
+    # A unit such as "(B)" that stands apart from its column is no name of a column.
     columns = [word for word in words if not word.startswith("(")]
     if not columns or columns[0] not in ("size", "bytes"):
         return None
@@ -549,9 +544,9 @@ def read_log(
         If no table fits, or several do, or if the table is damaged or contradicts
         itself.
     """
-    n_alone = sum(known_table.ranks == 1 for known_table in tables)
-    if n_alone > 1 and n_alone == len(tables):
-        raise _without_mpi(f"{n_alone} processes print a table each", file)
+    n_of_one_rank = sum(known_table.ranks == 1 for known_table in tables)
+    if n_of_one_rank > 1 and n_of_one_rank == len(tables):
+        raise _without_mpi(f"{n_of_one_rank} processes print a table each", file)
     chosen = _chosen_table(tables, file, collective, ranks, table)
     if chosen.runs_at_once > 1:
         problem = f"{chosen.runs_at_once} processes print into one table"
@@ -561,7 +556,7 @@ def read_log(
         advice = "get all of it, or make a CSV of bytes and seconds"
         raise UserError(f"{file}: {problem}: {advice}")
     sheet, frame = _sizes_times_and_rates(chosen, file)
-    # The number that the log states counts more than the one that the user gives.
+    # The user's number of ranks is used only if the log does not state it.
     ranks = chosen.ranks or ranks
     possible = _possible_collectives(chosen, frame, ranks)
     if chosen.has_rates:
@@ -570,6 +565,7 @@ def read_log(
         _check_rates(sheet, frame, factors or {1.0})
     name = _decided_collective(chosen, file, possible, collective, ranks)
     bytes_factor = possible[name].bytes_factor
+    # 0 stands for the number of ranks, if that is unknown.
     if bytes_factor == 0:
         problem = f"the bytes of {name} are those of one rank: give --ranks"
         raise UserError(f"{file}: {problem}")
@@ -583,8 +579,8 @@ def read_log(
 def _without_mpi(problem: str, file: str) -> UserError:
     """Return the error for a log of nccl-tests without MPI.
 
-    Its processes know nothing of one another. Each of them is a run of its own, whose
-    ranks count from 0, and all print into one log.
+    Without MPI, its processes know nothing of one another. Each process is a run by
+    itself, whose ranks count from 0, and all of them print into one log.
     """
     return UserError(
         f"{file}: {problem}, each as rank 0: nccl-tests was built without MPI: "
@@ -601,17 +597,17 @@ def _decided_collective(
 ) -> str:
     """Return the collective that is wanted, or else the only one that is possible.
 
-    ``possible`` has the collectives that the columns and the rates allow, ``wanted`` is
-    "" if the user names none, and ``ranks``, of which errors speak, is 0 if unknown.
+    ``possible`` has the collectives that the columns and the rates allow, and ``wanted``
+    is "" if the user names none. ``ranks`` is the number for errors, 0 if unknown.
 
     Raises UserError if the collective that is wanted is not possible, or if none is
     wanted and the number of possible ones is not 1.
     """
+    if wanted in possible:
+        return wanted
+    if not wanted and len(possible) == 1:
+        return next(iter(possible))
     listed = " or ".join(possible)
-    # If a single collective is possible, the list of names is its name.
-    collective = wanted or listed
-    if collective in possible:
-        return collective
     if not possible:
         names = " or ".join(sorted(table.collectives)) or "any collective"
         raise UserError(
@@ -628,11 +624,12 @@ def _decided_collective(
 def _chosen_table(
     tables: list[Table], file: str, collective: str, ranks: int, number: int | None
 ) -> Table:
-    """Return the table of that number, or the only one that fits collective and ranks.
+    """Return the table with a given number, or else the only one that fits.
 
-    Tables are counted from 1. A ``collective`` of "", and ``ranks`` of 0, fit every
-    table. Raises UserError, with a list of the tables, if there is no table of that
-    number, or if not exactly one fits.
+    Tables are counted from 1. Without a ``number``, a table fits if it may be of the
+    ``collective`` and the number of ``ranks``. A ``collective`` of "", and ``ranks`` of
+    0, fit every table. Raises UserError, with a list of the tables, if there is no table
+    of that number, or if not exactly one fits.
     """
     if number is not None and 1 <= number <= len(tables):
         return tables[number - 1]
@@ -665,11 +662,11 @@ def _chosen_table(
 
 
 def _collectives_of_table(table: Table, file: str, ranks: int) -> list[str]:
-    """Return the collectives that a table names, or else those that it may be of.
+    """Return the collectives of which a table may be, by name or by rates.
 
-    The latter are all collectives for which the algorithm and bus bandwidths would be
-    printed as the table has them. ``ranks`` is the number of ranks if the table does not
-    state it, 0 if it is unknown.
+    These are the collectives that the table names. If it names none, these are all
+    collectives for which such algorithm and bus bandwidths would be printed. ``ranks`` is
+    the number of ranks if the table does not state it, 0 if it is unknown.
     """
     if table.collectives:
         return sorted(table.collectives)
@@ -680,7 +677,7 @@ def _collectives_of_table(table: Table, file: str, ranks: int) -> list[str]:
 def _no_table_of_number(number: int, described: list[str], file: str) -> UserError:
     """Return the error for a number that no table has.
 
-    ``described`` has a phrase for each of the tables that there are.
+    ``described`` has a phrase for each table of the log.
     """
     listed = "; ".join(described)
     if len(described) == 1:
@@ -732,9 +729,15 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
             # "wrong", but the largest deviation as "error", which is not read. The
             # values of such a log count as right.
             n_wrong = cells.get("wrong", "0").replace("N/A", "0")
-            own_names = {"size": size, "time": time, "#wrong": n_wrong, "place": place}
-            cells_by_name = {**cells, **own_names}
+            cells_by_name = {
+                **cells,
+                "size": size,
+                "time": time,
+                "#wrong": n_wrong,
+                "place": place,
+            }
             lines.append(number)
+            # A table without rates has no algbw and busbw, for which 0 stands.
             rows.append([cells_by_name.get(name, "0") for name in _PRINTED.names])
     if not rows:
         raise UserError(f"{where}, column size: none is above 0 in this table")
@@ -743,8 +746,8 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     if not table.has_rates:
         _check_last_time(sheet)
     frame = _PRINTED.frame(sheet, exact=False)
-    # `_PRINTED` reads all times as microseconds. Where a layout prints another unit, such
-    # as milliseconds, they become right by the microseconds in that unit.
+    # `_PRINTED` reads every time as microseconds. A layout whose unit is a millisecond
+    # has 1000 microseconds in it, by which the times are multiplied.
     return sheet, frame.assign(time=frame["time"] * table.layout.time_unit_us)
 
 
@@ -785,9 +788,9 @@ def _possible_collectives(
         How the table prints each possible collective. Empty if no collective would be
         printed with such rates.
     """
-    # MPI benchmarks print no rates. Of some collectives they print the size of one
-    # rank's part, so that the size of the message is that times the number of ranks.
-    # With 0 ranks the factor is 0, which stands for an unknown one.
+    # MPI benchmarks print no rates. For some collectives they print the size of one
+    # rank's part. The message is larger than that by the number of ranks. If this number
+    # is unknown, the factor is 0, too, which stands for an unknown factor.
     if not table.has_rates:
         names = sorted(table.collectives) or list(KNOWN)
         return {
@@ -821,9 +824,10 @@ def _possible_by_rates(
     mean_bytes_per_s = (fast["size"] / fast["time"]).mean()
     algbw_factor = mean_algbw_gb_per_s / mean_bytes_per_s * 1e9
     busbw_factor = fast["busbw"].mean() / mean_algbw_gb_per_s
-    # Both errors are relative. Two bandwidths are rounded by 0.01 GB/s together.
+    # How far the two ratios may be off, as a share. The two bandwidths of a ratio are
+    # rounded by 0.01 GB/s together.
     rate_error = 0.001 + 0.01 / mean_algbw_gb_per_s
-    # Times of seconds are printed to two digits, which is up to 5%.
+    # Times of seconds are printed to two digits, so that rounding changes them by up to 5%.
     time_error = rate_error + 0.05
 
     _, last_words = table.rows[-1]
@@ -856,9 +860,10 @@ def _possible_by_checks(
 ) -> dict[str, Convention]:
     """Return those collectives whose results would be checked in these places.
 
-    ``is_checked`` says for each of `PLACES` whether its results were checked. Since
-    2022, nccl-tests does not check alltoall and sendrecv in place, and checks all
-    others. A table in which both places are checked is not of sendrecv.
+    ``is_checked`` says for each of `PLACES` (out of place, in place) whether its results
+    were checked. Since 2022, nccl-tests does not check alltoall and sendrecv in place, and
+    checks everything else. A table in which both places are checked cannot be of
+    sendrecv.
     """
     if is_checked == [True, False]:
         unchecked_in_place = ("alltoall", "sendrecv")
@@ -881,24 +886,27 @@ def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
 
 
 def _conventions(collective: Collective, ranks: int) -> list[Convention]:
-    """Return how versions of nccl-tests print a collective between some ranks."""
+    """Return the ways in which versions of nccl-tests print size, algbw and busbw."""
     bus_factor = collective.bus_factor(ranks)
     conventions = [Convention(busbw_factor=bus_factor)]
     if collective.name in ("all_gather", "reduce_scatter"):
         # Until 2020, algbw counted only the bytes that are sent.
         conventions.append(Convention(algbw_factor=(ranks - 1) / ranks))
     if collective.name == "all_gather":
-        # The size may be that of one rank's part, with either way of counting.
-        conventions.append(Convention(ranks, bus_factor, bytes_factor=ranks))
-        conventions.append(Convention(ranks - 1, bytes_factor=ranks))
+        # Some versions print the size of one rank's part. Their algbw counts the parts of
+        # all ranks or, until 2020, only the parts that are sent.
+        conventions.append(
+            Convention(algbw_factor=ranks, busbw_factor=bus_factor, bytes_factor=ranks)
+        )
+        conventions.append(Convention(algbw_factor=ranks - 1, bytes_factor=ranks))
     return conventions
 
 
 def _prints_a_part(name: str) -> bool:
-    """Return whether MPI's benchmarks print the bytes from one rank, or to one rank.
+    """Return whether MPI's benchmarks print the size of one rank's part of a message.
 
-    Variants with a size for each rank, such as allgatherv, are printed as the plain
-    ones.
+    Variants with a size for each rank, such as allgatherv, are printed in the same way as
+    those without.
     """
     plain = _BY_SPELLING.get(name.replace("_", "").removesuffix("v"), "")
     return plain in KNOWN and KNOWN[plain].mpi_prints_a_part
@@ -918,7 +926,7 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
     # All rates are in GB/s, as they are printed.
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
-    # Of several ways to compute algbw, the one that comes closest counts in each row.
+    # In each row, the factor that comes closest is taken.
     off = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
     # Both are rounded: the time, by which the rate is divided, and algbw itself. The
     # other terms leave room for the errors of these computations.

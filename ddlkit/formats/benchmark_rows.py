@@ -67,7 +67,7 @@ class BenchmarkRow(NamedTuple):
     busbw_bytes_per_s : float
         The bus bandwidth that is printed. NaN if there is none.
     busbw_rounding_bytes_per_s : float
-        How far that may be rounded.
+        How far rounding may have changed the printed bus bandwidth.
     variant : dict of str to str
         Columns that may tell several kinds of messages apart, such as "type", with
         their values in this row.
@@ -85,7 +85,7 @@ class BenchmarkRow(NamedTuple):
 
 
 def collective_named(spelling: str) -> str:
-    """Return the name of the collective that a program spells in some way.
+    """Return the usual name of a collective, whose name a program may spell otherwise.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def benchmark_times(
     source : str
         The program.
     rows : sequence of BenchmarkRow
-        Its times.
+        The times that the program printed.
     file : str
         The file, as errors name it.
     options : MessageOptions
@@ -263,7 +263,10 @@ def refuse_several_variants(
 
 
 def _check_magnitude(row: BenchmarkRow) -> None:
-    """Refuse a size or a time that nobody means, and that later products overflow."""
+    """Refuse a size or a time that must be an error, as it is far too small or large.
+
+    Later products of such numbers would overflow.
+    """
     if not 1 <= row.n_bytes <= MOST_WHOLE:
         raise UserError(
             f"{row.where}: a size of {row.n_bytes:.3g} bytes: nobody means that"
@@ -325,8 +328,9 @@ def rows_of_place(
     UserError
         If there are no rows of the place.
     """
-    # Only sizes that have times of both places are compared.
     note = ""
+    # A row for each size and a column for each place. `dropna` leaves only sizes that have
+    # times of both places.
     medians_s = frame.groupby(["bytes", "place"])["seconds"].median().unstack().dropna()
     if place is None and medians_s.shape[1] == 2 and len(medians_s):
         log_ratios = np.log(medians_s["out_of_place"] / medians_s["in_place"]).abs()
@@ -344,11 +348,11 @@ def rows_of_place(
 
 
 def _scatter(medians_s: DataFrame) -> float:
-    """Return the mean relative distance of times from the chord of their neighbours.
+    """Return how much times scatter: their mean relative distance from a smooth curve.
 
-    ``medians_s`` has a row for each size, increasing, and the columns "in_place" and
-    "out_of_place". Chords are straight in the logarithms of size and time, where a
-    smooth curve lies close to them.
+    The distance is that of the time at a size from the straight line (chord) between the
+    times at the next smaller and the next larger size, in logarithms. ``medians_s`` has a
+    row for each size, increasing, and the columns "in_place" and "out_of_place".
     """
     log_sizes = np.log(medians_s.index.to_numpy(float))
     log_times = np.log(medians_s.to_numpy())

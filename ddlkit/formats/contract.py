@@ -1,6 +1,12 @@
 """Arguments and results of the readers of foreign files.
 
-They are alike for all formats of one purpose: message times, or layer profiles.
+They are alike for all formats of one purpose: message times, or layer profiles. Each
+reader has a function ``read(text, file, options)``:
+
+* ``text`` is the content of the file.
+* ``file`` is the name of the file in errors. A ``UserError`` of a reader begins with it.
+* ``options`` are `MessageOptions` for message times, and `ImportOptions` for profiles.
+* The result is `MessageTimes`, or a `ReadProfile`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _TITLE = re.compile(
     r"-- Performance of (?P<collective>\w+) on (?P<ranks>\d{1,9}) devices"
 )
 _HEAD = re.compile(
-    r"Size \(Bytes\)\s+Description\s+Duration(?P<is_raw>\s+\(us\))?\s+"
+    r"Size \(Bytes\)\s+Description\s+Duration(?P<in_us>\s+\(us\))?\s+"
     r"Throughput \((?P<unit>G[bB]ps)\)\s+BusBW"
 )
 _ROW = re.compile(
@@ -61,33 +61,19 @@ def matches(text: str) -> bool:
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
-    """Return the message times of a log.
+    """Return the message times of all tables in a log.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : MessageOptions
-        ``place`` and ``table`` are refused, because the log has neither.
+    The log has neither places nor numbers of tables: the option ``table`` is refused
+    here, and ``place`` by `benchmark_times`.
 
-    Returns
-    -------
-    MessageTimes
-        The times of all tables.
-
-    Raises
-    ------
-    UserError
-        If a row is wrong.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
     title: re.Match[str] | None = None
     head: re.Match[str] | None = None
     rows = []
     for number, line in enumerate(unlabelled(text), start=1):
-        # The last title and the last head above a row count for it.
+        # A row belongs to the last title and the last head above it.
         title = _TITLE.search(line) or title
         head = _HEAD.search(line) or head
         match = _ROW.match(line)
@@ -112,8 +98,9 @@ def _row(
     n_bytes = elements * whole(match["element_bytes"], where, "Description")
     if collective == "all_gather":
         n_bytes *= ranks
+    # With the benchmark's option --raw, the unit is in the head and not in the rows.
     unit = match["unit"]
-    if unit is None and head["is_raw"]:
+    if unit is None and head["in_us"]:
         unit = "us"
     if unit is None:
         problem = f"{shown(match['duration'])} has no unit"
@@ -147,8 +134,9 @@ def _finer_time_s(row: BenchmarkRow, relative_duration_error: float) -> float:
     """Return the time of a row, from its bus bandwidth if that has more digits.
 
     ``relative_duration_error`` is how far the printed duration may be rounded, as a
-    share of it. The printed duration is returned where the rate cannot be used.
-    A bus bandwidth that contradicts the duration is left to be refused.
+    share of the duration. The printed duration is returned if the number of ranks or the
+    collective is unknown. It is also returned if the bus bandwidth contradicts it, and
+    `benchmark_times` then refuses the row.
     """
     busbw = row.busbw_bytes_per_s
     collective = KNOWN.get(row.collective)

@@ -40,7 +40,7 @@ def tested(kind: str, version: str | None) -> str:
     kind : str
         What to write, a key of `TESTED`.
     version : str or None
-        The release. None means the installed one.
+        The version. None means the installed one.
 
     Returns
     -------
@@ -50,8 +50,8 @@ def tested(kind: str, version: str | None) -> str:
     Raises
     ------
     UserError
-        If its release, such as "2.13", is not among those of `TESTED`, or if no release is given and
-        torch is not installed.
+        If the release of that version, such as "2.13", is not among those of `TESTED`, or
+        if no version is given and torch is not installed.
     """
     if not version:
         try:
@@ -161,6 +161,8 @@ def inductor(cost: MessageCost, torch: str) -> str:
     # In a graph, node.args[0] is a rank's input and node is its output. The template
     # needs the one that has the size of the whole message.
     whole = "node.args[0]" if collective.sized == "input" else "node"
+    # Six digits of a time are more than a fitted cost is worth.
+    times_ms = tuple(float(f"{1e3 * seconds:.6g}") for seconds in cost(SIZES))
     template = TEMPLATE.read_text(encoding="utf-8")
     return template.format(
         collective=collective.name,
@@ -169,7 +171,7 @@ def inductor(cost: MessageCost, torch: str) -> str:
         ranks=_ranks(cost),
         torch=torch,
         sizes=tuple(SIZES.tolist()),
-        times_ms=tuple(float(f"{1e3 * seconds:.6g}") for seconds in cost(SIZES)),
+        times_ms=times_ms,
     )
 
 

@@ -67,25 +67,11 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     """Return the FLOP counts of a file as a profile.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : ImportOptions
-        The network, the batch size, and the source of times: ``peak`` and
-        ``utilisation``, or ``compute_s``.
+    The options ``network`` and ``batch`` are added to the profile. FLOP become times by
+    the options ``peak`` and ``utilisation``, or by ``compute_s``. The finding is the
+    FLOP of one sample.
 
-    Returns
-    -------
-    ReadProfile
-        The profile, and the FLOP of one sample.
-
-    Raises
-    ------
-    UserError
-        If the file is wrong, or if the options have no source of times.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     tensors = read_flops(read_sheet(text, file))
     return profile_of(tensors, options.network or "", file, options)
@@ -146,7 +132,8 @@ def profile_of(
     """
     batch = options.batch or 1
     names, layers, elements, flops = zip(*tensors, strict=True)
-    # Backward has two products of matrices for each one of forward, hence 1 + 2.
+    # Backward has two products of matrices for each one of forward, hence three times the
+    # FLOP of forward.
     batch_flops = 3 * batch * sum(flops)
     peak_flops_per_s, utilisation = _rate(options, file, batch_flops)
     profile = LayerProfile.from_flops(
@@ -169,9 +156,9 @@ def profile_of(
 def _rate(options: ImportOptions, file: str, batch_flops: float) -> tuple[float, float]:
     """Return the peak rate in FLOP/s and the share of it that is reached.
 
-    If the options have the time of a batch instead, the rate is ``batch_flops`` over
-    that time, all of which is reached. Raises UserError if the options have neither
-    both of rate and share, nor the time alone.
+    If the options have the time of a batch instead, the rate is ``batch_flops`` over that
+    time, and the share is 1. Raises UserError unless the options have either both the
+    rate and the share, or the time alone.
     """
     peak = options.peak
     utilisation = options.utilisation

@@ -56,29 +56,16 @@ def matches(text: str) -> bool:
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
-    """Return the message times of a log.
+    """Return the message times of all tables in a log.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : MessageOptions
-        ``collective`` counts if the log does not name it, and ``ranks``, which no log
-        states. ``place`` and ``table`` are refused.
+    The option ``collective`` is used for rows above which no command names one. The
+    number of ranks is always the option ``ranks``, as no log states it. The option
+    ``table`` is refused here, and ``place`` by `benchmark_times`.
 
-    Returns
-    -------
-    MessageTimes
-        The times of all tables.
-
-    Raises
-    ------
-    UserError
-        If the collective is not known, a row is wrong, or its result was wrong.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
+    # The user's choice, until a command in the log names another collective.
     collective = options.collective or ""
     rows = []
     for number, line in enumerate(unlabelled(text), start=1):
@@ -91,7 +78,8 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
                 )
             where = f"{file}: row at line {number}"
             rows.append(_row(match, where, collective, options.ranks or 0))
-        # A command names its program, such as all_gather_test, above the rows.
+        # A command names its program, such as all_gather_test. Other words that end with
+        # "_test" leave the collective as it is.
         for program in _PROGRAM.findall(line):
             collective = BY_SPELLING.get(program.replace("_", ""), collective)
     return benchmark_times(SOURCE, rows, file, options)
@@ -100,8 +88,9 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> BenchmarkRow:
     """Return the row of a table that `_ROW` has matched.
 
-    ``where`` is the file and the line of the row. ``ranks`` is the number that the user
-    has given, or 0, by which the size of one rank's part is recognized.
+    ``where`` is the file and the line of the row. ``ranks`` is the number of ranks that
+    the user has given, 0 if none. With a number, the printed size must be that of the
+    message, or that of one rank's part.
     """
     # NULL means that the results were not checked.
     if match["result"] not in ("success", "NULL"):
@@ -112,7 +101,8 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     size = whole(match["size"], where, "data_size")
     seconds = positive(match["time"], where, "aveg_time") / 1e6
     algbw_bytes_per_s = 1e9 * positive(match["algbw"], where, "alg_bandwidth")
-    # 1, or the number of ranks if the printed size is that of one rank.
+    # Which multiple of the printed size the bandwidth counts: 1, or the number of ranks
+    # if the size is that of one rank's part.
     parts = max(1, round(algbw_bytes_per_s * seconds / size))
     n_bytes = parts * size
     error = abs(algbw_bytes_per_s * seconds / n_bytes - 1)
@@ -123,5 +113,11 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
             f"{where}, alg_bandwidth: {match['algbw']} GB/s contradicts {size} bytes "
             f"in {match['time']} us: other units?"
         )
-    # The log does not state the number of ranks, for which 0 stands.
-    return BenchmarkRow(where, n_bytes, seconds, collective, ranks=0)
+    # 0 says that the log does not state the number of ranks.
+    return BenchmarkRow(
+        where=where,
+        n_bytes=n_bytes,
+        seconds=seconds,
+        collective=collective,
+        ranks=0,
+    )

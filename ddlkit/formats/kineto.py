@@ -40,7 +40,7 @@ UPDATE = "ddlkit.update"
 """Names of ranges with which a training loop may mark the phases of an iteration."""
 
 EVALUATE = "autograd::engine::evaluate_function"
-"""How the name of a span begins in which autograd runs a function of backward."""
+"""The start of the name of a span in which autograd runs a function of backward."""
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 """The name of a span in which autograd stores a gradient that is ready."""
@@ -53,7 +53,7 @@ MOST_US = 1e18
 """The largest instant or duration that is read, in microseconds."""
 
 MOST_TIMES_SHORTEST = 2.0
-"""An iteration that takes more times as long as the shortest one is of another kind."""
+"""An iteration is slow if it takes more than this many times as long as the shortest one."""
 
 _OPTIMIZER_STEP = "Optimizer.step#"
 _HOST_TO_DEVICE = "Memcpy HtoD"
@@ -257,24 +257,9 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     """Return the layer profile of a trace.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : ImportOptions
-        ``iterations`` chooses among the iterations of the trace.
+    The option ``iterations`` chooses among the iterations of the trace.
 
-    Returns
-    -------
-    ReadProfile
-        The profile, and findings.
-
-    Raises
-    ------
-    UserError
-        If the file is no trace, or lacks something that a profile needs.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     profile, findings = layer_profile(parse_kineto(text, file), options.iterations)
     overhead = (
@@ -477,11 +462,11 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
 def _size_args(
     events: Sequence[Event], launches: Mapping[int, Event]
 ) -> dict[int, dict[str, Any]]:
-    """Return what operators note of the messages that they launch.
+    """Return the size and the collective of each message, as its operator notes them.
 
-    The result is by the correlation number of each message, and has the size and the
-    collective. A kernel of NCCL does not always have them. The operator during which it
-    was launched does. ``launches`` has the launch of each correlation number.
+    The result has arguments of a span by the correlation number of the message. A kernel
+    of NCCL does not always have these arguments, but the operator during which it was
+    launched has them. ``launches`` has the launch of each correlation number.
     """
     message_correlations = set()
     for event in events:
@@ -512,10 +497,10 @@ def _size_args(
         if behind_last - first != 1:
             continue
         _, _, correlation = launches_of_messages[first]
-        # record_param_comms has the sizes of a message in the arguments of `_SIZE_ARGS`.
-        # Of the others, "Input Dims" must not count as a size, because the input of a
-        # collective that gathers is only a part of its message. An operator such as
-        # nccl:all_reduce has its size in its input alone, and the collective in its name.
+        # record_param_comms has the sizes of a message in the arguments of `_SIZE_ARGS`. Its
+        # argument "Input Dims" is left out, because the input of a collective that gathers
+        # is only a part of its message. An operator such as nccl:all_reduce has its size in
+        # its input alone, and the collective in its name.
         if operator.name == _RECORD_COMMS:
             known_args = {
                 name: value
@@ -667,23 +652,30 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
     """
     by_launch = sorted(trace.events, key=lambda event: event.launched_s)
     launched_s = [event.launched_s for event in by_launch]
-    # free_s[k] is when the GPU had computed all of the first k events. Neither a
-    # message nor the copy of an input keeps the GPU from computing.
+    # When the GPU had computed each event. Other events, and messages and copies of
+    # inputs, do not keep the GPU from computing.
     computed_s = [
         event.end_s if _is_computed_on_gpu(event) else -math.inf for event in by_launch
     ]
+    # free_s[k] is when the GPU had computed all of the first k events.
     free_s = np.maximum.accumulate([-math.inf, *computed_s])
 
     steps = _steps(trace)
     traced: list[TracedIteration] = []
     for number, (start_s, end_s) in enumerate(steps):
+        # This many events were launched before the step.
         first = bisect_left(launched_s, start_s)
         events = tuple(by_launch[first : bisect_left(launched_s, end_s)])
         phases = _phases(events)
         if "forward" in phases and "backward" in phases:
-            traced.append(
-                TracedIteration(number, len(steps), events, phases, free_s[first])
+            iteration = TracedIteration(
+                number=number,
+                steps_in_trace=len(steps),
+                events=events,
+                phases=phases,
+                free_s=free_s[first],
             )
+            traced.append(iteration)
     if not traced:
         raise _no_iteration(trace)
     numbers = [iteration.number for iteration in traced]
@@ -745,7 +737,8 @@ def _no_iteration(trace: KinetoTrace) -> UserError:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return rising numbers as --iterations takes them, such as "0,2-5"."""
+    """Return rising numbers as the option --iterations takes them, such as "0,2-5"."""
+    # Each run of consecutive numbers becomes one range.
     jumps = np.flatnonzero(np.diff(numbers) > 1)
     ranges = []
     for run in np.split(np.array(numbers), jumps + 1):
@@ -764,8 +757,10 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
 
     Phases are those that the user has marked, or else follow from autograd and the
     optimizer: backward from the first to the last function of autograd, forward from the
-    first operator with a gradient until then, and the update with the optimizer's steps.
-    A phase that cannot be told is left out. All instants are by the processor's clock.
+    first operator with a gradient until backward starts, and the update from the first to
+    the last step of the optimizer. A phase that cannot be told is left out. All instants
+    are by the processor's clock. ``events`` are those of one step, in the order in which
+    the processor launched them.
     """
     phases: dict[str, tuple[float, float]] = {}
     functions = [event for event in events if event.name.startswith(EVALUATE)]
@@ -1058,10 +1053,11 @@ class _Work:
         self.latest_end_s = np.maximum.accumulate([k.end_s for k in self.kernels])
 
     def done_s(self, instant_s: float) -> float:
-        """Return when all was done that had been launched at an instant, in seconds.
+        """Return when all work was done that had been launched until ``instant_s``.
 
-        Without a GPU, it is done at that instant. Before the first launch the result is
-        the start of the first kernel, from which the GPU's time is counted.
+        The result is in seconds. Without a GPU, the work is done at that instant. Before
+        the first launch, the result is the start of the first kernel, from which the GPU's
+        time is counted.
         """
         if not self.kernels:
             return instant_s
@@ -1071,7 +1067,7 @@ class _Work:
         return float(self.latest_end_s[n_launched - 1])
 
     def took_s(self, phase: str) -> float:
-        """Return the seconds from the first kernel of a phase until all was done.
+        """Return the seconds from the first kernel of a phase until all its work was done.
 
         The phase does not begin before the GPU had done the work of earlier iterations,
         which would otherwise count twice where the GPU lags behind the processor.
@@ -1184,14 +1180,14 @@ def _messages(
 ) -> Iterator[dict[str, Any]]:
     """Yield the messages of an iteration as spans of a timeline.
 
-    ``buckets`` are bytes by message, as `timeline` takes them.
+    ``buckets`` are the bytes of each bucket, empty if they are unknown.
     """
     for kind in COMMUNICATION:
         messages = [event for event in events if event.collective == kind]
         messages.sort(key=lambda event: event.start_s)
         sends_buckets = kind == "all_reduce" and len(messages) == len(buckets)
-        # Buckets that are given, and do not fit to the messages, leave open which message
-        # has which gradients. Without buckets, messages are numbered as groups.
+        # If there are more or fewer messages than buckets, it is unknown which message has
+        # which gradients. Without buckets, messages are numbered as groups.
         is_of_no_bucket = len(buckets) > 0 and not sends_buckets
         for number, event in enumerate(messages):
             span = _span(

@@ -8,11 +8,9 @@ The ids count from 0. A file of several iterations repeats all its lines.
 References
 ----------
 dag : S. Shi et al., "A DAG Model of Synchronous Stochastic Gradient Descent in
-Distributed
-    Deep Learning", 2018, arXiv:1805.03812.
+    Distributed Deep Learning", 2018, arXiv:1805.03812.
 osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
-Deep
-    Learning Training", WWW 2022.
+    Deep Learning Training", WWW 2022.
 """
 
 from __future__ import annotations
@@ -120,8 +118,9 @@ class LayerTrace:
 
         Notes
         -----
-        A layer without a gradient counts to the one with a gradient before it, in
-        forward and in backward. What stands before the first one counts to that.
+        The time of a layer without a gradient is added to the layer with a gradient
+        before it, in forward and in backward. The times of layers before the first
+        gradient are added to the first layer with a gradient.
         """
         rows = self.learnable
         n = len(rows)
@@ -144,12 +143,11 @@ class LayerTrace:
         )
 
     def _summed_to_learnable(self, times_s: Floats, first_layer: int) -> Floats:
-        """Return times by the n layers with a gradient, shape (n,).
+        """Return the mean times of the n layers with a gradient, shape (n,).
 
-        ``times_s`` has shape (k, L): k iterations of L layers. The times are means over
-        the iterations, and sums over layers. The time of a layer without a gradient is
-        added to that of the layer with a gradient before it. The layers before
-        ``first_layer`` are left out.
+        ``times_s`` has shape (k, L): k iterations of L layers. The time of a layer without
+        a gradient is added to the layer with a gradient before it or, before the first
+        one, to the first one. Layers before ``first_layer`` are left out.
         """
         learnable_rows = self.learnable
         mean_s = times_s.mean(axis=0)
@@ -158,8 +156,11 @@ class LayerTrace:
         # layer at or before layer l. Layers before the first one go to the first one.
         owner = np.maximum(np.searchsorted(learnable_rows, layers, "right") - 1, 0)
         sums_s = np.bincount(
-            owner[first_layer:], mean_s[first_layer:], len(learnable_rows)
+            owner[first_layer:],
+            weights=mean_s[first_layer:],
+            minlength=len(learnable_rows),
         )
+        # Sums of weights are float already. The conversion is for the type checker.
         return sums_s.astype(float)
 
     def iteration_times_and_plan(self) -> tuple[IterationTimes, FusionPlan]:
@@ -168,9 +169,9 @@ class LayerTrace:
         Returns
         -------
         times : IterationTimes
-            The times of the layers from the first one with a gradient on. What stands
-            before it is the reading of data (t_io). A trace has no copies and no
-            update.
+            The times of the layers from the first one with a gradient on. The layers
+            before it are taken for the reading of data (t_io). A trace has no copies
+            and no update.
         plan : FusionPlan
             One message for each gradient. It groups all layers, so the message of a
             gradient also has the layers without a gradient that are ready before it.
@@ -214,26 +215,12 @@ def matches(text: str) -> bool:
 
 
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
-    """Return the mean iteration of a trace as a profile.
+    """Return the mean iteration of a trace as a profile, with findings of `check_trace`.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : ImportOptions
-        ``without_input`` leaves out the layers before the first one with a gradient.
+    The option ``without_input`` leaves out the layers before the first one with a
+    gradient.
 
-    Returns
-    -------
-    ReadProfile
-        The profile, and findings of `check_trace`.
-
-    Raises
-    ------
-    UserError
-        If the trace is wrong, or no layer has a gradient.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     trace = parse_trace(text, file)
     profile = trace.profile(network="", with_input=not options.without_input)

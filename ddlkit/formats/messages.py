@@ -55,8 +55,8 @@ def read_bytes_seconds(
         The times.
     known : dict of str to object
         What is known of the messages: "source", the chosen value of each of `KEYS` that
-        the file has or the caller gives, and "place", a note on which times of a log were
-        chosen if nobody chose them.
+        the file has or the caller gives, and perhaps "place": a note on why the times of
+        one place were taken, although the caller did not ask for them.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def read_collectives(
             f"{path}: does not say between how many ranks its times were measured: give "
             "--ranks, or with --assume-ring add a column ranks to the file"
         )
-    # Columns that a file lacks have the given values, or the usual ones: 0 stands for an
+    # Columns that a file lacks get the values of the caller, or usual ones. 0 stands for an
     # unknown rate of the link, and "" for an unknown algorithm.
     assumed: dict[str, Any] = {
         "ranks": ranks,

@@ -55,33 +55,19 @@ def matches(text: str) -> bool:
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
-    """Return the message times of a file.
+    """Return the times of all known collectives between two or more ranks.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file, of one rank or of several.
-    file : str
-        The file, as errors name it.
-    options : MessageOptions
-        ``place`` and ``table`` are refused, because the file has neither.
+    The file may be of one rank or of several. If communicators lie on different numbers
+    of nodes, the column "link" tells them apart, as in "2 nodes". The option ``table``
+    is refused here, and ``place`` by `benchmark_times`.
 
-    Returns
-    -------
-    MessageTimes
-        The times of all known collectives between two or more ranks. If communicators
-        of one size lie on different numbers of nodes, the column "link" tells them
-        apart, as in "2 nodes".
-
-    Raises
-    ------
-    UserError
-        If a line is wrong, or if all times are those of the processor.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
     rows = []
     links = []
-    # Times by the clock of the processor are counted only, since they include its delays.
+    # Times by the clock of the processor include its delays. They are only counted here,
+    # and not returned.
     n_by_processor = 0
     for operation in _operations(text, file):
         if operation.performance.get("coll_timing_source") in _BY_PROCESSOR:
@@ -105,7 +91,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
 
 def _operations(text: str, file: str) -> Iterator[_Operation]:
-    """Yield the lines of collectives, each with the header that counts for it."""
+    """Yield the lines of collectives, each with its header or the last one above it."""
     header: dict[str, Any] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         where = f"{file}: line {number}"
@@ -147,7 +133,7 @@ def _row(operation: _Operation) -> BenchmarkRow:
         collective=collective,
         ranks=ranks,
         busbw_bytes_per_s=1e9 * busbw_gb_per_s,
-        # The time may be rounded to a microsecond, by half of one, which the rate need not
-        # be. The share of the rate that this is equals the share of the time.
+        # The time may be rounded by half a microsecond, even where the rate is not. This
+        # share of the time is the same share of the rate that follows from it.
         busbw_rounding_bytes_per_s=1e9 * busbw_gb_per_s / (2 * time_us),
     )

@@ -44,26 +44,10 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of a run.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : MessageOptions
-        ``place`` chooses the times of "in_place" or "out_of_place" buffers. A ``table``
-        is refused.
+    The option ``place`` chooses between times in place and out of place, as in
+    `benchmark_times`. The option ``table`` is refused.
 
-    Returns
-    -------
-    MessageTimes
-        The times of one place, or of both if ``options.place`` is None. Of both, only
-        those of "in_place" are returned if the two differ by more than they scatter.
-
-    Raises
-    ------
-    UserError
-        If the document is cut or wrong, or if its times are those of the processor.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
     try:
@@ -102,14 +86,15 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 def _row(
     times: dict[str, Any], where: str, n_bytes: int, collective: str, ranks: int
 ) -> BenchmarkRow:
-    """Return the time in an object "in_place" or "out_of_place".
+    """Return the time in an object "in_place" or "out_of_place" of a result.
 
     ``where`` is the file and the object, as errors name them, and ``ranks`` is 0 if the
-    number is unknown. The place and the variant of the row are left to the caller.
+    number is unknown. The caller adds the place and the variant to the row.
     """
+    # The option -C of nccl-tests measures by the clock of the processor.
     if "cpu_time" in times:
         raise UserError(f"{where}, cpu_time: not GPU time: take no -C")
-    # Null means that the results were not checked.
+    # The results are right if this is 0. Null means that they were not checked.
     n_wrong = times.get("nwrong")
     if n_wrong:
         raise UserError(
@@ -132,7 +117,10 @@ def _row(
 
 
 def _collective(document: dict[str, Any], file: str) -> str:
-    """Return the collective that the name of the program says."""
+    """Return the collective that is in the name of the program, such as all_reduce_perf.
+
+    The name is in the configuration of the run, or is the first word of its command.
+    """
     config = document.get("config")
     args = document.get("args")
     names = [config.get("program_name")] if isinstance(config, dict) else []
@@ -148,8 +136,8 @@ def _collective(document: dict[str, Any], file: str) -> str:
 def _ranks(document: dict[str, Any]) -> int:
     """Return between how many ranks a message was sent, 0 if it is unknown.
 
-    Of a process with several GPUs, nccl-tests writes only the first rank into
-    "devices". The processes that follow count on from its number of GPUs.
+    If a process has several GPUs, nccl-tests lists only its first rank in "devices". The
+    first rank of the next process is then larger by the number of these GPUs.
     """
     config = document.get("config")
     devices = document.get("devices")
@@ -165,10 +153,12 @@ def _ranks(document: dict[str, Any]) -> int:
         return 0
     if ranks_of_process < 1:
         return 0
-    # Ranks count from 0, and the last one listed may be the first one of its process.
+    # Ranks count from 0. The last rank that is listed may be the first one of several of
+    # its process, all of which count.
     n_ranks = (last_rank // ranks_of_process + 1) * ranks_of_process
-    # NCCL_TESTS_SPLIT puts ranks into groups that each work for themselves. The result
-    # is the size of a group, which is unknown if the groups differ in size.
-    if len({*groups.values()}) > 1 or n_ranks % len(groups):
+    # NCCL_TESTS_SPLIT puts ranks into groups that send messages only among themselves.
+    # The result is the size of a group, which is unknown if the groups differ in size.
+    sizes_differ = len({*groups.values()}) > 1 or n_ranks % len(groups) > 0
+    if sizes_differ:
         return 0
     return n_ranks // len(groups)

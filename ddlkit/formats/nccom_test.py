@@ -39,8 +39,8 @@ _UNITS_BYTES_PER_S = (1e9, 2.0**30)
 # Bandwidths are printed to 0.01 of their unit.
 _ROUNDING = 0.005
 _RATE_TOLERANCE = 0.01
-# The larger unit is 1.074 times the smaller one. A rate in the wrong one of them is off by
-# less than this share.
+# The larger unit is 1.074 times the smaller one. A rate that is read in the wrong unit is
+# off by less than this share.
 _SHARE_BETWEEN_UNITS = 0.08
 
 
@@ -56,33 +56,19 @@ def matches(text: str) -> bool:
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
-    """Return the message times of a log.
+    """Return the message times of all tables in a log.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : MessageOptions
-        ``collective`` and ``ranks`` count if no command in the log states them. ``place``
-        and ``table`` are refused.
+    The options ``collective`` and ``ranks`` are used if no command in the log states
+    them. The option ``table`` is refused here, and ``place`` by `benchmark_times`.
 
-    Returns
-    -------
-    MessageTimes
-        The times of all tables.
-
-    Raises
-    ------
-    UserError
-        If the collective is not known, or a row is wrong.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
-    # What the last command in the log states: "" and 0 if it does not.
+    # The collective that a command has named, "" until one does.
     collective = ""
+    # The number of ranks in the last command, 0 if that does not state it.
     ranks = 0
-    # The columns of the table that the lines are in, none outside of a table.
+    # The columns of the table to which the next lines belong. Empty outside of a table.
     columns: list[str] = []
     rows = []
     for number, line in enumerate(unlabelled(text), start=1):
@@ -101,7 +87,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
                     f"{where}: {len(words)} words for {len(columns)} columns: "
                     "is the log cut?"
                 )
-            # What a command in the log states counts more than the options.
+            # The user's choice is used only if no command has named a collective.
             name = collective or options.collective
             if not name:
                 raise UserError(
@@ -129,10 +115,10 @@ def _collective_of(words: str) -> str:
 def _row(
     cells: Mapping[str, str], where: str, collective: str, ranks: int
 ) -> BenchmarkRow:
-    """Return a row of a table, whose cells are given by the names of their columns.
+    """Return a row of a table as a time of a collective.
 
-    ``where`` is the file and the line, as errors name them, and ``ranks`` is 0 if the
-    number is unknown.
+    ``cells`` are the words of the row by the names of their columns. ``where`` is the
+    file and the line, as errors name them, and ``ranks`` is 0 if it is unknown.
     """
     size = whole(cells["size(b)"], where, "size(B)")
     seconds = positive(cells["time(us)"], where, "time(us)") / 1e6
@@ -141,7 +127,7 @@ def _row(
         busbw = float(cells["busbw(gb/s)"])
     except (KeyError, ValueError):
         raise UserError(f"{where}, algbw and busbw: a number is missing") from None
-    # The unit that comes closer to size over time.
+    # Of the two units, the one with which algbw is closer to size over time.
     unit = min(_UNITS_BYTES_PER_S, key=lambda unit: abs(algbw - size / seconds / unit))
     allowed = _RATE_TOLERANCE * algbw + _ROUNDING
     if not abs(algbw - size / seconds / unit) <= allowed:
@@ -150,13 +136,13 @@ def _row(
             f"{cells['time(us)']} us: other units?"
         )
     return BenchmarkRow(
-        where,
-        size,
-        seconds,
-        collective,
-        ranks,
+        where=where,
+        n_bytes=size,
+        seconds=seconds,
+        collective=collective,
+        ranks=ranks,
         busbw_bytes_per_s=busbw * unit,
-        # Where algbw is rounded to few digits, the unit is a guess, and may be the other.
+        # If algbw has few digits, both units may fit, and `unit` may be the wrong one.
         busbw_rounding_bytes_per_s=(
             2 * _ROUNDING * unit + _SHARE_BETWEEN_UNITS * busbw * unit
         ),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from ddlkit.formats.benchmark_rows import (
-    PLACES,
     BenchmarkRow,
     benchmark_times,
     collective_named,
@@ -55,29 +54,14 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of a run.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : MessageOptions
-        ``place`` chooses the times of "in_place" or "out_of_place" buffers. A ``table``
-        is refused.
+    The option ``place`` chooses between times in place and out of place, as in
+    `benchmark_times`. The option ``table`` is refused.
 
-    Returns
-    -------
-    MessageTimes
-        The times of one place, or of both if ``options.place`` is None. Of both, only
-        those of "in_place" are returned if the two differ by more than they scatter.
-
-    Raises
-    ------
-    UserError
-        If the file is wrong, or if a collective had wrong results.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
     sheet = read_sheet(text, file)
+    # The file may have other columns, too.
     frame = _TABLE.frame(sheet, exact=False)
     # N/A means that the results were not checked.
     is_wrong = ~frame["#wrong"].isin(["0", "N/A", ""]).to_numpy()
@@ -85,7 +69,8 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         row = int(np.argmax(is_wrong))
         problem = f"{frame['#wrong'][row]} wrong values"
         sheet.fail(row, "#wrong", f"{problem}: fix the collective before timing it")
-    # A message that is too small to be divided among the ranks has the size 0.
+    # A message that is too small to be divided among the ranks has size 0. It is left out
+    # below, and its time may be 0.
     is_timed_as_zero = ((frame["size"] > 0) & (frame["time"] <= 0)).to_numpy()
     if is_timed_as_zero.any():
         sheet.fail(int(np.argmax(is_timed_as_zero)), "time", "must be above zero")
@@ -99,7 +84,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
             seconds=float(frame["time"][row]),
             collective=collective_named(frame["collective"][row]),
             ranks=int(n_ranks[row]),
-            place=PLACES[1] if is_in_place[row] else PLACES[0],
+            place="in_place" if is_in_place[row] else "out_of_place",
             busbw_bytes_per_s=1e9 * float(frame["busbw"][row]),
             # Rates are printed to 0.01 GB/s.
             busbw_rounding_bytes_per_s=1e9 * 0.01,

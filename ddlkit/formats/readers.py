@@ -4,8 +4,9 @@ A format is a module with two functions:
 
 * ``matches(text)`` returns whether a file is of that format. It is fast, and never
   raises an exception.
-* ``read(text, file, options)`` returns a result of `ddlkit.formats.contract`, or raises
-  a ``UserError`` that begins with the file.
+* ``read(text, file, options)`` returns what is in the file, or raises a ``UserError``
+  that begins with the name of the file. `ddlkit.formats.contract` describes its
+  arguments and results.
 
 An entry in one of the registers below makes a format known to the commands of that
 purpose. Formats are tried in the order of the register.

@@ -77,6 +77,9 @@ _MEAN_NAMES = (re.compile(rf"(?:avg|average|mean|median)_{_TIME_UNIT}"),)
 _BYTES = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SECONDS = {"s": 1.0, "m": 1e-3, "u": 1e-6}
 
+# Stands for the unit of a column whose name does not say it.
+_UNKNOWN_UNIT = 0
+
 # A message of this size is slower than this rate only if its time is not in seconds.
 _LARGE_BYTES = 65536
 _SLOWEST_BYTES_PER_S = 1e4
@@ -94,7 +97,7 @@ class _Quantity(NamedTuple):
     name : str
         The name in the header.
     unit : float
-        Bytes or seconds of one. 0 if the name does not say the unit.
+        The bytes or seconds in a unit of the column, or `_UNKNOWN_UNIT`.
     """
 
     name: str
@@ -104,8 +107,9 @@ class _Quantity(NamedTuple):
 def matches(text: str) -> bool:
     r"""Return whether the first line of a file names a column of sizes and one of times.
 
-    With the name "bytes" or "seconds", or with a column of times among several that no
-    blanks separate, one of them is enough, and `read` reports that the other is missing.
+    One of the two is enough if it is called "bytes" or "seconds", or if it is a column of
+    times in a table whose columns are not separated by blanks. Then `read` takes the file,
+    and reports that the other column is missing.
 
     Examples
     --------
@@ -129,31 +133,17 @@ def matches(text: str) -> bool:
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
-    """Return the message times of a file.
+    """Return the message times of a file, with the columns of `KEYS` that it has.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : MessageOptions
-        ``place`` and ``table`` are refused, because only a log has them.
+    The options ``place`` and ``table`` are refused, because only a log has them. The
+    file is refused if a unit is not known, if its times seem not to be in seconds, or
+    if a column that is not known divides them into several kinds.
 
-    Returns
-    -------
-    MessageTimes
-        All rows, with those columns of `KEYS` that the file has.
-
-    Raises
-    ------
-    UserError
-        If the file is wrong, if a unit is not known, if its times seem not to be in
-        seconds, or if a column that is not known divides them into several kinds.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     sheet = _with_known_names(read_sheet(_comma_separated(text), file))
-    size = _only(sheet, _sizes(sheet.header), "bytes", "size_mib")
-    time = _only(sheet, _times(sheet.header), "seconds", "time_us")
+    size = _only(sheet, _sizes(sheet.header), expected="bytes", example="size_mib")
+    time = _only(sheet, _times(sheet.header), expected="seconds", example="time_us")
     keys = [
         column
         for column in SCHEMAS["collectives"].columns
@@ -197,7 +187,7 @@ def _header(text: str) -> tuple[str, ...]:
 
 
 def _comma_separated(text: str) -> str:
-    """Return a table as CSV. Its lines keep their numbers."""
+    """Return a table as CSV, in which each line has the same number as before."""
     first_line, _, _ = text.strip().partition("\n")
     separator = _separator(first_line)
     if separator == ",":
@@ -237,7 +227,8 @@ def _matched(patterns: tuple[re.Pattern[str], ...], name: str) -> re.Match[str] 
 def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
     """Return the columns that may have the sizes: only "bytes", if there is one.
 
-    The unit of KB, MB and GB is unknown: they may be 1000 or 1024 of the unit below.
+    The units KB, MB and GB count as unknown, because each may be 1000 or 1024 of the next
+    smaller unit.
     """
     if "bytes" in header:
         return [_Quantity("bytes", 1)]
@@ -249,7 +240,7 @@ def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
         unit = re.sub("bytes?", "b", match["unit"] or "")
         if not unit and "bytes" in match[0]:
             unit = "b"
-        sizes.append(_Quantity(name, _BYTES.get(unit, 0)))
+        sizes.append(_Quantity(name, _BYTES.get(unit, _UNKNOWN_UNIT)))
     return sizes
 
 
@@ -271,7 +262,7 @@ def _times_named(
             continue
         # The first letter tells the units apart, once "micro" is written as "u".
         unit = (match["unit"] or "").replace("micro", "u")
-        times.append(_Quantity(name, _SECONDS.get(unit[:1], 0)))
+        times.append(_Quantity(name, _SECONDS.get(unit[:1], _UNKNOWN_UNIT)))
     return times
 
 
@@ -292,7 +283,7 @@ def _only(
             None, names, f"which of them is meant: name only one of them {expected}"
         )
     (column,) = candidates
-    if not column.unit:
+    if column.unit == _UNKNOWN_UNIT:
         sheet.fail(None, column.name, f"its unit is not known: {advice}")
     return column
 
@@ -305,9 +296,10 @@ def _with_known_names(sheet: Sheet) -> Sheet:
 def _with_known_collectives(sheet: Sheet) -> Sheet:
     """Return a sheet whose collectives are in a column "collective", as in `KNOWN`.
 
-    Without a column of that name, it is the only one whose cells all name collectives,
-    such as "op" or "operation". The collectives of a user's own table may be spelled as
-    programs spell them: "AllReduce", "all_reduce_perf" or "MPI_Allreduce".
+    Without a column of that name, the only column whose cells all name collectives, such
+    as "op" or "operation", is renamed. If there is none or several, the sheet stays as it
+    is. Collectives may be spelled as programs spell them: "AllReduce", "all_reduce_perf"
+    or "MPI_Allreduce".
     """
     of_collectives = [name for name in sheet.header if name == "collective"]
     if not of_collectives:
@@ -346,10 +338,10 @@ def _with_known_ranks(sheet: Sheet) -> Sheet:
 def _in_bytes_and_seconds(
     sheet: Sheet, frame: DataFrame, size: _Quantity, time: _Quantity
 ) -> DataFrame:
-    """Return a table with the columns "bytes" and "seconds" in place of its own ones.
+    """Return a table with columns "bytes" and "seconds" in place of ``size`` and ``time``.
 
-    The values were checked in the units of the file. Raises UserError for one that is
-    beyond what somebody can mean in bytes or seconds.
+    Values in the units of the file may be plausible, and implausibly small or large in
+    bytes or seconds. Raises UserError for such a value.
     """
     n_bytes = (frame[size.name] * size.unit).round()
     seconds = frame[time.name] * time.unit
@@ -387,20 +379,21 @@ def _refuse_slow(sheet: Sheet, frame: DataFrame, time_name: str) -> None:
 def _refuse_dividing(
     sheet: Sheet, frame: DataFrame, name: str, cells: list[str]
 ) -> None:
-    """Raise UserError if a column that is not known has times of several kinds.
+    """Raise UserError if an unknown column divides the times into several kinds.
 
-    It has if most sizes come with several of its values, and if the same values come
-    again at other sizes. A column of measured numbers, such as a standard deviation,
-    has other values at each size.
+    A column does so if most sizes have several of its values, and most of its values
+    occur at several sizes. This is not so for a column of measured numbers, such as a
+    standard deviation, which has other values at each size. ``cells`` are the values of
+    the column ``name``.
     """
     if _plain(name) in REPEATS_NAMES:
         return
     kinds = [column for column in KEYS if column in frame]
     table = frame[["bytes", *kinds]].assign(value=cells)
-    groups = table.groupby(["bytes", *kinds])["value"].nunique()
+    values_of_size = table.groupby(["bytes", *kinds])["value"].nunique()
     sizes_of_value = table.groupby("value")["bytes"].nunique()
-    # With a single size no value can come again, so that it is not asked for there.
-    is_divided = (groups > 1).mean() >= _DIVIDED_SHARE
+    is_divided = (values_of_size > 1).mean() >= _DIVIDED_SHARE
+    # If the file has a single size, no value can occur at several.
     n_sizes = table["bytes"].nunique()
     comes_again = (sizes_of_value > 1).mean() >= _DIVIDED_SHARE or n_sizes == 1
     if is_divided and comes_again:

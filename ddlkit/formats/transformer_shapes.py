@@ -64,27 +64,13 @@ def matches(text: str) -> bool:
 
 
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
-    """Return a shape of a file as a profile.
+    """Return one of the shapes in a file as a profile.
 
-    Parameters
-    ----------
-    text : str
-        The content of the file.
-    file : str
-        The file, as errors name it.
-    options : ImportOptions
-        ``network`` if the file has several shapes, ``sequence`` (the tokens of a sample),
-        ``batch``, and the source of times: ``peak`` and ``utilisation``, or ``compute_s``.
+    The option ``network`` chooses one of several shapes, and ``sequence`` is the tokens
+    of a sample. FLOP become times by the options ``peak`` and ``utilisation``, or by
+    ``compute_s``. The finding is the FLOP of one sample.
 
-    Returns
-    -------
-    ReadProfile
-        The profile, and the FLOP of one sample.
-
-    Raises
-    ------
-    UserError
-        If the file is wrong, or if an option is missing.
+    `ddlkit.formats.contract` describes arguments, result and errors.
     """
     shapes = read_shapes(read_sheet(text, file))
     name = options.network or ""
@@ -214,10 +200,10 @@ class Decoder:
 
         Notes
         -----
-        Gradients become ready from the last tensor to the first. The FLOP of an
-        operation stand with the first of them that waits for its backward. For a matrix
-        this is its bias, if it has one. For attention it is the last matrix before it,
-        and for a tied head it is the norm before it.
+        Gradients become ready from the last tensor to the first. The FLOP of an operation
+        are those of the tensor whose gradient is the first to wait for the backward of the
+        operation. For a matrix this is its bias, if it has one. For attention it is the
+        last matrix before attention, and for a tied head it is the norm before the head.
         """
         most = self.positions or MOST_SIZE
         if not 1 <= tokens <= most:
@@ -236,19 +222,24 @@ class Decoder:
     def _block(self, prefix: str, tokens: int) -> Iterator[Tensor]:
         """Yield the tensors of a block: of attention, then of feed-forward."""
         width = self.d_model
-        # Two products of matrices, of 2 T d_model FLOP for each of T tokens.
+        # Two products of matrices, of 2 T d_model FLOP for each of T tokens. Their FLOP
+        # are added to the last matrix before attention, as `tensors` says.
         attention_flops = 4.0 * tokens * tokens * width
-        yield from self._norm(f"{prefix}attention_norm", 0.0)
+        yield from self._norm(f"{prefix}attention_norm")
         if self.attention_matrices == 2:
             layer = f"{prefix}query_key_value"
-            yield from self._matrix(layer, width, 3 * width, tokens, attention_flops)
+            yield from self._matrix(
+                layer, width, 3 * width, tokens, attention_flops=attention_flops
+            )
         else:
             yield from self._matrix(f"{prefix}query", width, width, tokens)
             yield from self._matrix(f"{prefix}key", width, width, tokens)
             layer = f"{prefix}value"
-            yield from self._matrix(layer, width, width, tokens, attention_flops)
+            yield from self._matrix(
+                layer, width, width, tokens, attention_flops=attention_flops
+            )
         yield from self._matrix(f"{prefix}output", width, width, tokens)
-        yield from self._norm(f"{prefix}ff_norm", 0.0)
+        yield from self._norm(f"{prefix}ff_norm")
         yield from self._matrix(f"{prefix}up", width, self.d_ff, tokens)
         if self.ff_matrices == 3:
             yield from self._matrix(f"{prefix}gate", width, self.d_ff, tokens)
@@ -265,8 +256,8 @@ class Decoder:
         """Yield the weight of a matrix and its bias, if it has one.
 
         The FLOP are those of the matrix for all ``tokens`` of a sample, and
-        ``attention_flops`` of the attention behind it. They stand with the last tensor,
-        whose gradient is ready first.
+        ``attention_flops`` of the attention that follows the matrix. Both are those of the
+        last tensor, whose gradient is ready first.
         """
         elements = inputs * outputs
         flops = 2.0 * inputs * outputs * tokens + attention_flops
@@ -276,11 +267,11 @@ class Decoder:
         else:
             yield Tensor(f"{layer}.weight", layer, elements, flops)
 
-    def _norm(self, layer: str, flops: float) -> Iterator[Tensor]:
+    def _norm(self, layer: str, flops: float = 0.0) -> Iterator[Tensor]:
         """Yield the scale of a norm and its shift, if it has one.
 
-        ``flops`` are those of what follows the norm, and stand with its last tensor. The
-        norm itself counts as no work.
+        ``flops`` are those of a tied head that follows the norm. They become those of the
+        last tensor of the norm. The norm itself counts as no work.
         """
         if self.norm_tensors == 2:
             yield Tensor(f"{layer}.scale", layer, self.d_model, 0.0)
