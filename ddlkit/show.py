@@ -802,16 +802,59 @@ def write_advice(
         If matplotlib or Jinja2 is not installed, or the file cannot be written.
     """
     needs("the page of an advice", WRITING_A_PAGE)
-    import jinja2
     import matplotlib as mpl
 
     with mpl.rc_context(fname=THEME):
         image = png(advice_figure(advice, name_of_best))
+    write_page(
+        lines,
+        path,
+        image,
+        heading="Predicted timelines",
+        alt="an iteration before and after, and the predicted gain by cap",
+        facts=facts,
+    )
+
+
+def write_page(
+    lines: Sequence[str],
+    path: Path,
+    image: bytes,
+    *,
+    heading: str,
+    alt: str,
+    facts: Mapping[str, str] | None = None,
+) -> None:
+    """Write a page with text and one drawing that needs no network.
+
+    Parameters
+    ----------
+    lines : sequence of str
+        The title, and the lines that a person reads.
+    path : Path
+        The HTML file to write.
+    image : bytes
+        The drawing as PNG.
+    heading, alt : str
+        The heading above the drawing, and its description for those who cannot see it.
+    facts : mapping of str to str, optional
+        What the page says of its origin, such as the date and the machine, by name.
+
+    Raises
+    ------
+    UserError
+        If Jinja2 is not installed, or the file cannot be written.
+    """
+    needs("a page", WRITING_A_PAGE)
+    import jinja2
+
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(read_text(PAGE)).render(
         title=lines[0],
         text="\n".join(lines[1:]),
         facts=facts or {},
+        heading=heading,
+        alt=f"{alt}; the numbers stand above",
         image=b64encode(image).decode(),
     )
     atomic_write_text(path, page)

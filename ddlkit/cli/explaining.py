@@ -124,6 +124,7 @@ def screen(explanation: Any) -> list[str]:
     """
     iteration_s = explanation.iteration_s
     replay_error = explanation.replay_s / iteration_s - 1
+    of_ranks = ", the mean over ranks" if explanation.waterfall else ""
     lines = [
         f"{_count(explanation)}: {_headline(explanation)}",
         "",
@@ -132,7 +133,7 @@ def screen(explanation: Any) -> list[str]:
             f"{_ms(iteration_s)} measured, {_ms(explanation.replay_s)} played again "
             f"({replay_error:+.1%})",
         ),
-        _line("compute", f"{_ms(explanation.compute_s)}, the mean over ranks"),
+        _line("compute", _ms(explanation.compute_s) + of_ranks),
         _line(
             "exposed communication",
             f"{_ms(explanation.exposed_s)}, waiting for messages or for other ranks",
@@ -192,7 +193,7 @@ def _name_of_cause(cause: Any) -> str:
     if cause.rank is not None:
         return f"waiting for rank {cause.rank} ({cause.phase})"
     if cause.cause == "waiting":
-        return "waiting for any rank"
+        return "any waiting for other ranks"
     return {
         "start-up": "start-up of messages",
         "bandwidth": "bytes on the link",

@@ -31,6 +31,10 @@ WAIT = "wait"
 MARK = "mark"
 """What a rank does at the end of a segment of work: nothing, where it is a mark."""
 
+MOST_CORRECTIONS = 30
+CLOSE_ENOUGH_S = 1e-6
+"""When `alone_s` ends: after so many corrections, or when a replay misses so little."""
+
 
 class Segment(NamedTuple):
     """A stretch of work of every rank, and what the rank does at its end.
@@ -68,6 +72,9 @@ class Schedule:
         When each rank starts its first iteration, in seconds.
     in_flight : int, optional
         How many messages may be under way at once. They share the link equally.
+    startup_s : ndarray, shape (I, K), optional
+        How much of ``message_s`` is start-up, in which a message does not use the link.
+        By default none is.
 
     Raises
     ------
@@ -95,6 +102,7 @@ class Schedule:
     message_s: Floats
     first_start_s: Floats
     in_flight: int = 1
+    startup_s: Floats | None = None
 
     def __post_init__(self) -> None:
         n_iterations, n_ranks, n_segments = self.work_s.shape
@@ -132,9 +140,33 @@ class Schedule:
         """Return the schedule with other work, shape (I, R, S), in seconds."""
         return replace(self, work_s=work_s)
 
-    def with_messages(self, message_s: Floats) -> Schedule:
-        """Return the schedule with other times of messages, shape (I, K), in seconds."""
-        return replace(self, message_s=message_s)
+    @property
+    def startups_s(self) -> Floats:
+        """Return how much of each message is start-up, shape (I, K), in seconds."""
+        if self.startup_s is None:
+            return np.zeros_like(self.message_s)
+        # A message that is made shorter has no more start-up than time.
+        return np.minimum(self.startup_s, self.message_s)
+
+    def with_messages(
+        self, message_s: Floats, startup_s: Floats | None = None
+    ) -> Schedule:
+        """Return the schedule with other times of messages.
+
+        Parameters
+        ----------
+        message_s : ndarray, shape (I, K)
+            The times in seconds.
+        startup_s : ndarray, shape (I, K), optional
+            How much of them is start-up. By default it is as much as before.
+
+        Returns
+        -------
+        Schedule
+        """
+        if startup_s is None:
+            startup_s = self.startup_s
+        return replace(self, message_s=message_s, startup_s=startup_s)
 
     def replay(self) -> Replay:
         """Return when all ranks do everything, in a clock that all ranks share.
@@ -152,40 +184,55 @@ class Schedule:
         """
         n_iterations, n_ranks, _ = self.work_s.shape
         n_messages = self.message_s.shape[1]
+        parts = Parts(self.startups_s, self.message_s - self.startups_s)
         starts_s = np.empty((n_iterations + 1, n_ranks))
         posted_s = np.empty((n_iterations, n_ranks, n_messages))
         ends_s = np.empty((n_iterations, n_messages))
         starts_s[0] = self.first_start_s
         for i in range(n_iterations):
+            parts_of_iteration = Parts(parts.software_s[i], parts.wire_s[i])
             starts_s[i + 1] = self._play_iteration(
-                i, starts_s[i], posted_s[i], ends_s[i]
+                self.work_s[i], parts_of_iteration, starts_s[i], posted_s[i], ends_s[i]
             )
         return Replay(starts_s, posted_s, ends_s)
 
     def _play_iteration(
-        self, i: int, start_s: Floats, posted_s: Floats, ends_s: Floats
+        self,
+        work_s: Floats,
+        parts: Parts,
+        start_s: Floats,
+        posted_s: Floats,
+        ends_s: Floats,
     ) -> Floats:
-        """Return when each rank ends iteration ``i``, shape (R,), in seconds.
+        """Return when each rank ends an iteration, shape (R,), in seconds.
 
-        ``start_s`` is when each rank starts the iteration. When messages are posted,
-        shape (R, K), and when they end, shape (K,), is written into the other arrays.
+        ``work_s`` has shape (R, S), and ``start_s`` is when each rank starts. When
+        messages are posted, shape (R, K), and when they end, shape (K,), is written into
+        the arrays ``posted_s`` and ``ends_s``.
         """
+        link = Link(in_flight=self.in_flight)
         now_s = start_s.copy()
         n_posted = 0
         # How many of the messages have ends that still hold. A message that is posted
         # later may share the link with an earlier one, and so change its end.
         n_played = 0
         for s, segment in enumerate(self.segments):
-            now_s += self.work_s[i, :, s]
+            now_s += work_s[:, s]
             k = segment.message
             if segment.action == POST:
                 posted_s[:, k] = now_s
                 n_posted += 1
             elif segment.action == WAIT:
                 if n_posted > n_played:
-                    ends_s[:n_posted] = self._message_ends_s(
-                        posted_s[:, :n_posted], self.message_s[i, :n_posted]
+                    ready_s = posted_s[:, :n_posted].max(axis=0)
+                    # The clock of a link begins at 0, and the times of ranks may be
+                    # below.
+                    origin_s = ready_s.min()
+                    posted = Parts(
+                        parts.software_s[:n_posted], parts.wire_s[:n_posted]
                     )
+                    _, ends_on_link_s = link.play(ready_s - origin_s, posted)
+                    ends_s[:n_posted] = ends_on_link_s + origin_s
                     n_played = n_posted
                 now_s = np.maximum(now_s, ends_s[k])
         return now_s
@@ -228,16 +275,6 @@ class Schedule:
                 rows.append({**row, "group": k})
         return Timeline.from_rows(row for row in rows if row["end_s"] > row["start_s"])
 
-    def _message_ends_s(self, posted_s: Floats, message_s: Floats) -> Floats:
-        """Return when messages end that ranks post, in seconds."""
-        ready_s = posted_s.max(axis=0)
-        # The clock of a link begins at 0, and the times of ranks may be below.
-        origin_s = ready_s.min()
-        parts = Parts(software_s=np.zeros_like(message_s), wire_s=message_s)
-        link = Link(in_flight=self.in_flight)
-        _, ends_s = link.play(ready_s - origin_s, parts)
-        return ends_s + origin_s
-
 
 def _row(
     rank: int, task: str, kind: str, stream: str, start_s: float, end_s: float
@@ -279,35 +316,54 @@ class Replay:
         return mean_s
 
 
-def alone_s(starts_s: Floats, ends_s: Floats) -> Floats:
+def alone_s(
+    starts_s: Floats, ends_s: Floats, startup_s: Floats, in_flight: int
+) -> Floats:
     """Return how long messages would take alone that have shared a link.
 
     Parameters
     ----------
     starts_s, ends_s : ndarray, shape (K,)
         When each message of an iteration was under way, in seconds.
+    startup_s : ndarray, shape (K,)
+        How much of each message is start-up, which is not shared, in seconds.
+    in_flight : int
+        How many messages were under way at most.
 
     Returns
     -------
     ndarray, shape (K,)
-        Seconds. While n messages were under way, each of them advanced at a rate of 1/n.
+        Seconds. Played with as many in flight, the messages end at ``ends_s``.
 
     Notes
     -----
-    This inverts `Link.play` with messages that share the link equally: played with as
-    many in flight, the result ends at ``ends_s``.
+    Without start-up, a message advances at a rate of 1/n while n messages are under way,
+    which tells its time at once. With start-up, the time on the link is corrected by what
+    a replay misses, until it misses nothing.
 
     Examples
     --------
     The second message was under way for 2 s, one of them together with the first one:
 
-    >>> alone_s(np.array([0.0, 3.0]), np.array([4.0, 5.0])).tolist()
+    >>> alone_s(np.array([0.0, 3.0]), np.array([4.0, 5.0]), np.zeros(2), in_flight=2).tolist()
     [3.5, 1.5]
     """
     knots_s = np.unique(np.concatenate([starts_s, ends_s]))
     # One row for each interval between two knots, one column for each message.
     under_way = (starts_s <= knots_s[:-1, None]) & (knots_s[:-1, None] < ends_s)
     sharing = np.maximum(under_way.sum(axis=1), 1)
-    share_s = np.diff(knots_s) / sharing
-    alone: Floats = share_s @ under_way
-    return alone
+    shared_s = (np.diff(knots_s) / sharing) @ under_way
+    startup_s = np.minimum(startup_s, ends_s - starts_s)
+    if not startup_s.any():
+        return np.asarray(shared_s)
+    link = Link(in_flight=in_flight)
+    origin_s = starts_s.min()
+    wire_s = np.maximum(shared_s - startup_s, 0.0)
+    for _ in range(MOST_CORRECTIONS):
+        _, played_s = link.play(starts_s - origin_s, Parts(startup_s, wire_s))
+        missed_s = ends_s - origin_s - played_s
+        # Half of the miss keeps two messages that share the link from overshooting.
+        wire_s = np.maximum(wire_s + missed_s / 2, 0.0)
+        if np.abs(missed_s).max() < CLOSE_ENOUGH_S:
+            break
+    return np.asarray(wire_s + startup_s)

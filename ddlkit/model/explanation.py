@@ -18,7 +18,7 @@ import numpy as np
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.plan import FusionPlan, ddp, exact
-from ddlkit.core.replay import PHASES, POST, WAIT, Schedule, Segment
+from ddlkit.core.replay import MARK, PHASES, POST, WAIT, Schedule, Segment
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats
@@ -49,6 +49,8 @@ MOST_REFERENCE = 1.15
 """How many times as long as in the trace a message may take in the reference."""
 CAPS_MIB = (1, 5, 10, 25, 50, 100)
 """Bucket caps that are tried as a remedy, in MiB."""
+MOST_BUCKETS = 2
+"""How many choices of buckets are remedies, the best ones first."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,8 @@ def explain(
     traces = [rank_trace(read_trace(path)) for path in paths]
     if len(traces) == 1:
         return bounds(traces[0], iterations)
-    return explanation(training_of(traces), iterations, reference)
+    startup_s = max(0.0, reference.startup_s()) if reference is not None else 0.0
+    return explanation(training_of(traces, startup_s), iterations, reference)
 
 
 # -- what is judged --------------------------------------------------------------------
@@ -434,25 +437,69 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     Returns
     -------
     Schedule
-        The schedule, in which each segment of these phases takes the rank no longer than
-        the median of the other ranks.
+        The schedule, in which these phases together take the rank no longer than the
+        median of the other ranks.
+
+    Notes
+    -----
+    The excess of an iteration is what the phases take this rank more than the median of
+    the others. It is taken off where the rank is slower than the others, in proportion.
+    Segments are not compared one by one: chance makes any rank the slowest one in some
+    segments, and to cut each of them would remove more than the delay.
     """
     others = np.arange(schedule.n_ranks) != rank
-    median_s = np.median(schedule.work_s[:, others], axis=1)
     chosen = np.isin([segment.phase for segment in schedule.segments], phases)
+    others_s = schedule.work_s[:, others][:, :, chosen]
     work_s = schedule.work_s.copy()
-    faster_s = np.minimum(work_s[:, rank], median_s)
-    work_s[:, rank] = np.where(chosen, faster_s, work_s[:, rank])
+    work_s[:, rank, chosen] = _less_excess_s(
+        work_s[:, rank][:, chosen],
+        np.median(others_s, axis=1),
+        np.median(others_s.sum(axis=2), axis=1),
+    )
     return schedule.with_work(work_s)
 
 
 def without_waiting(schedule: Schedule) -> Schedule:
-    """Return a schedule in which no rank is slower than the other ranks anywhere."""
+    """Return a schedule in which all ranks are as quick as the quickest one.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        What the ranks do.
+
+    Returns
+    -------
+    Schedule
+        The schedule, in which no rank works longer in an iteration than the rank that
+        works least in it.
+    """
+    totals_s = schedule.work_s.sum(axis=2)
+    iterations = np.arange(len(totals_s))
+    quickest_s = schedule.work_s[iterations, totals_s.argmin(axis=1)]
     work_s = np.empty_like(schedule.work_s)
     for rank in range(schedule.n_ranks):
-        faster = without_delay(schedule, rank, PHASES)
-        work_s[:, rank] = faster.work_s[:, rank]
+        work_s[:, rank] = _less_excess_s(
+            schedule.work_s[:, rank], quickest_s, totals_s.min(axis=1)
+        )
     return schedule.with_work(work_s)
+
+
+def _less_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> Floats:
+    """Return the work of a rank without what it works more than others, shape (I, S).
+
+    ``own_s`` and ``other_s`` have that shape, and ``other_total_s``, of shape (I,), is
+    how long others work in all these segments together.
+    """
+    longer_s = np.maximum(own_s - other_s, 0.0)
+    all_longer_s = longer_s.sum(axis=1)
+    excess_s = np.clip(own_s.sum(axis=1) - other_total_s, 0.0, all_longer_s)
+    share = np.divide(
+        excess_s,
+        all_longer_s,
+        out=np.zeros_like(all_longer_s),
+        where=all_longer_s > 0,
+    )
+    return own_s - share[:, None] * longer_s
 
 
 def _changes(
@@ -481,7 +528,8 @@ def _changes(
         startup_s = _startup_s(training, cost)
 
         def without_startup(schedule: Schedule) -> Schedule:
-            return schedule.with_messages(np.maximum(schedule.message_s - startup_s, 0))
+            shorter_s = np.maximum(schedule.message_s - startup_s, 0.0)
+            return schedule.with_messages(shorter_s, np.zeros_like(shorter_s))
 
         def without_bytes(schedule: Schedule) -> Schedule:
             return schedule.with_messages(np.minimum(schedule.message_s, startup_s))
@@ -498,19 +546,25 @@ def _less_work(schedule: Schedule, less_s: Floats) -> Schedule:
 
 def _without_messages(schedule: Schedule, removed: np.ndarray) -> Schedule:
     """Return a schedule without some messages, shape (K,) of bool, and their waits."""
-    message_s = np.delete(schedule.message_s, np.flatnonzero(removed), axis=1)
+    message_s = schedule.message_s[:, ~removed]
+    startup_s = schedule.startups_s[:, ~removed]
     new_number = np.cumsum(~removed) - 1
     segments = []
     for segment in schedule.segments:
         if segment.action in (POST, WAIT) and removed[segment.message]:
             # The work of the segment stays.
-            segments.append(Segment(segment.phase, "mark"))
+            segments.append(Segment(segment.phase, MARK))
         elif segment.action in (POST, WAIT):
             number = int(new_number[segment.message])
             segments.append(segment._replace(message=number))
         else:
             segments.append(segment)
-    return replace(schedule, segments=tuple(segments), message_s=message_s)
+    return replace(
+        schedule,
+        segments=tuple(segments),
+        message_s=message_s,
+        startup_s=startup_s,
+    )
 
 
 def _waterfall(
@@ -683,7 +737,7 @@ def _remedies(
 def _bucket_remedies(
     training: TracedTraining, compared: Comparison, cost: MessageCost
 ) -> Iterator[Remedy]:
-    """Yield the best cap of DDP's buckets, and the best buckets of all."""
+    """Yield the best of other buckets, as far as they gain anything."""
     buckets = Buckets.of(training, cost)
     if buckets is None:
         return
@@ -700,15 +754,19 @@ def _bucket_remedies(
     for cap_mib in CAPS_MIB:
         plans[f"bucket_cap_mb={cap_mib}"] = ddp(buckets.workload, cap_mib * MIB)
     plans["the exact buckets (bucket_cap_mb_list)"] = exact(buckets.workload, cost)
-    tried = {}
+    gains_by_setting: dict[str, Floats] = {}
+    tried: list[tuple[int, ...]] = [buckets.current.ends]
     for setting, plan in plans.items():
-        if plan.ends not in [p.ends for p, _ in tried.values()]:
-            tried[setting] = (plan, gains_s(plan))
-    by_gain = sorted(tried, key=lambda setting: -float(np.median(tried[setting][1])))
-    for setting in by_gain[:2]:
-        plan, gained_s = tried[setting]
-        if plan.ends != buckets.current.ends:
-            yield compared.remedy(f"{setting}: {len(plan.ends)} messages", gained_s)
+        # Several caps can give the same buckets.
+        if plan.ends not in tried:
+            tried.append(plan.ends)
+            name = f"{setting}: {len(plan.ends)} messages"
+            gains_by_setting[name] = gains_s(plan)
+    medians_s = {name: np.median(gains) for name, gains in gains_by_setting.items()}
+    by_gain = sorted(medians_s, key=lambda name: -medians_s[name])
+    for name in by_gain[:MOST_BUCKETS]:
+        if medians_s[name] > 0:
+            yield compared.remedy(name, gains_by_setting[name])
 
 
 # -- one rank alone --------------------------------------------------------------------

@@ -109,11 +109,17 @@ class Buckets:
             ],
             axis=2,
         )
+        message_s = self._message_s(n_bytes, n_before, n_old)
+        startup_s = None
+        if old.startups_s.any():
+            # Every message has the same start-up, whatever its size.
+            startup_s = np.minimum(old.startups_s.max(), message_s)
         return replace(
             old,
             segments=segments,
             work_s=work_s,
-            message_s=self._message_s(n_bytes, n_before, n_old),
+            message_s=message_s,
+            startup_s=startup_s,
         )
 
     def _message_s(self, n_bytes: Floats, n_before: int, n_old: int) -> Floats:

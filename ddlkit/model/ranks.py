@@ -70,13 +70,17 @@ class TracedTraining:
         return np.array([m.n_bytes for m in self.messages], dtype=float)
 
 
-def training_of(traces: Sequence[RankTrace]) -> TracedTraining:
+def training_of(
+    traces: Sequence[RankTrace], startup_s: float = 0.0
+) -> TracedTraining:
     """Return the training that ranks have traced.
 
     Parameters
     ----------
     traces : sequence of RankTrace
         One for each rank, in any order.
+    startup_s : float, optional
+        The start-up of a message, in which it does not use the link, if it is known.
 
     Returns
     -------
@@ -94,7 +98,8 @@ def training_of(traces: Sequence[RankTrace]) -> TracedTraining:
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
     taken_s = _taken_s(usable)
-    message_s = _messages_alone_s(usable, taken_s)
+    startups_s = np.minimum(startup_s, taken_s)
+    message_s = _messages_alone_s(usable, taken_s, startups_s)
     contention_s, finding = _contention_s(usable, segments, taken_s)
     schedule = Schedule(
         segments,
@@ -102,6 +107,7 @@ def training_of(traces: Sequence[RankTrace]) -> TracedTraining:
         message_s,
         first_start_s=_first_starts_s(usable),
         in_flight=usable[0].in_flight,
+        startup_s=startups_s,
     )
     measured_s = np.array(
         [
@@ -389,14 +395,20 @@ def _taken_s(traces: Sequence[RankTrace]) -> Floats:
     return shortest_s
 
 
-def _messages_alone_s(traces: Sequence[RankTrace], taken_s: Floats) -> Floats:
-    """Return how long messages would have taken alone, shape (I, K), in seconds."""
-    if traces[0].in_flight == 1:
+def _messages_alone_s(
+    traces: Sequence[RankTrace], taken_s: Floats, startups_s: Floats
+) -> Floats:
+    """Return how long messages would have taken alone, shape (I, K), in seconds.
+
+    ``taken_s`` is how long they took, and ``startups_s`` how much of that is start-up.
+    """
+    in_flight = traces[0].in_flight
+    if in_flight == 1:
         return taken_s
     alone = np.empty_like(taken_s)
     for i, iteration in enumerate(traces[0].iterations):
         ends_s = np.array([m.ended_s for m in iteration.messages])
-        alone[i] = alone_s(ends_s - taken_s[i], ends_s)
+        alone[i] = alone_s(ends_s - taken_s[i], ends_s, startups_s[i], in_flight)
     return alone
 
 

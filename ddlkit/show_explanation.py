@@ -1,0 +1,224 @@
+"""The drawing of an explanation: ranks with their waits, removals, and the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlkit.core.errors import UserError
+from ddlkit.model.explanation import Explanation
+from ddlkit.show import (
+    BAR_HEIGHT,
+    SOFT,
+    THEME,
+    WIDTH,
+    WRITING_A_PAGE,
+    look,
+    needs,
+    png,
+    time_unit,
+    write_page,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_RANKS = 16
+"""How many ranks are drawn. Of more, the first ones and the named one are."""
+WAIT_HATCH = "////"
+CULPRIT = "#c14d00"
+"""The colour of the frame around what the other ranks wait for."""
+
+
+def explanation_figure(explanation: Explanation) -> Figure:
+    """Return the drawing of an explanation.
+
+    Parameters
+    ----------
+    explanation : Explanation
+        The explanation, of the traces of all ranks.
+
+    Returns
+    -------
+    Figure
+        From top to bottom: the ranks in a typical iteration, the removals one after the
+        other, and the iterations as measured and as played again.
+    """
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    # Hatches of the theme are white, to be seen on bars with a colour.
+    mpl.rcParams["hatch.color"] = SOFT
+    ranks = _drawn_ranks(explanation)
+    figure, axes = plt.subplots(
+        3,
+        1,
+        figsize=(WIDTH, 3.6 + 0.3 * len(ranks)),
+        height_ratios=[1 + 0.35 * len(ranks), 1.6, 1.6],
+        layout="constrained",
+    )
+    _draw_ranks(axes[0], explanation, ranks)
+    _draw_waterfall(axes[1], explanation)
+    _draw_replay(axes[2], explanation)
+    return figure
+
+
+def _drawn_ranks(explanation: Explanation) -> list[int]:
+    """Return the first ranks, and the rank that is named in any case."""
+    ranks = list(range(min(explanation.ranks, MOST_RANKS)))
+    if explanation.named is not None and explanation.named["rank"] not in ranks:
+        ranks[-1] = explanation.named["rank"]
+    return ranks
+
+
+def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> None:
+    """Draw what each rank does, a row for each."""
+    timeline = explanation.timeline
+    assert timeline is not None
+    table = timeline.to_frame()
+    scale, unit = time_unit(timeline.duration_s)
+    named = explanation.named or {"rank": None, "phase": None}
+    drawn: set[str] = set()
+    for row, rank in enumerate(ranks):
+        of_rank = table[(table["rank"] == rank) & (table["stream"] == "compute")]
+        for kind, spans in of_rank.groupby("kind", sort=False):
+            style = look(str(kind))
+            is_wait = kind == "wait"
+            bars = np.column_stack([spans["start_s"], spans["end_s"] - spans["start_s"]])
+            ax.broken_barh(
+                bars * scale,
+                (row - BAR_HEIGHT / 2, BAR_HEIGHT),
+                facecolor="white" if is_wait else style.color,
+                hatch=WAIT_HATCH if is_wait else "",
+                edgecolor=SOFT if is_wait else "white",
+                linewidth=0.4,
+                label=None if kind in drawn else style.label,
+            )
+            drawn.add(str(kind))
+        if rank == named["rank"]:
+            _outline(ax, of_rank, str(named["phase"]), row, scale)
+    ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+    ax.set_ylim(len(ranks) - 0.5, -0.5)
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel(f"time [{unit}]")
+    title = "No one rank is much slower than the others"
+    if explanation.named is not None:
+        title = f"The other ranks wait for {named['phase']} of rank {named['rank']}"
+    ax.set_title(title)
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _outline(ax: Axes, of_rank: Any, phase: str, row: int, scale: float) -> None:
+    """Draw a frame around a phase of a rank."""
+    from matplotlib.patches import Rectangle
+
+    kind = "io" if phase == "input" else phase
+    spans = of_rank[of_rank["kind"] == kind]
+    waits = of_rank[of_rank["kind"] == "wait"]
+    if not waits.empty:
+        # What follows the first wait is the copying of buckets, and more waits.
+        spans = spans[spans["start_s"] < waits["start_s"].min()]
+    if spans.empty:
+        return
+    start = spans["start_s"].min() * scale
+    width = spans["end_s"].max() * scale - start
+    frame = Rectangle(
+        (start, row - BAR_HEIGHT / 2),
+        width,
+        BAR_HEIGHT,
+        fill=False,
+        edgecolor=CULPRIT,
+        linewidth=2.2,
+        zorder=5,
+    )
+    ax.add_patch(frame)
+
+
+def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
+    """Draw what the iteration takes as one cause after the other is removed."""
+    scale, unit = time_unit(explanation.iteration_s)
+    names = ["measured"]
+    names += [f"without {name}" for name, _ in explanation.waterfall[1:]]
+    seconds = np.array([value for _, value in explanation.waterfall]) * scale
+    rows = np.arange(len(names))
+    ax.barh(rows, seconds, color=look("backward").color, height=BAR_HEIGHT)
+    before = np.concatenate([seconds[:1], seconds[:-1]])
+    ax.barh(
+        rows,
+        before - seconds,
+        left=seconds,
+        facecolor="white",
+        edgecolor=SOFT,
+        hatch=WAIT_HATCH,
+        height=BAR_HEIGHT,
+        linewidth=0.4,
+    )
+    for row, value in zip(rows, seconds, strict=True):
+        ax.text(value / 2, row, f"{value:.3g}", ha="center", va="center", color="white")
+    ax.set_yticks(rows, names)
+    ax.invert_yaxis()
+    ax.set_xlim(0, seconds[0] * 1.005)
+    ax.set_xlabel(f"iteration [{unit}]")
+    ax.set_title("Removed one after the other: what each removal still gains is hatched")
+
+
+def _draw_replay(ax: Axes, explanation: Explanation) -> None:
+    """Draw the judged iterations as measured and as played again."""
+    scale, unit = time_unit(explanation.iteration_s)
+    measured, replayed = explanation.each_s * scale
+    numbers = np.arange(len(measured))
+    ax.plot(numbers, measured, "o", color=SOFT, label="measured")
+    ax.plot(
+        numbers,
+        replayed,
+        "x",
+        color=look("backward").color,
+        markersize=7,
+        label="played again",
+    )
+    ax.set_ylim(0, max(measured.max(), replayed.max()) * 1.1)
+    ax.set_xlabel("judged iteration")
+    ax.set_ylabel(f"time [{unit}]")
+    error = np.median(np.abs(replayed / measured - 1))
+    ax.set_title(f"The replay misses an iteration by {error:.1%} (median)")
+    ax.legend(loc="lower right", frameon=False)
+
+
+def write_explanation(
+    explanation: Explanation, lines: Sequence[str], path: Path
+) -> None:
+    """Write an explanation as a page that needs no network.
+
+    Parameters
+    ----------
+    explanation : Explanation
+        The explanation, of the traces of all ranks.
+    lines : sequence of str
+        The title, and the lines that a person reads.
+    path : Path
+        The HTML file to write.
+
+    Raises
+    ------
+    UserError
+        If matplotlib or Jinja2 is not installed, if the file cannot be written, or if
+        the explanation is of the trace of one rank.
+    """
+    needs("the page of an explanation", WRITING_A_PAGE)
+    if explanation.timeline is None:
+        raise UserError("--html draws all ranks: give the traces of all ranks")
+    import matplotlib as mpl
+
+    with mpl.rc_context(fname=THEME):
+        image = png(explanation_figure(explanation))
+    write_page(
+        lines,
+        path,
+        image,
+        heading="A typical iteration",
+        alt="the ranks of a typical iteration, removals one by one, and the replay",
+    )

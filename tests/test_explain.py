@@ -1,0 +1,417 @@
+"""A training that was traced plays again as it was, and without a delay as if it had none."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddlkit import cli
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.errors import UserError
+from ddlkit.core.link import Link, Parts
+from ddlkit.core.replay import MARK, POST, WAIT, Schedule, Segment, alone_s
+from ddlkit.formats.rank_trace import Gradient, Message, RankIteration, RankTrace
+from ddlkit.formats.trace_stream import read_trace
+from ddlkit.model.explanation import bounds, explanation, without_delay
+from ddlkit.model.ranks import TracedTraining, training_of
+
+N_ITERATIONS = 12
+
+
+def segments_of(n_messages: int) -> tuple[Segment, ...]:
+    """Return what a rank does that posts ``n_messages`` in backward."""
+    posts = [Segment("backward", POST, k) for k in range(n_messages)]
+    waits = [Segment("backward", WAIT, k) for k in range(n_messages)]
+    mark = Segment("backward", MARK)
+    return (
+        Segment("input", MARK),
+        Segment("forward", MARK),
+        *posts,
+        mark,
+        *waits,
+        mark,
+        Segment("update", MARK),
+    )
+
+
+def a_schedule(
+    seed: int, ranks: int = 3, n_messages: int = 3, in_flight: int = 2
+) -> Schedule:
+    """Return a training whose ranks work nearly alike, without copies."""
+    rng = np.random.default_rng(seed)
+    segments = segments_of(n_messages)
+    base_s = rng.uniform(0.002, 0.02, len(segments))
+    noise = rng.uniform(0.98, 1.02, (N_ITERATIONS, ranks, len(segments)))
+    work_s = base_s * noise
+    for s, segment in enumerate(segments):
+        is_copy = s > segments.index(Segment("backward", MARK)) and s < len(segments) - 1
+        if segment.action == WAIT or is_copy:
+            work_s[:, :, s] = 0.0
+    message_s = rng.uniform(0.003, 0.01, n_messages) * np.ones((N_ITERATIONS, 1))
+    return Schedule(segments, work_s, message_s, np.zeros(ranks), in_flight)
+
+
+def traced(
+    schedule: Schedule, shift_s: float = 0.0, scale: float = 1.0, gradients: bool = False
+) -> list[RankTrace]:
+    """Return the traces of the ranks of a schedule, each by a clock of its own."""
+    replay = schedule.replay()
+    n_messages = schedule.message_s.shape[1]
+    traces = []
+    for rank in range(schedule.n_ranks):
+        # A second rank's clock may be hours ahead.
+        clock_s = rank * shift_s
+        iterations = []
+        for i in range(N_ITERATIONS):
+            start_s = replay.starts_s[i, rank]
+            work_s = schedule.work_s[i, rank]
+            input_end_s = start_s + work_s[0]
+            forward_end_s = input_end_s + work_s[1]
+            posted_s = replay.posted_s[i, rank]
+            backward_end_s = posted_s[-1] + work_s[2 + n_messages]
+            ends_s = replay.ends_s[i]
+            messages = []
+            for k in range(n_messages):
+                # Without room, a message cannot start on any rank.
+                earlier_s = np.sort(ends_s[:k])[::-1]
+                room_s = -np.inf
+                if k >= schedule.in_flight:
+                    room_s = earlier_s[schedule.in_flight - 1]
+                messages.append(
+                    Message(
+                        collective="all_reduce",
+                        n_bytes=(k + 1) * 1000,
+                        group="",
+                        sequence=-1,
+                        posted_s=posted_s[k] * scale + clock_s,
+                        started_s=max(posted_s[k], room_s) * scale + clock_s,
+                        ended_s=ends_s[k] * scale + clock_s,
+                        in_backward=True,
+                    )
+                )
+            ready = []
+            if gradients:
+                ready = [
+                    Gradient(m.posted_s, m.n_bytes) for m in messages
+                ]
+            iterations.append(
+                RankIteration(
+                    number=i,
+                    start_s=start_s * scale + clock_s,
+                    input_end_s=input_end_s * scale + clock_s,
+                    forward_end_s=forward_end_s * scale + clock_s,
+                    backward_end_s=backward_end_s * scale + clock_s,
+                    end_s=replay.starts_s[i + 1, rank] * scale + clock_s,
+                    messages=tuple(messages),
+                    gradients=tuple(ready),
+                )
+            )
+        traces.append(
+            RankTrace(
+                source=f"rank{rank}.json",
+                rank=rank,
+                ranks=schedule.n_ranks,
+                device="cpu",
+                in_flight=schedule.in_flight,
+                iterations=tuple(iterations),
+            )
+        )
+    return traces
+
+
+def delayed(schedule: Schedule, rank: int, segment: int, seconds: float) -> Schedule:
+    """Return a schedule in which a rank works longer in a segment."""
+    work_s = schedule.work_s.copy()
+    work_s[:, rank, segment] += seconds
+    return schedule.with_work(work_s)
+
+
+@given(seed=st.integers(0, 10**6), ranks=st.integers(2, 4), in_flight=st.integers(1, 2))
+@settings(max_examples=20, deadline=None)
+def test_traces_play_again_as_they_were(seed: int, ranks: int, in_flight: int) -> None:
+    schedule = delayed(a_schedule(seed, ranks, 3, in_flight), 1, 3, 0.015)
+    training = training_of(traced(schedule))
+    np.testing.assert_allclose(training.measured_s, schedule.replay().iteration_s)
+    np.testing.assert_allclose(
+        training.schedule.replay().iteration_s, training.measured_s, rtol=1e-6
+    )
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 5), startup=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_times_alone_invert_what_a_link_does(seed: int, n: int, startup: bool) -> None:
+    rng = np.random.default_rng(seed)
+    startup_s = np.full(n, 0.001) if startup else np.zeros(n)
+    wire_s = rng.uniform(0.002, 0.02, n)
+    ready_s = np.cumsum(rng.uniform(0.0, 0.01, n))
+    starts_s, ends_s = Link(in_flight=2).play(ready_s, Parts(startup_s, wire_s))
+    alone = alone_s(starts_s, ends_s, startup_s, in_flight=2)
+    _, again_s = Link(in_flight=2).play(
+        ready_s, Parts(startup_s, np.maximum(alone - startup_s, 0.0))
+    )
+    np.testing.assert_allclose(again_s, ends_s, atol=1e-4 if startup else 1e-9)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=10, deadline=None)
+def test_removing_nothing_changes_nothing_and_a_delay_only_gains(seed: int) -> None:
+    even = a_schedule(seed)
+    work_s = even.work_s.mean(axis=1, keepdims=True) * np.ones((1, 3, 1))
+    alike = even.with_work(work_s)
+    result = explanation(training_of(traced(alike)))
+    assert result.named is None
+    assert all(cause.gain_s == pytest.approx(0.0, abs=1e-9) for cause in result.causes)
+    shorter = explanation(training_of(traced(even)))
+    assert all(cause.gain_s >= 0 for cause in shorter.causes)
+    steps_s = [seconds for _, seconds in shorter.waterfall]
+    assert steps_s == sorted(steps_s, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("segment", "phase"), [(0, "input"), (1, "forward"), (2, "backward"), (4, "backward")]
+)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_slow_rank_is_named_and_its_cure_is_the_training_without(
+    rank: int, segment: int, phase: str
+) -> None:
+    healthy = a_schedule(seed=segment)
+    slow = delayed(healthy, rank, segment, 0.02)
+    result = explanation(training_of(traced(slow)))
+    assert result.named == {"rank": rank, "phase": phase}
+    truth_s = np.median(healthy.replay().iteration_s)
+    cause = next(c for c in result.causes if c.rank == rank)
+    assert cause.without_s == pytest.approx(truth_s, rel=0.02)
+    lower_s, upper_s = cause.interval_s
+    assert lower_s <= cause.gain_s <= upper_s
+
+
+def test_a_second_slow_rank_gains_nothing_until_the_first_is_cured() -> None:
+    healthy = a_schedule(seed=1)
+    slow = delayed(delayed(healthy, 0, 1, 0.03), 2, 1, 0.015)
+    result = explanation(training_of(traced(slow)))
+    assert result.named == {"rank": 0, "phase": "forward"}
+    of_rank = {c.rank: c.gain_s for c in result.causes}
+    assert of_rank.get(2, 0.0) < 0.1 * of_rank[0]
+    assert of_rank[0] == pytest.approx(0.015, rel=0.2)
+    assert of_rank[None] == pytest.approx(0.03, rel=0.2)
+
+
+def test_neither_order_nor_clocks_nor_units_change_the_answer() -> None:
+    schedule = delayed(a_schedule(seed=3), 1, 2, 0.02)
+    plain = explanation(training_of(traced(schedule)))
+    shifted = traced(schedule, shift_s=7200.0)
+    assert explanation(training_of(shifted[::-1])).named == plain.named
+    other = explanation(training_of(shifted[::-1]))
+    assert other.iteration_s == pytest.approx(plain.iteration_s, rel=1e-6)
+    for cause, same in zip(plain.causes, other.causes, strict=True):
+        assert same.gain_s == pytest.approx(cause.gain_s, abs=1e-6)
+    slower = explanation(training_of(traced(schedule, scale=10.0)))
+    assert slower.named == plain.named
+    assert slower.causes[0].gain_s == pytest.approx(10 * plain.causes[0].gain_s)
+
+
+def test_a_faster_link_and_other_buckets_are_what_a_replay_with_them_takes() -> None:
+    schedule = a_schedule(seed=5, in_flight=1)
+    cost = AlphaBeta(0.002, 4e-6)
+    sizes = np.array([1000.0, 2000.0, 3000.0])
+    message_s = np.ones((N_ITERATIONS, 1)) * cost(sizes)
+    slow = schedule.with_messages(message_s)
+    training = training_of(traced(slow, gradients=True), cost.startup_s())
+    result = explanation(training, reference=cost)
+    remedies = {remedy.setting: remedy for remedy in result.remedies}
+    twice = slow.with_messages(0.002 + (message_s - 0.002) / 2)
+    truth_s = np.median(twice.replay().iteration_s)
+    assert remedies["a link of twice the rate"].with_s == pytest.approx(truth_s, rel=0.01)
+    causes = {cause.cause: cause for cause in result.causes if cause.rank is None}
+    no_bytes = slow.with_messages(np.full_like(message_s, 0.002))
+    truth_s = np.median(no_bytes.replay().iteration_s)
+    assert causes["bandwidth"].without_s == pytest.approx(truth_s, rel=0.01)
+
+
+def test_one_rank_gives_bounds_that_hold_the_truth() -> None:
+    schedule = delayed(a_schedule(seed=2), 1, 1, 0.02)
+    trace = traced(schedule)[0]
+    result = bounds(trace)
+    assert result.named is None
+    (waiting,) = result.causes
+    lower_s, upper_s = waiting.interval_s
+    truth = explanation(training_of(traced(schedule)))
+    gain_s = next(c.gain_s for c in truth.causes if c.rank == 1)
+    assert lower_s <= gain_s <= upper_s
+
+
+def changed(trace: RankTrace, i: int, **fields: object) -> RankTrace:
+    """Return a trace with one iteration changed."""
+    iterations = list(trace.iterations)
+    iterations[i] = replace(iterations[i], **fields)  # type: ignore[arg-type]
+    return replace(trace, iterations=tuple(iterations))
+
+
+def refused(traces: list[RankTrace], *parts: str) -> None:
+    with pytest.raises(UserError) as error:
+        explanation(training_of(traces))
+    assert all(part in str(error.value) for part in parts)
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    traces = traced(a_schedule(seed=4))
+    messages = traces[1].iterations[5].messages
+    other = (*messages[:2], messages[2]._replace(n_bytes=7))
+    refused([traces[0], changed(traces[1], 5, messages=other), traces[2]], "rank 1")
+    refused(
+        [traces[0], changed(traces[1], 5, messages=messages[:2]), traces[2]], "rank1.json"
+    )
+    refused([traces[0], traces[1], replace(traces[1], source="again.json")], "again.json")
+    refused(traces[:2], "rank 2")
+    fewer = replace(traces[1], iterations=traces[1].iterations[:9])
+    refused([traces[0], fewer, traces[2]], "rank1.json", "9")
+    short = [replace(trace, iterations=trace.iterations[:7]) for trace in traces]
+    refused(short, "7")
+    silent = [
+        replace(t, iterations=tuple(replace(i, messages=()) for i in t.iterations))
+        for t in traces
+    ]
+    refused(silent, "DistributedDataParallel")
+    slow_reference = AlphaBeta(1.0, 0.0)
+    with pytest.raises(UserError):
+        explanation(training_of(traces), reference=slow_reference)
+    with pytest.raises(UserError):
+        explanation(training_of(traces), iterations=[99])
+
+
+def test_a_replay_that_misses_is_refused() -> None:
+    traces = traced(a_schedule(seed=6))
+    # Another process group held all ranks up for as long as an iteration takes.
+    late = []
+    for trace in traces:
+        length_s = trace.iterations[0].end_s - trace.iterations[0].start_s
+        iterations = []
+        for i, iteration in enumerate(trace.iterations):
+            messages = [
+                m._replace(ended_s=m.ended_s + (i % 2 + trace.rank) * length_s)
+                for m in iteration.messages
+            ]
+            iterations.append(replace(iteration, messages=tuple(messages)))
+        late.append(replace(trace, iterations=tuple(iterations)))
+    with pytest.raises(UserError):
+        explanation(training_of(late))
+
+
+# -- files ---------------------------------------------------------------------------
+
+
+def span(name: str, start_us: float, duration_us: float, **args: object) -> dict:
+    """Return an entry of a Chrome trace."""
+    return {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": name,
+        "ts": start_us,
+        "dur": duration_us,
+        "pid": 1,
+        "tid": 1,
+        "args": args,
+    }
+
+
+def a_document(name: str = "c10d::allreduce_", n_steps: int = 10) -> dict:
+    """Return the smallest trace of a training that this library understands."""
+    entries = []
+    for i in range(n_steps):
+        t = i * 1000.0
+        shape = [[[100]], [], []]
+        entries += [
+            {**span(f"ProfilerStep#{i}", t, 990), "cat": "user_annotation"},
+            span("aten::linear", t + 10, 90, **{"Sequence number": i}),
+            span(
+                "autograd::engine::evaluate_function: LinearBackward",
+                t + 100,
+                100,
+                **{"Sequence number": i},
+            ),
+            span(name, t + 150, 10, **{"Input Dims": shape}),
+            span("gloo:all_reduce", t + 165, 300, **{"Input Dims": [[100]]}),
+            span("Optimizer.step#SGD.step", t + 500, 100),
+        ]
+    distributed = {"rank": 0, "world_size": 2}
+    return {"schemaVersion": 1, "distributedInfo": distributed, "traceEvents": entries}
+
+
+def written(path: Path, document: dict) -> Path:
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_trace_is_read_in_pieces_as_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "rank0.json", a_document())
+    whole = read_trace(path)
+    monkeypatch.setattr("ddlkit.formats.trace_stream.CHUNK_CHARACTERS", 37)
+    packed = tmp_path / "rank0.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_trace(packed).events == whole.events
+    assert (whole.rank, whole.world_size) == (0, 2)
+    bare = tmp_path / "bare.json"
+    bare.write_text(json.dumps(a_document()["traceEvents"]))
+    assert read_trace(bare).events == whole.events
+
+
+@pytest.mark.parametrize(
+    "name", ["c10d::_allgather_base_", "c10d::send", "c10d::_reduce_scatter_base_"]
+)
+def test_a_training_that_is_not_ddp_is_refused(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "rank0.json", a_document(name))
+    assert cli.main(["explain", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_damaged_and_strange_files_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = json.dumps(a_document())
+    without_steps = a_document()
+    without_steps["traceEvents"] = [
+        entry
+        for entry in without_steps["traceEvents"]
+        if not entry["name"].startswith("ProfilerStep")
+    ]
+    texts = {
+        "cut.json": good[: len(good) // 2],
+        "empty.json": "",
+        "table.json": "bytes,seconds\n1,2\n",
+        "other.json": '{"a": 1}',
+        "no_list.json": '{"traceEvents": 3}',
+        "numbers.json": '{"traceEvents": [1, 2]}',
+        "steps.json": json.dumps(without_steps),
+        "few.json": json.dumps(a_document(n_steps=5)),
+    }
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.write_text(text)
+        assert cli.main(["explain", str(path)]) == 2, name
+        printed = capsys.readouterr()
+        assert printed.err.count("\n") == 1 and name in printed.err
+        assert not printed.out
+    (tmp_path / "damaged.json.gz").write_bytes(gzip.compress(good.encode())[:-30])
+    for name in ("damaged.json.gz", "absent.json"):
+        assert cli.main(["explain", str(tmp_path / name)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert cli.main(["explain", str(written(tmp_path / "good.json", a_document()))]) == 0
+
+
+def test_a_training_is_immutable_in_its_sizes() -> None:
+    training = training_of(traced(a_schedule(seed=7)))
+    assert isinstance(training, TracedTraining)
+    assert training.message_bytes.tolist() == [1000.0, 2000.0, 3000.0]
+    faster = without_delay(training.schedule, 0, ("forward",))
+    assert (faster.work_s <= training.schedule.work_s + 1e-12).all()
