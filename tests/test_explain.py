@@ -19,7 +19,7 @@ from ddlkit.core.link import Link, Parts
 from ddlkit.core.replay import MARK, POST, WAIT, Schedule, Segment, alone_s
 from ddlkit.formats.rank_trace import Gradient, Message, RankIteration, RankTrace
 from ddlkit.formats.trace_stream import read_trace
-from ddlkit.model.explanation import bounds, explanation, without_delay
+from ddlkit.model.explanation import bounds, explain, explanation, without_delay
 from ddlkit.model.ranks import TracedTraining, training_of
 
 N_ITERATIONS = 12
@@ -344,6 +344,78 @@ def a_document(name: str = "c10d::allreduce_", n_steps: int = 10) -> dict:
     return {"schemaVersion": 1, "distributedInfo": distributed, "traceEvents": entries}
 
 
+def a_gpu_document(rank: int, kernel_us: float, n_steps: int = 10) -> dict:
+    """Return a trace of a GPU whose backward is one kernel, and then sends a message.
+
+    The rank with the longer kernel launches its message last, and the kernels of the
+    message end together.
+    """
+    entries = []
+    period_us = 5000.0
+    slowest_us = 2000.0
+    for i in range(n_steps):
+        t = i * period_us
+        ready_us = t + 300 + kernel_us
+        ended_us = t + 300 + slowest_us + 400
+        first = 10 * i + 1
+        launches = [(t + 20, 1), (t + 210, 2), (t + 230, 3), (t + 520, 4)]
+        kernels = [
+            ("forward_kernel", t + 50, 250, 7),
+            ("backward_kernel", t + 300, kernel_us, 7),
+            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", ready_us, ended_us - ready_us, 9),
+            ("update_kernel", ended_us, 100, 7),
+        ]
+        entries += [
+            {
+                **span(f"ProfilerStep#{i}", t, period_us - 10),
+                "cat": "user_annotation",
+            },
+            span("aten::linear", t + 10, 90, **{"Sequence number": i}),
+            span(
+                "autograd::engine::evaluate_function: LinearBackward",
+                t + 200,
+                100,
+                **{"Sequence number": i},
+            ),
+            span("Optimizer.step#SGD.step", t + 500, 100),
+        ]
+        for (at_us, number), kernel in zip(launches, kernels, strict=True):
+            name, start_us, duration_us, stream = kernel
+            args: dict = {"correlation": first + number}
+            launch = span("cudaLaunchKernel", at_us, 5, **args)
+            entries.append({**launch, "cat": "cuda_runtime"})
+            if "nccl" in name:
+                args |= {
+                    "Collective name": "allreduce",
+                    "In msg nelems": 1000,
+                    "Out msg nelems": 1000,
+                    "dtype": "Float",
+                    "Group size": 2,
+                }
+            run = span(name, start_us, duration_us, **args)
+            entries.append({**run, "cat": "kernel", "tid": f"stream {stream}"})
+    distributed = {"rank": rank, "world_size": 2}
+    return {
+        "distributedInfo": distributed,
+        "deviceProperties": [{"name": "A GPU"}],
+        "traceEvents": entries,
+    }
+
+
+def test_of_gpus_the_last_kernel_before_a_message_makes_it_ready(tmp_path: Path) -> None:
+    paths = [
+        written(tmp_path / "rank0.json", a_gpu_document(0, kernel_us=900.0)),
+        written(tmp_path / "rank1.json", a_gpu_document(1, kernel_us=2000.0)),
+    ]
+    result = explain(paths)
+    assert result.device == "A GPU"
+    assert result.named == {"rank": 1, "phase": "backward"}
+    # The message takes what it takes on the rank that launches it last.
+    assert result.messages[0]["seconds"] == pytest.approx(400e-6)
+    cause = next(cause for cause in result.causes if cause.rank == 1)
+    assert cause.gain_s == pytest.approx(1100e-6, rel=1e-3)
+
+
 def written(path: Path, document: dict) -> Path:
     path.write_text(json.dumps(document))
     return path
@@ -393,7 +465,6 @@ def test_damaged_and_strange_files_are_one_line(
         "no_list.json": '{"traceEvents": 3}',
         "numbers.json": '{"traceEvents": [1, 2]}',
         "steps.json": json.dumps(without_steps),
-        "few.json": json.dumps(a_document(n_steps=5)),
     }
     for name, text in texts.items():
         path = tmp_path / name

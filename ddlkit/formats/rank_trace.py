@@ -406,7 +406,9 @@ def _posts_on_gpu(kernels: Sequence[Event]) -> list[tuple[Event, Event, str]]:
     posts = []
     for kernel in sorted(kernels, key=lambda event: event.launched_s):
         launch = kernel._replace(start_s=kernel.launched_s, end_s=kernel.launched_s)
-        posts.append((launch, kernel, kernel.collective))
+        names = f"{kernel.args.get('Collective name')} {kernel.name}".lower()
+        collective = "broadcast" if "broadcast" in names else kernel.collective
+        posts.append((launch, kernel, collective))
     return posts
 
 

@@ -20,7 +20,7 @@ from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.plan import FusionPlan, ddp, exact
 from ddlkit.core.replay import MARK, PHASES, POST, WAIT, Schedule, Segment
 from ddlkit.core.timeline import Timeline
-from ddlkit.core.units import MIB
+from ddlkit.core.units import MIB, format_seconds
 from ddlkit.core.workload import Floats
 from ddlkit.formats.rank_trace import RankTrace, rank_trace
 from ddlkit.formats.trace_stream import read_trace
@@ -327,10 +327,10 @@ def explanation(
     error = abs(replay_s / compared.iteration_s - 1)
     if error > MOST_REPLAY_ERROR:
         raise UserError(
-            f"explain: played again, the iteration takes {replay_s * 1e3:.1f} ms instead "
-            f"of {compared.iteration_s * 1e3:.1f} ms, which is off by {error:.0%}: the "
-            "traces hold something that explain does not model, or messages of another "
-            "process group"
+            f"explain: played again, the iteration takes {format_seconds(replay_s)} "
+            f"instead of {format_seconds(compared.iteration_s)}, which is off by "
+            f"{error:.1%}: the traces hold something that explain does not model, such "
+            "as waiting for another process group"
         )
     if reference is not None:
         _refuse_slow_reference(training, reference)
@@ -791,17 +791,12 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     Raises
     ------
     UserError
-        If the training had one rank only, or the trace has too few iterations.
+        If the training had one rank only.
     """
     if trace.ranks == 1:
         raise UserError(f"{trace.source}: a training of one rank sends no messages")
-    if len(trace.iterations) < LEAST_ITERATIONS:
-        raise UserError(
-            f"{trace.source}: {len(trace.iterations)} iterations: record at least "
-            f"{LEAST_ITERATIONS}"
-        )
     # A training of this rank alone is one in which no message waits for another rank.
-    alone = training_of([replace(trace, rank=0, ranks=1)])
+    alone = training_of([replace(trace, rank=0, ranks=1)], least_iterations=1)
     judged = _judged(alone, iterations)
     compared = Comparison.of(alone, judged)
     schedule = alone.schedule
@@ -818,19 +813,21 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         gain_s=gain_s,
         interval_s=(0.0, float(compared.interval_s(most_s)[1])),
     )
+    missing = "the traces of the other ranks"
     if trace.ranks:
-        missing = f"the traces of the other {trace.ranks - 1} ranks"
-    else:
-        missing = "the traces of the other ranks"
+        missing = f"the trace of {trace.ranks - 1} of {trace.ranks} ranks"
     findings = [
         *alone.findings,
         Finding(
             "not known",
             (),
-            f"{missing}: all waiting is at most {gain_s * 1e3:.1f} ms an iteration, and "
-            "may be the time of messages or the lateness of other ranks",
+            f"{missing}: all waiting is at most {format_seconds(gain_s)} an iteration, "
+            "and may be the time of messages or the lateness of other ranks",
         ),
     ]
+    if judged.sum() < LEAST_ITERATIONS:
+        text = f"{judged.sum()} iterations are too few for an interval"
+        findings.append(Finding("not known", (), text))
     return Explanation(
         iteration_s=compared.iteration_s,
         replay_s=float(np.median(compared.replayed_s)),

@@ -71,7 +71,9 @@ class TracedTraining:
 
 
 def training_of(
-    traces: Sequence[RankTrace], startup_s: float = 0.0
+    traces: Sequence[RankTrace],
+    startup_s: float = 0.0,
+    least_iterations: int = LEAST_ITERATIONS,
 ) -> TracedTraining:
     """Return the training that ranks have traced.
 
@@ -81,6 +83,8 @@ def training_of(
         One for each rank, in any order.
     startup_s : float, optional
         The start-up of a message, in which it does not use the link, if it is known.
+    least_iterations : int, optional
+        How many iterations there must be.
 
     Returns
     -------
@@ -94,7 +98,7 @@ def training_of(
         other messages than each other.
     """
     ordered = _in_order(traces)
-    usable, findings = _alike_iterations(ordered)
+    usable, findings = _alike_iterations(ordered, least_iterations)
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
     taken_s = _taken_s(usable)
@@ -158,7 +162,7 @@ def kinds(iteration: RankIteration) -> list[Kind]:
 
 
 def _alike_iterations(
-    traces: Sequence[RankTrace],
+    traces: Sequence[RankTrace], least_iterations: int
 ) -> tuple[list[RankTrace], list[Finding]]:
     """Return the traces without first iterations that have other messages.
 
@@ -187,10 +191,10 @@ def _alike_iterations(
         for iteration in trace.iterations:
             _refuse_other_messages(trace, iteration, last, traces[0])
     n_left = len(usable[0].iterations)
-    if n_left < LEAST_ITERATIONS:
+    if n_left < least_iterations:
         raise UserError(
             f"{traces[0].source}: {n_left} iterations with the same messages: record at "
-            f"least {LEAST_ITERATIONS}"
+            f"least {least_iterations}"
         )
     findings = []
     if n_early:
