@@ -74,11 +74,12 @@ class Groups(NamedTuple):
     def mirrored(self) -> Groups:
         """Return the groups read from the last tensor to the first.
 
-        Selecting and sending change places: what is selected counts from the first
-        group to k, and what is sent counts from group k to the last.
+        Selecting and sending change places. In the formula of this module, selection
+        counts from the first group to group k, and sending from group k to the last.
         """
         # An element [last, first] is the group from tensor `first` to tensor `last`. In
-        # reversed order its last tensor is its first one, hence the transposition.
+        # reversed order the last tensor of a group becomes its first one, so rows and
+        # columns change places.
         ready_s, selecting_s, sending_s = (
             np.ascontiguousarray(times_s.T[::-1, ::-1]) for times_s in self
         )

@@ -661,8 +661,8 @@ class Planner:
 
     def takes(self, text: str) -> bool:
         """Return whether the text may stand after the colon of a plan's name."""
-        # The examples of a planner with variants have colons as well, so variants come
-        # first.
+        # The examples of a planner with variants have colons, too, although ``make``
+        # does not read the text. So variants are checked first.
         has_colon = any(":" in example for example in self.examples)
         if self.variants or not has_colon:
             return not text or text in self.variants
