@@ -100,9 +100,9 @@ class Case:
     def key(self) -> str:
         """Return the 12 hexadecimal digits that identify the case.
 
-        They begin the SHA-256 of all fields. A field that came later counts only where
-        it differs from its default, so that the keys of earlier recordings stay as they
-        are.
+        They are the first digits of the SHA-256 of all fields. A field that was added
+        later counts only if it differs from its default, so that the keys of earlier
+        recordings stay as they are.
         """
         values = {
             name: value
@@ -129,10 +129,11 @@ class Case:
         Returns
         -------
         Case
+            The case, each value in the type of its field.
         """
         values = {}
         for column in fields(cls):
-            # Annotations are text in this module.
+            # Annotations are text in this module, such as "int".
             as_type = _TYPES[str(column.type)]
             values[column.name] = as_type(row[column.name])
         return cls(**values)

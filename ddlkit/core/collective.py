@@ -36,8 +36,8 @@ class Collective:
         the whole message crosses each link once in a round.
     sized : {"buffer", "input", "output"}
         Which buffer of a rank has the size of the message. With "buffer" both the input
-        and the output have it. With "input" the output is an n-th of it. With "output"
-        the input is an n-th of it.
+        and the output have this size. With "input" the output is an n-th of the input.
+        With "output" the input is an n-th of the output.
     prints_redop, prints_root : bool
         Whether nccl-tests prints the operation by which values are reduced, and the
         rank that differs from the others. Logs are recognized by these columns.
@@ -96,7 +96,7 @@ class Collective:
         return ranks if self.divided else 1
 
     def pieces_sent(self, ranks: int) -> int:
-        """Return how many of these pieces the link of each rank carries, each way."""
+        """Return how many pieces of a message the link of each rank carries, each way."""
         if self.divided:
             return self.steps(ranks)
         return max(1, self.rounds)
@@ -115,8 +115,8 @@ class Collective:
     def busbw(self, ranks: Any, n_bytes: ArrayLike, seconds: ArrayLike) -> Any:
         """Return the bus bandwidth in bytes/s, as nccl-tests defines it.
 
-        The bus bandwidth can be compared with the rate of the link, which it cannot
-        exceed.
+        The bus bandwidth can be compared with the rate of the link, and cannot exceed
+        this rate.
 
         Parameters
         ----------
@@ -208,9 +208,9 @@ ONLY_IN_LOGS = _by_name(
 """Collectives whose logs can be read, and for which there is nothing else."""
 
 STEPS = "steps:"
-"""The beginning of an algorithm's name whose steps were sent one by one.
+"""The beginning of the name of an algorithm whose steps were sent one by one.
 
-Without this the collective of a library was used.
+All other names are algorithms of a library's collective.
 """
 
 

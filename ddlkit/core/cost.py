@@ -70,8 +70,8 @@ class Form(ABC):
     form: ClassVar[str]
 
     def __post_init__(self) -> None:
-        # Annotations are text in this module. A parameter that is no "float" is a
-        # vector.
+        # Annotations are text in this module. A parameter whose annotation is not
+        # "float" is a vector.
         for name, annotation in parameters(type(self)).items():
             value = getattr(self, name)
             if annotation == "float":
@@ -154,7 +154,8 @@ def checked_form(name: Any, forms: Collection[str]) -> str:
         If the name is not one of ``forms``. For a form of an earlier version the error
         says what replaces it.
     """
-    # A file may have any value here, also one that cannot be looked up in a set.
+    # A file may have any value here, also one that cannot be looked up in a set. A form
+    # in REPLACED is one of earlier versions.
     if not isinstance(name, str) or name in REPLACED or name not in forms:
         raise unknown_form(name, forms)
     return name
@@ -195,6 +196,7 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     Returns
     -------
     Form
+        The cost, an instance of one of the classes of ``forms``.
 
     Raises
     ------
@@ -288,6 +290,7 @@ class MessageCost(Form):
     def __post_init__(self) -> None:
         super().__post_init__()
         workers = self.workers
+        # True and False are integers to Python, and no numbers of workers.
         is_whole = isinstance(workers, (int, np.integer)) and not isinstance(
             workers, bool
         )
@@ -334,20 +337,21 @@ class MessageCost(Form):
         return getattr(self, "selecting", None) is not None
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
-        """Return the compute time of selection in seconds, which is none here."""
+        """Return the compute time of selecting gradients: zero, if none are selected."""
         return np.zeros(np.shape(n_bytes))
 
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Return the size of all collectives together that a message consists of.
+        """Return the total size of the collectives that send a message.
 
-        Both sizes are in bytes, and of one shape.
+        ``n_bytes`` are sizes of gradients of any shape, and the result has this shape.
+        Dense gradients are sent whole, by a single collective.
         """
         return np.asarray(n_bytes, dtype=float)
 
     def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Return the size of each of the collectives that a message consists of.
+        """Return the size of each collective that sends a message.
 
-        Both sizes are in bytes, and of one shape.
+        ``n_bytes`` are sizes of gradients of any shape, and the result has this shape.
         """
         return self.sent_bytes(n_bytes)
 
@@ -363,8 +367,8 @@ class MessageCost(Form):
 
         ``n_bytes`` are sizes of messages of any shape, and the result has this shape.
         """
-        # ``samples`` is by the size of what is sent. A sparsified message sends less
-        # than the size of its gradients.
+        # The sizes in ``samples`` are those of measured collectives. A sparsified
+        # message sends fewer bytes than its gradients have.
         sent_bytes = self.sent_bytes(n_bytes)
         if not self.samples:
             return np.ones_like(sent_bytes)
@@ -373,20 +377,21 @@ class MessageCost(Form):
         return np.interp(np.log(sent_bytes), np.log(sizes), messages)
 
     def by_algorithm(self, algorithm: str) -> MessageCost:
-        """Return the same cost with another name of its algorithm, such as "ring"."""
+        """Return the same cost with ``algorithm``, such as "ring", as its algorithm."""
         return replace(self, algorithm=algorithm)
 
     def at_workers(self, workers: int) -> MessageCost:
-        """Return the cost of the same ring between another number of workers.
+        """Return the cost of a ring between ``workers`` workers, computed from this one.
 
         Parameters
         ----------
         workers : int
-            The other number, at least 2.
+            The number of workers for which a cost is wanted, at least 2.
 
         Returns
         -------
         MessageCost
+            This cost with another start-up time and another time of a byte.
 
         Raises
         ------
@@ -420,8 +425,8 @@ class MessageCost(Form):
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
         ring = find_collective(self.collective)
         steps_ratio = ring.steps(workers) / ring.steps(self.workers)
-        # The time of a byte grows with the ratio of both bus factors, and a bus factor
-        # is the pieces that each link carries over the pieces of a message.
+        # The time of a byte is proportional to the bus factor of the ring, which is the
+        # number of pieces that each link carries over the pieces of a message.
         pieces_sent_ratio = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
         beta = self.beta_s_per_byte * pieces_sent_ratio
         beta = beta * ring.pieces(self.workers) / ring.pieces(workers)
@@ -457,8 +462,8 @@ class AlphaBeta(MessageCost):
 class Table(MessageCost):
     """Measured times, interpolated in the logarithms of size and time.
 
-    Below the first size its time is taken. Beyond the last one the time grows with the
-    last slope, but never falls.
+    A message below the first size takes the time of the first size. Beyond the last
+    size the time grows along the line through the last two sizes, but never falls.
 
     Parameters
     ----------
@@ -488,6 +493,7 @@ class Table(MessageCost):
         super().__post_init__()
         sizes = np.atleast_1d(self.bytes)
         seconds = np.atleast_1d(self.seconds)
+        # `Form` has checked above that all numbers are finite.
         self.check(
             sizes.ndim == 1 and sizes.shape == seconds.shape,
             "bytes and seconds must be lists of equal length, all finite",
@@ -505,8 +511,9 @@ class Table(MessageCost):
 
     def _seconds(self, sizes: Floats) -> Floats:
         log_bytes, log_seconds = self._logs
-        # Below the first size its time is taken, so that no logarithm of 0 is needed.
-        # Beyond the last size `np.interp` returns the last time.
+        # A size below the first one is raised to it, so that no logarithm of 0 occurs.
+        # Beyond the last size `np.interp` returns the last time, and the further bytes
+        # are added below.
         log_sizes = np.log(np.maximum(sizes, self.bytes[0]))
         inside_s = np.exp(np.interp(log_sizes, log_bytes, log_seconds))
         last_s_per_byte = (self.seconds[-1] - self.seconds[-2]) / (
@@ -518,9 +525,10 @@ class Table(MessageCost):
     def startup_s(self) -> float:
         """Return the start-up time of a message, in seconds.
 
-        This is the time of the first size if that has up to SMALL_BYTES. The time of a
-        larger first size is to a good part that of its bytes. The start-up is then the
-        time of no bytes on a line through the first two sizes, and never below 0.
+        If the first size is at most SMALL_BYTES, its time is the start-up time. A good
+        part of the time of a larger first size is due to its bytes. The start-up time
+        is then extrapolated to 0 bytes along the line through the first two sizes, and
+        is never below 0.
         """
         if self.bytes[0] <= SMALL_BYTES:
             # A message of one byte, below the first size, takes the time of that size.
@@ -647,18 +655,21 @@ interval.
 class HeldOut(Form):
     """How far a cost is off near each size, as errors at held-out sizes show.
 
+    An error is the absolute logarithm of measured over predicted time.
+
     Parameters
     ----------
     at_bytes : ndarray, shape (k,)
         Sizes, increasing, from the first to the last one of the fit.
     log_errors : ndarray, shape (k,)
-        The mean absolute logarithm of measured over predicted near each size. For a
-        table this is divided by the `gap` there to the power ``apart``.
+        The mean error near each size. For a table this is divided by the `gap` between
+        the neighbours of the size to the power ``apart``.
     below, above : float
-        How much the error grows for a size e times smaller than all of these, or
-        larger.
+        How much the error grows for a size that is smaller than all sizes of the fit by
+        the factor e, or larger by this factor.
     apart : float
-        The power of the gap with which errors of a table grow. 0: gaps do not matter.
+        The errors of a table grow with this power of the gap between two sizes. With 0
+        gaps do not matter.
 
     Raises
     ------
@@ -687,7 +698,7 @@ class HeldOut(Form):
         self.check(least >= 0, "errors must not be below zero")
 
     def log_error(self, sizes: ArrayLike, cost: MessageCost) -> Floats:
-        """Return the mean absolute logarithm of measured over predicted at given sizes.
+        """Return the mean error of a cost at given sizes.
 
         Parameters
         ----------
@@ -699,34 +710,36 @@ class HeldOut(Form):
         Returns
         -------
         ndarray
-            In the shape of ``sizes``.
+            Mean absolute logarithms of measured over predicted time, in the shape of
+            ``sizes``.
         """
         log_bytes = np.log(np.maximum(sizes, 1.0))
-        fitted = np.log(self.at_bytes)
+        fitted_log_bytes = np.log(self.at_bytes)
         # Outside the fitted sizes `np.interp` returns the error at the nearest one.
-        inside = np.interp(log_bytes, fitted, self.log_errors)
+        error = np.interp(log_bytes, fitted_log_bytes, self.log_errors)
         if self.apart and isinstance(cost, Table):
-            inside = inside * gap(cost.bytes, sizes) ** self.apart
-        far_below = np.maximum(fitted[0] - log_bytes, 0.0)
-        far_above = np.maximum(log_bytes - fitted[-1], 0.0)
-        return np.asarray(inside + self.below * far_below + self.above * far_above)
+            error = error * gap(cost.bytes, sizes) ** self.apart
+        # How far each size lies outside the fitted ones, 0 for a size within them.
+        log_below = np.maximum(fitted_log_bytes[0] - log_bytes, 0.0)
+        log_above = np.maximum(log_bytes - fitted_log_bytes[-1], 0.0)
+        return np.asarray(error + self.below * log_below + self.above * log_above)
 
     def draws(self, cost: MessageCost, count: int) -> tuple[MessageCost, ...]:
-        """Return draws of a cost, by evenly spaced quantiles of its error.
+        """Return draws of a cost, at evenly spaced quantiles of its error.
 
-        The draws are too fast and too slow in turn.
+        By turns a draw is too fast and too slow.
 
         Parameters
         ----------
         cost : MessageCost
             The fitted cost.
         count : int
-            How many draws.
+            How many draws to return.
 
         Returns
         -------
         tuple of MessageCost
-            The draws.
+            Costs that are ``count`` multiples of the error away from ``cost``.
 
         Notes
         -----
@@ -747,9 +760,9 @@ class HeldOut(Form):
         signed = np.where(draw % 2, ratios, -ratios)
         return tuple(
             _Off(
-                cost,
-                self,
-                float(ratio),
+                cost=cost,
+                held_out=self,
+                ratio=float(ratio),
                 collective=cost.collective,
                 workers=cost.workers,
                 algorithm=cost.algorithm,
@@ -761,9 +774,10 @@ class HeldOut(Form):
 
 @dataclass(frozen=True, eq=False)
 class _Off(MessageCost, described=False):
-    """A draw: another cost that is off by a multiple of the error at held-out sizes.
+    """A draw: a fitted cost that is made wrong by a multiple of its expected error.
 
-    The multiple is ``ratio``. A draw with a positive one is too slow.
+    The multiple is ``ratio``. A draw with a positive ratio is too slow, and a draw with
+    a negative one is too fast.
     """
 
     form: ClassVar[str] = "drawn"
@@ -779,19 +793,19 @@ class _Off(MessageCost, described=False):
         return np.asarray(self.cost(sizes) * np.exp(log_error))
 
     def by_algorithm(self, algorithm: str) -> MessageCost:
-        """Return the draw with another name of the algorithm of the fitted cost."""
+        """Return the draw, and the cost in it, with ``algorithm`` as the algorithm."""
         fitted = self.cost.by_algorithm(algorithm)
         return replace(self, cost=fitted, algorithm=algorithm)
 
     def at_workers(self, workers: int) -> MessageCost:
-        """Return the draw between other workers, which is off by the same ratio."""
+        """Return the draw between ``workers`` workers, which has the same ratio."""
         return replace(self, cost=self.cost.at_workers(workers), workers=workers)
 
     def startup_s(self) -> float:
-        """Return the start-up time, off by the error at the first fitted size.
+        """Return the start-up time, off by ``ratio`` times the error at the first size.
 
-        Far below the fitted sizes the error is large because nothing was measured
-        there. The software does not take longer for that.
+        The error at 0 bytes would be too large. It grows below the first size because
+        nothing was measured there, and not because the start-up is less certain.
         """
         first_bytes = self.held_out.at_bytes[0]
         log_error = self.held_out.log_error(first_bytes, self.cost)
@@ -799,19 +813,21 @@ class _Off(MessageCost, described=False):
 
 
 def gap(measured: Floats, sizes: ArrayLike) -> Floats:
-    """Return how far apart the two measured sizes lie between which a size falls.
+    """Return the distance between the two measured sizes around each size.
 
     Parameters
     ----------
     measured : ndarray, shape (k,)
         Measured sizes, increasing.
     sizes : array_like
-        Sizes of any shape. Outside all measured sizes the two nearest ones are taken.
+        Sizes of any shape. For a size outside all measured ones, the two nearest
+        measured sizes are taken.
 
     Returns
     -------
     ndarray
-        The logarithm of the ratio of the two, in the shape of ``sizes``.
+        The logarithm of the larger of the two over the smaller one, in the shape of
+        ``sizes``.
 
     Examples
     --------
@@ -840,8 +856,9 @@ def costs_from_dict(
     Returns
     -------
     cost : MessageCost
+        The cost.
     draws : list of MessageCost
-        Up to MOST_DRAWS draws, none for a cost that was written by hand.
+        Up to MOST_DRAWS draws. A cost that was written by hand has none.
 
     Raises
     ------
@@ -860,7 +877,7 @@ def costs_from_dict(
         changed_parameters = summary.get("draws", [])[:MOST_DRAWS]
         return cost, [replace(cost, **changed) for changed in changed_parameters]
     except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
-        # A file can have anything in the place of draws, hence so many exceptions.
+        # A file can have any value in the place of draws, hence so many exceptions.
         raise UserError(
             f"the cost's draws are not what ddlkit fit writes: fit again: {error}"
         ) from error
@@ -869,9 +886,9 @@ def costs_from_dict(
 def _draws_of_held_out(
     cost: MessageCost, description: Mapping[str, Any]
 ) -> list[MessageCost]:
-    """Return the draws of a cost that follow from errors at held-out sizes.
+    """Return the draws of a cost that are computed from errors at held-out sizes.
 
-    ``description`` has the fields of a `HeldOut`, and "draws", the number of draws.
+    ``description`` has the fields of a `HeldOut` and the number of draws ("draws").
     """
     held_out_fields = dict(description)
     count = min(int(held_out_fields.pop("draws", DRAWS)), MOST_DRAWS)

@@ -32,8 +32,8 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     text : str
         Any text.
     most : int, optional
-        The most characters of a text that is kept whole. From a longer one the middle
-        is left out.
+        The most characters of a text that is kept whole. The middle of a longer text is
+        left out.
 
     Returns
     -------
@@ -50,16 +50,16 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     # The rest of the line is for the note about what is left out.
     n_head = 2 * most // 3
     n_tail = most // 4
-    hidden = {letter for letter in text if not letter.isprintable()}
+    unprintable = {letter for letter in text if not letter.isprintable()}
     escapes = {
-        ord(letter): letter.encode("unicode_escape").decode() for letter in hidden
+        ord(letter): letter.encode("unicode_escape").decode() for letter in unprintable
     }
     if len(text) <= most:
         escaped = text.translate(escapes)
         if len(escaped) <= most:
             return escaped
-    # Only the ends are escaped, because a text can be much longer than what is kept of
-    # it. Escapes make the ends longer again, hence the second cut.
+    # Only the two ends are escaped, because the text can be much longer than they are.
+    # Escapes make the ends longer again, hence the second cut.
     head = text[:n_head].translate(escapes)[:n_head]
     tail = text[-n_tail:].translate(escapes)[-n_tail:]
     return f"{head} ... ({len(text)} characters) ... {tail}"

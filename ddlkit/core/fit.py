@@ -103,7 +103,7 @@ factor turns it into an estimate of the mean.
 
 
 def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
-    """Return the interval between whose ends the middle draws lie.
+    """Return the interval that contains the middle draws, a share ``level`` of all.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
     Returns
     -------
     ndarray, shape (2, ...)
-        Lower and upper ends.
+        The lower and the upper end of the interval of each value.
 
     Raises
     ------
@@ -144,9 +144,11 @@ def _order_statistic(n: int, rarity: int) -> int:
     probability of the binomial is the number of subsets with fewer than k of n members,
     over 2**n. Integers make the comparison exact.
     """
+    # The numbers of subsets with exactly k members, and with k members or fewer.
     k = 0
     subsets_of_k = 1
     subsets_up_to_k = 1
+    # While the loop runs, k + 1 is still possible: P(Binomial < k + 1) <= 1 / rarity.
     while rarity * subsets_up_to_k <= 2**n:
         subsets_of_k = subsets_of_k * (n - k) // (k + 1)
         k += 1
@@ -204,16 +206,15 @@ class Fit(Generic[C]):
     cost : MessageCost or SelectionCost
         The fitted cost.
     draws : tuple of costs, length B
-        Costs that are fitted to bootstrap samples of the repeats of each size, or that
-        are off as ``held_out`` describes.
+        Costs that are fitted to bootstrap samples of the repeats of each size. If sizes
+        have too few repeats, ``cost`` with errors like those of ``held_out``.
     sizes : ndarray, shape (n,)
         The sizes of the rows that were fitted: bytes of messages, or elements of
         selections.
     seconds : ndarray, shape (n,)
         The measured times of these rows.
     form : str
-        The form as it was asked for, as in "piecewise:45KB", or the one that was chosen
-        for "auto".
+        The requested form, such as "piecewise:45KB". For "auto", the chosen form.
     held_out : HeldOut, optional
         The errors at held-out sizes, if sizes have fewer repeats than ENOUGH_REPEATS.
     held_out_error : float, optional
@@ -286,10 +287,12 @@ class Fit(Generic[C]):
         if self.held_out_error is not None:
             summary["median_abs_held_out_error"] = self.held_out_error
         if self.held_out:
-            # These draws follow from the errors, so that their number is enough.
+            # These draws can be made again from the errors, so only their number is
+            # written.
             summary["held_out"] = {"draws": len(self.draws), **self.held_out.to_dict()}
         elif self.draws:
-            # All draws of a table have the sizes of the cost.
+            # Only what differs from the cost is written. The sizes of a table ("bytes")
+            # are those of the cost in all draws.
             names = [name for name in parameters(type(self.cost)) if name != "bytes"]
             described_draws = [draw.to_dict() for draw in self.draws]
             summary["draws"] = [
@@ -317,13 +320,14 @@ def fit(
     ----------
     form : str
         A form of `ddlkit.core.pieces.METHODS`, also with a variant, as in
-        "piecewise:45KB" or "alpha_beta:ends". "auto" is the best form for messages.
+        "piecewise:45KB" or "alpha_beta:ends". "auto" stands for the form of a message
+        cost that predicts sizes best that are held out of its fit.
     sizes : array_like, shape (n,)
         Bytes of messages, or elements of selections. Sizes may repeat.
     seconds : array_like, shape (n,)
         The measured time of each.
     draws : int, optional
-        How many draws the fit has.
+        How many draws the fit has. With 0 the fit has no interval.
     collective, workers, algorithm, samples : optional
         What a cost of messages holds for, as `MessageCost` describes it. None leaves
         the default of `MessageCost`.
@@ -368,7 +372,8 @@ def fit(
         )
 
     # A cost of messages has the first four of these fields, and a cost of selections
-    # the last two, so that those that are None must not be passed.
+    # the last two. Neither accepts the fields of the other, so those that are None are
+    # not passed.
     known = {
         "collective": collective,
         "workers": workers,
@@ -380,8 +385,9 @@ def fit(
     holds_for = {name: value for name, value in known.items() if value is not None}
     cost = kind(**fitter(sizes, seconds), **holds_for)
 
-    # Where sizes were repeated often enough, draws follow from bootstrap samples. Else
-    # they follow from errors at held-out sizes, of which there are none for selections.
+    # If sizes were repeated often enough, draws are fits to bootstrap samples. If not,
+    # draws are made from errors at held-out sizes. Selections have no such errors, so
+    # their draws are always fits to bootstrap samples.
     held_out = None
     drawn: tuple[Any, ...] = ()
     few_repeats = np.median(repeats) < ENOUGH_REPEATS
@@ -398,7 +404,16 @@ def fit(
     held_out_error = None
     if errors is not None and errors.sizes.size:
         held_out_error = errors.median
-    return Fit(cost, drawn, sizes, seconds, form, held_out, held_out_error, why)
+    return Fit(
+        cost=cost,
+        draws=drawn,
+        sizes=sizes,
+        seconds=seconds,
+        form=form,
+        held_out=held_out,
+        held_out_error=held_out_error,
+        why=why,
+    )
 
 
 class _Method(NamedTuple):
@@ -412,12 +427,13 @@ class _Method(NamedTuple):
 def _method(form: str) -> _Method:
     """Return how a form is fitted. Raises UserError for an unknown form or variant."""
     known_forms = (*SIMPLE_FIRST, AUTO)
-    # The names of some replaced forms contain a colon ("segments:jump"), so they are
-    # looked up before the name is cut at its colon.
+    # REPLACED has the forms of earlier versions. Some of their names contain a colon
+    # ("segments:jump"), so they are looked up before the name is cut at its colon.
     if form in REPLACED:
         raise unknown_form(form, known_forms)
     name, colon, variant = form.partition(":")
-    # A form has no variants, or the text behind its colon is empty ("name:").
+    # The error for a variant of a form without variants, and for an empty variant
+    # ("name:").
     variant_refused = UserError(f"cost form {form!r}: write {name}, nothing behind it")
     if name == AUTO and colon:
         raise variant_refused
@@ -434,7 +450,11 @@ def _method(form: str) -> _Method:
 
 
 def _checked(sizes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
-    """Return both as arrays (n,), sorted by size. Raises UserError for wrong rows."""
+    """Return sizes and seconds as arrays of shape (n,), sorted by size.
+
+    Raises UserError if lengths differ, if there are too many rows, or if a value is not
+    a number above zero.
+    """
     sizes = np.asarray(sizes, dtype=float).ravel()
     seconds = np.asarray(seconds, dtype=float).ravel()
     if sizes.shape != seconds.shape:
@@ -447,7 +467,8 @@ def _checked(sizes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
             "sizes: leave some out"
         )
     for name, column in (("size", sizes), ("time", seconds)):
-        # Written so that a value that is not a number is wrong, too.
+        # The comparison is negated, because NaN fails every comparison and must be
+        # wrong.
         wrong = np.flatnonzero(~((column >= units.LEAST) & (column <= units.MOST)))
         if wrong.size:
             raise UserError(
@@ -463,8 +484,8 @@ def _bootstrap(
 ) -> Iterator[dict[str, Any]]:
     """Yield the parameters that are fitted to each of ``draws`` bootstrap samples.
 
-    A sample has as many rows of each size as were measured. They are drawn with
-    replacement among the rows of this size. ``sizes`` must be sorted.
+    A sample has as many rows of each size as were measured. These rows are drawn with
+    replacement from the measured rows of the size. ``sizes`` must be sorted.
     """
     rng = np.random.default_rng(0)
     # The rows of each distinct size: the first of them, and how many there are.
@@ -481,9 +502,9 @@ def _bootstrap(
             yield fitter(sizes, seconds[rows])
         return
 
-    # Tables are the medians of each size. To compute those of all samples at once is
-    # many times faster. The times have the shape (draws, rows), and are split into one
-    # group of columns for each size.
+    # The times of a table are the medians of each size. It is many times faster to
+    # compute them for all samples at once. The sampled times have the shape (draws,
+    # rows), and are split into one group of columns for each size.
     sampled_s = seconds[np.stack(samples)]
     groups = np.split(sampled_s, first_rows[1:], axis=1)
     medians = np.column_stack([np.median(group, axis=1) for group in groups])
@@ -495,7 +516,7 @@ def _bootstrap(
 
 
 class HeldOutErrors(NamedTuple):
-    """The errors of a form at sizes that were held out of its fit one by one.
+    """The errors of a form at sizes, each of which was held out of a fit.
 
     Attributes
     ----------
@@ -519,22 +540,24 @@ class HeldOutErrors(NamedTuple):
 
 
 def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutErrors:
-    """Return the errors of a form at sizes that are held out of its fit one by one.
+    """Return the errors of a form at sizes, each of which is held out of a fit.
+
+    The form is fitted anew to all other sizes for each size that is held out.
 
     Parameters
     ----------
     form : str
-        A form as `fit` takes it. "auto" chooses anew for each held-out size.
+        A form as `fit` takes it. For "auto", a form is chosen for each held-out size.
     sizes, seconds : array_like, shape (n,)
         Raw samples, as `fit` takes them.
 
     Returns
     -------
     HeldOutErrors
-        Relative errors at up to MOST_SIZES_HELD_OUT sizes, positive where the
+        Relative errors at up to MOST_SIZES_HELD_OUT sizes. An error is positive if the
         prediction is longer than the median of the measured times. The smallest and the
-        largest size are never held out, because the form would extrapolate there, nor
-        are sizes without which the form cannot be fitted.
+        largest size are never held out, because the form would extrapolate there. Sizes
+        without which the form cannot be fitted are not held out either.
 
     Examples
     --------
@@ -543,7 +566,7 @@ def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutE
     ([2.0, 3.0], [0.09, -0.33])
     """
     sizes, seconds = _checked(sizes, seconds)
-    # "auto" can be fitted as soon as alpha_beta can, which it chooses for few sizes.
+    # "auto" chooses alpha_beta for few sizes, so it needs as many sizes as alpha_beta.
     form_of_fewest_sizes = AlphaBeta.form if form == AUTO else form
     least_sizes = _method(form_of_fewest_sizes).least_sizes
     distinct = np.unique(sizes)
@@ -571,16 +594,16 @@ def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutE
         errors.append(predicted_s / measured_s - 1)
         predictions_s.append(predicted_s)
     return HeldOutErrors(
-        np.array(held_out_sizes, float),
-        np.array(errors, float),
-        np.array(predictions_s, float),
+        sizes=np.array(held_out_sizes, float),
+        errors=np.array(errors, float),
+        predicted_s=np.array(predictions_s, float),
     )
 
 
 def errors_by_form(
     forms: Sequence[str], sizes: ArrayLike, seconds: ArrayLike
 ) -> dict[str, HeldOutErrors]:
-    """Return `held_out_errors` of several forms, without forms that need every size.
+    """Return the errors of several forms at sizes that are held out of their fits.
 
     Parameters
     ----------
@@ -592,7 +615,8 @@ def errors_by_form(
     Returns
     -------
     dict of str to HeldOutErrors
-        By form, in the order of ``forms``.
+        The errors of each form, in the order of ``forms``. A form that cannot be fitted
+        without any of the sizes is left out.
     """
     by_form = {form: held_out_errors(form, sizes, seconds) for form in forms}
     return {form: errors for form, errors in by_form.items() if errors.sizes.size}
@@ -610,8 +634,9 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
     -------
     form : str
         The simplest form whose median error is at most AS_GOOD times the least one, or
-        "alpha_beta" if there are too few sizes. Errors of forms THROUGH_ALL are
-        multiplied by DISCOUNT_THROUGH_ALL before they are compared.
+        "alpha_beta" if there are too few sizes. Errors of forms that pass through every
+        size (THROUGH_ALL) are multiplied by DISCOUNT_THROUGH_ALL before they are
+        compared.
     why : str
         The reason, in one line.
     """
@@ -620,12 +645,13 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
     if AlphaBeta.form not in errors_of_form:
         return AlphaBeta.form, "too few sizes to leave one out and compare forms"
     medians = {form: errors.median for form, errors in errors_of_form.items()}
-    # The error of a form as it counts in the comparison (see DISCOUNT_THROUGH_ALL).
+    # A form that passes through every size has larger errors at held-out sizes than in
+    # the fit, where neighbouring sizes are closer. So its error counts less.
     counted = {
         form: DISCOUNT_THROUGH_ALL * median if form in THROUGH_ALL else median
         for form, median in medians.items()
     }
-    # Forms come the simplest first, so that the first one below the limit is simplest.
+    # The simplest form comes first, so the first form below the limit is the simplest.
     limit = AS_GOOD * min(counted.values()) + NEGLIGIBLE
     chosen = next(form for form, error in counted.items() if error <= limit)
 
@@ -647,14 +673,14 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
 def unseen_errors(
     make: Callable[..., Any], fitted: Sequence[Floats], tested: Sequence[Floats]
 ) -> tuple[Floats, Floats]:
-    """Return the errors of costs at sizes that were held out when they were made.
+    """Return errors at tested sizes of costs that are made without the tested size.
 
     A cost is made anew for each size that is tested.
 
     Parameters
     ----------
     make : callable
-        From sizes and seconds, both of shape (m,), to a cost.
+        Returns a cost from sizes and seconds, both of shape (m,).
     fitted : pair of ndarray, shape (n,)
         Sizes and seconds from which costs are made, each time without the tested size.
     tested : pair of ndarray, shape (k,)
@@ -686,7 +712,7 @@ def unseen_errors(
 def _error_model(
     form: str, sizes: Floats, seconds: Floats, errors: HeldOutErrors
 ) -> HeldOut | None:
-    """Return how far single times are off near each size and beyond all of them.
+    """Return a model of the errors of single times, near each size and beyond all sizes.
 
     Parameters
     ----------
@@ -704,30 +730,39 @@ def _error_model(
     """
     if not errors.sizes.size:
         return None
-    # The errors of the m rows of held-out sizes, and not of medians as in `errors`: a
-    # time to come is a single one, too.
+    # `errors` are errors of the median of each size. A cost predicts single times, so
+    # the errors of the m single rows of held-out sizes are needed here.
     is_held_out = np.isin(sizes, errors.sizes)
     row_sizes = sizes[is_held_out]
     # Every row has a held-out size, so this only looks up the prediction for the size.
     predicted_s = np.interp(row_sizes, errors.sizes, errors.predicted_s)
     row_errors = _log_errors(predicted_s, seconds[is_held_out])
 
-    # With too few sizes to try the form beyond them, the error is taken to grow so fast
-    # that it reaches the largest known error at twice the last size.
+    # If there are too few sizes to test the form beyond its sizes, the error is assumed
+    # to grow by the largest known error for each factor of two beyond them.
     growth_if_too_few = float(row_errors.max()) / math.log(2)
-    far_above_first = sizes >= FAR * sizes[0]
-    far_below_last = sizes <= sizes[-1] / FAR
     growth_below = _growth_beyond(
-        form, sizes, seconds, sizes[0], far_above_first, growth_if_too_few
+        form,
+        sizes,
+        seconds,
+        end=sizes[0],
+        is_far=sizes >= FAR * sizes[0],
+        if_too_few=growth_if_too_few,
     )
     growth_above = _growth_beyond(
-        form, sizes, seconds, sizes[-1], far_below_last, growth_if_too_few
+        form,
+        sizes,
+        seconds,
+        end=sizes[-1],
+        is_far=sizes <= sizes[-1] / FAR,
+        if_too_few=growth_if_too_few,
     )
 
-    # Errors of these forms grow with the gap between the two neighbours of a size, as a
-    # ratio of sizes. The gap in which a size was held out is wider than any gap of the
-    # fit, so errors are stored per gap. A held-out size is never the first or the last,
-    # so both neighbours exist.
+    # Errors of forms that pass through every size grow with the gap between the two
+    # neighbours of a size, which is the logarithm of the ratio of these neighbours. A
+    # size that is held out leaves a wider gap than the fit to all sizes has, so errors
+    # are stored per gap. A held-out size is never the first or the last one, so both
+    # neighbours exist.
     gap_power = GAP_POWER if form in THROUGH_ALL else 0.0
     distinct = np.unique(sizes)
     position = np.searchsorted(distinct, row_sizes)
@@ -736,7 +771,7 @@ def _error_model(
 
     at_bytes = np.unique([sizes[0], *errors.sizes, sizes[-1]])
     return HeldOut(
-        at_bytes,
+        at_bytes=at_bytes,
         log_errors=_smoothed(at_bytes, row_sizes, row_errors),
         below=growth_below,
         above=growth_above,
@@ -752,12 +787,12 @@ def _growth_beyond(
     is_far: NDArray[np.bool_],
     if_too_few: float,
 ) -> float:
-    """Return by how much the error grows for a size e times beyond the fitted ones.
+    """Return by how much the error grows for each factor of e beyond the fitted sizes.
 
-    The form is fitted to rows far from the end of the table, and predicts the rows at
-    the end. The growth is the median error of these predictions, as an absolute
-    logarithm of measured over predicted, divided by the logarithm of the factor between
-    the end and the nearest fitted size.
+    The form is fitted to rows whose sizes are far from one end of the table, and
+    predicts the rows at this end. The growth is the median error of these predictions,
+    divided by the logarithm of the factor between the end and the nearest fitted size.
+    An error is the absolute logarithm of measured over predicted time.
 
     Parameters
     ----------
@@ -775,6 +810,7 @@ def _growth_beyond(
     Returns
     -------
     float
+        The growth of the error.
     """
     try:
         cost = fit(form, sizes[is_far], seconds[is_far], draws=0).cost
@@ -787,12 +823,12 @@ def _growth_beyond(
 
 
 def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
-    """Return the error that is expected near each of some sizes: a kernel smoother.
+    """Return the expected error near each of ``at_bytes``, by a kernel smoother.
 
     Parameters
     ----------
     at_bytes : ndarray, shape (k,)
-        The sizes near which an error is wanted, increasing.
+        The sizes for which an error is expected, increasing.
     sizes : ndarray, shape (m,)
         The sizes at which errors are known.
     errors : ndarray, shape (m,)
@@ -805,11 +841,11 @@ def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
 
     Notes
     -----
-    With d the distance between two sizes in mean steps of ``at_bytes``, both in
-    logarithms, a known error has the weight exp(-DECAY d). The expected error is the
-    weighted geometric mean, mixed with the geometric mean of all errors in the share
-    SHARED. A range of sizes where the form does badly therefore widens other ranges by
-    this share only.
+    A known error has the weight exp(-DECAY d). Here d is the distance between its size
+    and the size of ``at_bytes``, in logarithms, with the mean step of ``at_bytes`` as
+    unit. The expected error is the weighted geometric mean, mixed with the geometric
+    mean of all errors, which has the share SHARED. If the form is far off in one range
+    of sizes, the errors of other ranges therefore grow by this share only.
     """
     log_errors = np.log(np.maximum(errors, LEAST_ERROR))
     log_bytes = np.log(at_bytes)

@@ -74,11 +74,12 @@ class Groups(NamedTuple):
     def mirrored(self) -> Groups:
         """Return the groups read from the last tensor to the first.
 
-        Selecting and sending change places: what is selected counts from the first
-        group to k, and what is sent counts from group k to the last.
+        Selecting and sending change places. In the formula of this module, selection
+        counts from the first group to group k, and sending from group k to the last.
         """
         # An element [last, first] is the group from tensor `first` to tensor `last`. In
-        # reversed order its last tensor is its first one, hence the transposition.
+        # reversed order the last tensor of a group becomes its first one, so rows and
+        # columns change places.
         ready_s, selecting_s, sending_s = (
             np.ascontiguousarray(times_s.T[::-1, ::-1]) for times_s in self
         )
@@ -100,7 +101,9 @@ class Groups(NamedTuple):
 
 
 class Front(NamedTuple):
-    """The Pareto front of a prefix: no other point is as small in both coordinates.
+    """The Pareto front of a prefix: the points that no other point dominates.
+
+    A point dominates another one if it is at most as large in both coordinates.
 
     Attributes
     ----------
@@ -122,22 +125,25 @@ class Front(NamedTuple):
         return float(self.selected_s[0]), float(self.arrived_s[-1])
 
     def earliest_end_s(self, selected_s: Floats, arrived_s: Floats) -> Floats:
-        """Return how early an iteration can end that goes on from given points.
+        """Return the earliest end of an iteration that continues from each given point.
+
+        This front is the one of the suffix, and the points are those of a prefix.
 
         Parameters
         ----------
         selected_s, arrived_s : ndarray, shape (m,)
-            Points (a, b) of a prefix. This front is then one of the mirrored problem.
+            The coordinates (a, b) of points of the prefix.
 
         Returns
         -------
         ndarray, shape (m,)
-            The minimum over the points (p, q) of this front of max(a + q, b + p), in
-            seconds.
+            For each point (a, b), the minimum of max(a + q, b + p) over all points
+            (p, q) of this front, in seconds.
         """
         a = selected_s
         b = arrived_s
-        # In the mirrored problem these two are seconds of messages, and of selection.
+        # The suffix is read from its end, where selecting and sending change places. So
+        # p is the time of its messages, and q the end of its selections.
         p = self.selected_s
         q = self.arrived_s
         # Along this front p rises and q falls, so p - q rises, as `searchsorted` needs.
@@ -156,10 +162,11 @@ class Front(NamedTuple):
         return np.minimum(p_at_turn[turn] + b, q_before_turn[turn] + a)
 
     def runs(self, most: int) -> Ints:
-        """Return where runs of points begin that lie close together, at most ``most``.
+        """Return the index of the first point of each of at most ``most`` runs.
 
-        Two neighbours are as far apart as they differ in the coordinate in which they
-        differ less.
+        The runs are equally long, and a run without points is left out. The distance
+        between neighbours is their difference in the coordinate in which they differ
+        less.
         """
         # Along the front, selected_s rises and arrived_s falls, so both differences
         # between neighbours are positive.
@@ -185,10 +192,10 @@ NOTHING_SENT = Front(selected_s=np.zeros(1), arrived_s=np.full(1, -np.inf))
 
 
 def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
-    """Return the plan whose last message arrives first, with a proof.
+    """Return the plan whose last message arrives earliest, with a lower bound as proof.
 
     This is a branch and bound: passes over all prefixes or suffixes raise the lower
-    bound and find better plans, until the two meet.
+    bound and find better plans, until the bound and the best plan meet.
 
     Parameters
     ----------
@@ -200,8 +207,8 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     ends : tuple of int
         The exclusive end of each group.
     least_s : float
-        The lower bound, which is the proof: the last message of no plan arrives before,
-        in seconds. The update, which follows the last message, does not count.
+        The lower bound in seconds, which is the proof: no plan has a last message that
+        arrives earlier. The update, which follows the last message, does not count.
 
     Examples
     --------
@@ -214,9 +221,11 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     ((2,), 5.1)
     """
     n = len(groups.ready_s)
-    # Both by side: PREFIXES, and SUFFIXES as prefixes of the mirrored problem.
+    # Both lists have an entry for each side: PREFIXES, and SUFFIXES, which are prefixes
+    # of the mirrored problem.
     problems = (groups, groups.mirrored())
-    # The loosest bound of any front: nothing is selected, and nothing is sent.
+    # A lower bound for each prefix by its number of tensors. At first this is the
+    # loosest one: nothing is selected, and nothing is sent.
     bounds = [[NOTHING_SENT] * (n + 1), [NOTHING_SENT] * (n + 1)]
     best_ends: tuple[int, ...] = ()
     best_s = np.inf
@@ -224,16 +233,21 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     for step in _passes():
         opposite = 1 - step.side
         fronts, ends = _fronts(
-            problems[step.side], bounds[step.side], bounds[opposite], best_s, step
+            problems[step.side],
+            prefixes=bounds[step.side],
+            suffixes=bounds[opposite],
+            limit_s=best_s,
+            step=step,
         )
         if ends and step.side == SUFFIXES:
+            # The plan was found from the last tensor to the first.
             ends = _mirrored_ends(ends)
         if ends:
             end_s = groups.end_s(ends)
             if end_s < best_s:
                 best_ends = ends
                 best_s = end_s
-        if step.bounds:
+        if step.is_lower_bound:
             bounds[step.side] = fronts
             # No complete plan arrives before the corner of the front of all tensors.
             _, arrived_s = fronts[n].corner
@@ -252,36 +266,36 @@ class _Pass(NamedTuple):
         The side from which the network is read.
     most : int
         The most points that a front keeps.
-    bounds : bool
-        Whether the fronts are to be lower bounds. Points that are replaced by one then
-        become their corner, and otherwise the most promising of them.
+    is_lower_bound : bool
+        Whether the fronts are to be lower bounds. If so, points that lie close together
+        are replaced by their corner, and otherwise by the most promising of them.
     """
 
     side: int
     most: int
-    bounds: bool
+    is_lower_bound: bool
 
 
 def _passes() -> Iterator[_Pass]:
     """Yield passes without end, by prefixes and suffixes in turn, with ever more points.
 
-    Right before each bounding pass over prefixes, but the first, there is a pass over
-    prefixes that only looks for a plan. The fronts of the latter keep the most promising
-    points, so they are no lower bounds. Suffixes need no such pass, because a plan that
-    is found by prefixes is a plan of the whole network.
+    Most passes compute lower bounds. A pass that only looks for a plan precedes each of
+    them over prefixes, except for the first. Its fronts keep the most promising points,
+    so they are no lower bounds. Suffixes need no such pass, because a plan that is found
+    by prefixes is a plan of the whole network.
     """
     # A cheap first bound, for which one point of each front is enough.
-    yield _Pass(PREFIXES, most=1, bounds=True)
+    yield _Pass(PREFIXES, most=1, is_lower_bound=True)
     for turn in count():
         side = SUFFIXES if turn % 2 == 0 else PREFIXES
         most = FEWEST_POINTS * MORE_POINTS**turn
         if side == PREFIXES:
-            yield _Pass(side, most, bounds=False)
-        yield _Pass(side, most, bounds=True)
+            yield _Pass(side, most, is_lower_bound=False)
+        yield _Pass(side, most, is_lower_bound=True)
 
 
 def _mirrored_ends(ends: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the ends of a plan whose tensors are read from the last to the first."""
+    """Return the ends of a plan if its tensors are numbered from the last to the first."""
     n = ends[-1]
     # The last end is the end of the network, and is no cut between two groups.
     cuts = [n - end for end in reversed(ends[:-1])]
@@ -308,7 +322,7 @@ class _States:
     prefix : ndarray of int
         The number of tensors in the prefix of each state.
     previous : ndarray of int
-        The state from which the last group led to each state.
+        The state before the last group of each state.
     begin, points : ndarray of int, shape (n + 1,)
         The first state of each prefix, and how many states there are.
     count : int
@@ -328,7 +342,10 @@ class _States:
         self.add(0, NOTHING_SENT, np.zeros(1, np.int64))
 
     def add(self, prefix: int, front: Front, previous: Ints) -> None:
-        """Add the front of a prefix, whose points came from the states ``previous``."""
+        """Add the points of a front, each with the state from which it was reached.
+
+        ``prefix`` is the number of tensors of the prefix. ``front`` may be empty.
+        """
         new = slice(self.count, self.count + len(previous))
         self.selected_s[new] = front.selected_s
         self.arrived_s[new] = front.arrived_s
@@ -349,9 +366,10 @@ class _States:
         return positions + shift.repeat(points)
 
     def plan(self) -> tuple[int, ...]:
-        """Return the ends of the groups on the way to the state that was added last."""
+        """Return the ends of the groups that lead to the state that was added last."""
         state = self.count - 1
         ends = []
+        # From the last group back to the first. The empty prefix has number 0.
         while self.prefix[state]:
             ends.append(int(self.prefix[state]))
             state = int(self.previous[state])
@@ -393,8 +411,8 @@ def _fronts(
     fronts = [NOTHING_SENT]
     states = _States(n, step.most)
     for last in range(n):
-        # Branch: the last group begins at each tensor in `firsts`, after each point of
-        # the prefix before.
+        # Branch: the last group begins at each tensor in `firsts`. For each of them
+        # there is a candidate for each state of the prefix before it.
         firsts = useful[last].nonzero()[0]
         before = states.indices(firsts)
         ready_s, selecting_s, sending_s = (
@@ -419,7 +437,7 @@ def _fronts(
             # The most promising point of each run stands for it in plans, also where a
             # corner stands for it in the front.
             kept = kept[_smallest_of_each(ends_s[in_time], begins)]
-            if step.bounds:
+            if step.is_lower_bound:
                 # A run is replaced by its corner: the least selected_s, which its first
                 # point has, and the least arrived_s, which its last point has.
                 lasts = np.append(begins[1:], len(front.selected_s)) - 1
@@ -434,7 +452,9 @@ def _fronts(
 
 
 def _smallest_of_each(values: Floats, begins: Ints) -> Ints:
-    """Return the index of the smallest value in each run, of equal ones the last.
+    """Return the index of the smallest value in each run.
+
+    Of values of a run that are equal to rounding, the last one is taken.
 
     Parameters
     ----------
@@ -450,10 +470,11 @@ def _smallest_of_each(values: Floats, begins: Ints) -> Ints:
     """
     lengths = np.diff(begins, append=len(values))
     run = np.repeat(np.arange(len(begins)), lengths)
-    # Points that lead to one and the same plan may differ by rounding.
+    # Points that lead to one and the same plan may differ by rounding, so there may be
+    # several candidates in a run.
     limits = np.minimum.reduceat(values, begins) * (1 + ROUNDING)
     candidates = (values <= limits[run]).nonzero()[0]
-    # Of several candidates of a run the last one is written last, and remains.
+    # Each candidate overwrites the one before it in its run, so the last one remains.
     smallest = np.empty_like(begins)
     smallest[run[candidates]] = candidates
     return smallest
@@ -470,21 +491,24 @@ def undominated(first: Floats, second: Floats) -> Ints:
     Returns
     -------
     ndarray of int
-        Indices of the points in which no other point is as small in both coordinates,
-        by rising ``first``. Of points that are equal in both, one is kept.
+        Indices of the points that no other point equals or undercuts in both
+        coordinates, in the order of increasing ``first``. Of identical points, one is
+        kept.
 
     Examples
     --------
     >>> undominated(np.array([1.0, 2.0, 3.0]), np.array([5.0, 6.0, 4.0])).tolist()
     [0, 2]
     """
+    # In the order of ``first``, only a point whose second coordinate is lower than all
+    # before it can be on the front.
     ordered = first.argsort()
     lowest = np.minimum.accumulate(second[ordered])
     lower_than_all_before = np.ones(len(first), bool)
     lower_than_all_before[1:] = lowest[1:] < lowest[:-1]
     ordered = ordered[lower_than_all_before]
-    # Of points with an equal first coordinate, the last one that is left has the lowest
-    # second.
+    # Of the remaining points with an equal first coordinate, the last one has the lowest
+    # second coordinate.
     rising = first[ordered]
     last_of_equals = np.ones(len(ordered), bool)
     last_of_equals[:-1] = rising[1:] > rising[:-1]
@@ -497,19 +521,19 @@ def _useful(
     suffixes: Sequence[Front],
     limit_s: float,
 ) -> NDArray[np.bool_]:
-    """Return whether a plan with each group may end by ``limit_s``, shape (n, n).
+    """Return for each group whether a plan with it may end by ``limit_s``.
 
-    Element [last, first] is the group from tensor `first` to tensor `last`. A prefix
-    and a suffix are represented by the corners of their fronts.
+    The result has the shape (n, n). Its element [last, first] is for the group from
+    tensor `first` to tensor `last`. The corners of the fronts of the prefix before the
+    group and of the suffix after it bound when such a plan ends.
     """
     n = len(suffixes) - 1
     # The two coordinates of the corner before each first tensor.
     before_selected_s, before_arrived_s = np.array(
         [front.corner for front in prefixes[:n]]
     ).T
-    # After the group that ends with tensor `last`, n - last - 1 tensors are left. So
-    # the corners of suffixes are reversed to be in the order of `last`, one row for
-    # each.
+    # After the group that ends with tensor `last`, n - last - 1 tensors remain. In
+    # reverse, the corners of suffixes are in the order of `last`, one row for each.
     after = np.array([front.corner for front in suffixes[:n]])[::-1]
     # In the mirrored problem of suffixes, what is sent takes the place of what is
     # selected.
@@ -518,9 +542,9 @@ def _useful(
     selected_s = before_selected_s + groups.selecting_s
     start_s = np.maximum(before_arrived_s, groups.ready_s + selected_s)
     arrived_s = start_s + groups.sending_s
-    # An empty front has an infinite corner, and before the end of the network the other
-    # coordinate is minus infinity. Their sum is no number, and such a group is not
-    # useful.
+    # An empty front has an infinite corner, and in the empty prefix or suffix the last
+    # message arrives at minus infinity. Their sum is not a number, which compares as
+    # False, so that such a group counts as not useful.
     with np.errstate(invalid="ignore"):
         # max(a + q, b + p) of the module's docstring.
         ends_s = np.maximum(arrived_s + after_sent_s, selected_s + after_arrived_s)

@@ -190,7 +190,8 @@ class Iteration:
         if not self._copies:
             return self.workload.ready_s
         packing_s = self.copy_s_per_byte * self.workload.bytes
-        # Several buckets may wait for one gradient if types are kept apart.
+        # Several buckets may wait for one gradient if types are kept apart. Unlike +=,
+        # `np.add.at` then adds the time of each of them.
         np.add.at(packing_s, self.plan.last_needed, self.bucket_s)
         return self.workload.forward_s + np.cumsum(self.workload.backward_s + packing_s)
 
@@ -239,8 +240,8 @@ class Iteration:
     ) -> Floats:
         """Return the time of the iteration for each of B draws of what is uncertain.
 
-        Each message may start when its last gradient is ready: ``leave_s`` does not
-        count here.
+        Each message may start when its last gradient is ready. Other start times, which
+        the iteration may have in ``leave_s``, are ignored here.
 
         Parameters
         ----------
@@ -263,17 +264,19 @@ class Iteration:
             return np.empty(0)
         compute_factors = np.asarray(compute_factors, dtype=float)
         message_factors = np.asarray(message_factors, dtype=float)
-        # One row for each draw, one column for each message. Draws are the scenarios of
-        # `group_ends` and of `Link.play`.
+        # One row for each draw, and one column for each message. `group_ends` and
+        # `Link.play` compute all rows at once.
         ready_s = self.ready_s * compute_factors[..., None]
         link = self.link
         if slowdowns is not None:
             of_compute, of_messages = slowdowns
             link = replace(link, slowdown=of_compute, message_slowdown=of_messages)
         if link.plain:
+            # Messages follow one another, and each takes what it costs.
             costs_s = np.array([self._message_costs_s(cost) for cost in costs])
             ends_s = group_ends(ready_s, costs_s * message_factors)
         else:
+            # Messages share the link, the processor or the device with compute.
             parts_of_draw = [link.parts(cost, self.group_bytes) for cost in costs]
             software_s = np.stack([parts.software_s for parts in parts_of_draw])
             wire_s = np.stack([parts.wire_s for parts in parts_of_draw])
@@ -307,10 +310,13 @@ class Iteration:
         self.refuse_if_not_a_graph()
         workload = self.workload
         edges = [("start", "forward", 0.0), ("forward", "b0", workload.forward_s)]
+        # Each backward follows the one before it.
         for i in range(workload.n - 1):
             edges.append((f"b{i}", f"b{i + 1}", float(workload.backward_s[i])))
         ends = self.plan.ends_in_ready_order
         last_group = len(ends) - 1
+        # A message follows the backward of its last gradient and the message before it.
+        # The update follows the last message.
         for group, end in enumerate(ends):
             last_tensor = end - 1
             following = "update" if group == last_group else f"c{group + 1}"
@@ -322,7 +328,10 @@ class Iteration:
         return edges
 
     def _message_costs_s(self, cost: MessageCost) -> Floats:
-        """Return (G,) the cost of each message. Raises UserError for a negative one."""
+        """Return the cost of each message in seconds, shape (G,).
+
+        Raises UserError if the cost of a message is negative.
+        """
         costs_s = np.asarray(cost(self.group_bytes))
         if not np.all(costs_s >= 0):
             n_bytes = self.group_bytes[np.argmin(costs_s)]
@@ -347,7 +356,7 @@ class Iteration:
             )
 
     def _copied_out_s(self, ends_s: Floats) -> Floats:
-        """Return when the last message has been copied out of its bucket, in seconds.
+        """Return when the last message has been copied out of its bucket.
 
         Parameters
         ----------
@@ -356,8 +365,8 @@ class Iteration:
 
         Returns
         -------
-        ndarray
-            One value for each scenario, or a scalar array without scenarios.
+        ndarray, shape (...)
+            Seconds for each scenario. Without scenarios this is a scalar array.
         """
         if not self.copy_s_per_byte:
             return np.asarray(ends_s.max(axis=-1))
@@ -373,7 +382,13 @@ class Iteration:
         workload = self.workload
         starts_s, ends_s = self.played_s
 
-        yield _Span("forward", "forward", "compute", 0.0, workload.forward_s)
+        yield _Span(
+            task="forward",
+            kind="forward",
+            stream="compute",
+            start_s=0.0,
+            end_s=workload.forward_s,
+        )
 
         backward_ends_s = self.tensor_ready_s
         if self.link.slows:
@@ -384,24 +399,43 @@ class Iteration:
             group_of_gradient[gradients] = group
         start_s = workload.forward_s
         for i, group in enumerate(group_of_gradient.tolist()):
-            task = f"backward {workload.tensor[i]}"
             end_s = float(backward_ends_s[i])
-            n_bytes = int(workload.bytes[i])
-            yield _Span(task, "backward", "compute", start_s, end_s, group, n_bytes)
+            yield _Span(
+                task=f"backward {workload.tensor[i]}",
+                kind="backward",
+                stream="compute",
+                start_s=start_s,
+                end_s=end_s,
+                group=group,
+                bytes=int(workload.bytes[i]),
+            )
+            # The next backward starts when this one ends.
             start_s = end_s
 
         kind = self.cost.collective
         for group, n_bytes in enumerate(self.group_bytes.tolist()):
-            task = f"{kind} {group}"
             start_s = float(starts_s[group])
-            # The cumulative sums round: a message must not end before it starts.
-            end_s = max(start_s, float(ends_s[group]))
-            yield _Span(task, kind, "communication", start_s, end_s, group, n_bytes)
+            yield _Span(
+                task=f"{kind} {group}",
+                kind=kind,
+                stream="communication",
+                start_s=start_s,
+                # The cumulative sums of `group_ends` round. Without this maximum a
+                # message could end a rounding error before it starts.
+                end_s=max(start_s, float(ends_s[group])),
+                group=group,
+                bytes=n_bytes,
+            )
 
         if workload.update_s:
             start_s = float(self._copied_out_s(ends_s))
-            end_s = start_s + workload.update_s
-            yield _Span("update", "update", "compute", start_s, end_s)
+            yield _Span(
+                task="update",
+                kind="update",
+                stream="compute",
+                start_s=start_s,
+                end_s=start_s + workload.update_s,
+            )
 
 
 class _Span(NamedTuple):
@@ -475,7 +509,11 @@ def no_overlap(iteration: Iteration) -> Prediction:
     """
     compute_s = iteration.workload.compute_s
     communication_s = float(iteration.communication_s.sum())
-    return Prediction(compute_s + communication_s, compute_s, communication_s)
+    return Prediction(
+        iteration_s=compute_s + communication_s,
+        compute_s=compute_s,
+        communication_s=communication_s,
+    )
 
 
 def perfect_overlap(iteration: Iteration) -> Prediction:
@@ -495,4 +533,8 @@ def perfect_overlap(iteration: Iteration) -> Prediction:
     """
     compute_s = iteration.workload.compute_s
     communication_s = float(iteration.communication_s.sum())
-    return Prediction(max(compute_s, communication_s), compute_s, communication_s)
+    return Prediction(
+        iteration_s=max(compute_s, communication_s),
+        compute_s=compute_s,
+        communication_s=communication_s,
+    )

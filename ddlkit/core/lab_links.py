@@ -42,7 +42,7 @@ def burst_bytes(rate_bits_per_s: float) -> int:
 def wire_s_per_byte(
     collective: str, ranks: int, rate_bits_per_s: float, framing: float = FRAMING
 ) -> float:
-    """Return for how many seconds a byte of a message keeps the link of each rank busy.
+    """Return the seconds for which a byte of a message keeps the link of each rank busy.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def wire_s_per_byte(
     rate_bits_per_s : float
         The rate of each rank's link, each way.
     framing : float, optional
-        The share of the link's bytes that are the message's own.
+        The share of the link's bytes that are the message's own, not headers.
 
     Returns
     -------
@@ -115,6 +115,7 @@ def read_link(link: str) -> LinkConditions:
     Returns
     -------
     LinkConditions
+        What limits the rate, the rate, the delay, the burst and the framing.
 
     Raises
     ------
@@ -154,7 +155,7 @@ def read_link(link: str) -> LinkConditions:
 
 
 def _condition(link: str, name: str, default: str) -> str:
-    """Return the value that follows a word in a link's name, as 2ms follows delay."""
+    """Return the text after a word in a link's name: "2ms" for "delay" in "-delay2ms"."""
     match = re.search(rf"-{name}([0-9][^-]*)", link)
     return match[1] if match else default
 

@@ -58,13 +58,13 @@ class Link:
     in_flight : int, optional
         How many messages may be under way at once. They are admitted in their order.
     software : float, optional
-        For how many messages the processor does the software at once, 1 or more. Beyond
-        that number the messages share the processor equally.
+        How many messages can use the processor at once without slowing each other down,
+        1 or more. More messages than this share the processor equally.
     burst_s : float, optional
         The most tokens that a rested link has saved, counted in the seconds of link
         time that they save. 0 is a link without a token bucket. With a burst, the
-        software of a message runs while tokens grow for its next bytes. Without a
-        burst, the software follows the bytes.
+        software of a message runs while its bytes wait for tokens. Without a burst, the
+        software runs after the bytes have moved.
     wire_s_per_byte : float, optional
         Seconds of the link for a byte of a message. Only a link with a burst needs it.
     slowdown : float or ndarray, shape (..., G), optional
@@ -134,10 +134,11 @@ class Link:
 
         With a burst the software of a message overlaps with its bytes, so that a row of
         equal messages is as fast as the slower of the two. Let the limit be the size
-        whose bytes take the link as long as the start-up. A larger message was limited
-        by the link when its cost was measured. Its cost is link time, and its software
-        takes as long as a message of the limit. A smaller message was limited by its
-        software. Its cost is processor time, and its link time follows from the rate.
+        whose bytes occupy the link for as long as the start-up takes. A message above
+        the limit was limited by the link when its cost was measured. Its cost is link
+        time, and its software takes as long as a message of the limit. A smaller
+        message was limited by its software. Its cost is processor time, and its link
+        time follows from the rate.
         """
         cost_s = np.asarray(cost(n_bytes))
         startup_s = max(0.0, cost.startup_s())
@@ -153,8 +154,9 @@ class Link:
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
         software_s = np.minimum(cost_s, cost(limit_bytes))
-        # A sample is the mean over a row of messages. The first of them found the
-        # bucket full, so the link would have been busy for longer than the sample.
+        # A measured cost is the mean over a row of messages. The first of them found
+        # the bucket full. Without these tokens each message would have kept the link
+        # busy for longer, by its share of the time that they saved.
         saved_s = self.burst_s / cost.messages_per_sample(n_bytes)
         return Parts(
             software_s=np.where(limited_by_link, software_s, cost_s),
@@ -182,7 +184,8 @@ class Link:
         UserError
             If several messages may be in flight, and a time is not finite.
         """
-        # The times and slowdowns of every message, each of shape (..., G).
+        # The times and slowdowns of every message, each of shape (..., G), in the order
+        # in which `_Simulation` takes them.
         inputs = np.broadcast_arrays(
             np.asarray(ready_s, dtype=float),
             parts.software_s,
@@ -205,9 +208,9 @@ class Link:
             raise UserError("messages on a link: every time must be finite")
         starts_s = np.empty(inputs[0].shape)
         ends_s = np.empty(inputs[0].shape)
-        # The index of a scenario covers all axes but the last one, of messages.
+        # The last axis is the one of messages. All axes before it are scenarios.
         for scenario in np.ndindex(ends_s.shape[:-1]):
-            # Lists, because the simulation reads element by element.
+            # The simulation reads element by element, which is faster in lists.
             inputs_of_scenario = [values[scenario].tolist() for values in inputs]
             simulation = _Simulation(self, *inputs_of_scenario)
             starts_s[scenario], ends_s[scenario] = simulation.run()
@@ -230,7 +233,8 @@ class Link:
         """
         # The pace of compute changes only at a knot, where a message starts or ends.
         knots_s = np.unique(np.concatenate([[0.0], starts_s, ends_s]))
-        # One row for each knot, one column for each message.
+        # One row for each knot, one column for each message. Of several messages under
+        # way the largest slowdown counts.
         under_way = (starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)
         slowdown = np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
         pace = 1 / (1 + slowdown)
@@ -247,13 +251,13 @@ class _Demand(NamedTuple):
     Attributes
     ----------
     left_s : dict of int to float
-        What is left for each message, in seconds for the message alone. The entry of
-        this message is counted down as time passes.
+        The time that each message under way still needs, in seconds for the message
+        alone. `advance` counts down the entry of this message, in place.
     message : int
         The message.
     factor : float
-        How many times as long the time that is left takes now, because the message
-        shares the link or the processor and may be slowed down by compute.
+        How many times as long the message takes now as alone, because it shares the
+        link or the processor and may be slowed down by compute.
     """
 
     left_s: dict[int, float]
@@ -266,9 +270,9 @@ class _Demand(NamedTuple):
         return self.left_s[self.message] * self.factor
 
     def advance(self, step_s: float) -> None:
-        """Subtract the work of ``step_s`` seconds from what is left."""
-        # What ends in this step ends exactly: a difference could leave a rounding
-        # error.
+        """Subtract the work of ``step_s`` seconds from ``left_s``, in place."""
+        # A demand that is met in this step becomes exactly 0. A difference could leave
+        # a rounding error.
         if self.until_done_s > step_s:
             self.left_s[self.message] -= step_s / self.factor
         else:
@@ -316,7 +320,8 @@ class _Simulation:
 
     def run(self) -> tuple[list[float], list[float]]:
         """Return when each message starts and ends, in seconds."""
-        # Time advances only when no message can end or be admitted at this moment.
+        # Time advances only when no message can end or be admitted at this moment. The
+        # loop ends when all messages are admitted and none is under way.
         while self.admitted < len(self.ready_s) or self.wire_left_s:
             self._end_finished()
             if self._has_room() and self.ready_s[self.admitted] <= self.computed_s:
@@ -359,8 +364,9 @@ class _Simulation:
             self.message_slowdown[k] for k in under_way
         )
 
-        # How long until each kind of event, if nothing else happens before. The end of
-        # compute is an event only if messages advance faster afterwards.
+        # The time until each kind of event, if nothing else happens before; infinite if
+        # there is no such event. The end of compute is an event only if messages
+        # advance faster afterwards.
         demands = self._demands(slowed_by_compute)
         until_done_s = [demand.until_done_s for demand in demands]
         until_ready_s = math.inf
@@ -381,7 +387,8 @@ class _Simulation:
         for demand in demands:
             demand.advance(step_s)
         self.now_s += step_s
-        # At an event its own time is taken. A sum could miss it by a rounding error.
+        # At an event of compute, take the exact amount that belongs to the event. A sum
+        # could miss it by a rounding error.
         if until_computed_s <= step_s:
             self.computed_s = self.all_computed_s
         elif until_ready_s <= step_s:
@@ -400,8 +407,9 @@ class _Simulation:
         factor = dict.fromkeys(wire_left_s, 1.0)
         if slowed_by_compute:
             factor = {k: 1.0 + self.message_slowdown[k] for k in wire_left_s}
+        # The messages that move bytes, and those whose software runs. Without a burst
+        # the software of a message waits until its bytes have moved.
         moving = [k for k in wire_left_s if wire_left_s[k]]
-        # Without a burst the software of a message waits until its bytes have moved.
         software_overlaps = self.link.burst_s > 0
         working = [
             k
@@ -438,14 +446,16 @@ def one_by_one(
         Leading axes are scenarios.
     software_s, wire_s : ndarray, shape (..., G)
         The processor time and the link time of each message, in seconds.
-    burst_s, slowdown, message_slowdown : optional
-        As the attributes of `Link`. A slowdown is one value, or an array of shape (G,)
-        or (..., G).
+    burst_s : float, optional
+        The most tokens that a rested link has saved, in seconds of link time.
+    slowdown, message_slowdown : array_like, shape (G,) or (..., G), optional
+        How much longer compute takes while a message is under way, and how much longer
+        a message takes while something is computed.
 
     Returns
     -------
     starts_s, ends_s : ndarray, shape (..., G)
-        In seconds.
+        When each message starts and ends, in seconds.
     """
     scenarios = ready_s.shape[:-1]
     compute_slowdowns = np.broadcast_to(slowdown, ready_s.shape)
@@ -460,13 +470,14 @@ def one_by_one(
     # Tokens are counted in the seconds of link time that they save. A link that has
     # rested begins with all tokens that it can save.
     tokens_s = np.full(scenarios, burst_s)
-    # How late compute is, by all that messages have slowed it down so far. At time t
-    # the amount t - late_s has been computed.
+    # By how much messages have delayed compute so far. At time t the amount t - late_s
+    # has been computed.
     late_s = np.zeros(scenarios)
     for k in range(ready_s.shape[-1]):
         start_s = np.maximum(link_free_s, ready_s[..., k] + late_s)
         compute_left_s = np.maximum(0.0, all_computed_s - (start_s - late_s))
-        slowdowns = (compute_slowdowns[..., k], message_slowdowns[..., k])
+        slowdown_of_compute = compute_slowdowns[..., k]
+        slowdown_of_message = message_slowdowns[..., k]
 
         # While the link rested, it saved up tokens. They let bytes through at once.
         tokens_s = np.minimum(burst_s, tokens_s + start_s - link_free_s)
@@ -476,23 +487,28 @@ def one_by_one(
             took_s = np.maximum(on_link_s, software_s[..., k])
         else:
             took_s = software_s[..., k] + on_link_s
-        # While compute keeps the link busy for longer, no tokens are saved.
+        # By how much compute lengthens the time in which bytes move.
         longer_s: Floats | float = 0.0
         if slows_messages:
-            took_s = _overlapped_s(took_s, compute_left_s, *slowdowns)
-            longer_s = _overlapped_s(on_link_s, compute_left_s, *slowdowns) - on_link_s
-        # Tokens grow for as long as the message takes, and its bytes use them up.
+            took_s = _overlapped_s(
+                took_s, compute_left_s, slowdown_of_compute, slowdown_of_message
+            )
+            slowed_on_link_s = _overlapped_s(
+                on_link_s, compute_left_s, slowdown_of_compute, slowdown_of_message
+            )
+            longer_s = slowed_on_link_s - on_link_s
+        # Tokens grow while the message is under way, except in the time by which
+        # compute lengthens the moving of its bytes. The bytes use tokens up.
         tokens_s = np.minimum(burst_s, tokens_s + took_s - wire_s[..., k] - longer_s)
 
         if slows_compute:
             # While the message is under way compute advances at the pace 1 / (1 + s),
             # with s the slowdown. Each second of compute is late by s seconds, and so
             # is all later compute.
-            compute_slowdown = compute_slowdowns[..., k]
             work_during_message_s = np.minimum(
-                compute_left_s, took_s / (1 + compute_slowdown)
+                compute_left_s, took_s / (1 + slowdown_of_compute)
             )
-            late_s = late_s + compute_slowdown * work_during_message_s
+            late_s = late_s + slowdown_of_compute * work_during_message_s
         link_free_s = start_s + took_s
         starts_s[..., k] = start_s
         ends_s[..., k] = link_free_s
@@ -502,7 +518,7 @@ def one_by_one(
 def _overlapped_s(
     alone_s: Floats, compute_left_s: Floats, slowdown: Floats, message_slowdown: Floats
 ) -> Floats:
-    """Return how long a message takes that starts while something is still computed.
+    """Return the time of a message that starts while something is still computed.
 
     Parameters
     ----------
@@ -517,11 +533,11 @@ def _overlapped_s(
     Returns
     -------
     ndarray, one value for each scenario
-        In seconds.
+        Seconds from the start of the message to its end.
     """
-    # Compute, slowed down by the message, ends after this time if the message lasts so
-    # long. Until then the message advances more slowly. What is left of the message
-    # afterwards takes as long as it does alone.
+    # The message slows compute down, so the rest of compute takes this time if the
+    # message lasts so long. Until then compute slows the message down. Afterwards the
+    # rest of the message is as fast as it is alone.
     until_computed_s = compute_left_s * (1 + slowdown)
     during_compute_s = np.minimum(alone_s * (1 + message_slowdown), until_computed_s)
     done_by_then_s = until_computed_s / (1 + message_slowdown)

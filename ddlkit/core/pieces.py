@@ -129,9 +129,9 @@ def grouped(sizes: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
 
 
 def _of_each_group(function: Callable[..., Any], groups: Sequence[Floats]) -> Floats:
-    """Return a function such as np.median of each of the k groups, shape (k,).
+    """Apply a function such as np.median to each of the k groups.
 
-    The function must take the keyword ``axis``.
+    The function must take the keyword ``axis``. The result has the shape (k,).
     """
     # Groups of equal length form one array, on which the function runs once.
     lengths = {group.size for group in groups}
@@ -156,8 +156,8 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
     Returns
     -------
     ndarray, shape (n + 1, n + 1)
-        At [i, j], the weighted sum of squared errors of the points i to j - 1. Runs
-        that are too short have an infinite loss.
+        The element [i, j] is the weighted sum of squared errors of the run of points i
+        to j - 1. Runs of fewer than ``least`` points have an infinite loss.
     """
     n = x.size
     losses = np.full((n + 1, n + 1), np.inf)
@@ -185,8 +185,8 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
         # spread in x, and its best line is the mean of y.
         explained = np.divide(xy * xy, xx, out=np.zeros_like(xx), where=xx > 0)
         unexplained = np.maximum(yy - explained, 0.0)
-        # A run that ends with the newest point has ``least`` points or more if it
-        # begins at point newest + 1 - least or before.
+        # A run that ends with the newest point is long enough if it begins at point
+        # newest + 1 - least or before. Counted from point 0, these are so many runs.
         n_long_enough = max(0, newest + 2 - least)
         losses[:n_long_enough, newest + 1] = unexplained[:n_long_enough]
     return losses
@@ -228,33 +228,36 @@ def best_breaks(
             f"{len(designs)} pieces need at least {needed} distinct sizes, "
             f"got {distinct.size}"
         )
-    # Repeats scatter about their own mean wherever the breaks are, so one point stands
-    # for each size. Errors are relative, so a time t has the weight 1 / t**2, and the
-    # mean with these weights is sum(1 / t) / sum(1 / t**2).
+    # The scatter of repeats about their mean does not depend on the breaks, so a single
+    # point can stand for each size: the weighted mean of its times. Errors are
+    # relative, so a time t has the weight 1 / t**2, and the mean with these weights is
+    # sum(1 / t) / sum(1 / t**2).
     weight = _of_each_group(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
     weighted_sum = _of_each_group(
         lambda times, axis: np.sum(1 / times, axis=axis), groups
     )
     mean_s = weighted_sum / weight
-    # A line in one variable has the same loss in that variable plus a constant. So the
-    # sum of the two columns of a design may stand for the variable.
+    # The two columns of a design are a constant and a variable, such as the size. The
+    # best line has the same loss in the variable as in the variable plus a constant. So
+    # the sum of the two columns, in either order, may stand for the variable.
     losses = [
         _losses(design(distinct).sum(axis=1), mean_s, weight, minimum)
         for design in designs
     ]
 
-    # least_loss[j] is the least loss of the first j sizes. The first piece begins at
-    # size 0, hence row 0 of its losses. Every further piece may begin at any size i,
-    # and the sizes before i then belong to the pieces before. ``best_starts`` has for
-    # each further piece the best i by j.
+    # least_loss[j] is the least loss of the first j sizes, by the pieces so far. The
+    # first piece begins at size 0, so its losses are row 0.
     least_loss = losses[0][0]
+    # For each further piece, the best size i at which it begins, by j.
     best_starts = []
     for loss_of_piece in losses[1:]:
+        # If the piece begins at size i, the sizes before i belong to earlier pieces.
         total = least_loss[:, None] + loss_of_piece
         best_starts.append(total.argmin(axis=0))
         least_loss = total.min(axis=0)
 
-    # The last piece ends at the last size. Where it begins, the piece before it ends.
+    # Trace the best pieces from the last one back to the second one. The last piece
+    # ends at the last size. Where a piece begins, the piece before it ends.
     starts = []
     end = distinct.size
     for best_start in reversed(best_starts):
@@ -267,7 +270,11 @@ def best_breaks(
 
 
 def _refuse_one_size(sizes: Floats, piece: int, breaks: Sequence[float]) -> None:
-    """Raise UserError if a piece has fewer than two sizes, as a line needs them."""
+    """Raise UserError if a piece has fewer sizes than the two that a line needs.
+
+    ``sizes`` are those of the piece, ``piece`` is its index, and ``breaks`` are all
+    limits between pieces, which the error names.
+    """
     n_sizes = np.unique(sizes).size
     if n_sizes >= 2:
         return
@@ -288,7 +295,11 @@ def _refuse_one_size(sizes: Floats, piece: int, breaks: Sequence[float]) -> None
 def _fitted_pieces(
     designs: Sequence[Design], breaks: Sequence[float], sizes: Floats, seconds: Floats
 ) -> list[Floats]:
-    """Return the two parameters of each piece, fitted between its breaks."""
+    """Return the two parameters of each piece, fitted between its breaks.
+
+    There is one more piece in ``designs`` than there are breaks. Sizes in bytes and
+    seconds have the shape (n,).
+    """
     piece_of_row = np.searchsorted(breaks, sizes, side="right")
     values = []
     for piece, design in enumerate(designs):
@@ -302,11 +313,11 @@ def _fitted_pieces(
 
 
 def _linear_in_parameters(kind: type[Form]) -> Fitter:
-    """Return how a form is fitted that is linear in its parameters."""
+    """Return the fitter of a form whose time is linear in its parameters."""
     names = parameters(kind)
 
     def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-        # A column of the design is the form with one parameter 1 and all others 0.
+        # Column i of the design is the time if parameter i is 1 and all others are 0.
         unit_vectors = np.eye(len(names)).tolist()
         terms: list[Any] = [kind(*unit_vector) for unit_vector in unit_vectors]
         design = np.column_stack([term(sizes) for term in terms])
@@ -322,22 +333,26 @@ def _fit_table(sizes: Floats, seconds: Floats) -> dict[str, Any]:
     return {"bytes": distinct.tolist(), "seconds": medians.tolist()}
 
 
-def _line(way: str) -> Fitter:
-    """Return how a line is fitted, in one of the ways LINES."""
-    if way not in LINES:
+def _line(variant: str) -> Fitter:
+    """Return the fitter of a variant of a straight line: one of LINES, as "ends"."""
+    if variant not in LINES:
         usable = ", ".join(f"alpha_beta:{known}" for known in LINES)
-        raise UserError(f"cost form alpha_beta has no variant {way!r}: use {usable}")
-    if way == "relative":
+        raise UserError(
+            f"cost form alpha_beta has no variant {variant!r}: use {usable}"
+        )
+    if variant == "relative":
         return _linear_in_parameters(AlphaBeta)
 
     def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-        if way == "least_squares":
+        if variant == "least_squares":
+            # Every sample is a point.
             points = sizes
             times_s = seconds
         else:
+            # Every distinct size is a point, with the median of its times.
             points, groups = grouped(sizes, seconds)
             times_s = _of_each_group(np.median, groups)
-        if way == "ends":
+        if variant == "ends":
             # The first and the last point are the smallest and the largest size.
             points = points[[0, -1]]
             times_s = times_s[[0, -1]]
@@ -345,8 +360,8 @@ def _line(way: str) -> Fitter:
         one_second = np.ones_like(times_s)
         alpha_s, beta = least_squares(straight(points), times_s, one_second).tolist()
         if alpha_s < 0:
-            # In seconds the largest messages decide, and a slight bend there makes the
-            # start-up negative. The line is then laid through the origin.
+            # In seconds the errors of the largest messages dominate, and a slight bend
+            # there can make the start-up negative. Then fit a line through the origin.
             alpha_s = 0.0
             (beta,) = least_squares(points[:, None], times_s, one_second).tolist()
         return {"alpha_s": alpha_s, "beta_s_per_byte": beta}
@@ -371,9 +386,10 @@ def _slope_first(sizes: Floats) -> Floats:
 def _fit_piecewise(
     sizes: Floats, seconds: Floats, threshold: str = ""
 ) -> dict[str, Any]:
-    """Return the parameters for a threshold, as "45KB".
+    """Return the parameters of `Piecewise` by name.
 
-    By default ("") the threshold is the one with the least squared relative errors.
+    ``threshold`` is a size such as "45KB". By default ("") it is the threshold with the
+    least squared relative errors.
     """
     designs = (_log2_slope_first, _slope_first)
     if threshold:
@@ -388,10 +404,11 @@ def _fit_piecewise(
 
 def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
     """Return the parameters of as many pieces as sizes allow, at most MOST_PIECES."""
-    # With too few sizes for a single piece, `best_breaks` says how many it needs.
     possible = np.unique(sizes).size // SIZES_PER_PIECE
+    # With too few sizes for one piece, try one: the error then says how many sizes it
+    # needs.
     designs = [straight] * max(1, min(MOST_PIECES, possible))
-    breaks = best_breaks(designs, sizes, seconds, SIZES_PER_PIECE)
+    breaks = best_breaks(designs, sizes, seconds, minimum=SIZES_PER_PIECE)
     lines = _fitted_pieces(designs, breaks, sizes, seconds)
     return {
         "breaks_bytes": breaks,

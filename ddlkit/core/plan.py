@@ -90,6 +90,7 @@ class FusionPlan:
     order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        # Not strict: without ends there is still the start of the first group.
         bounds = zip(self.starts, self.ends, strict=False)
         if not self.ends or any(start >= end for start, end in bounds):
             raise UserError(
@@ -150,13 +151,14 @@ class FusionPlan:
 
     @property
     def last_needed(self) -> Ints:
-        """Return the gradient for which each message has to wait, shape (G,).
+        """Return the last gradient for which each message has to wait, shape (G,).
 
         Messages are posted in the order of their groups. So a message waits for the
         last gradient of its own group and of all groups before.
         """
         if not self.order:
             return np.array(self.ends) - 1
+        # The gradient of each group that is ready last, and then of all groups so far.
         last_of_group = np.maximum.reduceat(np.array(self.order), self.starts)
         return np.maximum.accumulate(last_of_group)
 
@@ -183,11 +185,11 @@ class FusionPlan:
 
     def _refuse_mixed_types(self, workload: Workload) -> None:
         """Raise UserError if a message would hold gradients of several types."""
-        for group, gradients in enumerate(self.members):
+        for message, gradients in enumerate(self.members):
             types = sorted({workload.dtype[i] for i in gradients})
             if len(types) > 1:
                 raise UserError(
-                    f"plan {self.planner!r}: message {group} would hold gradients of "
+                    f"plan {self.planner!r}: message {message} would hold gradients of "
                     f"several types ({', '.join(types)}), which DDP never mixes: use "
                     "the plan ddp, ddp:25MiB or none"
                 )
@@ -199,9 +201,10 @@ class FusionPlan:
     def forward_groups(self) -> list[list[int]]:
         """Return the gradients of each group as indices in forward order, from 0.
 
-        Groups and their members stay in the order in which they are sent. The indices
-        fall, unless gradients of several types are kept apart.
+        Groups, and the gradients of a group, stay in the order in which they are sent.
+        The indices therefore decrease, unless gradients of several types are kept apart.
         """
+        # Forward order is the reverse of ready order.
         last = self.n - 1
         return [(last - gradients).tolist() for gradients in self.members]
 
@@ -274,8 +277,8 @@ def buffer(
     name : str, optional
         The name of the planner. By default (""), it is "buffer:" and the capacity.
     timeout_s : float, optional
-        The buffer is also sent if the next gradient takes this long or longer. By
-        default the buffer waits for any time.
+        The buffer is also sent if the backward pass of the next gradient takes this
+        long or longer. By default the buffer waits for any time.
 
     Returns
     -------
@@ -336,9 +339,10 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
 
     A bucket holds gradients of one type. The buckets of each type are filled on their
     own, each type beginning with the cap of the first bucket. Buckets are sent in the
-    order in which they are closed. Those that no gradient has closed follow, the type
-    of which a gradient was ready first coming last: PyTorch takes them from an
-    ``std::unordered_map``, which has this order where PyTorch is built with GCC.
+    order in which they are closed. Buckets that are still open after the last gradient
+    follow, in reverse of the order in which their types first occurred. PyTorch takes
+    them from an ``std::unordered_map``, which has this order where PyTorch is built
+    with GCC.
 
     Examples
     --------
@@ -361,12 +365,14 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
             # A new bucket takes the place of the old one, so that the order of the
             # types in this dictionary stays.
             open_buckets[dtype] = _OpenBucket(cap_bytes or DDP_BUCKET_BYTES)
+    # The order in which PyTorch sends the buckets that no gradient has closed.
     for bucket in reversed(open_buckets.values()):
         if bucket.gradients:
             buckets.append(bucket.gradients)
     name = f"ddp:{cap_bytes}B" if cap_bytes else "ddp"
     ends = tuple(accumulate(len(gradients) for gradients in buckets))
     order = tuple(chain.from_iterable(buckets))
+    # A plan in ready order, as with a single type, states no order of its own.
     if order == tuple(range(workload.n)):
         return FusionPlan(name, ends)
     return FusionPlan(name, ends, order=order)
@@ -392,7 +398,7 @@ def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> Fusion
     plan : FusionPlan
         Where the search begins.
     seconds : callable
-        From a plan to its iteration in seconds, or to whatever is to be small.
+        Returns the iteration of a plan in seconds, or anything else to be minimized.
 
     Returns
     -------
@@ -414,8 +420,10 @@ def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> Fusion
     """
     best = plan
     best_s = seconds(plan)
-    # A change is a cut and a shift, see `_with_a_change`.
+    # A change is a cut and a shift. The shift 0 adds the cut if the plan lacks it, and
+    # removes the cut otherwise. The shifts -1 and 1 move the cut by one gradient.
     changes = list(product(range(1, plan.n), (0, -1, 1)))
+    # How many changes were tried since the plan last became faster.
     tried_in_vain = 0
     for cut, shift in cycle(changes):
         if tried_in_vain == len(changes):
@@ -423,7 +431,7 @@ def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> Fusion
         tried_in_vain += 1
         ends = _with_a_change(best.ends, cut, shift)
         if ends is None:
-            continue
+            continue  # there is no such cut to be moved
         candidate = FusionPlan(plan.planner, ends)
         candidate_s = seconds(candidate)
         if candidate_s < best_s:
@@ -451,12 +459,14 @@ def _with_a_change(
     Returns
     -------
     tuple of int or None
-        None if there is no such cut to be moved, or if it would leave the network.
+        None if the plan has no such cut to be moved, or if the moved cut would not lie
+        between two gradients.
     """
     # The last end is the end of the network, and is no cut between two groups.
     n = ends[-1]
     cuts = set(ends[:-1])
     if shift == 0:
+        # The symmetric difference removes a cut that is there, and adds one that is not.
         added_or_removed = cuts ^ {cut}
         return (*sorted(added_or_removed), n)
     moved = cut + shift
@@ -498,7 +508,8 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     enough. This takes O(n**2) time and O(n) memory. Of plans that tie to rounding, the
     one with the smallest j is taken.
 
-    With selection one number for each prefix is not enough; see `ddlkit.core.fronts`.
+    If the cost selects gradients first, one number for each prefix is not enough. Each
+    prefix then has a Pareto front (`ddlkit.core.fronts`).
 
     Examples
     --------
@@ -512,28 +523,29 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
         return _exact_with_selection(workload, cost)
     n = workload.n
     ready_s = workload.ready_s
-    # Both by the number of gradients of a prefix: E in the notes, and the gradient with
-    # which the last group of the best plan of this prefix begins.
+    # E of the notes: the earliest end of each prefix, by its number of gradients.
     earliest_s = np.zeros(n + 1)
+    # The first gradient of the last group in the best plan of each prefix.
     last_group_start = np.zeros(n + 1, dtype=int)
-    # The costs of all n**2 groups may not fit into memory. They are computed for so
-    # many last gradients at a time that there are about AT_ONCE of them.
+    # The costs of all n**2 groups may not fit into memory. So they are computed for a
+    # few last gradients at a time, about AT_ONCE costs together.
     lasts_at_once = max(1, AT_ONCE // n)
     for begin in range(0, n, lasts_at_once):
         lasts = range(begin, min(begin + lasts_at_once, n))
-        costs_s = _group_times_s(workload, cost, cost.form, lasts)
+        costs_s = _group_times_s(workload, cost, name=cost.form, lasts=lasts)
         for last, costs_by_first_s in zip(lasts, costs_s, strict=True):
             end = last + 1
+            # One value for each possible first gradient of the last group.
             start_s = np.maximum(earliest_s[:end], ready_s[last])
             ends_s = start_s + costs_by_first_s[:end]
             least_s = ends_s.min()
             earliest_s[end] = least_s
-            # The first of all that tie. Processors sum in different orders, so that
-            # times which ought to be equal may differ in the last digit; without this
-            # margin plans would differ, too.
+            # Processors sum in different orders, so times that ought to be equal may
+            # differ in the last digit. With this margin they tie on every processor,
+            # and `argmax` takes the first of them.
             ties = ends_s <= least_s * (1 + ROUNDING)
             last_group_start[end] = np.argmax(ties)
-    # Follow the groups back from the end.
+    # From the last group back to the first: a group ends where the next one begins.
     ends = [n]
     while last_group_start[ends[-1]] > 0:
         ends.append(int(last_group_start[ends[-1]]))
@@ -559,9 +571,9 @@ def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
     groups = Groups(
         ready_s=np.broadcast_to(workload.ready_s[:, None], (n, n)),
         selecting_s=_group_times_s(
-            workload, cost.selection_s, f"{cost.form} selection", lasts
+            workload, cost.selection_s, name=f"{cost.form} selection", lasts=lasts
         ),
-        sending_s=_group_times_s(workload, cost, cost.form, lasts),
+        sending_s=_group_times_s(workload, cost, name=cost.form, lasts=lasts),
     )
     ends, communicated_s = shortest(groups)
     # The search ends with the last message, after which the update follows.
@@ -571,14 +583,14 @@ def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
 def _group_times_s(
     workload: Workload, seconds: Callable[[Floats], Any], name: str, lasts: range
 ) -> Floats:
-    """Return the time of every group that ends with one of some gradients.
+    """Return the time of every group whose last gradient is one of ``lasts``.
 
     Parameters
     ----------
     workload : Workload
         What one iteration computes, n gradients in ready order.
     seconds : callable
-        From sizes in bytes to seconds.
+        Returns the time of groups in seconds, from their sizes in bytes.
     name : str
         The name of this cost in errors.
     lasts : range
@@ -587,8 +599,8 @@ def _group_times_s(
     Returns
     -------
     ndarray, shape (len(lasts), n)
-        In seconds, by the last and the first gradient, 0 where the first comes after
-        the last.
+        Times in seconds, with a row for each last gradient and a column for each first
+        one. A time is 0 where the first gradient comes after the last one.
 
     Raises
     ------
@@ -596,9 +608,9 @@ def _group_times_s(
         If a time is negative.
     """
     bytes_before = np.concatenate([[0.0], np.cumsum(workload.bytes)])
-    # Row 0 is of the last gradient lasts.start, which may have any first gradient up to
-    # itself. Every further row has one more.
-    rows, firsts = np.tril_indices(len(lasts), lasts.start, workload.n)
+    # In row 0 the last gradient is lasts.start, and the first gradient is any one up to
+    # it. Each later row has one more first gradient.
+    rows, firsts = np.tril_indices(len(lasts), k=lasts.start, m=workload.n)
     sizes = bytes_before[rows + lasts.start + 1] - bytes_before[firsts]
     times_s = np.zeros((len(lasts), workload.n))
     times_s[rows, firsts] = seconds(sizes)
@@ -613,7 +625,10 @@ def _group_times_s(
 # -- the register ------------------------------------------------------------------
 
 MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
-"""From a workload, a cost or None, and the text after the colon to a plan."""
+"""A function that returns a plan.
+
+Its arguments are a workload, a cost or None, and the text after the colon.
+"""
 
 
 @dataclass(frozen=True)
@@ -646,9 +661,12 @@ class Planner:
 
     def takes(self, text: str) -> bool:
         """Return whether the text may stand after the colon of a plan's name."""
-        reads_text = any(":" in example for example in self.examples)
-        if self.variants or not reads_text:
+        # The examples of a planner with variants have colons, too, although ``make``
+        # does not read the text. So variants are checked first.
+        has_colon = any(":" in example for example in self.examples)
+        if self.variants or not has_colon:
             return not text or text in self.variants
+        # Here ``make`` reads the text itself, and refuses what it cannot read.
         return True
 
 
@@ -751,7 +769,12 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
             f"buffer:{size}MB, or buffer:{size}B if bytes are meant"
         )
     timeout_s = units.parse_seconds(timeout) if timeout else math.inf
-    return buffer(workload, units.parse_bytes(size), f"buffer:{text}", timeout_s)
+    return buffer(
+        workload,
+        capacity_bytes=units.parse_bytes(size),
+        name=f"buffer:{text}",
+        timeout_s=timeout_s,
+    )
 
 
 @planner("cuts", examples=("cuts:3,40",))
@@ -791,8 +814,9 @@ def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
             f"so the number of messages must be from 1 to {workload.n}"
         )
     rng = np.random.default_rng(seed)
-    possible = np.arange(1, workload.n)
-    cuts = rng.choice(possible, n_groups - 1, replace=False)
+    # Between G groups there are G - 1 cuts.
+    possible_cuts = np.arange(1, workload.n)
+    cuts = rng.choice(possible_cuts, n_groups - 1, replace=False)
     ends = (*sorted(cuts.tolist()), workload.n)
     return FusionPlan(f"random:{seed}:{n_groups}", ends)
 
@@ -809,7 +833,9 @@ def _single(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
 @planner("ddp", examples=("ddp", "ddp:25MiB"))
 def _ddp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    return ddp(workload, units.parse_bytes(text) if text else 0)
+    if not text:
+        return ddp(workload)
+    return ddp(workload, cap_bytes=units.parse_bytes(text))
 
 
 @planner("exact")
@@ -839,13 +865,14 @@ def merged(
     workload : Workload
         What one iteration computes, in ready order.
     cost : MessageCost
-        The time of a message, from which follows when a later group could start.
+        The time of a message. A message can start when the message before it has ended.
     joins : JoinRule
         Whether a gradient joins the group before it.
 
     Returns
     -------
     FusionPlan
+        The messages of these groups.
     """
     sizes = workload.bytes.tolist()
     ready_s = workload.ready_s.tolist()
@@ -912,6 +939,7 @@ def adafusion(workload: Workload, cost: MessageCost | None, variant: str) -> Fus
     Returns
     -------
     FusionPlan
+        The fused messages.
     """
     message_cost = needed_cost(cost, "adafusion")
     sizes = workload.bytes.astype(float).tolist()
@@ -960,8 +988,8 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> Fusio
     # In both rules, a is message_cost(group) + message_cost(size) - message_cost(group +
     # size), which is the time that merging saves. For a straight line it is the start-up.
     def joins_as_published(tensor: int, group_bytes: float, start_s: float) -> bool:
-        # ready - tau_c < a is the inequality of `fusing_pays`, if the buffer is the group
-        # and waits until the gradient is ready.
+        # ready - tau_c < a is the inequality of `fusing_pays`. Its buffer is the group,
+        # which waits from tau_c until the gradient is ready.
         until_ready_s = ready_s[tensor] - start_s
         return fusing_pays(message_cost, group_bytes, sizes[tensor], until_ready_s)
 

@@ -71,24 +71,31 @@ class Shared:
     def iteration_s(self) -> float:
         """Return seconds from the start of forward to the end of the update."""
         link = Link(
-            slowdown=np.array([way.slowdown for way in self.given]),
-            message_slowdown=np.array([way.message_slowdown for way in self.given]),
+            slowdown=np.array([resources.slowdown for resources in self.given]),
+            message_slowdown=np.array(
+                [resources.message_slowdown for resources in self.given]
+            ),
         )
+        # Each message has a cost of its own, so the costs are divided into processor
+        # time and link time one by one.
         sizes = self.plan.group_bytes(self.workload).tolist()
-        messages = [
-            link.parts(way.cost, n_bytes)
-            for way, n_bytes in zip(self.given, sizes, strict=True)
+        parts_of_message = [
+            link.parts(resources.cost, n_bytes)
+            for resources, n_bytes in zip(self.given, sizes, strict=True)
         ]
         parts = Parts(
-            software_s=np.array([message.software_s for message in messages], float),
-            wire_s=np.array([message.wire_s for message in messages], float),
+            software_s=np.array([part.software_s for part in parts_of_message], float),
+            wire_s=np.array([part.wire_s for part in parts_of_message], float),
         )
+        # The slowdowns of the link apply only here, where messages follow one another.
         _, ends_s = link.play(self.plan.group_ready_s(self.workload), parts)
         return float(ends_s.max()) + self.workload.update_s
 
 
 class _States(NamedTuple):
-    """The states of an iteration after all messages of a prefix of the gradients.
+    """The states in which an iteration can be after all messages of a prefix.
+
+    A prefix consists of the gradients that are ready first.
 
     Attributes
     ----------
@@ -134,11 +141,11 @@ def jointly(
 
     Notes
     -----
-    A dynamic programme over prefixes of the gradients. All that the messages of a
-    prefix leave behind is when the last of them has arrived, and how far compute has
-    come by then. Of the states of a prefix, those on the Pareto front of the two are
-    kept, but at most ``MOST_STATES``. The result is therefore proven shortest only
-    where there were never more.
+    This is a dynamic programme over prefixes of the gradients. The messages of a prefix
+    influence the rest of the iteration by two numbers only: when the last of them has
+    arrived, and how much has been computed by then. The states on the Pareto front of
+    these two are kept, but at most ``MOST_STATES`` for each prefix. The result is
+    therefore proven shortest only if no front was larger.
     """
     n = workload.n
     ready_s = workload.ready_s
@@ -148,17 +155,26 @@ def jointly(
     starts = (0, *ends[:-1])
     # Before the first message no time has passed and nothing is computed. This state has
     # no last message, so that its other columns are never read.
-    nothing = np.zeros(1, np.int64)
-    states = {0: _States(np.zeros(1), np.zeros(1), nothing, nothing, nothing)}
+    unused = np.zeros(1, np.int64)
+    before_all = _States(
+        end_s=np.zeros(1), work_s=np.zeros(1), first=unused, state=unused, choice=unused
+    )
+    # The states of each prefix, by its number of gradients.
+    states = {0: before_all}
     for group, end in enumerate(ends):
         # A given plan fixes where the last message begins. Without one it may begin
         # after any prefix.
         firsts = starts[: group + 1] if plan is None else starts[group : group + 1]
         sizes = bytes_before[end] - bytes_before[list(firsts)]
-        costs_s = np.stack([np.asarray(way.cost(sizes), float) for way in choices])
-        before = {first: states[first] for first in firsts}
+        costs_s = np.stack(
+            [np.asarray(resources.cost(sizes), float) for resources in choices]
+        )
         reached = _with_one_more_message(
-            before, ready_s[end - 1], ready_s[-1], costs_s, choices
+            before={first: states[first] for first in firsts},
+            ready_s=ready_s[end - 1],
+            last_ready_s=ready_s[-1],
+            costs_s=costs_s,
+            choices=choices,
         )
         # An early end and much computed work are good, and `undominated` takes smaller
         # values to be better, hence the sign.
@@ -191,7 +207,7 @@ def _with_one_more_message(
     costs_s: Floats,
     choices: Sequence[Resources],
 ) -> _States:
-    """Return the states after one more message, whichever prefix and resources it has.
+    """Return the states after one more message, for each prefix and each resource.
 
     There are two kinds of seconds. ``ready_s``, ``last_ready_s`` and all names with
     "work" are amounts of compute, in seconds of undisturbed compute. All other names
@@ -228,24 +244,29 @@ def _with_one_more_message(
 
     # From here on there is one row for each choice of resources, and one column for
     # each state of ``before``.
-    compute_factor = np.array([[1 + way.slowdown] for way in choices])
-    message_factor = np.array([[1 + way.message_slowdown] for way in choices])
+    compute_factor = np.array([[1 + resources.slowdown] for resources in choices])
+    message_factor = np.array(
+        [[1 + resources.message_slowdown] for resources in choices]
+    )
     alone_s = costs_s[:, prefix]
-    # How long compute still goes on while the message is sent, if the message lasts so
-    # long. The message advances more slowly until then, and afterwards as it does
-    # alone.
+    # How long it takes to compute the rest while the message is sent, if the message
+    # lasts so long. Until then compute slows the message down. Afterwards the message
+    # is as fast as it is alone.
     until_computed_s = (last_ready_s - work_at_start_s) * compute_factor
     during_compute_s = np.minimum(alone_s * message_factor, until_computed_s)
     done_by_then_s = until_computed_s / message_factor
     after_compute_s = np.maximum(0.0, alone_s - done_by_then_s)
     took_s = during_compute_s + after_compute_s
-    # Where the message outlasts compute, all is computed, to the last bit.
+    # Where the message outlasts compute, the work is exactly all work. The sum below
+    # could miss this amount by a rounding error.
     work_at_end_s = np.where(
         took_s >= until_computed_s,
         last_ready_s,
         work_at_start_s + took_s / compute_factor,
     )
 
+    # Columns without a row for each choice, or without a column for each state, are
+    # broadcast to this shape, and all are flattened.
     columns = _States(
         end_s=start_s + took_s,
         work_s=work_at_end_s,

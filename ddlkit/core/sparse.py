@@ -35,7 +35,10 @@ ELEMENT_BYTES = 4
 """Bytes of a value of a gradient (fp32), and of its index (int32)."""
 
 Selecting = Callable[[Any, float], Any]
-"""A function from the number of elements and the density to the seconds to select."""
+"""A function that returns the seconds to select.
+
+Its arguments are the number of elements and the density.
+"""
 
 
 def selected(elements: int, density: float) -> int:
@@ -89,8 +92,8 @@ class SparseGather(MessageCost, described=False):
     Parameters
     ----------
     gather : MessageCost
-        The time of an all-gather by its whole output. Among P workers, k selected
-        elements of 4 bytes have an output of 4 P k bytes.
+        The time of an all-gather, as a function of the size of its whole output. Among
+        P workers, k selected elements of 4 bytes have an output of 4 P k bytes.
     density : float
         The share of the elements that is selected.
     collective : str, optional
@@ -124,8 +127,8 @@ class SparseGather(MessageCost, described=False):
             0 < self.density <= 1,
             f"density {self.density} is not above 0 and at most 1",
         )
-        # This cost holds for the workers of the all-gathers. Its `samples`, which are the
-        # back-to-back messages that a measured time averages, are theirs as well.
+        # This cost holds for the workers of the all-gathers, and has their `samples`,
+        # that is, how many back-to-back messages each measured time averages.
         for name in ("workers", "samples"):
             object.__setattr__(self, name, getattr(gather, name))
 
@@ -145,7 +148,8 @@ class SparseGather(MessageCost, described=False):
         ndarray
             Bytes in the shape of ``n_bytes``.
         """
-        # One half of the output of both are values, the other half are indices.
+        # One all-gather has the values and the other one the indices, in equally many
+        # bytes.
         return self.sent_bytes(n_bytes) / 2
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
@@ -179,12 +183,11 @@ class SparseGather(MessageCost, described=False):
         ndarray
             Bytes in the shape of ``n_bytes``.
         """
-        # Each worker gives as many values as indices, of ELEMENT_BYTES each, and all
-        # workers receive those of all. The workers are known, as was checked when the
-        # cost was made.
         selected_elements = np.maximum(
             1.0, np.rint(self.density * elements_of(n_bytes))
         )
+        # Each worker contributes a value and an index for each selected element. The
+        # number of workers is always known (`__post_init__`), so 1 is never used.
         return 2 * ELEMENT_BYTES * (self.workers or 1) * selected_elements
 
 
@@ -242,7 +245,7 @@ def sparse_iteration(
 def sparse_timeline(
     workload: Workload, plan: FusionPlan, cost: MessageCost
 ) -> Timeline:
-    """Return a `sparse_iteration` as spans, each selection as a span of its own.
+    """Return an iteration with sparsified gradients as spans, with its selections.
 
     Parameters
     ----------
@@ -256,7 +259,8 @@ def sparse_timeline(
     Returns
     -------
     Timeline
-        Spans of the kinds of `Iteration.timeline` and of the kind "sparsify".
+        The spans of `Iteration.timeline`, and a span of the kind "sparsify" for each
+        selection.
     """
     iteration = sparse_iteration(workload, plan, cost)
     spans = iteration.timeline().to_frame()
@@ -268,9 +272,10 @@ def sparse_timeline(
     # span becomes the selection.
     selection_s = np.zeros(len(spans))
     selection_s[last_of_group] = cost.selection_s(iteration.group_bytes)
-    # Without the maximum, a rounding error could move the cut before the begin of the
+    # Without the maximum, a rounding error could move the cut before the start of the
     # backward.
     cut_s = np.maximum(spans["end_s"] - selection_s, spans["start_s"])
+    # Spans without a selection keep their end.
     shortened = spans.assign(end_s=np.where(selection_s > 0, cut_s, spans["end_s"]))
     selections = spans.iloc[last_of_group].assign(
         start_s=cut_s.iloc[last_of_group], kind="sparsify"
@@ -389,8 +394,8 @@ class SelectionTimes(SelectionCost):
     """Measured times to select, interpolated in logarithms.
 
     Beyond the largest size, times grow in proportion to the size. Below the smallest
-    size, they are those of the smallest size. Beyond the measured densities, they are
-    those of the nearest density.
+    size, the times of the smallest size are taken. Outside the measured densities, the
+    times of the nearest density are taken.
 
     Parameters
     ----------
@@ -405,8 +410,8 @@ class SelectionTimes(SelectionCost):
     ------
     UserError
         If the shapes do not fit together, if sizes or densities do not increase, or if
-        a time is not above zero. A call also raises it, if a single density was
-        measured and another one is asked for.
+        a time is not above zero. A call raises the error if a single density was
+        measured, and the call has another density.
     """
 
     form: ClassVar[str] = "table"
@@ -438,9 +443,9 @@ class SelectionTimes(SelectionCost):
                 f"selection was recorded at density {self.density[0]:g} only"
             )
         # A `Table` interpolates in the logarithms of size and time, and is flat below its
-        # smallest size. Beyond its largest size it would go on along its last slope.
-        # Recorded replays waited in proportion to the size, so their predictions must do
-        # so as well.
+        # smallest size. Beyond its largest size it would continue along its last slope.
+        # But recorded replays slept in proportion to the size there, and predictions of
+        # them must do the same. So the table is asked for the largest size at most.
         largest = self.elements[-1]
         multiple_of_largest = np.maximum(1.0, d / largest)
         inside = np.minimum(d, largest)
@@ -453,7 +458,7 @@ class SelectionTimes(SelectionCost):
         return np.asarray(multiple_of_largest * inside_s)
 
     def _between_densities(self, log_s: Floats, rho: Floats) -> Floats:
-        """Return times that are interpolated between the two nearest densities.
+        """Return times interpolated between the two nearest measured densities.
 
         Parameters
         ----------
@@ -479,9 +484,9 @@ class SelectionTimes(SelectionCost):
 
     @property
     def sha256(self) -> str:
-        """Return the hash of all that a selection time depends on.
+        """Return the hash of the recorded densities, sizes and times.
 
-        `ddlkit.core.case.Case` has this hash as ``selection_sha256``.
+        This hash is the ``selection_sha256`` of a `ddlkit.core.case.Case`.
         """
         columns = (self.density, self.elements, self.seconds)
         return hashlib.sha256(

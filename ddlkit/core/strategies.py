@@ -79,7 +79,12 @@ class IterationTimes:
         forward_s[0] = workload.forward_s
         communication_s = np.asarray(cost(workload.bytes[::-1]))
         return cls(
-            io_s, h2d_s, forward_s, backward_s, communication_s, workload.update_s
+            io_s=io_s,
+            h2d_s=h2d_s,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            communication_s=communication_s,
+            update_s=workload.update_s,
         )
 
     @property
@@ -102,7 +107,7 @@ class Strategy:
     Attributes
     ----------
     copies_ahead : bool
-        Whether a batch is copied to the GPU before the update that it follows.
+        Whether a copy to the GPU does not wait for the update before it.
     sends_during_backward : bool
         Whether the gradient of a layer is sent as soon as it is ready. Otherwise it is
         sent after the whole backward pass.

@@ -184,8 +184,8 @@ class TaskGraph:
 
         The longest path does not grow if one task is late by its slack.
         """
-        # With every edge reversed, the longest path to a task is the longest path from
-        # the end of this task to the end of the graph.
+        # With every edge reversed, the longest path to the start of a task is the
+        # longest path from the end of this task to the end of the graph.
         reversed_edges = self.edges[:, ::-1]
         after_s = _longest_paths(self.duration_s, reversed_edges)
         slack_s = self.longest_path_s - after_s - self.duration_s - self.earliest_s
@@ -206,8 +206,9 @@ class TaskGraph:
 
 
 def _longest_paths(duration_s: Floats, edges: Ints) -> Floats:
-    """Return (n,) the length of the longest path that ends where each task begins."""
-    # If each task has a resource of its own, it waits only for the tasks before it.
+    """Return the length of the longest path to the start of each task, shape (n,)."""
+    # If each task has a resource of its own, it waits only for the tasks before it. It
+    # then starts when the longest path to it has ended.
     own_resource = np.arange(len(duration_s))
     start_s, _ = _first_ready_first_served(duration_s, edges, own_resource)
     return start_s
@@ -229,7 +230,7 @@ def _followers(edges: Ints, n: int) -> tuple[Ints, Ints]:
         Indices into ``followers``: the tasks followers[first[i] : first[i + 1]] follow
         task i.
     followers : ndarray, shape (m,)
-        Tasks.
+        The tasks that follow task 0, then those that follow task 1, and so on.
     """
     order = np.argsort(edges[:, 0], kind="stable")
     counts = np.bincount(edges[:, 0], minlength=n)
@@ -266,7 +267,7 @@ def _first_ready_first_served(
     duration = duration_s.tolist()
     resource_of = resource.tolist()
     first, followers = (column.tolist() for column in _followers(edges, n))
-    # How many tasks that must precede a task have not ended yet.
+    # How many predecessors of each task have not ended yet.
     pending = np.bincount(edges[:, 1], minlength=n).tolist()
     ready_s = [0.0] * n
     start_s = [0.0] * n
@@ -277,11 +278,11 @@ def _first_ready_first_served(
     ready = [(0.0, task) for task in range(n) if not pending[task]]
     while ready:
         task_ready_s, task = heappop(ready)
-        used = resource_of[task]
-        begin_s = max(resource_free_s[used], task_ready_s)
+        task_resource = resource_of[task]
+        begin_s = max(resource_free_s[task_resource], task_ready_s)
         end_s = begin_s + duration[task]
         start_s[task] = begin_s
-        resource_free_s[used] = end_s
+        resource_free_s[task_resource] = end_s
         order.append(task)
         for follower in followers[first[task] : first[task + 1]]:
             ready_s[follower] = max(ready_s[follower], end_s)
@@ -335,7 +336,7 @@ class Schedule:
     def period_s(self) -> float:
         """Return seconds between the ends of the last two iterations.
 
-        Of a single iteration, return its duration.
+        With a single iteration, this is the duration of the schedule.
         """
         ends = self.iteration_ends_s
         if len(ends) == 1:
@@ -346,7 +347,7 @@ class Schedule:
     def bound(self) -> TaskGraph:
         """Return the graph with an edge from each task to the next on its resource.
 
-        The tasks of a resource are thereby bound to the order of the schedule. The
+        These edges bind the tasks of a resource to the order of the schedule. The
         longest path of this graph is the duration of the schedule.
         """
         # A stable sort by resource brings all tasks of one resource together, and keeps
@@ -364,24 +365,26 @@ class Schedule:
     def critical_path(self) -> tuple[int, ...]:
         """Return the chain of tasks that determines the duration, in order.
 
-        Each task begins when the one before it ends. Where several tasks end at that
-        moment, the smallest is in the path.
+        Each task begins when the one before it ends. Where several predecessors end at
+        that moment, the one with the smallest number is in the path.
         """
         if not self.graph.n:
             return ()
-        # What follows a task when every edge is reversed are the tasks it waits for.
+        # The predecessors of a task are its followers when every edge is reversed.
+        # `bound` has an edge also from each task to the next one on its resource.
         reversed_edges = self.bound.edges[:, ::-1]
         first, predecessors = _followers(reversed_edges, self.graph.n)
+        # From the task that ends last back to a task that waits for no other.
         task = int(np.argmax(self.end_s))
         path = [task]
         while True:
             awaited = np.sort(predecessors[first[task] : first[task + 1]])
-            # A start is the largest of some ends and not a sum, so the two times are
-            # equal to the last bit.
-            binding = awaited[self.end_s[awaited] == self.start_s[task]]
-            if not binding.size:
+            # A start is copied from the end of the task that delays it, so the two
+            # times are equal to the last bit.
+            delaying = awaited[self.end_s[awaited] == self.start_s[task]]
+            if not delaying.size:
                 return tuple(reversed(path))
-            task = int(binding[0])
+            task = int(delaying[0])
             path.append(task)
 
     def critical_shares(self) -> dict[str, float]:
@@ -409,7 +412,8 @@ class Schedule:
                 resource = graph.resources[graph.resource[task]]
                 name = _class_of(resource)
                 seconds[name] = seconds.get(name, 0.0) + float(graph.duration_s[task])
-        # A path that takes no time has no shares: any divisor then gives zeros.
+        # If the path takes no time, all seconds are 0. Divided by 1 they stay shares of
+        # 0.
         whole_s = sum(seconds.values()) or 1.0
         names = sorted(seconds, key=seconds.__getitem__, reverse=True)
         return {name: seconds[name] / whole_s for name in names}
@@ -517,13 +521,14 @@ class Gpus:
         names : tuple of str
             The names of all resources.
         used : dict of str to ndarray, shape (R,) or (1,)
-            By class of resource, the index in ``names`` of the resource that each of
-            the R ranks uses. The classes "link" and "all" have a single resource, which
-            all ranks use together.
+            For each class of resources, such as "disk" or "gpu", an index in ``names``
+            for each of the R ranks: the resource of this class that the rank uses.
+            Tasks of all ranks together are on the only resource of the classes "link"
+            (messages) and "all" (updates). These two classes have a single index.
         """
         ranks = np.arange(self.n)
         machine = ranks // self.per_machine
-        # By class of resource, which one of this class each rank uses, from 0.
+        # For each class, the number within the class that each rank uses, from 0.
         number_of_rank = {}
         number_of_rank["disk"] = np.zeros_like(machine) if self.shared_disk else machine
         if self.decoding == "machine":
@@ -536,17 +541,18 @@ class Gpus:
         # Resources of one class have consecutive indices, one class after the other.
         names: list[str] = []
         used: dict[str, Ints] = {}
-        for name, numbers in number_of_rank.items():
-            used[name] = len(names) + numbers
-            names += [f"{name} {number}" for number in range(numbers.max() + 1)]
+        for class_name, numbers in number_of_rank.items():
+            used[class_name] = len(names) + numbers
+            names += [f"{class_name} {number}" for number in range(numbers.max() + 1)]
         if self.shared_disk:
             # Disks come first, and there is only one.
             names[0] = "disk all"
         # The core that trains has the role of the GPU, and decodes, too.
         if self.decoding == "trains":
             used["cpu"] = used["gpu"]
-        for shared_by_all, name in (("link", "link"), ("all", "gpu all")):
-            used[shared_by_all] = np.array([len(names)])
+        # Tasks of all ranks together: messages run on the link, updates on "gpu all".
+        for class_name, name in (("link", "link"), ("all", "gpu all")):
+            used[class_name] = np.array([len(names)])
             names.append(name)
         return tuple(names), used
 
@@ -570,7 +576,7 @@ def s_sgd(
     times : IterationTimes
         The times of one iteration, layers in forward order. Reads and copies are of the
         batch of *one* GPU. With a ``plan``, ``communication_s`` has the time of each
-        message, the one that is sent last first.
+        message, in reverse of the order in which messages are sent.
     strategy : Strategy
         What the framework hides behind computing.
     gpus : Gpus, optional
@@ -613,11 +619,10 @@ def s_sgd(
         decode_s = 0.0
     template = _one_iteration(times, strategy, ends, resource_of, decode_s)
 
-    # The template is repeated: task t of iteration i has the number t + i * n. Edges
-    # have the shape (iterations, edges, 2) until they are joined. The second task of an
-    # edge to a later iteration has its number there, hence [0, n] for the next one. The
-    # last iterations lack such edges, because there is no iteration to which these
-    # would lead.
+    # The template is repeated for each iteration: its task t has the number t + i * n
+    # in iteration i. Edges have the shape (iterations, edges, 2) until they are joined.
+    # For an edge to the next iteration, [0, n] moves only its second task there. The
+    # last iterations lack such edges, because no iteration follows them.
     n = len(template.tasks)
     offsets = n * np.arange(iterations)[:, None, None]
     within = template.within + offsets
@@ -672,8 +677,9 @@ class _OneIteration(NamedTuple):
 class _Tasks:
     """Tasks of an iteration that are added one kind after the other.
 
-    ``resource_of`` has the index of the resource of each rank, by class of resource, as
-    `Gpus.resources` returns them.
+    ``resource_of`` has for each class of resources, such as "gpu", the index of the
+    resource that each rank uses, as `Gpus.resources` returns it. ``rows`` has the kind,
+    resource, seconds, rank and layer of each task.
     """
 
     resource_of: Mapping[str, Ints]
@@ -695,10 +701,11 @@ class _Tasks:
         if the new tasks wait for nothing.
         """
         first = len(self.rows)
-        code = KINDS.index(kind)
-        for rank, used in enumerate(self.resource_of[resource]):
-            self.rows.append((code, used, seconds, rank, layer))
+        kind_index = KINDS.index(kind)
+        for rank, resource_index in enumerate(self.resource_of[resource]):
+            self.rows.append((kind_index, resource_index, seconds, rank, layer))
         tasks = range(first, len(self.rows))
+        # Not strict, because ``after`` may be empty.
         self.edges.extend(zip(after, tasks, strict=False))
         return tasks
 
@@ -716,10 +723,10 @@ class _Tasks:
         The task begins after all tasks of ``after``.
         """
         task = len(self.rows)
-        code = KINDS.index(kind)
-        # Resources of this kind, a link for example, are the only ones of their class.
-        (used,) = self.resource_of[resource]
-        self.rows.append((code, used, seconds, ALL_RANKS, layer))
+        kind_index = KINDS.index(kind)
+        # A class whose resource all ranks use together, such as "link", has only one.
+        (resource_index,) = self.resource_of[resource]
+        self.rows.append((kind_index, resource_index, seconds, ALL_RANKS, layer))
         self.edges.extend((before, task) for before in after)
         return task
 
@@ -739,7 +746,7 @@ def _one_iteration(
     tasks = _Tasks(resource_of)
     n_layers = len(times.backward_s)
 
-    # -- input: each of these is the range of the ranks' tasks
+    # -- input: each of these variables is a range of tasks, one for each rank
     io = tasks.add_for_each_rank("io", "disk", times.io_s, after=())
     fetched = io
     if decode_s:
@@ -764,7 +771,7 @@ def _one_iteration(
         )
         backward.append(computed)
 
-    # -- communication: the times list the message that is sent first as the last one
+    # -- communication: ``times`` lists messages in reverse of the order of sending
     messages = []
     for end, seconds in zip(ends, times.communication_s[::-1], strict=True):
         # How many backward tasks must have ended before the message starts.
@@ -774,7 +781,8 @@ def _one_iteration(
             "link",
             seconds,
             after=backward[awaited - 1],
-            # The layer of the last gradient of the message, counted in forward order.
+            # The layer of the last gradient of the message, counted in forward order
+            # from 1.
             layer=n_layers - end + 1,
         )
         messages.append(message)
@@ -811,8 +819,8 @@ def _pairs_to_next(
     list of (int, int)
         Pairs of tasks, both numbered as in their own iteration.
     """
-    # A disk reads one batch after the other, and the new weights are needed from the
-    # first layer on.
+    # A disk reads one batch after the other: a read of this iteration precedes the same
+    # read of the next one. The first forward of the next iteration needs new weights.
     pairs = list(zip(io, io, strict=True))
     pairs += [(update, task) for task in first_forward]
     # Whatever the framework does not do ahead waits for the update, too.
@@ -874,9 +882,11 @@ def of_iteration(
         If messages share a link or are copied. No graph of tasks can express that.
     """
     iteration.refuse_if_not_a_graph()
-    times = IterationTimes.of_workload(iteration.workload, iteration.cost, io_s, h2d_s)
-    # An iteration lists its messages in the order of sending, and `IterationTimes` the
-    # other way round, as layers are listed.
+    times = IterationTimes.of_workload(
+        iteration.workload, iteration.cost, io_s=io_s, h2d_s=h2d_s
+    )
+    # An iteration lists its messages in the order of sending, and `IterationTimes` in
+    # the reverse order, because it lists layers in forward order.
     times = replace(
         times, communication_s=iteration.communication_s[::-1], forward_s=forward_s
     )
@@ -894,7 +904,7 @@ def of_iteration(
 
 
 def tasks_named(graph: TaskGraph, what: str) -> Bools:
-    """Return which tasks of a graph a name means.
+    """Return a mask of the tasks of a graph that a name stands for.
 
     Parameters
     ----------
@@ -907,12 +917,12 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     Returns
     -------
     ndarray of bool, shape (n,)
-        Whether each task is meant.
+        Whether the name stands for each task.
 
     Raises
     ------
     UserError
-        If the name means no task.
+        If the name stands for no task.
     """
     # "layer:2" has the head "layer" and the number "2", and so has "layer 2". Other
     # names have no number.
@@ -921,6 +931,7 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     # Kinds may be written without underscores: "allreduce".
     kind_of_spelling = {name.replace("_", ""): name for name in kinds}
     kind = kind_of_spelling.get(head.replace("_", ""))
+    # The class of each resource: "gpu" for "gpu 3".
     classes = [_class_of(name) for name in graph.resources]
     chosen = np.zeros(graph.n, bool)
     if head == "layer" and number.strip().isdigit():
@@ -930,7 +941,8 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     elif kind and not number:
         chosen = graph.kind == KINDS.index(kind)
     elif head in classes and not number:
-        chosen = np.array([name == head for name in classes])[graph.resource]
+        resource_is_meant = np.array([name == head for name in classes])
+        chosen = resource_is_meant[graph.resource]
     if not chosen.any():
         last_rank = graph.rank.max()
         ranks = f"rank:0 to rank:{last_rank}" if last_rank > 0 else "rank:0"
@@ -986,8 +998,9 @@ def described(before: Schedule, after: Schedule) -> dict[str, Any]:
     Returns
     -------
     dict
-        Of both schedules, the seconds between iterations and what limits them; and the
-        speed-up. The keys of ``after`` end in "_after".
+        For each schedule, the seconds between iterations, the resource that limits
+        them, and the shares of the critical path. Keys of ``after`` end in "_after".
+        "speedup" is the time before the change over the time after it.
     """
     facts: dict[str, Any] = {}
     for suffix, scheduled in (("", before), ("_after", after)):

@@ -111,7 +111,8 @@ class Timeline:
                     f"timeline: unknown {name} {unknown[0]!r}: "
                     f"use one of {', '.join(known)}"
                 )
-        # Written so that a time that is not a number is wrong, too.
+        # The comparison is negated, because NaN fails every comparison and must be
+        # wrong.
         wrong = np.flatnonzero(~(self.end_s >= self.start_s))
         if wrong.size:
             task = str(self.task[wrong[0]])
@@ -119,17 +120,18 @@ class Timeline:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Timeline:
-        """Return the timeline of rows.
+        """Return the timeline with a given row for each span.
 
         Parameters
         ----------
         rows : iterable of mapping
-            A row for each span, by column. By default rank, iteration and bytes are 0,
-            and the group is NO_GROUP.
+            The values of each span, by column. By default rank, iteration and bytes are
+            0, and the group is NO_GROUP.
 
         Returns
         -------
         Timeline
+            The spans in the order of ``rows``.
         """
         complete = [{**_DEFAULTS, **row} for row in rows]
         return cls.from_columns(
@@ -138,7 +140,7 @@ class Timeline:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any]) -> Timeline:
-        """Return the timeline of a table.
+        """Return the timeline with the given columns.
 
         Parameters
         ----------
@@ -149,6 +151,7 @@ class Timeline:
         Returns
         -------
         Timeline
+            A span for each element of the columns.
         """
         return cls(
             task=np.asarray(columns["task"]),
@@ -196,7 +199,8 @@ class Timeline:
 
     def overlap_s(self) -> float:
         """Return for how many seconds compute and communication go on together."""
-        # Both times together count the overlap twice, and their union counts it once.
+        # The sum of compute and communication counts the overlap twice, and their union
+        # counts it once.
         either_s = self.busy_s((*COMPUTE, *COMMUNICATION))
         return self.busy_s(COMPUTE) + self.busy_s(COMMUNICATION) - either_s
 
@@ -228,12 +232,12 @@ class Timeline:
             Iterations follow one another from time 0 on. Spans of one stream that
             overlap are in threads of their own.
         """
-        start_s = self._continuous_start_s()
+        continuous_start_s = self._continuous_start_s()
         # The number of each thread, by its rank, stream and track. A new thread gets
         # the next number.
         thread_numbers: dict[tuple[int, str, int], int] = {}
         events: list[dict[str, Any]] = []
-        for row, track in enumerate(self._tracks(start_s)):
+        for row, track in enumerate(self._tracks(continuous_start_s)):
             rank = int(self.rank[row])
             thread = (rank, str(self.stream[row]), track)
             tid = thread_numbers.setdefault(thread, len(thread_numbers))
@@ -245,7 +249,7 @@ class Timeline:
                     "ph": "X",
                     "name": str(self.task[row]),
                     "cat": str(self.kind[row]),
-                    "ts": float(start_s[row]) * 1e6,
+                    "ts": float(continuous_start_s[row]) * 1e6,
                     "dur": float(self.end_s[row] - self.start_s[row]) * 1e6,
                     "pid": rank,
                     "tid": tid,
@@ -254,49 +258,53 @@ class Timeline:
             )
 
         names = [
-            _trace_name("process_name", rank, 0, f"rank {rank}")
+            _trace_name("process_name", rank, tid=0, name=f"rank {rank}")
             for rank in np.unique(self.rank).tolist()
         ]
         for (rank, stream, track), tid in thread_numbers.items():
-            # Only a stream whose spans overlap has several threads, which are numbered.
+            # Only a stream whose spans overlap has several threads. The second one and
+            # all later ones have a number in their names.
             name = f"{stream} {track + 1}" if track else stream
             names.append(_trace_name("thread_name", rank, tid, name))
         return {"traceEvents": [*names, *events], "displayTimeUnit": "ms"}
 
     def _continuous_start_s(self) -> NDArray[np.float64]:
-        """Return (n,) starts in seconds if iterations follow one another from time 0 on.
+        """Return when each span starts if iterations follow one another, shape (n,).
 
-        The starts of a timeline are counted from the start of their own iteration.
+        The result is in seconds from the start of the first iteration, whereas
+        ``start_s`` counts from the start of the span's own iteration.
         """
         by_iteration = self.to_frame().groupby("iteration")
         first_start_s = by_iteration["start_s"].min()
         last_end_s = by_iteration["end_s"].max()
         # An iteration begins when all iterations before it have ended.
-        lasts_s = last_end_s - first_start_s
-        begin_s = lasts_s.cumsum().shift(fill_value=0.0)
+        duration_s = last_end_s - first_start_s
+        begin_s = duration_s.cumsum().shift(fill_value=0.0)
         shift_s = begin_s - first_start_s
         return np.asarray(self.start_s + shift_s.loc[self.iteration].to_numpy())
 
-    def _tracks(self, start_s: NDArray[np.float64]) -> list[int]:
+    def _tracks(self, continuous_start_s: NDArray[np.float64]) -> list[int]:
         """Return the track of each span, such that spans of a track do not overlap.
 
         Tracks of a rank and a stream are counted from 0. This is interval partitioning:
-        spans in the order of their starts each take the first track that is free, or
-        else a new one.
+        in the order of their starts, spans take the first track that is free, or a new
+        track if none is free. ``continuous_start_s`` has the starts of all iterations
+        on one time axis, as `_continuous_start_s` returns them.
         """
         tracks = [0] * self.n
-        end_s = start_s + (self.end_s - self.start_s)
-        # Where a span ends and the next one begins in the same instant, rounding must
-        # not make them overlap. So a track is free an instant before its span ends.
-        free_s = end_s - 1e-12 * np.abs(end_s)
+        continuous_end_s = continuous_start_s + (self.end_s - self.start_s)
+        # If a span begins in the instant in which another one ends, rounding must not
+        # make them overlap. So a track is free an instant before its span ends.
+        free_s = continuous_end_s - 1e-12 * np.abs(continuous_end_s)
         # When each track of a rank and a stream is free again.
         free_s_of: dict[tuple[int, str], list[float]] = defaultdict(list)
-        for row in np.lexsort((end_s, start_s)).tolist():
+        # By start, and by end among equal starts: the last key sorts first.
+        for row in np.lexsort((continuous_end_s, continuous_start_s)).tolist():
             track_free_s = free_s_of[int(self.rank[row]), str(self.stream[row])]
             free_tracks = [
                 track
                 for track, time_s in enumerate(track_free_s)
-                if time_s <= start_s[row]
+                if time_s <= continuous_start_s[row]
             ]
             if free_tracks:
                 tracks[row] = free_tracks[0]
@@ -314,7 +322,8 @@ COLUMNS = tuple(column.name for column in fields(Timeline))
 def _trace_name(what: str, rank: int, tid: int, name: str) -> dict[str, Any]:
     """Return the event that gives a process or a thread of a trace its name.
 
-    ``what`` is "process_name" or "thread_name". The phase M stands for metadata.
+    ``what`` is "process_name" or "thread_name", and ``tid`` is the number of the thread.
+    The phase M stands for metadata.
     """
     return {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": {"name": name}}
 

@@ -71,11 +71,16 @@ def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> f
     text : str
         A number and a unit.
     what : str
-        What the number is, for errors.
+        What the number is, such as "size", for errors.
     example : str
-        How it is written, for errors.
+        Numbers with their units as they may be written, for errors.
     units : mapping of str to float
         The factor of each unit.
+
+    Returns
+    -------
+    float
+        The value in base units, such as bytes or seconds.
 
     Raises
     ------
@@ -123,7 +128,8 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("25MB"), parse_bytes("1 KiB")
     (25000000, 1024)
     """
-    # A small b at the end stands for bits. Kept as it is, the unit is unknown.
+    # A small b at the end stands for bits. It stays small, so that the unit is unknown
+    # and refused.
     means_bits = text.rstrip().endswith("b")
     spelled = text if means_bits else text.upper()
     return round(_parsed(spelled, "size", "25MB or 64MiB", BYTES))
@@ -217,7 +223,8 @@ def parse_seconds(text: str) -> float:
     >>> parse_seconds("8m30s")
     510.0
     """
-    # Cut behind each h, m or s that a digit follows.
+    # Cut between each h, m or s and the digit that follows it: "8m30s" has the terms
+    # "8m" and "30s".
     terms = re.split(r"(?<=[hms])(?=[0-9])", text)
     if len(terms) > 1:
         return sum(parse_seconds(term) for term in terms)

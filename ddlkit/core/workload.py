@@ -37,17 +37,18 @@ Ints = NDArray[np.int64]
 
 
 def _freeze(owner: Any, name: str, n: int, *, whole: bool) -> None:
-    """Replace a column of a frozen dataclass by a checked, read-only array (n,).
+    """Replace a field of a frozen dataclass by a checked, read-only array of shape (n,).
 
-    The values must be finite, whole numbers of at least 1 or else numbers of at least
-    0. Raises UserError.
+    ``name`` is the field of ``owner``, which is changed in place. With ``whole`` the
+    values must be at least 1, and become integers. Otherwise they must be at least 0.
+    Raises UserError if a value is out of range or not finite.
     """
-    given = getattr(owner, name)
+    values = getattr(owner, name)
     least = 1 if whole else 0
     most = MOST_WHOLE if whole else MOST
-    # Whole numbers are checked as floats, too: a conversion to integers would hide what
-    # is not finite.
-    column: NDArray[Any] = np.array(given, float)
+    # Whole numbers are also checked as floats, because integers cannot be infinite or
+    # NaN.
+    column: NDArray[Any] = np.array(values, float)
     if column.shape != (n,):
         raise UserError(f"{name} has shape {column.shape}, but there are {n} tensors")
     wrong = np.flatnonzero(~np.isfinite(column) | (column < least))
@@ -61,7 +62,7 @@ def _freeze(owner: Any, name: str, n: int, *, whole: bool) -> None:
             f"{name} is {column.max():g} in some tensor: must be at most {most:g}"
         )
     if whole:
-        column = np.array(given, np.int64)
+        column = np.array(values, np.int64)
     column.setflags(write=False)
     object.__setattr__(owner, name, column)
 
@@ -182,7 +183,7 @@ class Workload:
         )
 
     def accumulated(self, batches: int) -> Workload:
-        """Return an iteration of micro-batches of which only the last sends gradients.
+        """Return an iteration of several micro-batches, the last of which sends gradients.
 
         Parameters
         ----------
@@ -233,6 +234,7 @@ class Workload:
         Returns
         -------
         Workload
+            Each gradient is a layer of its own.
         """
         sizes = np.asarray(n_bytes, dtype=np.int64)
         names = tuple(f"t{i}" for i in range(sizes.size))
@@ -316,7 +318,7 @@ class LayerProfile:
         utilisation: float,
         layer: Sequence[str] | None = None,
     ) -> LayerProfile:
-        """Return a float32 profile that is counted, not measured (osf Eqs 4-6).
+        """Return a float32 profile with times from counted operations (osf Eqs 4-6).
 
         Parameters
         ----------
@@ -341,6 +343,7 @@ class LayerProfile:
         Returns
         -------
         LayerProfile
+            The profile, whose device is called "estimated".
 
         Raises
         ------
@@ -350,7 +353,7 @@ class LayerProfile:
 
         Notes
         -----
-        Forward takes M C / (c pi), and backward twice as long.
+        Forward of a tensor takes M C / (c pi), and backward takes twice as long.
 
         Examples
         --------
@@ -391,8 +394,8 @@ class LayerProfile:
     def sha256(self) -> str:
         """Return the hash of all that predictions depend on: names, sizes and times."""
         digest = hashlib.sha256()
-        head = (self.network, self.device, str(self.batch))
-        texts = [head, self.tensor, self.layer]
+        origin = (self.network, self.device, str(self.batch))
+        texts = [origin, self.tensor, self.layer]
         # A single type changes no prediction. It stays out of the hash, so that profiles
         # that were recorded without types keep theirs.
         if len(set(self.dtype)) > 1:
@@ -411,10 +414,10 @@ class LayerProfile:
         return digest.hexdigest()
 
     def sent_as(self, element_bytes: int) -> LayerProfile:
-        """Return the profile if an element is sent in fewer bytes, as 2 for bf16."""
-        in_one_type = self.parameters * element_bytes
+        """Return the profile with gradients of ``element_bytes`` for each element."""
+        gradient_bytes = self.parameters * element_bytes
         # All gradients are then sent in one type, so that none needs to be stated.
-        return replace(self, gradient_bytes=in_one_type, dtype=())
+        return replace(self, gradient_bytes=gradient_bytes, dtype=())
 
     def resized(self, factors: Mapping[str, float]) -> LayerProfile:
         """Return the profile with some layers or tensors larger or smaller.
@@ -435,7 +438,7 @@ class LayerProfile:
         UserError
             If there is no layer or tensor of a name, or if a factor is not above zero.
         """
-        # A tensor has the factors of its own name and of its layer's.
+        # The factors of a tensor's own name and of its layer's name are multiplied.
         factor_of_tensor = np.ones(len(self.tensor))
         for name, factor in factors.items():
             names_of_tensors = zip(self.layer, self.tensor, strict=True)

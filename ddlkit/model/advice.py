@@ -194,12 +194,12 @@ class Advice:
         """
         if not messages.draws:
             raise UserError("a cost without draws has no interval: give --collectives")
-        # The planners of LISTS put gradients of any type into one message, and PyTorch
-        # applies a list of caps to each type anew.
+        # The planners of LISTS ("exact" and others) put gradients of any type into one
+        # message, but PyTorch applies a list of caps to each type anew.
         can_impose_any = lists and not work.has_several_types
         names = (DEFAULT, *CAPS, *LISTS) if can_impose_any else (DEFAULT, *CAPS)
         # Several names may stand for the same buckets, such as all caps above the bytes of
-        # a small model. The gradients of each bucket tell plans apart.
+        # a small model. Plans are equal if their buckets have the same gradients.
         option_by_buckets: dict[tuple[tuple[int, ...], ...], Option] = {}
         for name in names:
             plan = plan_with_contention(name, work, messages)
@@ -212,7 +212,10 @@ class Advice:
 
     @cached_property
     def ranked(self) -> list[Option]:
-        """Return all options, the shortest iteration first, the default before equals."""
+        """Return all options by their iterations, the shortest first.
+
+        Among options with equal iterations, the default comes first.
+        """
         # The default is the first of the options, and `sorted` keeps the order of equals.
         return sorted(self.options.values(), key=lambda option: option.seconds)
 
@@ -227,8 +230,8 @@ class Advice:
             One of ``options``.
         rounds : int, optional
             The number of rounds of a measurement that compares the two plans. By
-            default 0: the interval is of the gain in the long run, without a
-            measurement.
+            default (0) there is no measurement, and the interval is that of the gain in
+            the long run.
         iterations_per_round : int, optional
             The number of iterations of each plan in a round.
 
@@ -241,6 +244,7 @@ class Advice:
         default = self.options[DEFAULT]
         gain_draws = 1 - option.long_run_s / default.long_run_s
         share = 1 - option.seconds / default.seconds
+        # The default is not compared with itself, so its gain of 0 has no error.
         if rounds and option is not default:
             gain_draws = gain_draws + self._measurement_error(
                 option, gain_draws, rounds, iterations_per_round
@@ -258,19 +262,20 @@ class Advice:
         rounds: int,
         iterations_per_round: int,
     ) -> Floats:
-        """Return how far a measured gain may lie from each of the drawn gains.
+        """Return a random error of a measured gain for each of the B drawn gains.
 
-        The errors are normal, shape (B,). Their standard deviation is
+        The errors are normal, and the result has the shape (B,). Their standard
+        deviation is
 
-            hypot((1 - gain) * noise of the ratio of two times, MODEL_ERROR)
+            hypot((1 - gain) * noise of the ratio of two times, MODEL_ERROR).
 
-        because a gain is 1 less the ratio of two times, option over default, and noise is
-        relative to that ratio.
+        A gain is 1 minus the time of the option over the time of the default. The noise
+        of this ratio is relative to the ratio, which is 1 - gain.
         """
         relative_deviations = []
         for compared in (option, self.options[DEFAULT]):
             relative_s = compared.paired_s / compared.long_run_s
-            # The two quantiles are two standard deviations apart, hence the half.
+            # The quantiles at one standard deviation below and above the mean.
             two_deviations = np.ptp(np.quantile(relative_s, ONE_DEVIATION))
             relative_deviations.append(two_deviations / 2)
         # A round's time is the median of its iterations, and the gain is the median over
@@ -285,7 +290,7 @@ class Advice:
         return deviation * normal
 
     def limits(self) -> tuple[str, dict[str, float]]:
-        """Return what limits the default: compute, or the largest cause of communication.
+        """Return what limits the default plan: compute, or a cause of communication.
 
         Returns
         -------
@@ -298,12 +303,12 @@ class Advice:
         iteration = self.options[DEFAULT].iteration
         predicted = iteration.prediction
         n_messages = len(iteration.plan.ends)
-        # A message of one byte takes hardly any time of the link, so that its cost
-        # stands for the start-up. Not every form of cost has a parameter for it.
+        # Not every form of cost has a parameter for the start-up. The cost of one byte
+        # is nearly the start-up, because a byte takes hardly any time of the link.
         startup_s = float(self.communication.cost(np.array([1.0]))[0])
         startups_s = min(predicted.communication_s, startup_s * n_messages)
-        # The iteration without slowdowns: neither slows the other down, and the link
-        # saves up no tokens.
+        # The iteration without contention: messages and compute do not slow each other
+        # down, and the link saves up no tokens.
         unslowed_link = Link(
             in_flight=iteration.link.in_flight, software=iteration.link.software
         )
@@ -322,13 +327,13 @@ class Advice:
         return limit, seconds
 
     def remedies(self) -> dict[str, float]:
-        """Return how much other changes than a plan would gain.
+        """Return the gain of the best plan, and of changes other than a plan.
 
         Returns
         -------
         dict of str to float
-            By remedy, the share by which an iteration of equally many samples would be
-            shorter.
+            For each remedy, the share by which an iteration would be shorter, per
+            sample.
         """
         work = self.workload
         now_s = self.options[DEFAULT].seconds
@@ -338,8 +343,8 @@ class Advice:
         )
         two_batches_sent_at_once = work.accumulated(2)
         # A link twice as fast is modelled as half the bytes in the present buckets, with
-        # the start-ups as they are. Where gradients themselves have half the bytes, DDP
-        # puts more of them into a bucket.
+        # unchanged start-ups. If instead gradients have half the bytes, DDP puts more of
+        # them into a bucket, so the plan is made anew.
         present_plan = self.options[DEFAULT].iteration.plan
         faster_link = forecast(half_the_bytes, present_plan, self.communication)
         return {
@@ -356,24 +361,26 @@ class Advice:
         }
 
     def _gain_of_workload(self, changed: Workload, batches: int = 1) -> float:
-        """Return what a changed workload gains per batch, in the buckets of the default.
+        """Return the share by which a changed workload takes less time per batch.
 
-        An iteration of the changed workload has the samples of ``batches`` batches.
+        An iteration of the changed workload has the samples of ``batches`` batches. Its
+        gradients are sent in the buckets of PyTorch's defaults.
         """
         plan = plan_with_contention(DEFAULT, changed, self.communication)
         iteration_s = forecast(changed, plan, self.communication).prediction.iteration_s
         return 1 - iteration_s / batches / self.options[DEFAULT].seconds
 
     def measure_next(self) -> int:
-        """Return the size of the message whose time is the most uncertain.
+        """Return the size of the messages that should be measured next, in bytes.
 
         Returns
         -------
         int
-            Bytes of the message that contributes most to the uncertainty of the best
-            gain, or 0 if the interval of that gain is narrow.
+            The size that contributes most to the uncertainty of the best gain, or 0 if
+            the interval of that gain is narrow.
         """
         best = self.ranked[0]
+        # WIDE is half the width from which on an interval counts as wide.
         if np.ptp(self.gain(best).interval) < 2 * WIDE:
             return 0
         sent_bytes = np.concatenate(
@@ -392,17 +399,17 @@ class Advice:
         ----------
         rounds : int, optional
             The number of rounds of a measurement that compares the best option with the
-            default. "gain_interval" is then of the gain that the measurement finds. By
-            default 0: the interval is of the gain in the long run.
+            default. "gain_interval" is then the interval of the gain that the
+            measurement finds. By default (0) it is that of the gain in the long run.
         iterations_per_round : int, optional
             The number of iterations of each plan in a round.
 
         Returns
         -------
         dict
-            The advice, the best option with its gain, what limits, what else would
-            help, and the gains of all options. The advice, "probability_slower" and
-            "options" are always of gains in the long run.
+            The advice, the best option with its gain, what limits the default, what
+            else would help, and the gains of all options. The advice,
+            "probability_slower" and "options" always follow from gains in the long run.
         """
         best = self.ranked[0]
         # The interval of a gain in the long run decides what to advise. The interval of
@@ -435,26 +442,28 @@ class Advice:
 def _option(
     name: str, iteration: Iteration, messages: Communication, scatter: Floats
 ) -> Option:
-    """Return an option with its draws, as `Option` explains them.
+    """Return an option with the draws of its iteration.
 
     ``scatter`` has the times of successive iterations of one worker over their median.
     """
     # Compute changes slowly, so plans that are measured in turn share most of the
     # change. Only the differences between successive iterations remain. A difference of
-    # two independent times scatters by the root of two more than one time. The scatter of
-    # steady compute is a single 1, of which there are no differences.
+    # two independent times scatters more than one time, by the square root of two. The
+    # scatter of steady compute is a single 1, so it has no differences.
     if len(scatter) > 2:
         paired_scatter = 1 + np.diff(scatter) / math.sqrt(2)
     else:
         paired_scatter = scatter
-    long_run_s, _ = draw_iterations(iteration, messages, scatter=False)
-    single_s, _ = draw_iterations(iteration, messages, scatter)
-    paired_s, _ = draw_iterations(iteration, messages, paired_scatter)
-    return Option(name, iteration, long_run_s, single_s, paired_s)
+    long_run_s, _ = draw_iterations(iteration, messages, message_scatter=False)
+    single_s, _ = draw_iterations(iteration, messages, compute_scatter=scatter)
+    paired_s, _ = draw_iterations(iteration, messages, compute_scatter=paired_scatter)
+    return Option(
+        name, iteration, long_run_s=long_run_s, single_s=single_s, paired_s=paired_s
+    )
 
 
 def is_supported(measured: Gain) -> bool:
-    """Return whether a trial supports a change.
+    """Return whether a trial supports a change from the default to a plan.
 
     Parameters
     ----------
@@ -495,7 +504,7 @@ def is_decided(measured: Gain) -> bool:
 
 
 def trial_result(measured: Gain) -> str:
-    """Return in words what a trial showed of a plan.
+    """Return the result of the trial of a plan, in words.
 
     Parameters
     ----------

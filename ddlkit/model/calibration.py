@@ -50,7 +50,9 @@ LINK = ["link", "ranks", "collective"]
 
 @dataclass(frozen=True, eq=False)
 class Communication:
-    """What is known of messages between some workers: all of a prediction but compute.
+    """What is known of messages between some workers.
+
+    Together with a workload, this is all that a prediction needs.
 
     Attributes
     ----------
@@ -92,14 +94,14 @@ class Communication:
         Returns
         -------
         Communication
-            Costs of sparse gathers; ``self`` if all elements are sent and no selection
-            is counted.
+            The same messages with costs of sparse gathers. If all elements are sent and
+            no time of selection is given, this is ``self``.
 
         Raises
         ------
         UserError
-            If the cost is not an all-gather's with a known number of workers, or if the
-            density is not above 0 and at most 1.
+            If the cost is not that of an all-gather with a known number of workers, or
+            if the density is not above 0 and at most 1.
         """
         if density == 1.0 and selecting is None:
             return self
@@ -148,18 +150,20 @@ class Calibration:
         Parameters
         ----------
         collectives : DataFrame
-            Rows of a table ``collectives``. Disturbed samples are left out where their
-            size has others (see `undisturbed`).
+            Rows of a table ``collectives``. Samples during which other programs took
+            many cores are left out, unless all samples of their size are like that.
         form : str, optional
             The form of the costs, as `ddlkit.core.fit.fit` takes it.
         draws : int, optional
             How many bootstrap resamples each cost is also fitted to.
         also : collection of str, optional
-            Forms that are fitted to the same samples for comparison, without draws.
-            `UNFITTED` is left out for links whose rate is not known.
+            Other forms to fit to the same samples for comparison, without draws. The
+            form `UNFITTED` needs the rate of the link, and is left out for links whose
+            rate is not known.
         slowdown : DataFrame, optional
-            Rows of a table ``slowdown``. With them, predictions of cases that really
-            train count how much messages and compute slow each other down.
+            Rows of a table ``slowdown``. With them, predictions of real training, but
+            not those of replays, take into account how much messages and compute slow
+            each other down.
 
         Returns
         -------
@@ -193,8 +197,8 @@ class Calibration:
         contention: dict[tuple[str, int, int, str], Contention] = {}
         if slowdown is not None:
             for slowdown_key, rows in slowdown.groupby(SLOWDOWN_KEY):
-                # Draws of a contention may be resampled later, which needs at least
-                # one.
+                # A prediction chooses among the draws of a contention, so it needs at
+                # least one, also if costs have none.
                 contention[slowdown_key] = Contention.of(rows, max(1, draws))
         return cls(known, contention)
 
@@ -256,8 +260,9 @@ class Calibration:
         Returns
         -------
         Communication
-            Sparse for a sparse case. It has a contention if the case really trains and
-            the contention of its network, batch, workers and link is known.
+            With costs of sparse gathers for a sparse case. It has a contention if the
+            case is real training, and if the contention of its network, batch, workers
+            and link was measured.
 
         Raises
         ------
@@ -267,6 +272,7 @@ class Calibration:
         messages = self.between(
             case.link, case.workers, case.collective, case.in_flight
         )
+        # A replay sleeps for its compute times, so messages do not slow it down.
         if case.kind == TRAINING:
             slowdown_key = (case.network, case.batch, case.workers, case.link)
             messages = replace(messages, contention=self.contention.get(slowdown_key))
@@ -280,7 +286,10 @@ def _in_words(link: str, workers: int, collective: str) -> str:
 
 
 def _refuse_stepped(collectives: pd.DataFrame) -> None:
-    """Raise UserError if some messages were sent step by step, as in no training."""
+    """Raise UserError if some collectives were sent step by step.
+
+    Training uses the collectives of a library, which can take other times.
+    """
     stepped = collectives["algorithm"].astype(str).str.startswith(STEPS)
     if stepped.any():
         algorithm = collectives.loc[stepped, "algorithm"].iloc[0]
@@ -310,9 +319,9 @@ def _kind(rows: pd.DataFrame) -> _Kind:
 def _calibrated(
     rows: pd.DataFrame, form: str, draws: int, also: Collection[str]
 ) -> Communication:
-    """Return what the rows of one collective on one link say of its messages."""
-    # The cost is the time of a message that no other is under way with. Rows with
-    # several in flight only show what messages share.
+    """Return the communication that the rows of one collective on one link show."""
+    # The cost is the time of a message while no other message is under way. Rows with
+    # several messages in flight only show what messages share.
     alone = rows[rows["in_flight"] == 1]
     fitted = _fitted(alone, form, draws)
     costs_by_form = {
@@ -330,12 +339,19 @@ def _calibrated(
         messages_per_sample=alone["messages_per_sample"],
     )
     return Communication(
-        fitted.cost, fitted.draws, shared_link(rows), noise, costs_by_form
+        cost=fitted.cost,
+        draws=fitted.draws,
+        link=shared_link(rows),
+        noise=noise,
+        costs_by_form=costs_by_form,
     )
 
 
 def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
-    """Return a form fitted to messages of one collective on one link, one at a time."""
+    """Return the fit of a form to messages that were sent one at a time.
+
+    ``rows`` are of one collective on one link.
+    """
     # All samples of a size are means over equally many messages.
     messages_by_size = rows.groupby("bytes")["messages_per_sample"].first()
     samples = Samples(
@@ -356,7 +372,10 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
 
 
 def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
-    """Return the line `UNFITTED` for messages of one collective on one link."""
+    """Return a line through the smallest message, with the slope of the link's rate.
+
+    ``rows`` are of one collective on one link.
+    """
     kind = _kind(rows)
     rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
     framing = _framing(str(rows["link"].iloc[0]))
@@ -387,14 +406,15 @@ def shared_link(samples: pd.DataFrame) -> Link:
     Returns
     -------
     Link
-        With burst tokens if the link belongs to a lab, has a known rate, and saves up
-        tokens according to its name.
+        A link that saves up tokens, if it belongs to a lab, has a known rate, and has a
+        token bucket according to its name.
     """
     first = samples.iloc[0]
     name = str(first["link"])
     rate_bits_per_s = float(first["link_bits_per_s"])
     software = software_at_once(samples)
     burst_s = 0.0
+    # In tables, a link whose rate is not limited has the rate 0.
     if is_lab(name) and rate_bits_per_s:
         burst_s = read_link(name).burst_s
     if not burst_s:
@@ -411,7 +431,10 @@ def _framing(link: str) -> float:
 
 
 def software_at_once(samples: pd.DataFrame) -> float:
-    """Return for how many messages at once the processor can do the software's part.
+    """Return how many messages can use the processor at once without delay.
+
+    To send a message takes time of the processor, for software, besides time of the
+    link (see `ddlkit.core.link`).
 
     Parameters
     ----------
@@ -427,12 +450,13 @@ def software_at_once(samples: pd.DataFrame) -> float:
     Notes
     -----
     The speed-up of several messages in flight over one at a time shows how much of the
-    software's part runs in parallel. It is the median over sizes, and the largest over
-    the numbers of messages in flight.
+    software runs in parallel. The result is the median speed-up over sizes, for the
+    number of messages in flight with the largest median.
     """
     # One row for each size, one column for each number of messages in flight. The times
     # are means per message, also with several in flight.
     medians_s = samples.groupby(["bytes", "in_flight"])["seconds"].median().unstack()
+    # The columns are named by the number of messages in flight.
     one_at_a_time_s = medians_s[1]
     several_at_once_s = medians_s.drop(columns=1)
     if several_at_once_s.empty:
@@ -440,12 +464,13 @@ def software_at_once(samples: pd.DataFrame) -> float:
     # `rdiv` divides the time of one at a time by each column.
     speedups = several_at_once_s.rdiv(one_at_a_time_s, axis=0)
     largest_median_speedup = float(speedups.median().max())
-    # The software of one message always runs, however the samples scatter.
+    # One message can always use the processor. Only scatter makes a speed-up less than
+    # 1.
     return float(np.clip(largest_median_speedup, 1.0, None))
 
 
 def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
-    """Return the samples of messages that little else took cores from.
+    """Return the samples of messages during which little else used the cores.
 
     Parameters
     ----------
@@ -456,19 +481,19 @@ def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         The rows of two ranks or more, without samples during which the host took more
-        than `STOLEN_LIMIT` of the cores or other programs more than `OTHERS_LIMIT`. A
-        size of which all samples were disturbed keeps them, because the alternative is
-        to know nothing of this size.
+        than `STOLEN_LIMIT` of the cores or other programs more than `OTHERS_LIMIT`. If
+        all samples of a size were disturbed, they are kept, because otherwise nothing
+        would be known of this size.
     """
     collectives = collectives[collectives["ranks"] > 1]
     disturbed = collectives["stolen"].gt(STOLEN_LIMIT)
     # Older tables do not record what other programs took.
     if "others" in collectives:
         disturbed |= collectives["others"].gt(OTHERS_LIMIT)
-    # These columns together say which samples are repeats of one another.
-    measured_alike = [collectives[name] for name in (*LINK, "in_flight", "bytes")]
-    has_no_other_sample = disturbed.groupby(measured_alike).transform("all")
-    return collectives[~disturbed | has_no_other_sample]
+    # Samples with the same values in all these columns are repeats of one another.
+    repeat_key = [collectives[name] for name in (*LINK, "in_flight", "bytes")]
+    all_repeats_disturbed = disturbed.groupby(repeat_key).transform("all")
+    return collectives[~disturbed | all_repeats_disturbed]
 
 
 # -- the noise of messages -------------------------------------------------------------
@@ -524,7 +549,7 @@ class Noise:
         session: ArrayLike = 0,
         messages_per_sample: ArrayLike = 1,
     ) -> Noise:
-        """Return the noise of n samples. A session need not have every size.
+        """Return the noise that n samples show. A session need not have every size.
 
         Parameters
         ----------
@@ -552,8 +577,8 @@ class Noise:
                 for name, values in zip(names, columns, strict=True)
             }
         )
-        # Draws of `factors` choose ratios by their position, so the ratios must have
-        # one order, however the rows of sessions alternate.
+        # `factors` draws ratios by their position. Sorted rows give the same ratios at
+        # the same positions, also if the rows of sessions alternate in the table.
         rows = rows.sort_values("session", kind="stable")
         ratios = _ratios(rows)
         session_count = rows["session"].nunique()
@@ -567,8 +592,8 @@ class Noise:
         sizes = medians_s.columns.to_numpy(float)
         drift, degrees = _measured_drift(sizes, np.log(medians_s.to_numpy()))
         if session_count == 1:
-            # Halves of one session differ less than sessions do. The deviations of
-            # independent causes add up as the sides of a right triangle do.
+            # Halves of one session differ less than sessions do. The deviation between
+            # sessions is an independent one, so their squares add up.
             prior = np.interp(np.log(sizes), np.log(PRIOR_BYTES), PRIOR_DRIFT)
             drift = np.hypot(drift, prior)
             degrees = np.full(len(sizes), PRIOR_DEGREES)
@@ -602,8 +627,9 @@ class Noise:
             exp(drift[k] * t[b]) * ratio[b, k],
 
         where t[b] has Student's t distribution and is drawn once for all messages of a
-        draw, and where ratio[b, k] is one of the measured ratios. Both are taken from
-        the measured size that is nearest to the message, by the ratio of the two sizes.
+        draw, and where ratio[b, k] is drawn from the measured ratios. The drift and the
+        ratios are those of the measured size that is nearest to the message, in the
+        logarithm of the size.
         """
         from scipy.stats import t as student
 
@@ -612,9 +638,9 @@ class Noise:
         distance = np.abs(np.log(self.bytes)[:, None] - np.log(inside))
         nearest = distance.argmin(axis=0)
         random = np.random.default_rng(seed)
-        # A deviation that few sessions show is itself uncertain. Student's t allows for
-        # that; with a normal distribution of the drift, intervals would be too narrow.
-        # One uniform number for each draw gives the t of all its messages.
+        # A deviation that is estimated from few sessions is itself uncertain. Student's
+        # t allows for that. With a normal distribution intervals would be too narrow.
+        # One uniform number for each draw gives the t of all messages of the draw.
         t = student.ppf(random.uniform(size=(draws, 1)), self.degrees[nearest])
         factors = np.exp(t * self.drift[nearest])
         if not scatter:
@@ -628,26 +654,30 @@ class Noise:
 
 def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
     """Return the times of single messages over their mean, an array for each size."""
-    # Relative to the session, so that the drift between sessions does not count here.
+    # Times are divided by the median of their session, so that the drift between
+    # sessions does not count here.
     in_session = rows.groupby(["session", "bytes"])["seconds"]
     relative = rows["seconds"] / in_session.transform("median")
     # The mean of several messages scatters less than one message does, by the square
     # root of their number.
     single = 1 + (relative - 1) * np.sqrt(rows["messages"])
-    # A deviation that is scaled up so may fall below zero, which no time does.
+    # Scaled up in this way, a short time may become negative. It then counts as zero.
     by_size = single.clip(lower=0.0).groupby(rows["bytes"])
     return tuple(ratio.to_numpy() / ratio.mean() for _, ratio in by_size)
 
 
 def _halves(rows: pd.DataFrame) -> pd.Series[int]:
-    """Return for each sample the half of its session and size: 0 for the first, then 1."""
+    """Return 0 for samples in the first half of their session, and 1 for the others.
+
+    The samples of each size are halved by themselves.
+    """
     in_session = rows.groupby(["session", "bytes"])["seconds"]
     position = in_session.cumcount()
     return position * 2 // in_session.transform("size")
 
 
 def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]:
-    """Return how far a new session lies from the mean of the measured ones.
+    """Return by how much the times of a new session will differ from the measured ones.
 
     The variance between sessions is estimated for each size, and averaged over sizes
     that are close together.
@@ -662,13 +692,14 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     Returns
     -------
     drift : ndarray, shape (s,)
-        Standard deviations of the logarithm of the median of a new session. A size that
-        fewer than two sessions have drifts as its neighbours do, and without any such
-        neighbour as the sizes do on average.
+        The standard deviation, for each size, of the logarithm of the median of a new
+        session from the mean of the measured sessions. A size that fewer than two
+        sessions have takes the drift of neighbouring sizes. If these have none either,
+        the size takes the average drift of all sizes.
     degrees : ndarray, shape (s,)
-        Degrees of freedom behind them.
+        The degrees of freedom behind each standard deviation.
     """
-    # By size: how many sessions have it, and whether several do.
+    # How many sessions have each size, and which sizes are in several sessions.
     sessions = np.isfinite(log_medians).sum(axis=0)
     repeated = sessions > 1
     if not repeated.any():
@@ -676,15 +707,15 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
         return np.zeros(len(sizes)), np.ones(len(sizes))
 
     # The difference between a new session and the mean of n others has the variance of
-    # a session, and 1 / n of it for the mean.
+    # a session, plus 1 / n of this variance for the mean.
     variance = np.zeros(len(sizes))
     between_sessions = np.nanvar(log_medians[:, repeated], axis=0, ddof=1)
     variance[repeated] = between_sessions * (1 + 1 / sessions[repeated])
 
     # A few sessions say little about one size alone, so the variances of neighbouring
-    # sizes are averaged. Row i of the matrix says which sizes are neighbours of size i,
-    # among them itself. The small term counts a size that is exactly NEIGHBOURS times
-    # as large.
+    # sizes are averaged. Row i of the matrix says which sizes are neighbours of size i.
+    # A size is also its own neighbour. Because of the small term, rounding does not
+    # exclude a size that is exactly NEIGHBOURS times as large.
     distance = np.abs(np.log(sizes)[:, None] - np.log(sizes))
     is_neighbour = (distance <= np.log(NEIGHBOURS) * (1 + 1e-9)) & repeated
     n_neighbours = is_neighbour.sum(axis=1)

@@ -49,7 +49,8 @@ class Contention:
         How much longer compute takes while such a message is under way, and how much
         longer such a message takes while something is computed. 0.1 is a tenth longer.
     draws : ndarray, shape (B, 2, k)
-        Both from resampled rounds.
+        Both slowdowns, as B bootstrap resamples of the rounds of the measurement give
+        them.
     copy_s_per_byte : float
         Seconds per byte to copy a gradient into its bucket or out of it; 0 if copies
         were not timed.
@@ -102,10 +103,11 @@ class Contention:
             )
         sizes, ratios = _ratios(rows)
         # A bootstrap: each draw resamples the rounds, and its slowdowns are medians
-        # over the resampled ones.
+        # over the resampled rounds.
         rounds = ratios.shape[-1]
         resampled = np.random.default_rng(0).integers(0, rounds, (draws, rounds))
-        # The shape is (2, k, draws): draws become the first axis below.
+        # The ratios of draws have the shape (2, k, draws). Below, draws become the first
+        # axis, and 1 is subtracted: a ratio of 1.1 is a slowdown of 0.1.
         drawn = np.median(ratios[..., resampled], axis=-1)
         return cls(
             bytes=sizes,
@@ -117,7 +119,7 @@ class Contention:
 
     @classmethod
     def none(cls) -> Contention:
-        """Return the contention of compute and messages that slow nothing down.
+        """Return a contention without any slowdown.
 
         Returns
         -------
@@ -133,7 +135,7 @@ class Contention:
         )
 
     def copying(self, copy_s_per_byte: float) -> Contention:
-        """Return the contention with copies that were timed elsewhere.
+        """Return the contention with another time of copies.
 
         Parameters
         ----------
@@ -155,7 +157,8 @@ class Contention:
         n_bytes : array_like, shape (G,)
             The sizes of the messages in bytes.
         drawn : int, optional
-            How many draws to return. By default (0), the medians are returned.
+            How many draws of both slowdowns to return. By default (0), there are no
+            draws, and the medians are returned.
 
         Returns
         -------
@@ -165,7 +168,8 @@ class Contention:
 
         Examples
         --------
-        Between a message that slows compute down by 0.2 and one that does so by 0.4:
+        Messages of 10 KB slow compute down by 0.2, and those of 1 MB by 0.4. Below the
+        first size 0.2 holds, and 100 KB lies in the middle:
 
         >>> slowdowns = np.array([[0.2, 0.4], [0.0, 0.0]])
         >>> measured = Contention(np.array([1e4, 1e6]), slowdowns, slowdowns[None])
@@ -182,11 +186,11 @@ class Contention:
         if len(known) == 1:
             # There is nothing to interpolate: the one slowdown counts for every size.
             return np.broadcast_to(values, (*values.shape[:-1], len(sizes))).copy()
-        # `np.interp` would interpolate one row only, so this is written out for all
-        # draws.
+        # This is `np.interp` for all draws at once, which itself takes one row only.
         right = np.clip(np.searchsorted(known, sizes), 1, len(known) - 1)
         left = right - 1
-        # Clipping keeps the nearest slowdown beyond the measured sizes.
+        # For a size outside the measured ones, the clipped share gives the slowdown of
+        # the nearest one.
         position = (sizes - known[left]) / (known[right] - known[left])
         share = np.clip(position, 0.0, 1.0)
         return np.asarray(values[..., left] * (1 - share) + values[..., right] * share)
@@ -194,6 +198,12 @@ class Contention:
 
 def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
     """Return how many times as long compute and messages take while both go on.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of a table ``slowdown``, all of one network, batch, number of ranks and
+        link.
 
     Returns
     -------
@@ -203,15 +213,16 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
         The time of compute during messages over its time alone, and then the time of
         messages during compute over their time alone.
     """
-    # The mean time of each quantity in each round, which is the column "repeat".
+    # The mean time of each quantity in each round. The column "repeat" has the round,
+    # and "beside" says what went on at the same time.
     key = ["quantity", "beside", "bytes", "messages", "repeat"]
     seconds = rows.groupby(key)["seconds"].mean()
 
-    # One row for each size, one column for each round.
     def by_size_and_round(quantity: str, beside: str) -> pd.DataFrame:
+        """Return times with a row for each size and a column for each round."""
         return seconds[quantity, beside].droplevel("messages").unstack("repeat")
 
-    # Compute alone has no messages, so its only index is the round.
+    # Compute that was timed alone has no size of messages, so only the round is left.
     compute_alone = seconds["backward", NOTHING].droplevel(["bytes", "messages"])
     compute_during_messages = by_size_and_round("backward", MESSAGES)
     message_during_compute = by_size_and_round("message", COMPUTE)
@@ -237,8 +248,9 @@ def _copy_s_per_byte(rows: pd.DataFrame) -> float:
 def _bucket_s(rows: pd.DataFrame) -> float:
     """Return the seconds that a bucket costs compute, 0 if some round shows no cost."""
     # DDP was timed with one bucket, and with as many buckets as there are gradients.
-    # Nobody sends these buckets, so they differ in nothing but their number, which is
-    # in the column "messages". The times of the phases of an iteration are added.
+    # The buckets were not sent, so iterations differ only in the number of buckets,
+    # which is in the column "messages". The times of the phases of an iteration are
+    # added.
     iterations_s = rows[rows["beside"] == BUCKETS].pivot_table(
         values="seconds", index="messages", columns="repeat", aggfunc="sum"
     )
@@ -248,6 +260,6 @@ def _bucket_s(rows: pd.DataFrame) -> float:
     fewest, most = iterations_s.index[[0, -1]]
     longer_s = iterations_s.loc[most] - iterations_s.loc[fewest]
     bucket_s_by_round = longer_s / (most - fewest)
-    # A cost that some rounds do not show is noise.
+    # If some rounds show no cost, the cost of the others may be noise.
     in_every_round = bucket_s_by_round.min() > 0
     return float(bucket_s_by_round.median()) if in_every_round else 0.0

@@ -46,9 +46,10 @@ class Comparison(NamedTuple):
     Attributes
     ----------
     table : DataFrame
-        A row for each form: the number of sizes that were held out, and the median and
-        the worst size of the relative error there. The errors are NaN if there are too
-        few sizes to hold one out.
+        A row for each form: the number of sizes that were held out of the fit
+        ("sizes"), and the median and the largest absolute relative error at these sizes
+        ("median", "worst"). The errors are NaN if there are too few sizes to hold one
+        out.
     fits : dict of str to Fit
         The fits by form. The chosen one has draws.
     chosen : str
@@ -71,7 +72,7 @@ def compare(
     workers: int | None = None,
     algorithm: str | None = None,
 ) -> Comparison:
-    """Return a comparison of the forms between which "auto" chooses, and of others.
+    """Compare the forms among which "auto" chooses, and further forms.
 
     Parameters
     ----------
@@ -82,11 +83,11 @@ def compare(
     *forms : str
         Further forms to compare.
     collective : str, optional
-        As in `ddlkit.core.fit.fit`.
+        The name of the collective.
     workers : int, optional
-        As in `ddlkit.core.fit.fit`.
+        Between how many ranks the messages were sent.
     algorithm : str, optional
-        As in `ddlkit.core.fit.fit`.
+        How the collective is carried out, as "ring".
 
     Returns
     -------
@@ -126,11 +127,11 @@ def compare(
                 algorithm=algorithm,
             )
         except UserError:
-            # Nobody asked for the other forms, so they may lack a fit.
+            # Only the chosen form and those that were asked for must have a fit.
             if form in (chosen, *forms):
                 raise
-        # A form that needs every size has no error at a size held out, and the median
-        # and the largest of no errors are NaN.
+        # A form that needs every size has no errors at held-out sizes. The median and
+        # the maximum of an empty series are NaN.
         errors = pd.Series(dtype=float)
         if form in held_out:
             errors = pd.Series(np.abs(held_out[form].errors), dtype=float)
@@ -192,7 +193,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, sizes: ArrayLike, *programs: str | None) -> Measured:
-        """Return what the sizes of messages and the programs that timed them tell.
+        """Return what is known from the sizes of messages and from the programs.
 
         Parameters
         ----------
@@ -219,7 +220,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def read(cls, description: Mapping[str, Any], cost: MessageCost) -> Measured:
-        """Return what the JSON of a cost says of the messages to which it was fitted.
+        """Read from the JSON of a cost to which messages the cost was fitted.
 
         Parameters
         ----------
@@ -231,8 +232,9 @@ class Measured(NamedTuple):
         Returns
         -------
         Measured
-            The sizes of the fit, and the devices. A table that was written by hand has
-            no fit, and its own sizes count. Other costs without a fit have no sizes.
+            The range of sizes of the fit, and the devices. If a table was written by
+            hand, and so has no fit, the range is that of its own sizes. Other costs
+            without a fit have no sizes.
 
         Raises
         ------
@@ -264,7 +266,7 @@ def _is_size(value: Any) -> bool:
 
 
 def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a warning if a cost was fitted to times of several kinds of messages.
+    """Yield a warning if a cost was probably fitted to several kinds of messages.
 
     Parameters
     ----------
@@ -274,9 +276,10 @@ def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
     Yields
     ------
     str
-        A warning, if rows are more than ten times as far from their fit as the medians
-        of sizes held out, and more than 1%. Then the rows of one size differ among
-        themselves more than any curve through their medians could explain.
+        A warning, if the median relative error of single rows is above 1%, and more
+        than ten times the median error at sizes that are held out of the fit. There the
+        median of each size is predicted. So the rows of one size differ among
+        themselves more than any curve through the medians could explain.
     """
     error = fitted["median_abs_relative_error"]
     held_out_error = fitted["median_abs_held_out_error"]
@@ -308,7 +311,7 @@ In recorded tables the form with the least errors is off by up to 15%.
 def strange_times(
     sizes: ArrayLike, seconds: ArrayLike, form: str = Chords.form
 ) -> Iterator[str]:
-    """Yield a warning for each way in which times do not follow the size as usual.
+    """Yield a warning for each way in which times do not depend on the size as usual.
 
     Parameters
     ----------
@@ -317,16 +320,16 @@ def strange_times(
     seconds : array_like, shape (n,)
         The time of each message.
     form : str, optional
-        The form of the cost that is fitted to these times. By default it is a line
-        between each two neighbouring sizes, which is rarely off by much if times follow
+        The form of the cost that is fitted to these times. The default interpolates
+        linearly between neighbouring sizes, and is rarely far off if times depend on
         the size at all.
 
     Yields
     ------
     str
-        Up to three warnings, each of which names the sizes: one size is far off its
-        neighbours, smaller messages take longer than larger ones, or the fit is far off
-        at sizes that are held out of it.
+        Up to three warnings, each with the sizes it is about: the time of one size is
+        far from the times of its neighbours, smaller messages take longer than larger
+        ones, or the fit is far off at sizes that are held out of it.
 
     Examples
     --------
@@ -343,13 +346,15 @@ def strange_times(
     medians_s = np.array([np.median(group) for group in groups])
     outlier = _outlier(distinct, medians_s)
     if outlier is not None:
-        before, slow, after = (
+        # `_outlier` never returns the first or the last size, so both neighbours exist.
+        smaller, strange, larger = (
             _size_and_time(distinct[row], medians_s[row])
             for row in (outlier - 1, outlier, outlier + 1)
         )
         size = format_bytes(distinct[outlier])
         yield (
-            f"{slow}, but {before} and {after}: measure {size} again, or leave it out"
+            f"{strange}, but {smaller} and {larger}: "
+            f"measure {size} again, or leave it out"
         )
         # The outlier alone shall not cause the other warnings, too.
         is_other = row_sizes != distinct[outlier]
@@ -362,13 +367,14 @@ def strange_times(
 
 
 def strange_rows(rows: DataFrame) -> Iterator[str]:
-    """Yield a warning for each way in which times of a table do not follow the size.
+    """Yield a warning for each way in which a table's times do not depend on the size.
 
     Parameters
     ----------
     rows : DataFrame
         Rows of a table ``collectives``, all of one collective, number of ranks and link.
-        Rows with several messages in flight do not count, nor do disturbed ones.
+        Rows with several messages in flight are ignored, and so are rows during which
+        other programs used the cores.
 
     Yields
     ------
@@ -387,16 +393,19 @@ def _size_and_time(n_bytes: float, seconds: float) -> str:
 
 
 def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
-    """Return the index of the size that is farthest off its two neighbours, if any is.
+    """Return the index of the size whose time is farthest from those of its neighbours.
+
+    The result is None if no size is strangely slow or fast.
 
     A size is slow if three things hold. It takes FAR_OFF times as long as a line
-    between its neighbours says, in the logarithms of size and time. It takes TOO_SLOW
-    times as long as the smaller neighbour, so that the end of a slow range is no
-    outlier. And it takes longer than the larger neighbour, so that the begin of a slow
-    range is none.
+    between its neighbours predicts, in the logarithms of size and time. It takes
+    TOO_SLOW times as long as the smaller neighbour, because otherwise the last size of
+    a slow range would be an outlier. And it takes longer than the larger neighbour,
+    because otherwise the first size of a slow range would be one.
 
-    A size is fast if each neighbour takes TOO_SLOW times as long. A line between coarse
-    sizes lies far above the knee of a cost, so it says nothing about fast sizes.
+    A size is fast if each neighbour takes TOO_SLOW times as long. The line between
+    neighbours is of no use here: between sizes that are far apart, it lies far above
+    the times of usual costs.
     """
     if len(sizes) < 3:
         return None
@@ -410,8 +419,9 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
     interpolated = smaller + share * (larger - smaller)
     slow_limits = (interpolated + np.log(FAR_OFF), smaller + np.log(TOO_SLOW), larger)
     fast_limits = (smaller - np.log(TOO_SLOW), larger - np.log(TOO_SLOW))
-    # By how much each inner size exceeds its limits, as a logarithm. An excess below
-    # zero is within the limits.
+    # By how much each inner size exceeds its limits, as a logarithm. The excess is
+    # negative within the limits. A slow size exceeds all three limits, hence the
+    # maximum of the limits, and a fast size is below both, hence the minimum.
     too_slow = inner - np.max(slow_limits, axis=0)
     too_fast = np.min(fast_limits, axis=0) - inner
     excess = np.maximum(too_slow, too_fast)
@@ -423,8 +433,9 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
 def _fall(sizes: Floats, medians_s: Floats) -> Iterator[str]:
     """Yield a warning if a smaller size takes TOO_SLOW times as long as a larger one.
 
-    Of all such pairs the one with the largest ratio is named.
+    The warning names the pair of sizes with the largest ratio.
     """
+    # The longest time of each size and of all smaller ones.
     slowest_so_far = np.maximum.accumulate(medians_s)
     ratios = slowest_so_far / medians_s
     larger = int(np.argmax(ratios))
@@ -453,7 +464,7 @@ def _far_off_held_out(form: str, sizes: Floats, seconds: Floats) -> Iterator[str
 
 
 def warnings_of_fit(description: Mapping[str, Any]) -> list[str]:
-    """Return the warnings that the JSON of a cost has about its fit.
+    """Return the warnings about its fit that are in the JSON of a cost.
 
     Parameters
     ----------
@@ -468,7 +479,7 @@ def warnings_of_fit(description: Mapping[str, Any]) -> list[str]:
     Raises
     ------
     UserError
-        If they are not a list of texts.
+        If the entry of the warnings is not a list of texts.
     """
     warnings = description.get("fit", {}).get("warnings", [])
     are_texts = isinstance(warnings, list) and all(

@@ -55,11 +55,12 @@ class Forecast:
     interval_s : (float, float) or None
         Lower and upper end in seconds; None if the cost has no draws.
     paired_interval_s : (float, float) or None
-        The interval if the drift of compute since its profile is known and taken off,
-        as in a comparison with iterations without exchange of the same minutes.
+        The interval without the drift of compute since its profile. It is for a
+        comparison with iterations without exchange of the same minutes, which have the
+        same drift.
     interval_holds : str
-        What the interval of a real training holds, in words, if that is less than what
-        makes single iterations differ (see `interval_holds`). Otherwise empty.
+        Which causes of scatter the interval includes, in words, if it cannot include
+        all. Otherwise empty.
     """
 
     iteration: Iteration
@@ -74,7 +75,7 @@ class Forecast:
 
 
 def interval_holds(communication: Communication) -> str:
-    """Return what an interval of real training holds, if it cannot hold all.
+    """Return which causes of scatter an interval of real training includes.
 
     Parameters
     ----------
@@ -84,22 +85,24 @@ def interval_holds(communication: Communication) -> str:
     Returns
     -------
     str
-        In words. Empty if contention was measured, so that the nominal share of single
-        iterations should lie in the interval.
+        The causes that the interval includes and those that it lacks, in words. Empty
+        if contention was measured, so that the nominal share of single iterations
+        should lie in the interval.
 
     Notes
     -----
     Draws of an iteration have slowdowns only if contention was measured, and a drift of
-    compute only if compute is known to be real. Without them the interval has the scatter
+    compute only if a contention is given. Without them the interval has the scatter
     and the drift of messages alone. If compute hides most messages, such an interval is
     hardly wider than a point, and would be wrong as an interval of 95%.
 
-    It could be widened by what recorded training misses instead. But iterations of
-    recorded training without a model of contention took 0 to 31% longer, by the link,
-    and no record says what other machines add. A number taken from there would look
-    measured and would not be, so the interval says what it holds.
+    The interval could be widened by the errors of recorded training. But iterations of
+    recorded training took 0 to 31% longer than predicted without contention, depending
+    on the link, and other machines were not recorded. A width taken from there would
+    look measured without being so. The interval therefore states what it includes.
 
-    Replays sleep for their compute times. Their intervals hold all without a contention.
+    Replays sleep for their compute times, so nothing slows their compute down. Their
+    intervals include all causes also without a contention.
 
     Examples
     --------
@@ -117,7 +120,8 @@ def interval_holds(communication: Communication) -> str:
     if contention is None:
         missing = "contention with compute and the drift of compute were"
     else:
-        # With a contention, draws have the drift of compute in recorded training.
+        # With any contention, also an assumed one, draws have the drift of compute that
+        # was found in recorded training.
         held += " and the drift of compute"
         missing = "contention with compute was"
     return f"{held}; {missing} not measured"
@@ -135,9 +139,9 @@ def forecast(
 ) -> Forecast:
     """Return the prediction of an iteration with the interval of a single iteration.
 
-    Of a replay, or with a measured contention, the share ``level`` of single iterations
-    should lie in the interval. Otherwise ``interval_holds`` of the result says what the
-    interval holds.
+    The share ``level`` of single iterations should lie in the interval if the iteration
+    is a replay, which sleeps for its compute times, or if contention was measured.
+    Otherwise ``interval_holds`` of the result says what the interval includes.
 
     Parameters
     ----------
@@ -147,8 +151,9 @@ def forecast(
         Which gradients share a message.
     communication : Communication
         What is known of the messages. If its cost selects gradients, the time to select
-        counts as compute. If it has a contention, compute is real: messages and compute
-        slow each other down, and buckets cost what was measured.
+        counts as compute. If it has a contention, the iteration is one of real training
+        and not a replay: messages and compute slow each other down, and buckets cost
+        what was measured.
     copy_s_per_byte : float, optional
         Seconds per byte to copy gradients into and out of messages, unless the
         contention has a measured value. These copies count as exposed communication.
@@ -156,7 +161,7 @@ def forecast(
         Times of iterations of one worker alone over their median.
     compute_drift : float, optional
         The standard deviation of the logarithm of the factor by which compute has
-        changed since its profile. It counts only with a contention.
+        changed since its profile. It is ignored without a contention.
     level : float, optional
         The share of single iterations that should lie in the interval.
 
@@ -186,16 +191,19 @@ def forecast(
     if cost.selects:
         selection_s = cost.selection_s(plan.group_bytes(workload))
         workload = with_selection(workload, plan, selection_s)
-    iteration = Iteration(workload, plan, cost, communication.link, copy_s_per_byte)
+    iteration = Iteration(
+        workload, plan, cost, communication.link, copy_s_per_byte=copy_s_per_byte
+    )
     if contention:
         iteration = with_contention(iteration, contention)
     if not communication.draws:
-        return Forecast(iteration, None)
+        return Forecast(iteration, interval_s=None)
 
     iterations_s, drift = draw_iterations(
         iteration, communication, compute_scatter, compute_drift
     )
-    # The drift makes compute longer by this much in each draw.
+    # Iterations that are compared within the same minutes share the drift of compute.
+    # Without drift, each draw is shorter by the time that drift adds to compute.
     without_drift_s = iterations_s - workload.compute_s * (drift - 1)
     return Forecast(
         iteration,
@@ -215,9 +223,11 @@ def draw_iterations(
     communication: Communication,
     compute_scatter: Floats = STEADY,
     compute_drift: float = COMPUTE_DRIFT,
-    scatter: bool = True,
+    message_scatter: bool = True,
 ) -> tuple[Floats, Floats]:
-    """Return draws of the time of an iteration, one for each draw of the cost.
+    """Draw times of an iteration, and the drift of compute in each of these draws.
+
+    There is one draw for each draw of the cost.
 
     Parameters
     ----------
@@ -229,9 +239,11 @@ def draw_iterations(
         Times of iterations of one worker alone over their median.
     compute_drift : float, optional
         The standard deviation of the logarithm of the factor by which compute has
-        changed since its profile. It counts only with a contention.
-    scatter : bool, optional
-        Whether single messages scatter, as they do in a single iteration.
+        changed since its profile. It is ignored without a contention.
+    message_scatter : bool, optional
+        Whether each message also scatters by itself. Without this scatter, messages
+        have only the drift that all messages of a draw share, as in the mean of many
+        iterations. Compute scatters in any case.
 
     Returns
     -------
@@ -246,12 +258,12 @@ def draw_iterations(
 
     message_factors: Floats | float = 1.0
     if communication.noise is not None:
-        # Noise was measured by the size of what is sent. Of a sparse group that is only
-        # the selected share.
+        # Noise was measured by the bytes that are sent. A sparse group sends only the
+        # selected share of its bytes.
         density = getattr(iteration.cost, "density", 1.0)
         sent_bytes = iteration.group_bytes * density
         message_factors = communication.noise.factors(
-            sent_bytes, len(costs), scatter=scatter
+            sent_bytes, len(costs), scatter=message_scatter
         )
 
     # Each kind of randomness has a generator of its own, with a fixed seed. All plans
@@ -262,15 +274,18 @@ def draw_iterations(
     if contention:
         normal = np.random.default_rng(2).standard_normal(len(costs))
         drift = np.exp(compute_drift * normal)
-        slowdowns = contention.of_messages(iteration.group_bytes, len(costs))
+        slowdowns = contention.of_messages(iteration.group_bytes, drawn=len(costs))
     iterations_s = iteration.draws(
-        costs, message_factors, compute_factors * drift, slowdowns
+        costs,
+        message_factors=message_factors,
+        compute_factors=compute_factors * drift,
+        slowdowns=slowdowns,
     )
     return iterations_s, drift
 
 
 def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
-    """Return the iteration if messages and compute slow each other down.
+    """Return the iteration in which messages and compute slow each other down.
 
     Parameters
     ----------
@@ -283,10 +298,11 @@ def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
     Returns
     -------
     Iteration
-        The workload, plan and cost of ``iteration`` with the link of a contention.
+        The workload, plan and cost of ``iteration`` with the slowdowns of the contention
+        in its link.
     """
     of_compute, of_messages = contention.of_messages(iteration.group_bytes)
-    # A contention whose copies were not timed has 0 seconds per byte.
+    # If copies were not timed with the contention, it states 0 seconds per byte.
     copy_s_per_byte = contention.copy_s_per_byte or iteration.copy_s_per_byte
     link = replace(iteration.link, slowdown=of_compute, message_slowdown=of_messages)
     return replace(
@@ -298,7 +314,7 @@ def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
 
 
 def issue_share(samples: DataFrame) -> float:
-    """Return the time a host needs to issue an iteration over its time on the GPU.
+    """Return the time to issue an iteration on the host over its time on the GPU.
 
     Parameters
     ----------
@@ -308,8 +324,8 @@ def issue_share(samples: DataFrame) -> float:
     Returns
     -------
     float
-        The ratio of the two medians: near 1 the host limits, far below 1 the GPU. NaN
-        if issuing was not timed.
+        The ratio of the two medians. Near 1 the host limits the iteration, and far
+        below 1 the GPU does. NaN if issuing was not timed.
     """
     median = samples.groupby("quantity")["seconds"].median()
     return float(median.get("issue", math.nan) / median["unhooked_iteration"])
@@ -359,13 +375,14 @@ def forecast_case(
     selections : mapping of str to Selecting, optional
         Selection times by their hash. Sparse cases need them.
     copy_s_per_byte : float, optional
-        As in `forecast`.
+        Seconds per byte to copy gradients into and out of messages.
     compute_scatter : ndarray, shape (n,), optional
-        As in `forecast`.
+        Times of iterations of one worker alone over their median.
     level : float, optional
-        As in `forecast`.
+        The share of single iterations that should lie in the interval.
     compute_drift : float, optional
-        As in `forecast`.
+        The standard deviation of the logarithm of the factor by which compute has
+        changed since its profile. It is ignored without a contention.
 
     Returns
     -------
@@ -445,8 +462,8 @@ def workload_of_case(
         return workload
 
     if case.selection_sha256 not in selections:
-        # A case of real training has the hash "", because it did not sleep for selection
-        # times but selected.
+        # A replay sleeps for recorded selection times. Real training selects, and so
+        # has the hash "".
         times = case.selection_sha256[:12] or "of real training"
         raise UserError(
             f"case {case.key}: the selection times {times} are missing: "
@@ -464,7 +481,7 @@ def workload_of_case(
 def plan_with_contention(
     spec: str, workload: Workload, communication: Communication
 ) -> FusionPlan:
-    """Return a plan by name, where messages and compute may slow each other down.
+    """Return the plan with a given name, if messages and compute may slow each other down.
 
     Parameters
     ----------
@@ -494,11 +511,13 @@ def plan_with_contention(
     if contention is None:
         return make_plan("exact", workload, cost)
 
-    # `jointly` needs one slowdown for all messages: the one of a gradient of middle
-    # size.
-    middle_bytes = float(np.median(workload.bytes))
-    slowdown, message_slowdown = contention.of_messages([middle_bytes])[:, 0].tolist()
-    typical = Resources("all", cost, slowdown, message_slowdown)
+    # `jointly` takes one slowdown for all messages. This is the slowdown of a message
+    # with the median size of a gradient.
+    median_bytes = float(np.median(workload.bytes))
+    slowdown, message_slowdown = contention.of_messages([median_bytes])[:, 0].tolist()
+    typical = Resources(
+        "all", cost, slowdown=slowdown, message_slowdown=message_slowdown
+    )
     starts = [
         make_plan("exact", workload, cost),
         make_plan("ddp", workload),

@@ -122,8 +122,8 @@ class Program(NamedTuple):
     steps : tuple of Step
         The actions of a rank.
     messages : tuple of Message
-        The messages, in the order in which they are posted. Steps refer to them by
-        their places in this tuple.
+        The messages, in the order in which they are posted. Steps refer to a message by
+        its index in this tuple.
     """
 
     steps: tuple[Step, ...]
@@ -148,9 +148,10 @@ class Program(NamedTuple):
             The time of the iteration in seconds.
         """
         scenarios = message_s.shape[:-1]
-        # The time of the rank, which goes on while messages are under way.
+        # The clock of the rank. A message that is under way does not advance it.
         now_s = np.zeros(scenarios)
         link_free_s = np.zeros(scenarios)
+        # When each posted message ends, by its number.
         ends_s: dict[int, Floats] = {}
         for action, operand in self.steps:
             if action == COMPUTE:
@@ -158,7 +159,8 @@ class Program(NamedTuple):
             elif action == WAIT:
                 now_s = np.maximum(now_s, ends_s[int(operand)])
             else:
-                # A message that is posted starts when the one before it has ended.
+                # The action is POST. The message starts now, or when the one before it
+                # has ended.
                 message = int(operand)
                 starts_s = np.maximum(now_s, link_free_s)
                 link_free_s = starts_s + message_s[..., message]
@@ -179,9 +181,9 @@ class _ProgramBuilder:
     steps, messages : list
         The program so far.
     gathers : dict of int to int
-        The last gather of each unit whose parameters are whole, by unit.
+        For each unit that is whole or is being gathered, the number of its gather.
     last_scatter : int, optional
-        The last scatter, if there was one.
+        The number of the last scatter, None before the first one.
     """
 
     unit_bytes: tuple[int, ...]
@@ -216,7 +218,7 @@ class _ProgramBuilder:
         self.wait(self.gathers[unit])
 
     def gather_next(self, later_units: Sequence[int]) -> None:
-        """Start to gather the first of some units that is not whole yet."""
+        """Start to gather the first of ``later_units`` that is not gathered yet."""
         for unit in later_units:
             if unit not in self.gathers:
                 self.gather(unit)
@@ -226,8 +228,8 @@ class _ProgramBuilder:
         del self.gathers[unit]
 
     def scatter(self, unit: int) -> None:
-        """Start to scatter the gradients of a unit, once earlier gradients have left."""
-        # FSDP2 has one buffer for the gradients that are being scattered.
+        """Start to scatter the gradients of a unit, after the scatter before it."""
+        # FSDP2 has a single buffer for the gradients that are being scattered.
         self.wait_for_scatter()
         self.last_scatter = self.post(SCATTER, unit)
 
@@ -247,8 +249,9 @@ class Sharding:
     bytes : tuple of int, length U
         The size of each unit; 0 for a root without parameters.
     runs : tuple of (int, float, float)
-        A unit, seconds of its forward and seconds of its backward, in forward order. A
-        run joins neighbouring tensors of one unit. A unit may have several runs.
+        Runs of neighbouring tensors of one unit, in forward order: the unit, and the
+        seconds of forward and of backward. A unit has several runs if tensors of other
+        units lie between its own.
     update_s : float
         Seconds of the update.
 
@@ -295,12 +298,14 @@ class Sharding:
         UserError
             If a pattern matches no module, or if the size is not a size.
         """
+        # The modules of a tensor's unit identify the unit until units have numbers.
         if spec.startswith(SIZE):
-            modules_of_tensor = _by_size(profile, parse_bytes(spec.removeprefix(SIZE)))
+            least_bytes = parse_bytes(spec.removeprefix(SIZE))
+            modules_of_tensor = _units_by_size(profile, least_bytes)
         else:
-            modules_of_tensor = _by_name(profile, spec)
-        # The root comes first, also if no tensor belongs to it. All other units follow
-        # in the order in which they first compute.
+            modules_of_tensor = _units_by_name(profile, spec)
+        # The root, which has no modules, comes first, also if no tensor belongs to it.
+        # All other units follow in the order in which they first compute.
         root: tuple[str, ...] = ()
         modules_of_unit = list(dict.fromkeys([root, *modules_of_tensor]))
         unit_of_modules = {
@@ -326,7 +331,7 @@ class Sharding:
         )
 
     def scaled(self, factor: float) -> Sharding:
-        """Return the network on a machine that computes more slowly (time dilation).
+        """Return the network on a machine where compute takes ``factor`` times as long.
 
         Parameters
         ----------
@@ -345,7 +350,7 @@ class Sharding:
         return replace(self, runs=runs, update_s=factor * self.update_s)
 
     def gathered_bytes(self, *, reshard: bool = True) -> int:
-        """Return the most bytes of parameters that are whole at a time.
+        """Return the most bytes of parameters that a rank holds whole at the same time.
 
         Parameters
         ----------
@@ -356,14 +361,15 @@ class Sharding:
         Returns
         -------
         int
-            With ``reshard``, the bytes of the root and of two units that compute one
-            after the other, because the next unit is gathered while one computes. The
-            root stays whole throughout the iteration.
+            With ``reshard``, the largest sum of the root and of two units that compute
+            one after the other, because the next unit is gathered while one computes.
+            The root stays whole throughout the iteration.
         """
         if not reshard:
             return sum(self.bytes)
         units = [unit for unit, _, _ in self.runs if unit != ROOT]
-        # A set counts a unit once if it computes twice in a row, around the root.
+        # If only the root computes between two runs of a unit, both of a pair are this
+        # unit. The set counts it once.
         gathered_together = [{ROOT, *pair} for pair in pairwise(units)]
         # A network of a single unit has no pair, and a network may be all root.
         first_unit = units[:1]
@@ -375,7 +381,7 @@ class Sharding:
     def program(
         self, *, prefetch: bool = True, reshard: bool = True, blocking: bool = False
     ) -> Program:
-        """Return what every rank does in an iteration.
+        """Return the steps and the messages of a rank in an iteration.
 
         Parameters
         ----------
@@ -392,7 +398,7 @@ class Sharding:
         Program
             The steps of a rank, and its messages.
         """
-        program = _ProgramBuilder(self.bytes, blocking)
+        program = _ProgramBuilder(unit_bytes=self.bytes, blocking=blocking)
         root_has_parameters = self.bytes[ROOT] > 0
         first_unit, _, _ = self.runs[0]
 
@@ -404,7 +410,7 @@ class Sharding:
             if prefetch:
                 program.gather_next(later_units)
             program.compute(forward_s)
-            # A unit that computes again stays whole until then, as the root does.
+            # The root always stays whole. A unit stays whole if it computes again.
             if reshard and unit != ROOT and unit not in later_units:
                 program.reshard(unit)
 
@@ -415,14 +421,14 @@ class Sharding:
             if prefetch:
                 program.gather_next(later_units)
             program.compute(backward_s)
-            # The gradient of a unit is complete after the last of its runs.
+            # The gradients of a unit are complete after the last of its runs. The root
+            # and the first unit follow below.
             if unit not in (ROOT, first_unit, *later_units):
                 program.scatter(unit)
 
         # -- the end: FSDP2 scatters the gradients of a unit when the gradient of the
-        # unit's input is ready. The input of the root and of the first unit is the
-        # input of the network, which has no gradient, so both scatter after the
-        # backward pass.
+        # unit's input is ready. The root and the first unit take the input of the
+        # network, which has no gradient. So both scatter after the backward pass.
         if root_has_parameters:
             program.scatter(ROOT)
         if first_unit != ROOT:
@@ -444,11 +450,12 @@ def _with_later_units(
 # -- which tensor belongs to which unit ------------------------------------------------
 
 
-def _by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
-    """Return the modules of the unit of each tensor, by patterns of module names.
+def _units_by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
+    """Return for each tensor the one module of its unit, or () for the root.
 
-    A unit is the outermost module around a tensor that a pattern matches. A tensor
-    without such a module belongs to the root, which has no modules.
+    ``spec`` has patterns of module names, with commas between them. A unit is the
+    outermost module around a tensor that one of the patterns matches. A tensor without
+    such a module belongs to the root. Raises UserError if a pattern makes no unit.
     """
     patterns = [pattern.strip() for pattern in spec.split(",")]
     used: set[str] = set()
@@ -456,12 +463,14 @@ def _by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
     for layer in profile.layer:
         matches = list(_matches(layer, patterns))
         if matches:
-            # All matches are beginnings of one name, so the smallest is the outermost.
+            # All matching modules are beginnings of the layer's name, so the smallest
+            # text is the outermost module.
             module, pattern = min(matches)
             used.add(pattern)
             modules_of_tensor.append((module,))
         else:
             modules_of_tensor.append(())
+    # A pattern is also unused if all its modules lie inside units of other patterns.
     unused = [pattern for pattern in patterns if pattern not in used]
     if unused:
         layers = ", ".join(dict.fromkeys(profile.layer[:3]))
@@ -484,8 +493,8 @@ def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield module, pattern
 
 
-def _by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:
-    """Return the layers of the unit of each tensor.
+def _units_by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:
+    """Return for each tensor all layers of its unit.
 
     Layers that follow one another form a unit, which is complete as soon as it has
     ``least_bytes``. Only the last unit may be smaller.
@@ -493,11 +502,11 @@ def _by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:
     # The layers of a unit share one list, which grows until the unit is complete.
     layers_of_unit: dict[str, list[str]] = {}
     layers: list[str] = []
-    unit_bytes = math.inf  # so that the first layer begins a unit
+    # An infinite size before the first layer makes this layer begin a unit.
+    unit_bytes = math.inf
     sizes = profile.gradient_bytes.tolist()
     for layer, n_bytes in zip(profile.layer, sizes, strict=True):
-        # Further tensors of a layer belong to the unit of the layer, however large it
-        # is.
+        # All tensors of a layer belong to one unit, also if it is already complete.
         if layer not in layers_of_unit:
             if unit_bytes >= least_bytes:
                 layers = []
@@ -521,10 +530,10 @@ def forecast(
 ) -> tuple[Prediction, tuple[float, float] | None]:
     """Return the prediction of an iteration with its interval.
 
-    The interval holds what INTERVAL_HOLDS says. The share ``level`` of iterations
-    should lie in it if an iteration is a replay, which sleeps for its compute times.
-    Compute and messages of real training slow each other down, and its compute drifts,
-    for which there is no model here.
+    The share ``level`` of iterations should lie in the interval if an iteration is a
+    replay, which sleeps for its compute times. In real training compute and messages
+    slow each other down, and compute drifts. There is no model of this here, so the
+    interval is too narrow for real training (INTERVAL_HOLDS).
 
     Parameters
     ----------
@@ -535,16 +544,16 @@ def forecast(
     level : float, optional
         The share of draws that lie in the interval.
     brief_s : ndarray, shape (n,), optional
-        Measured iterations whose messages have one element per rank. Given these, an
-        iteration of a blocking program is predicted to take longer than the brief ones
-        by as much as its messages take longer than those of one element. All this time
-        counts as exposed.
+        Measured times of iterations whose messages have only one element per rank. The
+        program must then be blocking. Its iteration is predicted as such a brief
+        iteration, plus the time by which its messages take longer than messages of one
+        element. All of this additional time is exposed.
     single : bool, optional
         Whether the interval is of single iterations, or of the median of many.
     missed : float or ndarray, shape (B, 1), optional
-        The error of the time of all messages of an iteration, as the logarithm of
-        measured over predicted: a number is its standard deviation, and an array has
-        the error of each draw.
+        The error that all messages of an iteration have in common, as the logarithm of
+        measured over predicted time. A number is the standard deviation of this error,
+        and an array has the error in each draw.
 
     Returns
     -------
@@ -565,7 +574,7 @@ def forecast(
     if draws and np.ndim(missed) == 0:
         log_errors = missed * _normal_scores(draws)
     drawn_s *= np.exp(log_errors)
-    # The first row is predicted, all others are draws.
+    # The first row is the prediction, and all others are draws.
     message_s = np.vstack([predicted_s, drawn_s])
     if brief_s is None:
         compute_s = program.compute_s
@@ -574,7 +583,7 @@ def forecast(
         compute_s = float(np.median(brief_s))
         sample_size = 1 if single else len(brief_s)
         resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
-        # The first value is predicted, all others are draws, as in ``message_s``.
+        # The first value is the prediction, as in ``message_s``.
         brief_iterations_s = np.append(compute_s, np.median(resampled_s, axis=1))
         # Nothing overlaps in a blocking program, so the times of messages add up.
         iterations_s = brief_iterations_s + message_s.sum(axis=1)
@@ -595,7 +604,7 @@ def _message_times(
     scatter_by_message: bool,
     beyond_one_element: bool,
 ) -> tuple[Floats, Floats]:
-    """Return the times of messages, predicted and drawn.
+    """Return the predicted time of each message of a program, and draws of this time.
 
     Parameters
     ----------
@@ -643,12 +652,12 @@ def _message_times(
 
 
 def _normal_scores(draws: int) -> Floats:
-    """Return evenly spaced quantiles of a normal distribution, shuffled.
+    """Return evenly spaced quantiles of a normal distribution, in random order.
 
-    The result has the shape (draws, 1), so that a row of messages shares a quantile.
+    The result has the shape (draws, 1): all messages of a draw share a quantile.
     """
     from scipy.stats import norm
 
-    # Normal numbers that are drawn at random may spread too little if they are few.
+    # Quantiles spread as the distribution does. A few random numbers may spread less.
     ranks = np.random.default_rng(1).permutation(draws)
     return np.asarray(norm.ppf((ranks + 0.5) / draws)[:, None])
