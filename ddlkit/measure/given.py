@@ -277,7 +277,8 @@ class Training:
     def wrap(self, **options: Any) -> DistributedDataParallel:
         """Have all calls of the model go through DistributedDataParallel from now on.
 
-        Buffers are not sent, nor the first weights, which equal seeds make equal.
+        By default buffers are not sent, nor the first weights, which equal seeds make
+        equal.
 
         Parameters
         ----------
@@ -297,13 +298,13 @@ class Training:
         device_ids = None
         if self.device.type == "cuda":
             device_ids = [self.device.index]
-        fixed_options: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "device_ids": device_ids,
             "init_sync": False,
             SYNC_BUFFERS: False,
         }
         inside = _Inside(self.model)
-        ddp = DistributedDataParallel(inside, **fixed_options, **options)
+        ddp = DistributedDataParallel(inside, **{**defaults, **options})
         return self.use(ddp)
 
     def use(self, ddp: DistributedDataParallel) -> DistributedDataParallel:
