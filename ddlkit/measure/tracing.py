@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ddlkit.core.errors import UserError
 from ddlkit.jobs.rank import Rank, Tables, agree_all, job
 from ddlkit.measure.advise import loaded_together
-from ddlkit.measure.given import SYNC_BUFFERS, Training
+from ddlkit.measure.given import Training
 from ddlkit.measure.layers import compute_on
 from ddlkit.store.files import replace, scratch
 
@@ -80,7 +79,7 @@ def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
     with compute_on(settings.model, me.device, ""):
         training = loaded_together(settings.model, 1, me, notes)
         _refuse_unused_parameters(training, settings.model)
-        wrap_as_users_do(training, process_group_of_users(me))
+        training.wrap(synchronize=True, process_group=process_group_of_users(me))
         # This iteration shows whether DDP takes part at all. The profiler's warm-up
         # follows.
         training.iterate()
@@ -116,39 +115,18 @@ def process_group_of_users(me: Rank) -> dist.ProcessGroup | None:
     """
     if me.backend != "gloo":
         return None
-    # The stub of torch lacks the type of this function's result.
+    # The type stubs of torch do not say what this function returns.
     group: Any = dist.new_group(backend="gloo")
-    return group  # type: ignore[no-any-return]
-
-
-def wrap_as_users_do(
-    training: Training, process_group: dist.ProcessGroup | None
-) -> None:
-    """Wrap a model in DistributedDataParallel with the default options.
-
-    DDP then sends the first weights of rank 0 to all ranks, and rank 0's buffers before
-    each forward pass.
-
-    Parameters
-    ----------
-    training : Training
-        The model in training, which is changed.
-    process_group : ProcessGroup or None
-        The group of all ranks, or None for the default group.
-    """
-    options = {"init_sync": True, SYNC_BUFFERS: True, "process_group": process_group}
-    training.wrap(**options)
+    return group
 
 
 def _refuse_unused_parameters(training: Training, model: str) -> None:
     """Raise UserError if a parameter gets no gradient, for which DDP would wait."""
     trained = training.trained()
-    with_gradient = set()
+    with_gradient: set[str] = set()
 
     def note_gradients() -> None:
-        with_gradient.update(
-            name for name, p in trained.items() if p.grad is not None
-        )
+        with_gradient.update(name for name, p in trained.items() if p.grad is not None)
 
     training.iterate(note_gradients)
     unused = [name for name in trained if name not in with_gradient]
@@ -251,4 +229,3 @@ def _pack(plain: Path, packed: Path) -> None:
         gzip.GzipFile(packed, "wb", compresslevel=COMPRESSION, mtime=0) as target,
     ):
         shutil.copyfileobj(source, target)
-

@@ -1,9 +1,10 @@
-"""Traces of data-parallel training with delays that are known, and the command that records them.
+"""Traces of data-parallel training with known delays, and how they are recorded.
 
-`data/straggling/scenarios.yml` states for each scenario which rank is delayed in which phase, and which rank and
-phase are therefore right to name. Most layers sleep for the time that they would compute, so that three ranks do not
-compete for two cores. Delays act in iterations of an odd number only: those of an even number, between them, show
-how long the same iteration takes without.
+`data/straggling/scenarios.yml` states for each scenario which rank is delayed in which
+phase, and which rank and phase are therefore right to name. Most layers sleep for the
+time that they would compute, so that three ranks do not compete for two cores. Delays
+act in iterations of an odd number only. Those of an even number show how long the same
+iteration takes without them.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,11 @@ ITERATIONS = 16
 """How many iterations are recorded: eight with delays, and eight without."""
 WARMUP = 4
 """Iterations until DDP has rebuilt its buckets, and the first numbers of the rest."""
+FOUR_BUCKETS_MB = 2.2
+"""The size of buckets in MiB that makes four of them from six layers that sleep.
+
+The last layer fills DDP's first bucket, which is smaller. Two layers fill each of the
+next two buckets, and the first layer is left for the last bucket."""
 INPUT_S = 0.002
 """Seconds that loading a batch takes on every rank."""
 UPDATE_S = 0.002
@@ -87,7 +91,7 @@ class Model:
 
 MODELS = {
     "sleeping": Model(),
-    "many_small": Model(layers=16, elements=25_000, forward_s=0.0015, backward_s=0.003),
+    "many_small": Model(layers=16, elements=25_000, forward_s=0.001, backward_s=0.001),
     "computing": Model(width=512, forward_s=0.0, backward_s=0.0, batch=256),
 }
 """The models of the scenarios by name."""
@@ -122,6 +126,30 @@ class Injection:
 
 
 @dataclass(frozen=True)
+class Link:
+    """The links of a lab: their rate, as in "1gbit", and their delay, as in "1ms"."""
+
+    rate: str
+    delay: str = "0s"
+
+
+@dataclass(frozen=True)
+class Right:
+    """The rank and the phase that are right to name; any phase is if that is "any"."""
+
+    rank: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What a second recording changes: the links, the size of DDP's buckets in MiB."""
+
+    link: Link | None = None
+    bucket_cap_mb: float | None = None
+
+
+@dataclass(frozen=True)
 class Scenario:
     """A training that is recorded, with its delays and the answer that is right.
 
@@ -137,37 +165,43 @@ class Scenario:
         The delays.
     jitter_s : float
         The longest of the random delays that each layer of each rank has, in seconds.
-    link : mapping of str to str
-        "rate" and, if there is one, "delay" of the links of a lab; empty for loopback.
+    link : Link or None
+        The links of a lab; None for the loopback interface.
     bucket_cap_mb : float
-        The size of DDP's buckets in MiB. The default makes four buckets of six layers that
-        sleep: the last layer, twice two layers, and the first layer.
-    right : mapping of str to object
-        The "rank" and the "phase" that are right to name; empty if it is right to name none.
-    remedy : mapping of str to object
-        The fields of the scenario that a second recording changes.
+        The size of DDP's buckets in MiB.
+    right : Right or None
+        The rank and the phase that are right to name; None if it is right to name none.
+    remedy : Remedy or None
+        What a second recording changes; None if there is no second recording.
     """
 
     name: str
     ranks: int
     model: str
-    inject: Sequence[Injection] = ()
-    jitter_s: float = 0.0
-    link: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    bucket_cap_mb: float = 2.2
-    right: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    remedy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    inject: Sequence[Injection]
+    jitter_s: float
+    link: Link | None
+    bucket_cap_mb: float
+    right: Right | None
+    remedy: Remedy | None
 
     def with_remedy(self) -> Scenario:
         """Return the scenario after its remedy."""
-        return dataclasses.replace(self, **self.remedy, remedy={})
+        if self.remedy is None:
+            return self
+        return dataclasses.replace(
+            self,
+            link=self.remedy.link or self.link,
+            bucket_cap_mb=self.remedy.bucket_cap_mb or self.bucket_cap_mb,
+            remedy=None,
+        )
 
     def members(self) -> Ranks:
         """Return the ranks, between which there is the scenario's link."""
-        if not self.link:
+        if self.link is None:
             return Ranks(self.ranks, Loopback, {"backend": "gloo"})
-        rate_bits_per_s = units.parse_bits_per_s(self.link["rate"])
-        delay_s = units.parse_seconds(self.link.get("delay", "0s"))
+        rate_bits_per_s = units.parse_bits_per_s(self.link.rate)
+        delay_s = units.parse_seconds(self.link.delay)
         members, _ = ranks_in_lab(self.ranks, rate_bits_per_s, delay_s)
         return members
 
@@ -175,11 +209,47 @@ class Scenario:
 def scenarios() -> dict[str, Scenario]:
     """Return all scenarios by name, as `SCENARIOS` states them."""
     stated = own_yaml(SCENARIOS.read_text())["scenarios"]
-    by_name = {}
-    for name, fields in stated.items():
-        inject = [Injection(**injection) for injection in fields.pop("inject", [])]
-        by_name[name] = Scenario(name=name, inject=inject, **fields)
-    return by_name
+    return {name: _scenario(name, fields) for name, fields in stated.items()}
+
+
+def _scenario(name: str, fields: Mapping[str, Any]) -> Scenario:
+    """Return a scenario from its fields in the file."""
+    injections = []
+    for delay in fields.get("inject", []):
+        injection = Injection(
+            rank=delay["rank"],
+            phase=delay["phase"],
+            seconds=delay["seconds"],
+            layer=delay.get("layer"),
+        )
+        injections.append(injection)
+    right = None
+    if "right" in fields:
+        right = Right(rank=fields["right"]["rank"], phase=fields["right"]["phase"])
+    remedy = None
+    if "remedy" in fields:
+        remedy = Remedy(
+            link=_link(fields["remedy"]),
+            bucket_cap_mb=fields["remedy"].get("bucket_cap_mb"),
+        )
+    return Scenario(
+        name=name,
+        ranks=fields["ranks"],
+        model=fields["model"],
+        inject=injections,
+        jitter_s=fields.get("jitter_s", 0.0),
+        link=_link(fields),
+        bucket_cap_mb=fields.get("bucket_cap_mb", FOUR_BUCKETS_MB),
+        right=right,
+        remedy=remedy,
+    )
+
+
+def _link(fields: Mapping[str, Any]) -> Link | None:
+    """Return the links that some fields of the file name, or None for loopback."""
+    if "link" not in fields:
+        return None
+    return Link(rate=fields["link"]["rate"], delay=fields["link"].get("delay", "0s"))
 
 
 # -- what a rank does ------------------------------------------------------------------
@@ -191,14 +261,23 @@ class StragglingSettings:
 
     Attributes
     ----------
-    scenario : Scenario
-        What is trained.
+    name : str
+        The name of the scenario.
+    with_remedy : bool
+        Whether its remedy is in place.
     directory : str
         Where each rank writes its trace.
     """
 
-    scenario: Scenario
+    name: str
+    with_remedy: bool
     directory: str
+
+    @property
+    def scenario(self) -> Scenario:
+        """Return the scenario, which each rank reads itself."""
+        scenario = scenarios()[self.name]
+        return scenario.with_remedy() if self.with_remedy else scenario
 
 
 @job(StragglingSettings)
@@ -335,19 +414,19 @@ class Layer(nn.Module):
 
 
 class AddedSum(nn.Module):
-    """Adds the sum of its first parameters, so that all of them have a gradient."""
+    """Adds the sum of its parameters, so that all of them have a gradient."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()
-        self.parameters_ = nn.Parameter(torch.randn(elements))
+        self.addends = nn.Parameter(torch.randn(elements))
 
     def forward(self, values: Tensor) -> Tensor:
         """Return the values, each with the same sum added."""
-        return values + self.parameters_[:16].sum()
+        return values + self.addends.sum()
 
 
 class Batches(Dataset[Tensor]):
-    """A data set whose batches take a while to load, and on some ranks longer."""
+    """A data set whose batches take a while to load, and longer where they are delayed."""
 
     def __init__(self, shape: Model, delays: Delays) -> None:
         self.shape = shape
@@ -403,28 +482,30 @@ def record(out: Path, names: Sequence[str] = ()) -> Path:
         scenario = by_name[name]
         folder = out / name
         say(f"recording {name}")
-        record_scenario(scenario, folder)
+        record_scenario(name, folder)
         if scenario.remedy:
             _record_reference(scenario, folder)
-            record_scenario(scenario.with_remedy(), folder / REMEDY)
+            record_scenario(name, folder / REMEDY, with_remedy=True)
     path = out / "truth.csv"
     atomic_write_text(path, truth(out).to_csv(index=False))
     return path
 
 
-def record_scenario(scenario: Scenario, folder: Path) -> None:
+def record_scenario(name: str, folder: Path, *, with_remedy: bool = False) -> None:
     """Record one scenario.
 
     Parameters
     ----------
-    scenario : Scenario
-        The scenario.
+    name : str
+        The name of the scenario.
     folder : Path
         Where the traces of its ranks are written.
+    with_remedy : bool, optional
+        Whether its remedy is in place.
     """
     with scratch() as directory:
-        settings = StragglingSettings(scenario, str(directory))
-        scenario.members().run(straggling_job, settings, ESTIMATE_S)
+        settings = StragglingSettings(name, with_remedy, str(directory))
+        settings.scenario.members().run(straggling_job, settings, ESTIMATE_S)
         for path in sorted(directory.glob("rank*.json.gz")):
             trace = without_names(json.loads(gzip.decompress(path.read_bytes())))
             document = json.dumps(trace, separators=(",", ":")).encode()
@@ -495,8 +576,8 @@ def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
                 "rank": rank,
                 "phase": phase,
                 "injected_s": round(injected_s, 6),
-                "right_rank": scenario.right.get("rank", ""),
-                "right_phase": scenario.right.get("phase", ""),
+                "right_rank": scenario.right.rank if scenario.right else "",
+                "right_phase": scenario.right.phase if scenario.right else "",
                 "even_iteration_s": round(float(np.median(even_s)), 6),
                 "odd_iteration_s": round(float(np.median(odd_s)), 6),
             }
@@ -538,5 +619,5 @@ def _record_reference(scenario: Scenario, folder: Path) -> None:
         folder,
         "collectives",
         schema="collectives",
-        command=sys.argv,
+        command=["python", "-m", "workbook", "record", "straggling"],
     )
