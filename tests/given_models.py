@@ -49,6 +49,11 @@ def frozen_and_unused() -> tuple[Any, ...]:
     return with_loss(model)
 
 
+def batch_normalized() -> tuple[Any, ...]:
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 8))
+    return model, lambda: model(X).square().mean()
+
+
 def autocast() -> tuple[Any, ...]:
     model, plain = with_loss(Net())
     return model, torch.autocast("cpu", torch.bfloat16)(plain)

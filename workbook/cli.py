@@ -173,7 +173,10 @@ _NAME = """What to measure: a suite (quick, full, cpu, gpu, smoke), a file of po
 (see examples/), or one part of a suite: layers, collectives, slowdown, copies,
 training, replay, campaign, convergence, input, estimators (PyTorch's own cost
 models), or all. Of the suite quick, all leaves out copies, campaign, convergence,
-input and estimators, which are measured only if they are asked for by name."""
+input and estimators, which are measured only if they are asked for by name. Or
+straggling: traces of trainings with known delays, written into data/straggling, which
+no suite contains and which takes no option but --out."""
+STRAGGLING = "straggling"
 _PREDICT = """For a campaign: calibrate its labs and write down what the models
 predict, before anything is replayed or trained. No case is run."""
 _DEFAULT_OUT = (
@@ -243,6 +246,9 @@ def record(arguments: argparse.Namespace) -> int | None:
 
 def _record(arguments: argparse.Namespace) -> None:
     """Measure what the arguments name, and print the directory of the tables."""
+    if arguments.name == STRAGGLING:
+        _record_straggling(arguments)
+        return
     from workbook.record import recording
 
     networks = named_networks(arguments.networks)
@@ -268,6 +274,17 @@ def _record(arguments: argparse.Namespace) -> None:
             ignore_load=arguments.ignore_load,
         )
     print(directory)
+
+
+def _record_straggling(arguments: argparse.Namespace) -> None:
+    """Record trainings with known delays, and print the table of their truth."""
+    for name in ("device", "networks", "predict", "budget", "dry_run", "pack"):
+        if getattr(arguments, name):
+            option = "--" + name.replace("_", "-")
+            raise UserError(f"{option} has no effect on {STRAGGLING}: leave it out")
+    from workbook.record import straggling
+
+    print(straggling.record(arguments.out or straggling.SCENARIOS.parent))
 
 
 @command(

@@ -321,7 +321,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     measure_s, confirm_s = _measuring_times_s(arguments)
     # torchrun or srun may have started several copies of this command, each a rank.
     # Otherwise this process starts the ranks.
-    ranks_outside = _ranks_started_outside()
+    ranks_outside = ranks_started_outside()
     if ranks_outside > 1:
         ranks = ranks_outside
     else:
@@ -400,9 +400,15 @@ def _only_advise_in(out: Path, me: Any = None) -> Iterator[None]:
         yield
 
 
-def _ranks_started_outside() -> int:
+def ranks_started_outside() -> int:
     """Return how many ranks torchrun or srun started, 1 if neither did.
 
+    Returns
+    -------
+    int
+
+    Notes
+    -----
     torchrun sets WORLD_SIZE, and srun SLURM_NTASKS.
     """
     return int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1)

@@ -452,21 +452,32 @@ def _refuse_impossible_outputs(out: Path, pack: Path | None) -> None:
     """Raise UserError if the directory of --out or the file of --pack cannot be written."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file, not a directory: name another")
-    _refuse_unwritable("--out", out, out)
+    refuse_unwritable("--out", out, out)
     if pack is None:
         return
     if not pack.name.endswith((".tgz", ".tar.gz")):
         raise UserError(f"--pack {pack}: name a file that ends in .tgz")
     if pack.is_dir():
         raise UserError(f"--pack {pack}: is a directory: name a file")
-    _refuse_unwritable("--pack", pack, pack.parent)
+    refuse_unwritable("--pack", pack, pack.parent)
 
 
-def _refuse_unwritable(option: str, path: Path, directory: Path) -> None:
-    """Raise UserError unless files can be made in ``directory``.
+def refuse_unwritable(option: str, path: Path, directory: Path) -> None:
+    """Refuse a directory in which files cannot be made, or that cannot be made.
 
-    A directory that does not exist yet must be one that can be made. ``option`` and its
-    value ``path`` are named in the error.
+    Parameters
+    ----------
+    option : str
+        The option that names ``path``.
+    path : Path
+        What is to be written.
+    directory : Path
+        The directory of the files.
+
+    Raises
+    ------
+    UserError
+        If the operating system refuses.
     """
     parents = [directory, *directory.absolute().parents]
     existing = next(parent for parent in parents if parent.exists())

@@ -274,13 +274,17 @@ class Training:
                 hooks.enter_context(gradient_hook)
             yield
 
-    def wrap(self, **options: Any) -> DistributedDataParallel:
+    def wrap(
+        self, *, synchronize: bool = False, **options: Any
+    ) -> DistributedDataParallel:
         """Have all calls of the model go through DistributedDataParallel from now on.
-
-        Buffers are not sent, nor the first weights, which equal seeds make equal.
 
         Parameters
         ----------
+        synchronize : bool, optional
+            Whether rank 0 sends its first weights, and its buffers before each forward
+            pass, as DDP does by default. Otherwise they are not sent. Equal seeds make
+            the first weights equal.
         **options
             Arguments of DistributedDataParallel.
 
@@ -299,8 +303,8 @@ class Training:
             device_ids = [self.device.index]
         fixed_options: dict[str, Any] = {
             "device_ids": device_ids,
-            "init_sync": False,
-            SYNC_BUFFERS: False,
+            "init_sync": synchronize,
+            SYNC_BUFFERS: synchronize,
         }
         inside = _Inside(self.model)
         ddp = DistributedDataParallel(inside, **fixed_options, **options)

@@ -1,0 +1,162 @@
+"""The command ``trace``: traces of a model in training, for ``ddlkit explain``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ddlkit.cli.advising import ranks_started_outside
+from ddlkit.cli.command import (
+    MODEL_FUNCTION,
+    OUTPUT,
+    arg,
+    command,
+    group,
+    ranks_to_start,
+    refuse_unwritable,
+    require_model_file,
+    whole_number,
+)
+from ddlkit.core.errors import UserError
+
+FEWEST_ITERATIONS = 8
+"""The fewest iterations from which ``ddlkit explain`` can tell chance from cause."""
+FEWEST_WARMUP = 4
+"""Iterations after which DDP has rebuilt its buckets, and one that uses them."""
+
+_MODEL = f"""The model, which the function FUNCTION in FILE.py returns. {MODEL_FUNCTION}
+Under torchrun or srun the ranks are their processes; otherwise --ranks processes of this
+machine."""
+
+
+@command(
+    "Record the training of a model under DistributedDataParallel with torch.profiler: "
+    "a trace of whole iterations for each rank, which ddlkit explain reads.",
+    *group(
+        "what is recorded",
+        arg("--model", metavar="FILE.py:FUNCTION", required=True, help=_MODEL),
+        arg(
+            "--ranks",
+            type=whole_number,
+            metavar="N",
+            help="The number of processes to start on this machine. [default: 2]",
+        ),
+        arg(
+            "--iterations",
+            type=whole_number,
+            metavar="N",
+            default=16,
+            help="How many iterations are recorded, at least 8. [default: 16]",
+        ),
+        arg(
+            "--warmup",
+            type=whole_number,
+            metavar="N",
+            default=4,
+            help="How many iterations come before, at least 4: DDP rebuilds its buckets "
+            "in them. [default: 4]",
+        ),
+    ),
+    *group(
+        OUTPUT,
+        arg(
+            "--out",
+            type=Path,
+            metavar="DIRECTORY",
+            required=True,
+            help="Write rank0.json.gz and so on into this directory, which may hold "
+            "nothing but earlier traces. These are replaced.",
+        ),
+    ),
+    example="ddlkit trace --model mine.py:net --out traces",
+)
+def trace(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit trace``."""
+    _refuse_few("--iterations", arguments.iterations, FEWEST_ITERATIONS)
+    _refuse_few("--warmup", arguments.warmup, FEWEST_WARMUP)
+    # Refused before the imports below load torch, which takes seconds.
+    require_model_file(arguments.model)
+    out = arguments.out
+    ranks_outside = ranks_started_outside()
+    if ranks_outside > 1:
+        ranks = ranks_outside
+        is_first = _record_as_rank(arguments)
+    else:
+        ranks = ranks_to_start(arguments.ranks, default=2)
+        _refuse_directory(out)
+        _record_here(arguments, ranks)
+        is_first = True
+    if is_first:
+        files = sorted(str(path) for path in out.glob("rank*.json.gz"))
+        print(f"{ranks} ranks, {arguments.iterations} iterations: {', '.join(files)}")
+        print(f"next: ddlkit explain {out}/rank*.json.gz")
+
+
+def _refuse_few(option: str, number: int, fewest: int) -> None:
+    """Raise UserError if an option asks for fewer iterations than are needed."""
+    if number < fewest:
+        raise UserError(f"{option} {number}: use at least {fewest}")
+
+
+def _refuse_directory(out: Path) -> None:
+    """Raise UserError if traces cannot be written, or would be mixed with other files."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file: name a directory")
+    refuse_unwritable("--out", out, out)
+    if not out.exists():
+        return
+    others = sorted(set(out.iterdir()) - set(out.glob("rank*.json.gz")))
+    if others:
+        raise UserError(
+            f"--out {out}: holds other files, such as {others[0].name}: name a new "
+            "directory"
+        )
+
+
+def _settings(arguments: argparse.Namespace) -> Any:
+    """Return the settings of the job."""
+    from ddlkit.measure.tracing import TracingSettings
+
+    return TracingSettings(
+        model=arguments.model,
+        directory=str(arguments.out.resolve()),
+        iterations=arguments.iterations,
+        warmup=arguments.warmup,
+    )
+
+
+def _record_here(arguments: argparse.Namespace, ranks: int) -> None:
+    """Record on ranks of this machine, which this process starts."""
+    from ddlkit.jobs.launch import Loopback
+    from ddlkit.measure.given import check
+    from ddlkit.measure.parts import Ranks
+    from ddlkit.measure.tracing import MEETING_S, tracing_job
+
+    # Ranks take a while to start, and a mistake in the model is seen at once.
+    check(arguments.model)
+    members = Ranks(ranks, place=Loopback, join={"timeout_s": MEETING_S})
+    members.run(tracing_job, _settings(arguments), estimate_s=MEETING_S)
+
+
+def _record_as_rank(arguments: argparse.Namespace) -> bool:
+    """Record as one of the ranks that torchrun or srun has started.
+
+    Returns whether this is rank 0.
+    """
+    from ddlkit.jobs.rank import agree_all, joined
+    from ddlkit.measure.tracing import MEETING_S, tracing_job
+
+    with joined(MEETING_S) as me:
+        refusal: UserError | None = None
+        try:
+            _refuse_directory(arguments.out)
+        except UserError as error:
+            refusal = error
+        # A rank that left alone would let all others wait for it.
+        if not agree_all(refusal is None):
+            raise refusal or UserError(
+                f"--out {arguments.out}: another rank cannot write there"
+            )
+        tracing_job.run(me, _settings(arguments))
+    return me.rank == 0

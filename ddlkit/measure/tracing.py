@@ -1,0 +1,231 @@
+"""Traces of a model in data-parallel training, one file for each rank.
+
+The model is trained under DistributedDataParallel as its user would train it: with
+DDP's default options, and with gloo or NCCL as torch sets them up. `torch.profiler`
+records whole iterations. ``ddlkit explain`` reads the files.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from ddlkit.core.errors import UserError
+from ddlkit.jobs.rank import Rank, Tables, agree_all, job
+from ddlkit.measure.advise import loaded_together
+from ddlkit.measure.given import Training
+from ddlkit.measure.layers import compute_on
+from ddlkit.store.files import replace, scratch
+
+MEETING_S = 300.0
+"""Seconds until all ranks must have built the model."""
+COMPRESSION = 9
+"""The level of gzip. A trace is written once, and is then kept and sent around."""
+
+
+@dataclass(frozen=True)
+class TracingSettings:
+    """The settings of the job.
+
+    Attributes
+    ----------
+    model : str
+        The model, as `ddlkit.measure.given.load` takes it.
+    directory : str
+        Where each rank writes its file.
+    iterations : int
+        How many iterations are recorded.
+    warmup : int
+        How many iterations come before.
+    """
+
+    model: str
+    directory: str
+    iterations: int
+    warmup: int
+
+
+@job(TracingSettings)
+def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
+    """Train a model under DDP, and write what the profiler saw of this rank.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    settings : TracingSettings
+        The model, and how much is recorded.
+
+    Yields
+    ------
+    mapping of str to DataFrame
+        Nothing. The job leaves traces and no tables.
+
+    Raises
+    ------
+    UserError
+        If the model cannot be loaded or trained on any rank, if a parameter gets no
+        gradient, if the loss does not call the model itself, and if a file cannot be
+        written.
+    """
+    notes: list[str] = []
+    with compute_on(settings.model, me.device, ""):
+        training = loaded_together(settings.model, 1, me, notes)
+        _refuse_unused_parameters(training, settings.model)
+        training.wrap(synchronize=True, process_group=process_group_of_users(me))
+        # This iteration shows whether DDP takes part at all. The profiler's warm-up
+        # follows.
+        training.iterate()
+        _refuse_without_ddp(training, settings.model)
+        for note in notes:
+            me.say(note)
+        me.say(f"recording {settings.iterations} iterations of {training.network}")
+        trace_iterations(
+            lambda _: training.iterate(),
+            Path(settings.directory),
+            me,
+            iterations=settings.iterations,
+            warmup=settings.warmup,
+        )
+    yield from ()
+
+
+def process_group_of_users(me: Rank) -> dist.ProcessGroup | None:
+    """Return the process group that a user's own training would have.
+
+    Ranks of this library meet over a gloo with one thread. A user's gloo has two, so
+    that two messages may share the link. Between GPUs there is no such difference.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank. All ranks must call this function together.
+
+    Returns
+    -------
+    ProcessGroup or None
+        A group of all ranks, or None for the default group.
+    """
+    if me.backend != "gloo":
+        return None
+    # The type stubs of torch do not say what this function returns.
+    group: Any = dist.new_group(backend="gloo")
+    return group
+
+
+def _refuse_unused_parameters(training: Training, model: str) -> None:
+    """Raise UserError if a parameter gets no gradient, for which DDP would wait."""
+    trained = training.trained()
+    with_gradient: set[str] = set()
+
+    def note_gradients() -> None:
+        with_gradient.update(name for name, p in trained.items() if p.grad is not None)
+
+    training.iterate(note_gradients)
+    unused = [name for name in trained if name not in with_gradient]
+    if unused:
+        raise UserError(
+            f"{model}: {len(unused)} trained parameters get no gradient, such as "
+            f"{unused[0]}, and DDP's default waits for all: set requires_grad=False"
+        )
+
+
+def _refuse_without_ddp(training: Training, model: str) -> None:
+    """Raise UserError if the loss has not called the model, and so has not used DDP."""
+    ddp: Any = training.ddp
+    if not ddp.module.called:
+        raise UserError(
+            f"{model}: loss() does not call the model itself, so that DDP sends nothing: "
+            "call the model in loss()"
+        )
+
+
+def trace_iterations(
+    iterate: Callable[[int], object],
+    directory: Path,
+    me: Rank,
+    *,
+    iterations: int,
+    warmup: int,
+) -> None:
+    """Record iterations with `torch.profiler`, and write this rank's file.
+
+    Parameters
+    ----------
+    iterate : callable
+        Runs an iteration. It takes the number of the iteration, which counts from 0
+        and is that of the span ``ProfilerStep#``.
+    directory : Path
+        Where the file ``rankN.json.gz`` is written.
+    me : Rank
+        This rank. All ranks call this function together.
+    iterations : int
+        How many iterations are recorded.
+    warmup : int
+        How many iterations come before.
+
+    Raises
+    ------
+    UserError
+        If the file of any rank cannot be written.
+    """
+    activities = [ProfilerActivity.CPU]
+    if me.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    # Without `repeat` a second cycle would begin with the last step, and discard what
+    # the first one has recorded.
+    steps = schedule(wait=0, warmup=warmup, active=iterations, repeat=1)
+    with profile(activities=activities, schedule=steps, record_shapes=True) as profiler:
+        for number in range(warmup + iterations):
+            iterate(number)
+            profiler.step()
+    _write_trace(profiler, directory, me)
+
+
+def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:
+    """Write the trace of this rank. No rank's file appears unless all can be written."""
+    name = f"rank{me.rank}.json"
+    directory.mkdir(parents=True, exist_ok=True)
+    with scratch(directory) as folder:
+        plain = folder / name
+        packed = folder / f"{name}.gz"
+        failure: OSError | None = None
+        try:
+            profiler.export_chrome_trace(str(plain))
+            _pack(plain, packed)
+        except OSError as error:
+            failure = error
+        # A rank that left alone would let all others wait for it.
+        all_written = agree_all(failure is None)
+        if failure:
+            raise failure
+        if not all_written:
+            raise UserError(f"{directory}: another rank could not write its trace")
+        replace(packed, directory / packed.name)
+    _remove_traces_of_others(directory, me)
+
+
+def _remove_traces_of_others(directory: Path, me: Rank) -> None:
+    """Remove traces that an earlier recording on more ranks has left."""
+    if me.rank:
+        return
+    own = {f"rank{rank}.json.gz" for rank in range(me.world_size)}
+    for path in directory.glob("rank*.json.gz"):
+        if path.name not in own:
+            path.unlink()
+
+
+def _pack(plain: Path, packed: Path) -> None:
+    """Compress a file. A trace may have a gigabyte, so it is never held as a whole."""
+    with (
+        plain.open("rb") as source,
+        gzip.GzipFile(packed, "wb", compresslevel=COMPRESSION, mtime=0) as target,
+    ):
+        shutil.copyfileobj(source, target)

@@ -1,0 +1,623 @@
+"""Traces of data-parallel training with known delays, and how they are recorded.
+
+`data/straggling/scenarios.yml` states for each scenario which rank is delayed in which
+phase, and which rank and phase are therefore right to name. Most layers sleep for the
+time that they would compute, so that three ranks do not compete for two cores. Delays
+act in iterations of an odd number only. Those of an even number show how long the same
+iteration takes without them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from ddlkit import store
+from ddlkit.core import units
+from ddlkit.core.errors import UserError
+from ddlkit.jobs.clock import Budget
+from ddlkit.jobs.launch import Loopback
+from ddlkit.jobs.rank import Rank, Tables, job
+from ddlkit.measure.collectives import CollectivesSettings, collectives_job
+from ddlkit.measure.parts import Ranks, ranks_in_lab
+from ddlkit.measure.session import say
+from ddlkit.measure.tracing import COMPRESSION, process_group_of_users, trace_iterations
+from ddlkit.store.files import atomic_write, atomic_write_text, own_yaml, scratch
+from workbook.common.places import DATA
+
+SCENARIOS = DATA / "straggling" / "scenarios.yml"
+"""The file that states all scenarios."""
+REMEDY = "remedy"
+"""The folder within a scenario's that has the traces with its remedy in place."""
+ITERATIONS = 16
+"""How many iterations are recorded: eight with delays, and eight without."""
+WARMUP = 4
+"""Iterations until DDP has rebuilt its buckets, and the first numbers of the rest."""
+FOUR_BUCKETS_MB = 2.2
+"""The size of buckets in MiB that makes four of them from six layers that sleep.
+
+The last layer fills DDP's first bucket, which is smaller. Two layers fill each of the
+next two buckets, and the first layer is left for the last bucket."""
+INPUT_S = 0.002
+"""Seconds that loading a batch takes on every rank."""
+UPDATE_S = 0.002
+"""Seconds that the optimizer sleeps besides its own work."""
+REFERENCE_BYTES = (4096, 65536, 524288, 2_000_000, 4_000_000, 12_000_000)
+"""Sizes of the messages that are timed alone, on the same link."""
+REFERENCE_BUDGET = Budget(max_s=1.0)
+"""How long each of these sizes is timed."""
+ESTIMATE_S = 60.0
+"""How long a recording takes at most, unless the machine hangs."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The layers of a model, which are all alike.
+
+    Attributes
+    ----------
+    layers : int
+        How many layers there are.
+    elements : int
+        How many parameters a layer that sleeps has.
+    width : int
+        The inputs and outputs of a dense layer that computes; 0 for a layer that sleeps.
+    forward_s, backward_s : float
+        How long a layer sleeps in each phase, in seconds.
+    batch : int
+        How many rows the input has.
+    """
+
+    layers: int = 6
+    elements: int = 300_000
+    width: int = 0
+    forward_s: float = 0.004
+    backward_s: float = 0.008
+    batch: int = 1
+
+
+MODELS = {
+    "sleeping": Model(),
+    "many_small": Model(layers=16, elements=25_000, forward_s=0.001, backward_s=0.001),
+    "computing": Model(width=512, forward_s=0.0, backward_s=0.0, batch=256),
+}
+"""The models of the scenarios by name."""
+
+
+@dataclass(frozen=True)
+class Injection:
+    """A delay on one rank, in iterations of an odd number.
+
+    Attributes
+    ----------
+    rank : int
+        The rank.
+    phase : str
+        "input", "forward" or "backward".
+    seconds : float
+        The delay, of each layer that has it.
+    layer : int or None
+        The layer, which counts from the input, or None for all layers.
+    """
+
+    rank: int
+    phase: str
+    seconds: float
+    layer: int | None = None
+
+    def total_s(self, layers: int) -> float:
+        """Return the seconds of the delay in one iteration of so many layers."""
+        if self.phase == "input" or self.layer is not None:
+            return self.seconds
+        return layers * self.seconds
+
+
+@dataclass(frozen=True)
+class Link:
+    """The links of a lab: their rate, as in "1gbit", and their delay, as in "1ms"."""
+
+    rate: str
+    delay: str = "0s"
+
+
+@dataclass(frozen=True)
+class Right:
+    """The rank and the phase that are right to name; any phase is if that is "any"."""
+
+    rank: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What a second recording changes: the links, the size of DDP's buckets in MiB."""
+
+    link: Link | None = None
+    bucket_cap_mb: float | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A training that is recorded, with its delays and the answer that is right.
+
+    Attributes
+    ----------
+    name : str
+        The name.
+    ranks : int
+        How many ranks train.
+    model : str
+        A name in `MODELS`.
+    inject : sequence of Injection
+        The delays.
+    jitter_s : float
+        The longest of the random delays that each layer of each rank has, in seconds.
+    link : Link or None
+        The links of a lab; None for the loopback interface.
+    bucket_cap_mb : float
+        The size of DDP's buckets in MiB.
+    right : Right or None
+        The rank and the phase that are right to name; None if it is right to name none.
+    remedy : Remedy or None
+        What a second recording changes; None if there is no second recording.
+    """
+
+    name: str
+    ranks: int
+    model: str
+    inject: Sequence[Injection]
+    jitter_s: float
+    link: Link | None
+    bucket_cap_mb: float
+    right: Right | None
+    remedy: Remedy | None
+
+    def with_remedy(self) -> Scenario:
+        """Return the scenario after its remedy."""
+        if self.remedy is None:
+            return self
+        return dataclasses.replace(
+            self,
+            link=self.remedy.link or self.link,
+            bucket_cap_mb=self.remedy.bucket_cap_mb or self.bucket_cap_mb,
+            remedy=None,
+        )
+
+    def members(self) -> Ranks:
+        """Return the ranks, between which there is the scenario's link."""
+        if self.link is None:
+            return Ranks(self.ranks, Loopback, {"backend": "gloo"})
+        rate_bits_per_s = units.parse_bits_per_s(self.link.rate)
+        delay_s = units.parse_seconds(self.link.delay)
+        members, _ = ranks_in_lab(self.ranks, rate_bits_per_s, delay_s)
+        return members
+
+
+def scenarios() -> dict[str, Scenario]:
+    """Return all scenarios by name, as `SCENARIOS` states them."""
+    stated = own_yaml(SCENARIOS.read_text())["scenarios"]
+    return {name: _scenario(name, fields) for name, fields in stated.items()}
+
+
+def _scenario(name: str, fields: Mapping[str, Any]) -> Scenario:
+    """Return a scenario from its fields in the file."""
+    injections = []
+    for delay in fields.get("inject", []):
+        injection = Injection(
+            rank=delay["rank"],
+            phase=delay["phase"],
+            seconds=delay["seconds"],
+            layer=delay.get("layer"),
+        )
+        injections.append(injection)
+    right = None
+    if "right" in fields:
+        right = Right(rank=fields["right"]["rank"], phase=fields["right"]["phase"])
+    remedy = None
+    if "remedy" in fields:
+        remedy = Remedy(
+            link=_link(fields["remedy"]),
+            bucket_cap_mb=fields["remedy"].get("bucket_cap_mb"),
+        )
+    return Scenario(
+        name=name,
+        ranks=fields["ranks"],
+        model=fields["model"],
+        inject=injections,
+        jitter_s=fields.get("jitter_s", 0.0),
+        link=_link(fields),
+        bucket_cap_mb=fields.get("bucket_cap_mb", FOUR_BUCKETS_MB),
+        right=right,
+        remedy=remedy,
+    )
+
+
+def _link(fields: Mapping[str, Any]) -> Link | None:
+    """Return the links that some fields of the file name, or None for loopback."""
+    if "link" not in fields:
+        return None
+    return Link(rate=fields["link"]["rate"], delay=fields["link"].get("delay", "0s"))
+
+
+# -- what a rank does ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StragglingSettings:
+    """The settings of the job.
+
+    Attributes
+    ----------
+    name : str
+        The name of the scenario.
+    with_remedy : bool
+        Whether its remedy is in place.
+    directory : str
+        Where each rank writes its trace.
+    """
+
+    name: str
+    with_remedy: bool
+    directory: str
+
+    @property
+    def scenario(self) -> Scenario:
+        """Return the scenario, which each rank reads itself."""
+        scenario = scenarios()[self.name]
+        return scenario.with_remedy() if self.with_remedy else scenario
+
+
+@job(StragglingSettings)
+def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
+    """Train the model of a scenario, and write what the profiler saw of this rank.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    settings : StragglingSettings
+        The scenario.
+
+    Yields
+    ------
+    mapping of str to DataFrame
+        Nothing. The job leaves traces and no tables.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    scenario = settings.scenario
+    shape = MODELS[scenario.model]
+    delays = Delays(scenario, me.rank)
+    layers = [Layer(shape, number, delays) for number in range(shape.layers)]
+    ddp = DistributedDataParallel(
+        nn.Sequential(*layers),
+        bucket_cap_mb=scenario.bucket_cap_mb,
+        process_group=process_group_of_users(me),
+    )
+    optimizer = SleepingSGD(ddp.parameters(), lr=1e-6)
+    loader = DataLoader(Batches(shape, delays), batch_size=None)
+    batches = iter(loader)
+
+    def iterate(number: int) -> None:
+        delays.iteration = number
+        loss = ddp(next(batches)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trace_iterations(
+        iterate, Path(settings.directory), me, iterations=ITERATIONS, warmup=WARMUP
+    )
+    yield from ()
+
+
+class Delays:
+    """How much longer than usual a rank takes.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        The scenario.
+    rank : int
+        The rank.
+
+    Attributes
+    ----------
+    iteration : int
+        The number of the iteration that runs. Only odd ones have delays.
+    """
+
+    def __init__(self, scenario: Scenario, rank: int) -> None:
+        self.iteration = 0
+        self._own = [delay for delay in scenario.inject if delay.rank == rank]
+        self._jitter_s = scenario.jitter_s
+        self._random = np.random.default_rng(rank)
+
+    def seconds(self, phase: str, layer: int | None = None) -> float:
+        """Return the delay of a phase, or of one layer in this phase, in seconds."""
+        if self.iteration % 2 == 0:
+            return 0.0
+        total_s = 0.0
+        for delay in self._own:
+            has_layer = delay.layer is None or delay.layer == layer
+            if delay.phase == phase and has_layer:
+                total_s += delay.seconds
+        if layer is not None:
+            total_s += self._random.uniform(0, self._jitter_s)
+        return total_s
+
+
+class Pause(torch.autograd.Function):
+    """Sleeps in forward and in backward, and leaves values as they are."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor, layer: Layer) -> Tensor:
+        """Sleep for the forward pass of a layer."""
+        context.layer = layer
+        layer.sleep("forward")
+        return values.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Sleep for the backward pass of the layer, before its gradients are computed."""
+        context.layer.sleep("backward")
+        return gradient.clone(), None
+
+
+class Layer(nn.Module):
+    """A layer that sleeps or computes, and that may be delayed.
+
+    Parameters
+    ----------
+    shape : Model
+        What its work is.
+    number : int
+        The number of the layer, which counts from the input.
+    delays : Delays
+        The delays of this rank.
+    """
+
+    def __init__(self, shape: Model, number: int, delays: Delays) -> None:
+        super().__init__()
+        self.number = number
+        self.delays = delays
+        self.usual_s = {"forward": shape.forward_s, "backward": shape.backward_s}
+        self.work: nn.Module = AddedSum(shape.elements)
+        if shape.width:
+            self.work = nn.Sequential(nn.Linear(shape.width, shape.width), nn.ReLU())
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return what the layer computes, after its sleep."""
+        # The backward pass of `Pause` comes before that of the work, so that a delay holds
+        # up this layer's own gradients.
+        paused: Tensor = Pause.apply(self.work(values), self)
+        return paused
+
+    def sleep(self, phase: str) -> None:
+        """Sleep as long as the layer takes in a phase on this rank, in this iteration."""
+        seconds = self.usual_s[phase] + self.delays.seconds(phase, self.number)
+        if seconds > 0:
+            time.sleep(seconds)
+
+
+class AddedSum(nn.Module):
+    """Adds the sum of its parameters, so that all of them have a gradient."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.addends = nn.Parameter(torch.randn(elements))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return the values, each with the same sum added."""
+        return values + self.addends.sum()
+
+
+class Batches(Dataset[Tensor]):
+    """A data set whose batches take a while to load, and longer where they are delayed."""
+
+    def __init__(self, shape: Model, delays: Delays) -> None:
+        self.shape = shape
+        self.delays = delays
+
+    def __len__(self) -> int:
+        return WARMUP + ITERATIONS
+
+    def __getitem__(self, number: int) -> Tensor:
+        time.sleep(INPUT_S + self.delays.seconds("input"))
+        return torch.randn(self.shape.batch, self.shape.width or 16)
+
+
+class SleepingSGD(torch.optim.SGD):
+    """Stochastic gradient descent that also sleeps."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Sleep, and then update the parameters."""
+        time.sleep(UPDATE_S)
+        return super().step(closure)
+
+
+# -- recording -------------------------------------------------------------------------
+
+
+def record(out: Path, names: Sequence[str] = ()) -> Path:
+    """Record scenarios, and write their traces and a table of what happened.
+
+    Parameters
+    ----------
+    out : Path
+        The directory. Each scenario has a folder of its name in it, with a file for each
+        rank. If the scenario has a remedy, the folder ``remedy`` in it has the traces
+        with it in place, and ``collectives.csv`` the messages of the idle link.
+    names : sequence of str, optional
+        The scenarios; all by default.
+
+    Returns
+    -------
+    Path
+        The table ``truth.csv``, as `truth_rows` describes it.
+
+    Raises
+    ------
+    UserError
+        If there is no such scenario, and if a rank fails.
+    """
+    by_name = scenarios()
+    for name in names:
+        if name not in by_name:
+            raise UserError(f"scenario {name}: use one of {', '.join(by_name)}")
+    for name in names or by_name:
+        scenario = by_name[name]
+        folder = out / name
+        say(f"recording {name}")
+        record_scenario(name, folder)
+        if scenario.remedy:
+            _record_reference(scenario, folder)
+            record_scenario(name, folder / REMEDY, with_remedy=True)
+    path = out / "truth.csv"
+    atomic_write_text(path, truth(out).to_csv(index=False))
+    return path
+
+
+def record_scenario(name: str, folder: Path, *, with_remedy: bool = False) -> None:
+    """Record one scenario.
+
+    Parameters
+    ----------
+    name : str
+        The name of the scenario.
+    folder : Path
+        Where the traces of its ranks are written.
+    with_remedy : bool, optional
+        Whether its remedy is in place.
+    """
+    with scratch() as directory:
+        settings = StragglingSettings(name, with_remedy, str(directory))
+        settings.scenario.members().run(straggling_job, settings, ESTIMATE_S)
+        for path in sorted(directory.glob("rank*.json.gz")):
+            trace = without_names(json.loads(gzip.decompress(path.read_bytes())))
+            document = json.dumps(trace, separators=(",", ":")).encode()
+            packed = gzip.compress(document, compresslevel=COMPRESSION, mtime=0)
+            atomic_write(folder / path.name, packed)
+
+
+def without_names(trace: dict[str, Any]) -> dict[str, Any]:
+    """Return a trace without the names of the machine and of the file's first place."""
+    return {
+        key: value
+        for key, value in trace.items()
+        if key not in ("host_name", "traceName")
+    }
+
+
+def truth(out: Path) -> pd.DataFrame:
+    """Return what was injected, and how long iterations took with and without.
+
+    Parameters
+    ----------
+    out : Path
+        The directory of the recordings.
+
+    Returns
+    -------
+    DataFrame
+        The rows of `truth_rows`, of all scenarios that are recorded there.
+    """
+    rows = []
+    for name, scenario in scenarios().items():
+        folder = out / name
+        if folder.is_dir():
+            rows += truth_rows(scenario, folder)
+        if (folder / REMEDY).is_dir():
+            rows += truth_rows(scenario.with_remedy(), folder / REMEDY)
+    return pd.DataFrame(rows)
+
+
+def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
+    """Return what was injected, and how long iterations took with and without.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        The scenario.
+    folder : Path
+        The folder of its traces.
+
+    Returns
+    -------
+    list of dict
+        A row for each rank with delays, or one with an empty rank if there is none. Seconds of
+        iterations are medians of the spans ``ProfilerStep#`` over all ranks.
+    """
+    even_s, odd_s = iterations_s(folder)
+    layers = MODELS[scenario.model].layers
+    totals_s: dict[tuple[Any, str], float] = {}
+    for delay in scenario.inject:
+        key = (delay.rank, delay.phase)
+        totals_s[key] = totals_s.get(key, 0.0) + delay.total_s(layers)
+    rows = []
+    for (rank, phase), injected_s in (totals_s or {("", ""): 0.0}).items():
+        rows.append(
+            {
+                "scenario": scenario.name,
+                "recording": folder.name,
+                "rank": rank,
+                "phase": phase,
+                "injected_s": round(injected_s, 6),
+                "right_rank": scenario.right.rank if scenario.right else "",
+                "right_phase": scenario.right.phase if scenario.right else "",
+                "even_iteration_s": round(float(np.median(even_s)), 6),
+                "odd_iteration_s": round(float(np.median(odd_s)), 6),
+            }
+        )
+    return rows
+
+
+def iterations_s(folder: Path) -> tuple[list[float], list[float]]:
+    """Return how long iterations took on each rank, even ones and odd ones, in seconds.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the traces.
+
+    Returns
+    -------
+    even_s, odd_s : list of float
+        The durations of the spans ``ProfilerStep#`` with even and with odd numbers.
+    """
+    even_s: list[float] = []
+    odd_s: list[float] = []
+    for path in sorted(folder.glob("rank*.json.gz")):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        for event in trace["traceEvents"]:
+            _, is_step, number = event["name"].partition("ProfilerStep#")
+            if is_step and event.get("ph") == "X":
+                same_kind_s = odd_s if int(number) % 2 else even_s
+                same_kind_s.append(event["dur"] / 1e6)
+    return even_s, odd_s
+
+
+def _record_reference(scenario: Scenario, folder: Path) -> None:
+    """Time all-reduces on the idle link of a scenario, and save their table."""
+    settings = CollectivesSettings(["all_reduce"], REFERENCE_BYTES, REFERENCE_BUDGET)
+    tables = scenario.members().run(collectives_job, settings, ESTIMATE_S)
+    store.save_table(
+        tables["collectives"],
+        folder,
+        "collectives",
+        schema="collectives",
+        command=["python", "-m", "workbook", "record", "straggling"],
+    )
