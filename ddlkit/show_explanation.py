@@ -88,9 +88,11 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
         for kind, spans in of_rank.groupby("kind", sort=False):
             style = look(str(kind))
             is_wait = kind == "wait"
-            bars = np.column_stack([spans["start_s"], spans["end_s"] - spans["start_s"]])
+            bars = np.column_stack(
+                [spans["start_s"], spans["end_s"] - spans["start_s"]]
+            )
             ax.broken_barh(
-                bars * scale,
+                [(start * scale, width * scale) for start, width in bars.tolist()],
                 (row - BAR_HEIGHT / 2, BAR_HEIGHT),
                 facecolor="white" if is_wait else style.color,
                 hatch=WAIT_HATCH if is_wait else "",
@@ -157,13 +159,15 @@ def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
         height=BAR_HEIGHT,
         linewidth=0.4,
     )
-    for row, value in zip(rows, seconds, strict=True):
+    for row, value in enumerate(seconds.tolist()):
         ax.text(value / 2, row, f"{value:.3g}", ha="center", va="center", color="white")
     ax.set_yticks(rows, names)
     ax.invert_yaxis()
     ax.set_xlim(0, seconds[0] * 1.005)
     ax.set_xlabel(f"iteration [{unit}]")
-    ax.set_title("Removed one after the other: what each removal still gains is hatched")
+    ax.set_title(
+        "Removed one after the other: what each removal still gains is hatched"
+    )
 
 
 def _draw_replay(ax: Axes, explanation: Explanation) -> None:

@@ -51,7 +51,9 @@ def a_schedule(
     noise = rng.uniform(0.98, 1.02, (N_ITERATIONS, ranks, len(segments)))
     work_s = base_s * noise
     for s, segment in enumerate(segments):
-        is_copy = s > segments.index(Segment("backward", MARK)) and s < len(segments) - 1
+        is_copy = (
+            s > segments.index(Segment("backward", MARK)) and s < len(segments) - 1
+        )
         if segment.action == WAIT or is_copy:
             work_s[:, :, s] = 0.0
     message_s = rng.uniform(0.003, 0.01, n_messages) * np.ones((N_ITERATIONS, 1))
@@ -59,7 +61,10 @@ def a_schedule(
 
 
 def traced(
-    schedule: Schedule, shift_s: float = 0.0, scale: float = 1.0, gradients: bool = False
+    schedule: Schedule,
+    shift_s: float = 0.0,
+    scale: float = 1.0,
+    gradients: bool = False,
 ) -> list[RankTrace]:
     """Return the traces of the ranks of a schedule, each by a clock of its own."""
     replay = schedule.replay()
@@ -98,9 +103,7 @@ def traced(
                 )
             ready = []
             if gradients:
-                ready = [
-                    Gradient(m.posted_s, m.n_bytes) for m in messages
-                ]
+                ready = [Gradient(m.posted_s, m.n_bytes) for m in messages]
             iterations.append(
                 RankIteration(
                     number=i,
@@ -175,7 +178,8 @@ def test_removing_nothing_changes_nothing_and_a_delay_only_gains(seed: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("segment", "phase"), [(0, "input"), (1, "forward"), (2, "backward"), (4, "backward")]
+    ("segment", "phase"),
+    [(0, "input"), (1, "forward"), (2, "backward"), (4, "backward")],
 )
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_slow_rank_is_named_and_its_cure_is_the_training_without(
@@ -228,7 +232,9 @@ def test_a_faster_link_and_other_buckets_are_what_a_replay_with_them_takes() -> 
     remedies = {remedy.setting: remedy for remedy in result.remedies}
     twice = slow.with_messages(0.002 + (message_s - 0.002) / 2)
     truth_s = np.median(twice.replay().iteration_s)
-    assert remedies["a link of twice the rate"].with_s == pytest.approx(truth_s, rel=0.01)
+    assert remedies["a link of twice the rate"].with_s == pytest.approx(
+        truth_s, rel=0.01
+    )
     causes = {cause.cause: cause for cause in result.causes if cause.rank is None}
     no_bytes = slow.with_messages(np.full_like(message_s, 0.002))
     truth_s = np.median(no_bytes.replay().iteration_s)
@@ -266,9 +272,12 @@ def test_what_does_not_fit_together_is_refused() -> None:
     other = (*messages[:2], messages[2]._replace(n_bytes=7))
     refused([traces[0], changed(traces[1], 5, messages=other), traces[2]], "rank 1")
     refused(
-        [traces[0], changed(traces[1], 5, messages=messages[:2]), traces[2]], "rank1.json"
+        [traces[0], changed(traces[1], 5, messages=messages[:2]), traces[2]],
+        "rank1.json",
     )
-    refused([traces[0], traces[1], replace(traces[1], source="again.json")], "again.json")
+    refused(
+        [traces[0], traces[1], replace(traces[1], source="again.json")], "again.json"
+    )
     refused(traces[:2], "rank 2")
     fewer = replace(traces[1], iterations=traces[1].iterations[:9])
     refused([traces[0], fewer, traces[2]], "rank1.json", "9")
@@ -362,7 +371,12 @@ def a_gpu_document(rank: int, kernel_us: float, n_steps: int = 10) -> dict:
         kernels = [
             ("forward_kernel", t + 50, 250, 7),
             ("backward_kernel", t + 300, kernel_us, 7),
-            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", ready_us, ended_us - ready_us, 9),
+            (
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+                ready_us,
+                ended_us - ready_us,
+                9,
+            ),
             ("update_kernel", ended_us, 100, 7),
         ]
         entries += [
@@ -402,7 +416,9 @@ def a_gpu_document(rank: int, kernel_us: float, n_steps: int = 10) -> dict:
     }
 
 
-def test_of_gpus_the_last_kernel_before_a_message_makes_it_ready(tmp_path: Path) -> None:
+def test_of_gpus_the_last_kernel_before_a_message_makes_it_ready(
+    tmp_path: Path,
+) -> None:
     paths = [
         written(tmp_path / "rank0.json", a_gpu_document(0, kernel_us=900.0)),
         written(tmp_path / "rank1.json", a_gpu_document(1, kernel_us=2000.0)),
@@ -477,7 +493,9 @@ def test_damaged_and_strange_files_are_one_line(
     for name in ("damaged.json.gz", "absent.json"):
         assert cli.main(["explain", str(tmp_path / name)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
-    assert cli.main(["explain", str(written(tmp_path / "good.json", a_document()))]) == 0
+    assert (
+        cli.main(["explain", str(written(tmp_path / "good.json", a_document()))]) == 0
+    )
 
 
 def test_a_training_is_immutable_in_its_sizes() -> None:

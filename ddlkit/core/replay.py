@@ -228,9 +228,7 @@ class Schedule:
                     # The clock of a link begins at 0, and the times of ranks may be
                     # below.
                     origin_s = ready_s.min()
-                    posted = Parts(
-                        parts.software_s[:n_posted], parts.wire_s[:n_posted]
-                    )
+                    posted = Parts(parts.software_s[:n_posted], parts.wire_s[:n_posted])
                     _, ends_on_link_s = link.play(ready_s - origin_s, posted)
                     ends_s[:n_posted] = ends_on_link_s + origin_s
                     n_played = n_posted

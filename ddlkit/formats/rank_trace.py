@@ -468,9 +468,7 @@ def _bytes_of_post(post: Event) -> int:
     return 4 * _elements_of_post(post)
 
 
-def _copies(
-    iteration: TracedIteration, name: str, clock: _Clock
-) -> tuple[Copy, ...]:
+def _copies(iteration: TracedIteration, name: str, clock: _Clock) -> tuple[Copy, ...]:
     """Return the copies of one direction, in the order of their start."""
     copies = []
     for event in iteration.events:

@@ -217,10 +217,12 @@ def _slimmed(entry: dict[str, Any]) -> dict[str, Any]:
     args = entry.get("args")
     if not isinstance(args, dict):
         args = {}
-    slim = {key: entry[key] for key in ("ph", "ts", "dur", "pid", "tid") if key in entry}
+    slim: dict[str, Any] = {
+        key: entry[key] for key in ("ph", "ts", "dur", "pid", "tid") if key in entry
+    }
     slim["args"] = {key: args[key] for key in _NEEDED_ARGS if key in args}
-    for key in ("name", "cat"):
-        text = entry.get(key)
+    for label in ("name", "cat"):
+        text = entry.get(label)
         # Millions of spans have a few hundred names.
-        slim[key] = sys.intern(text) if isinstance(text, str) else text
+        slim[label] = sys.intern(text) if isinstance(text, str) else text
     return slim

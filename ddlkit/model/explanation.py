@@ -170,7 +170,8 @@ class Explanation:
         del description["timeline"]
         del description["each_s"]
         description["waterfall"] = [
-            {"without": name, "iteration_s": seconds} for name, seconds in self.waterfall
+            {"without": name, "iteration_s": seconds}
+            for name, seconds in self.waterfall
         ]
         description["findings"] = [finding._asdict() for finding in self.findings]
         return description
@@ -267,7 +268,11 @@ class Comparison:
         return float(lower_s), float(upper_s)
 
     def cause(
-        self, name: str, gains_s: Floats, rank: int | None = None, phase: str | None = None
+        self,
+        name: str,
+        gains_s: Floats,
+        rank: int | None = None,
+        phase: str | None = None,
     ) -> Cause:
         """Return a cause from what each judged iteration gains without it.
 

@@ -72,7 +72,9 @@ class Buckets:
     def schedule(self, plan: FusionPlan) -> Schedule:
         """Return what the ranks would do with other buckets."""
         old = self.training.schedule
-        is_first_post = [s.action == POST and s.phase == "backward" for s in old.segments]
+        is_first_post = [
+            s.action == POST and s.phase == "backward" for s in old.segments
+        ]
         first_post = is_first_post.index(True)
         n_before = old.segments[first_post].message
         n_old = sum(is_first_post)

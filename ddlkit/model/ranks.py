@@ -208,7 +208,10 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _refuse_other_messages(
-    trace: RankTrace, iteration: RankIteration, expected: Sequence[Kind], first: RankTrace
+    trace: RankTrace,
+    iteration: RankIteration,
+    expected: Sequence[Kind],
+    first: RankTrace,
 ) -> None:
     """Raise UserError if an iteration has other messages than it should have."""
     own = kinds(iteration)
@@ -319,7 +322,9 @@ def _work_of_iteration_s(
         for copy in iteration.copies_into:
             if now_s <= copy.start_s < end_s:
                 copies_s[s] += copy.end_s - copy.start_s
-        is_copied_back = segment.phase == "backward" and end_s > iteration.backward_end_s
+        is_copied_back = (
+            segment.phase == "backward" and end_s > iteration.backward_end_s
+        )
         if is_copied_back and iteration.copies_back:
             copies_s[s] = work_s[s]
         now_s = end_s

@@ -1,0 +1,321 @@
+"""`ddlkit explain` against trainings whose delays are known, and against rules of thumb.
+
+The recorded trainings (`data/straggling`) have delays in iterations of an odd number. The
+iterations of an even number are the paired truth: what the same training takes without
+the delay. ``python -m workbook.validate.straggling`` judges all of them anew and writes
+``data/straggling/judged.csv``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.fit import fit
+from ddlkit.core.plan import ddp
+from ddlkit.core.units import MIB
+from ddlkit.core.workload import Floats
+from ddlkit.formats.messages import read_bytes_seconds
+from ddlkit.formats.rank_trace import rank_trace
+from ddlkit.formats.trace_stream import read_trace
+from ddlkit.model.explanation import Explanation, explanation
+from ddlkit.model.other_buckets import Buckets
+from ddlkit.model.ranks import TracedTraining, training_of
+from ddlkit.store.files import atomic_write_text, own_yaml, read_text
+from workbook.common.places import DATA
+
+FOLDER = DATA / "straggling"
+JUDGED = FOLDER / "judged.csv"
+LARGE = 0.08
+"""An injected delay counts as large from this share of the iteration on."""
+LINK_REMEDY = "a link of twice the rate"
+
+
+def scenarios() -> dict[str, dict[str, Any]]:
+    """Return what `data/straggling/scenarios.yml` states of each scenario, by name."""
+    stated: dict[str, dict[str, Any]] = own_yaml(read_text(FOLDER / "scenarios.yml"))[
+        "scenarios"
+    ]
+    return stated
+
+
+def training(folder: Path, startup_s: float = 0.0) -> TracedTraining:
+    """Return the training whose ranks were traced into a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder with a trace for each rank.
+    startup_s : float, optional
+        The start-up of a message in seconds, if it is known.
+
+    Returns
+    -------
+    TracedTraining
+    """
+    paths = sorted(folder.glob("rank*.json.gz"))
+    return training_of([rank_trace(read_trace(path)) for path in paths], startup_s)
+
+
+def numbers(traced: TracedTraining, remainder: int) -> list[int]:
+    """Return the numbers of odd iterations (``remainder`` 1), or of even ones (0)."""
+    return [n for n in traced.numbers.tolist() if n % 2 == remainder]
+
+
+# -- rules of thumb --------------------------------------------------------------------
+
+
+class Blamed(NamedTuple):
+    """What a rule of thumb says: the rank to blame, and what its delay costs.
+
+    ``gain_s`` is in seconds, and not a number for a rule that gives none.
+    """
+
+    rank: int
+    gain_s: float
+
+
+def by_sums_of_waits(traced: TracedTraining, judged: np.ndarray) -> Blamed:
+    """Blame the rank that waits least, for what the other ranks wait.
+
+    The wait of a rank for a message is what the message takes longer on this rank than on
+    the rank where it is the shortest. Profilers add such waits up over all messages.
+    """
+    waits_s = _durations_s(traced, judged)
+    waits_s -= waits_s.min(axis=1, keepdims=True)
+    # Shape (R,): the median iteration of each rank, over all of its messages.
+    by_rank_s = np.median(waits_s.sum(axis=2), axis=0)
+    return Blamed(int(by_rank_s.argmin()), float(by_rank_s.max() - by_rank_s.min()))
+
+
+def by_last_arrivals(traced: TracedTraining, judged: np.ndarray) -> Blamed:
+    """Blame the rank that posts the most messages last, which says nothing of a gain."""
+    last = _durations_s(traced, judged).argmin(axis=1)
+    counts = np.bincount(last.ravel(), minlength=traced.schedule.n_ranks)
+    return Blamed(int(counts.argmax()), float("nan"))
+
+
+def by_backward_times(traced: TracedTraining, judged: np.ndarray) -> Blamed:
+    """Blame the rank whose backward takes longest, for what it takes more than others.
+
+    Backward as a profiler shows it ends when the last message has ended.
+    """
+    times_s = []
+    for trace in traced.traces:
+        of_rank_s = []
+        for iteration in trace.iterations:
+            ended_s = max(m.ended_s for m in iteration.messages if m.in_backward)
+            of_rank_s.append(ended_s - iteration.forward_end_s)
+        times_s.append(of_rank_s)
+    by_rank_s = np.median(np.array(times_s)[:, judged], axis=1)
+    rank = int(by_rank_s.argmax())
+    others_s = np.delete(by_rank_s, rank)
+    return Blamed(rank, float(by_rank_s[rank] - np.median(others_s)))
+
+
+def _durations_s(traced: TracedTraining, judged: np.ndarray) -> Floats:
+    """Return how long messages of backward took on each rank, shape (J, R, K)."""
+    durations_s = [
+        [
+            [m.duration_s for m in iteration.messages if m.in_backward]
+            for iteration in trace.iterations
+        ]
+        for trace in traced.traces
+    ]
+    by_rank: Floats = np.array(durations_s)[:, judged]
+    return by_rank.transpose(1, 0, 2)
+
+
+RULES = {
+    "waits": by_sums_of_waits,
+    "last": by_last_arrivals,
+    "backward": by_backward_times,
+}
+"""The rules of thumb by the names of their columns."""
+
+
+# -- the judgement ---------------------------------------------------------------------
+
+
+def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return what explain and the rules of thumb say of a scenario, and the truth.
+
+    Parameters
+    ----------
+    name : str
+        The scenario.
+    stated : mapping
+        What `scenarios` says of it.
+    folder : Path
+        The folder of its traces.
+
+    Returns
+    -------
+    dict
+        A row of ``judged.csv``.
+    """
+    traced = training(folder)
+    odd = np.isin(traced.numbers, numbers(traced, 1))
+    explained = explanation(traced, numbers(traced, 1))
+    odd_s = float(np.median(traced.measured_s[odd]))
+    even_s = float(np.median(traced.measured_s[~odd]))
+    right = stated.get("right") or {}
+    named = explained.named or {}
+    # The cause of the rank that is right, or else of the rank that costs most.
+    of_ranks = [cause for cause in explained.causes if cause.rank is not None]
+    of_right = [cause for cause in of_ranks if cause.rank == right.get("rank")]
+    row: dict[str, Any] = {
+        "scenario": name,
+        "ranks": traced.schedule.n_ranks,
+        "delayed_ranks": len({delay["rank"] for delay in stated.get("inject", [])}),
+        "right_rank": right.get("rank"),
+        "right_phase": right.get("phase"),
+        "named_rank": named.get("rank"),
+        "named_phase": named.get("phase"),
+        "odd_s": odd_s,
+        "even_s": even_s,
+        "replay_s": explained.replay_s,
+        "without_s": None,
+        "gain_s": None,
+        "lower_s": None,
+        "upper_s": None,
+    }
+    if of_right:
+        row["without_s"] = of_right[0].without_s
+        row["gain_s"] = of_right[0].gain_s
+        row["lower_s"], row["upper_s"] = of_right[0].interval_s
+    for column, rule in RULES.items():
+        blamed = rule(traced, odd)
+        row[f"{column}_rank"] = blamed.rank
+        row[f"{column}_gain_s"] = blamed.gain_s
+    row |= _remedy_columns(name, stated, folder)
+    return row
+
+
+def _remedy_columns(
+    name: str, stated: Mapping[str, Any], folder: Path
+) -> dict[str, float | None]:
+    """Return what a remedy takes as recorded, and as predicted, in seconds.
+
+    ``remedy_alone_s`` is predicted without a reference, and None where explain refuses to
+    say it.
+    """
+    if not stated.get("remedy"):
+        return {"remedy_s": None, "remedy_with_s": None, "remedy_alone_s": None}
+    recorded = training(folder / "remedy")
+    sizes, seconds, _ = read_bytes_seconds(
+        folder / "collectives.csv", collective="all_reduce", ranks=stated["ranks"]
+    )
+    cost = fit("table", sizes, seconds, draws=0, workers=stated["ranks"]).cost
+    startup_s = max(0.0, cost.startup_s())
+    return {
+        "remedy_s": float(np.median(recorded.measured_s)),
+        "remedy_with_s": _predicted_s(stated, training(folder, startup_s), cost),
+        "remedy_alone_s": _predicted_s(stated, training(folder), None),
+    }
+
+
+def _predicted_s(
+    stated: Mapping[str, Any], traced: TracedTraining, cost: MessageCost | None
+) -> float | None:
+    """Return what the iteration takes with the remedy of a scenario, None if refused."""
+    explained = explanation(traced, reference=cost)
+    cap_mb = stated["remedy"].get("bucket_cap_mb")
+    if cap_mb is None:
+        for remedy in explained.remedies:
+            if remedy.setting == LINK_REMEDY:
+                return remedy.with_s
+        return None
+    if cost is None:
+        return None
+    buckets = Buckets.of(traced, cost)
+    if buckets is None:
+        return None
+    plan = ddp(buckets.workload, round(cap_mb * MIB))
+    now_s = buckets.schedule(buckets.current).replay().iteration_s
+    then_s = buckets.schedule(plan).replay().iteration_s
+    return explained.iteration_s - float(np.median(now_s - then_s))
+
+
+def judge() -> pd.DataFrame:
+    """Return the judgement of all recorded scenarios, one row for each."""
+    rows = []
+    for name, stated in scenarios().items():
+        rows.append(judged_row(name, stated, FOLDER / name))
+    return pd.DataFrame(rows)
+
+
+def statistics(judged: pd.DataFrame) -> dict[str, float]:
+    """Return the statistics of the goals in data/goals.yml.
+
+    Parameters
+    ----------
+    judged : DataFrame
+        The rows of ``judged.csv``.
+
+    Returns
+    -------
+    dict of str to float
+        By the names that data/goals.yml explains.
+    """
+    injected = judged[judged["right_rank"].notna()]
+    truth_s = injected["odd_s"] - injected["even_s"]
+    large = injected[truth_s >= LARGE * injected["odd_s"]]
+    right_phase = (large["right_phase"] == "any") | (
+        large["right_phase"] == large["named_phase"]
+    )
+    is_right = (large["right_rank"] == large["named_rank"]) & right_phase
+    # Without one of two delays the iteration still has the other one, so that iterations
+    # without any delay are no truth of it.
+    single = injected[injected["delayed_ranks"] == 1]
+    single_truth_s = single["odd_s"] - single["even_s"]
+    without_error = (single["without_s"] / single["even_s"] - 1).abs().fillna(np.inf)
+    holds = (single["lower_s"] <= single_truth_s) & (
+        single_truth_s <= single["upper_s"]
+    )
+    gain_error_s = (injected["gain_s"] - truth_s).abs().fillna(np.inf)
+    waits_error_s = (injected["waits_gain_s"] - truth_s).abs()
+    backward_error_s = (injected["backward_gain_s"] - truth_s).abs()
+    # A rule that blames another rank says nothing of this rank's delay.
+    last_is_wrong = injected["last_rank"] != injected["right_rank"]
+    is_named = injected["named_rank"] == injected["right_rank"]
+    better = (
+        (gain_error_s < waits_error_s)
+        & (gain_error_s < backward_error_s)
+        & (is_named | last_is_wrong)
+    )
+    healthy = judged[judged["right_rank"].isna()]
+    with_remedy = judged[judged["remedy_s"].notna()]
+    return {
+        "named": float(is_right.mean()),
+        "false_names": float(healthy["named_rank"].notna().sum()),
+        "without_error": float(without_error.median()),
+        "without_error_95": float(np.percentile(without_error, 95)),
+        "interval_holds": float(holds.mean()),
+        "replay_error": float((judged["replay_s"] / judged["odd_s"] - 1).abs().median()),
+        "remedy_error": _largest_error(with_remedy, "remedy_with_s"),
+        "remedy_error_alone": _largest_error(with_remedy, "remedy_alone_s"),
+        "better_than_rivals": float(better.mean()),
+    }
+
+
+def _largest_error(judged: pd.DataFrame, column: str) -> float:
+    """Return the largest relative error of predicted remedies, 0 if all are refused."""
+    errors = (judged[column] / judged["remedy_s"] - 1).abs().dropna()
+    return float(errors.max()) if len(errors) else 0.0
+
+
+def explained(name: str) -> Explanation:
+    """Return the explanation of a recorded scenario, of its odd iterations."""
+    traced = training(FOLDER / name)
+    return explanation(traced, numbers(traced, 1))
+
+
+if __name__ == "__main__":
+    atomic_write_text(JUDGED, judge().to_csv(index=False, float_format="%.6g"))
+    print(JUDGED)
