@@ -8,6 +8,7 @@ The names of this package, grouped by their purpose:
 * plan: ``make_plan``, ``FusionPlan``, ``exact``. Which gradients share a message.
 * predict: ``predict``, ``forecast``, ``Iteration``. How long an iteration takes.
 * advise: ``Advice``, ``Option``, ``Gain``. Which buckets a training should use.
+* explain: ``explain``, ``Explanation``. Where the time of a traced training goes.
 * measure: ``profile_layers``, ``measure_model``, ``launch``. Timings on this machine.
 * read: ``read_profile``, ``read_bytes_seconds``, ``import_file``. Files, also of others.
 
@@ -89,6 +90,10 @@ if TYPE_CHECKING:
     from ddlkit.model.advice import Gain as Gain
     from ddlkit.model.advice import Option as Option
     from ddlkit.model.advice import measured_gain as measured_gain
+    from ddlkit.model.explanation import Cause as Cause
+    from ddlkit.model.explanation import Explanation as Explanation
+    from ddlkit.model.explanation import Remedy as Remedy
+    from ddlkit.model.explanation import explain as explain
     from ddlkit.store import load_table as load_table
     from ddlkit.store import read_profile as read_profile
 
@@ -141,6 +146,12 @@ _MODULES = {
         "Advice": "ddlkit.model.advice",
         "Option": "ddlkit.model.advice",
         "Gain": "ddlkit.model.advice",
+    },
+    "explain": {
+        "explain": "ddlkit.model.explanation",
+        "Explanation": "ddlkit.model.explanation",
+        "Cause": "ddlkit.model.explanation",
+        "Remedy": "ddlkit.model.explanation",
     },
     "measure": {
         "profile_layers": "ddlkit.measure.layers",
