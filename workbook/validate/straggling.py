@@ -9,11 +9,13 @@ the delay. ``python -m workbook.validate.straggling`` judges all of them anew an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.fit import fit
@@ -27,7 +29,9 @@ from ddlkit.model.explanation import Explanation, explanation
 from ddlkit.model.other_buckets import Buckets
 from ddlkit.model.ranks import TracedTraining, training_of
 from ddlkit.store.files import atomic_write_text, own_yaml, read_text
+from workbook import plots
 from workbook.common.places import DATA
+from workbook.plots.style import case_rows, look
 
 FOLDER = DATA / "straggling"
 JUDGED = FOLDER / "judged.csv"
@@ -314,6 +318,66 @@ def explained(name: str) -> Explanation:
     """Return the explanation of a recorded scenario, of its odd iterations."""
     traced = training(FOLDER / name)
     return explanation(traced, numbers(traced, 1))
+
+
+# -- wb-explain ------------------------------------------------------------------------
+
+TITLES = {
+    "forward": "forward",
+    "backward_first": "backward,\nbefore the first bucket",
+    "backward_middle": "backward,\nmiddle",
+    "backward_last": "backward,\nbefore the last bucket",
+    "loader": "data loader",
+    "throughout": "all layers",
+    "small": "backward, small",
+    "real": "backward,\nreal compute",
+}
+"""How the scenarios with one delayed rank are named beside their rows."""
+
+
+def gains(judged: pd.DataFrame) -> Figure:
+    """Draw what the delay of one rank costs, measured and by explain and other rules.
+
+    Parameters
+    ----------
+    judged : DataFrame
+        The rows of ``judged.csv``.
+    """
+    shown = judged.set_index("scenario").loc[[*TITLES]]
+    rows = np.arange(len(shown))
+    truth_ms = 1e3 * (shown["odd_s"] - shown["even_s"])
+    figure, ax = plots.canvas(height=1.4 + 0.42 * len(shown))
+    case_rows(ax, [TITLES[name] for name in shown.index], reference=0.0)
+    model = look("model")
+    ax.hlines(
+        rows,
+        1e3 * shown["lower_s"],
+        1e3 * shown["upper_s"],
+        color=model.color,
+        linewidth=4,
+        alpha=0.35,
+        label="interval",
+    )
+    plots.points(
+        ax, 1e3 * shown["gain_s"], rows, replace(model, label="played again"), size=5
+    )
+    rules = {
+        "waits_gain_s": replace(look("no_overlap"), label="sums of waits"),
+        "backward_gain_s": replace(look("line_medians"), label="times of backward"),
+    }
+    for column, style in rules.items():
+        plots.points(ax, 1e3 * shown[column], rows, style, size=5)
+    plots.points(ax, truth_ms, rows, look("measured"), size=5)
+    ax.set_xlabel("gain without the delay [ms an iteration]")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    error_ms = (1e3 * shown["gain_s"] - truth_ms).abs().median()
+    most = (1e3 * shown["waits_gain_s"] / truth_ms).max()
+    plots.title(
+        figure,
+        f"Played again without the delay, iterations gain what was measured within "
+        f"{error_ms:.1f} ms (median); sums of waits say up to {most:.1f} times as much",
+    )
+    return figure
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""Trainings with known delays: what is stated, what a rank does of it, and what was recorded."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddlkit.core.errors import UserError
+from workbook.record import straggling
+from workbook.record.straggling import MODELS, Delays, Layer, scenarios
+
+SCENARIOS = scenarios()
+PHASES = ("input", "forward", "backward")
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_right_answer_follows_from_what_is_injected(name: str) -> None:
+    """It is the rank with the largest delay, and its phase unless there are several."""
+    scenario = SCENARIOS[name]
+    layers = MODELS[scenario.model].layers
+    delay_s: dict[int, float] = {}
+    phases: dict[int, set[str]] = {}
+    for delay in scenario.inject:
+        assert delay.rank < scenario.ranks
+        assert delay.phase in PHASES
+        delay_s[delay.rank] = delay_s.get(delay.rank, 0) + delay.total_s(layers)
+        phases.setdefault(delay.rank, set()).add(delay.phase)
+    if not delay_s:
+        assert scenario.right is None
+        return
+    assert scenario.right is not None
+    slowest = max(delay_s, key=delay_s.__getitem__)
+    assert scenario.right.rank == slowest
+    only_phase = phases[slowest] == {scenario.right.phase}
+    assert only_phase or (scenario.right.phase == "any" and len(phases[slowest]) > 1)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_odd_iterations_have_all_that_is_stated_and_even_ones_nothing(
+    name: str,
+) -> None:
+    scenario = SCENARIOS[name]
+    layers = MODELS[scenario.model].layers
+    jitter_s = 2 * layers * scenario.jitter_s
+    for rank in range(scenario.ranks):
+        delays = Delays(scenario, rank)
+        stated_s = sum(
+            delay.total_s(layers) for delay in scenario.inject if delay.rank == rank
+        )
+        for iteration in range(4):
+            delays.iteration = iteration
+            total_s = delays.seconds("input")
+            for phase in ("forward", "backward"):
+                for layer in range(layers):
+                    total_s += delays.seconds(phase, layer)
+            if iteration % 2 == 0:
+                assert total_s == 0
+            else:
+                assert stated_s <= total_s + 1e-9
+                assert total_s <= stated_s + jitter_s + 1e-9
+
+
+def test_a_delay_in_backward_comes_before_the_gradients_of_its_own_layer() -> None:
+    scenario = SCENARIOS["backward_middle"]
+    (delay,) = scenario.inject
+    assert delay.layer is not None
+    delays = Delays(scenario, delay.rank)
+    delays.iteration = 1
+    shape = MODELS[scenario.model]
+    layers = [Layer(shape, number, delays) for number in range(shape.layers)]
+    ready_s = {}
+    for layer in layers:
+        (addends,) = layer.parameters()
+        addends.register_post_accumulate_grad_hook(
+            lambda _, number=layer.number: ready_s.update({number: time.monotonic()})
+        )
+    torch.nn.Sequential(*layers)(torch.zeros(1, 16)).sum().backward()
+    assert list(ready_s) == [*reversed(range(shape.layers))]
+    before, own = ready_s[delay.layer + 1], ready_s[delay.layer]
+    assert own - before >= delay.seconds + shape.backward_s
+
+
+@pytest.mark.parametrize("name", [n for n, s in SCENARIOS.items() if s.remedy])
+def test_a_remedy_changes_the_training_and_has_none_itself(name: str) -> None:
+    scenario = SCENARIOS[name]
+    cured = scenario.with_remedy()
+    assert cured != scenario
+    assert cured.with_remedy() == cured
+    assert cured.inject == scenario.inject
+    assert cured.right == scenario.right
+
+
+def test_an_unknown_scenario_is_refused_before_anything_is_recorded(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UserError, match="forwards"):
+        straggling.record(tmp_path, ["none", "forwards"])
+    assert not [*tmp_path.iterdir()]
