@@ -254,6 +254,33 @@ def judge() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def judged() -> pd.DataFrame:
+    """Return the judgement of all scenarios as it is recorded, one row for each."""
+    return pd.read_csv(JUDGED)
+
+
+def seconds_in_messages(traced: TracedTraining, chosen: np.ndarray) -> Floats:
+    """Return how long the ranks that are not late are inside messages, shape (J,).
+
+    Parameters
+    ----------
+    traced : TracedTraining
+        A training in which one rank is late.
+    chosen : ndarray of bool, shape (I,)
+        The iterations.
+
+    Returns
+    -------
+    ndarray, shape (J,)
+        Seconds of each iteration, the messages of a rank added up, as the mean over all
+        ranks but the one that spends least in messages.
+    """
+    by_rank_s = _durations_s(traced, chosen).sum(axis=2)
+    late = np.median(by_rank_s, axis=0).argmin()
+    others_s: Floats = np.delete(by_rank_s, late, axis=1).mean(axis=1)
+    return others_s
+
+
 def statistics(judged: pd.DataFrame) -> dict[str, float]:
     """Return the statistics of the goals in data/goals.yml.
 
