@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -381,7 +382,10 @@ def _gpu_name(document: Any) -> str:
 
 def _spans(document: Any, source: str) -> list[Event]:
     """Return the complete spans (phase "X") of a Chrome trace by their start."""
-    listed = document.get("traceEvents") if isinstance(document, dict) else document
+    listed = document
+    if isinstance(document, dict):
+        # A large trace is not kept twice: each entry is dropped once it is a span.
+        listed = document.pop("traceEvents", None)
     if not isinstance(listed, list) or not all(
         isinstance(entry, dict) for entry in listed
     ):
@@ -401,8 +405,12 @@ def _spans(document: Any, source: str) -> list[Event]:
                 f"{source}: traceEvents[{number}] {problem}: export the trace again"
             )
         complete.append(entry)
+    del listed
     first_us = min((entry["ts"] for entry in complete), default=0.0)
-    events = [_event(entry, first_us) for entry in complete]
+    # From here on, each entry makes room for its span.
+    events: list[Any] = complete
+    for number, entry in enumerate(complete):
+        events[number] = _event(entry, first_us)
     # Of spans that start together, the one that contains the others comes first.
     return sorted(
         _with_launches(events), key=lambda event: (event.start_s, -event.end_s)
@@ -431,8 +439,8 @@ def _event(entry: Mapping[str, Any], first_us: float) -> Event:
         end_s=(start_us + entry["dur"]) / 1e6,
         on_gpu=category.lower().removeprefix("gpu_") in _GPU_CATEGORIES,
         category=category,
-        args=args if isinstance(args, dict) else {},
-        thread=f"{entry.get('pid')} {entry.get('tid')}",
+        args=args if isinstance(args, dict) and args else MappingProxyType({}),
+        thread=sys.intern(f"{entry.get('pid')} {entry.get('tid')}"),
     )
 
 

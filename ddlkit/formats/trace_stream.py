@@ -186,6 +186,7 @@ def _skip_to_entries(buffer: _Buffer, source: str) -> str:
 
 def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
     """Yield the entries of a list that are needed, and skip the end of the list."""
+    shared: dict[str, Any] = {}
     while True:
         character = buffer.next_character()
         if character == "]":
@@ -200,7 +201,7 @@ def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
                 f"{source}: not a Chrome trace: traceEvents has {shown(entry)}"
             )
         if _is_needed(entry):
-            yield _slimmed(entry)
+            yield _slimmed(entry, shared)
 
 
 def _is_needed(entry: dict[str, Any]) -> bool:
@@ -212,17 +213,29 @@ def _is_needed(entry: dict[str, Any]) -> bool:
     return category in _NEEDED_CATEGORIES and entry.get("cat") != "gpu_user_annotation"
 
 
-def _slimmed(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry without what no reader uses, and with each name stored once."""
+def _slimmed(entry: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry without what no reader uses, and with each text stored once.
+
+    ``shared`` has the shapes so far by their text, and new ones are added to it.
+    """
     args = entry.get("args")
     if not isinstance(args, dict):
         args = {}
     slim: dict[str, Any] = {
         key: entry[key] for key in ("ph", "ts", "dur", "pid", "tid") if key in entry
     }
-    slim["args"] = {key: args[key] for key in _NEEDED_ARGS if key in args}
+    slim["args"] = {
+        key: _shared(args[key], shared) for key in _NEEDED_ARGS if key in args
+    }
     for label in ("name", "cat"):
         text = entry.get(label)
         # Millions of spans have a few hundred names.
         slim[label] = sys.intern(text) if isinstance(text, str) else text
     return slim
+
+
+def _shared(value: Any, shared: dict[str, Any]) -> Any:
+    """Return the one object that stands for all equal lists, such as shapes."""
+    if not isinstance(value, list):
+        return value
+    return shared.setdefault(str(value), value)

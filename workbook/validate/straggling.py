@@ -328,7 +328,9 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
         "without_error": float(without_error.median()),
         "without_error_95": float(np.percentile(without_error, 95)),
         "interval_holds": float(holds.mean()),
-        "replay_error": float((judged["replay_s"] / judged["odd_s"] - 1).abs().median()),
+        "replay_error": float(
+            (judged["replay_s"] / judged["odd_s"] - 1).abs().median()
+        ),
         "remedy_error": _largest_error(with_remedy, "remedy_with_s"),
         "remedy_error_alone": _largest_error(with_remedy, "remedy_alone_s"),
         "better_than_rivals": float(better.mean()),
