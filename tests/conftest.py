@@ -110,6 +110,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Together(config, log)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def ranks_start_with_what_an_optimizer_imports() -> None:
+    """What forks the ranks of a test imports it once: it takes more than a second of each that trains.
+
+    Where there is a GPU they import it themselves: nothing may look at a GPU before ranks are forked.
+    """
+    if shutil.which("nvidia-smi") is None:
+        from ddlkit.jobs import launch
+
+        launch.PRELOADED.append("torch._dynamo")
+
+
 @pytest.fixture(autouse=True)
 def signals_are_as_before() -> Iterator[None]:
     """A command that a test calls in this process leaves its handlers to no other test."""
