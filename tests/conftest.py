@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
@@ -56,6 +57,17 @@ def pytest_make_collect_report(
         reason = f"Skipped: needs {lacking[1]}, which is not installed here"
         report.longrepr = (str(collector.path), 1, reason)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is imported for the tests is no garbage: nobody looks for any in half a million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
