@@ -137,6 +137,8 @@ class Lab(Place):
         dict of str to str
         """
         environment = super().environment(rank, ranks)
+        # Otherwise gloo looks for the address of the host's name, which is not one of the
+        # addresses in the namespace.
         environment["GLOO_SOCKET_IFNAME"] = INTERFACE
         if self.shape.conditions:
             environment[LINK] = str(self._link_file)
@@ -285,19 +287,19 @@ class Lab(Place):
             packet_bytes = MAX_PACKET_BYTES
             # Packets wait here until the link's process has read them. A full queue
             # would drop some, and losses are to come from the conditions alone.
-            queued = 10_000
+            queue_packets = 10_000
         else:
             self._join()
             # A packet that is larger than a burst would be cut in software by the kernel,
             # for which 16 ranks have no processor time. A tenth of the burst is left for
             # the headers of the frames, which count towards the burst.
-            burst = round(0.9 * burst_bytes(self.link_bits_per_s))
-            packet_bytes = min(MAX_PACKET_BYTES, burst)
-            queued = 1000  # Linux's default
+            fitting_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
+            packet_bytes = min(MAX_PACKET_BYTES, fitting_bytes)
+            queue_packets = 1000  # Linux's default
         # The last namespace is the switch, whose interfaces have no addresses.
         *rank_namespaces, _ = self.namespaces
         for rank, name in enumerate(rank_namespaces):
-            limits = f"gso_max_size {packet_bytes} txqueuelen {queued}"
+            limits = f"gso_max_size {packet_bytes} txqueuelen {queue_packets}"
             # The kernel's own route ("prefix route") would not have the options of TCP.
             addressing = [
                 "link set lo up",

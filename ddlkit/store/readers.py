@@ -75,14 +75,15 @@ def choose(
     Returns
     -------
     rows : DataFrame
-        The rows that have one value in each of the columns.
+        The rows that have the wanted value, or else the single one, in each column.
     chosen : dict of str to object
         That value, for each of the columns.
 
     Raises
     ------
     UserError
-        If a wanted value is not there, or several are where none is wanted.
+        If no row has a wanted value, or if a column has several values and none of them
+        is wanted.
     """
     chosen = {}
     # One column after the other narrows the table, so that a column may have several
@@ -239,8 +240,8 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
     if not needs_forward:
         defaults["forward_s"] = "0"
     schema = SCHEMAS["layers"]
-    # A file that has the times of backward is a profile, so only the time of forward is
-    # missing. Of any other file, the schema says below which column it lacks.
+    # A file with the times of backward is taken for a profile that lacks only those of
+    # forward. Any other file is refused by the schema, below.
     if (
         needs_forward
         and "forward_s" not in sheet.header
@@ -256,7 +257,7 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
         for column in schema.columns
     ]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
-    # Two columns that are lacking follow from others, and not from their defaults.
+    # Two columns, if the file lacks them, follow from others and not from a default.
     if "layer" not in sheet.header:
         frame["layer"] = frame["tensor"]
     if "parameters" not in sheet.header:

@@ -204,7 +204,7 @@ def read_sheet(text: str, file: str) -> Sheet:
             "nothing was measured"
         )
     lines, rows = zip(*numbered, strict=True)
-    sheet = Sheet(file, header, lines, rows)
+    sheet = Sheet(file=file, header=header, lines=lines, rows=rows)
     for row_number, row in enumerate(rows):
         if len(row) != len(header):
             # The error names the first column that a short row lacks, and the last
@@ -493,9 +493,10 @@ class Schema:
         sheet = replace(sheet, header=self._current_names(sheet.header))
         for position, name in enumerate(sheet.header):
             if name in sheet.header[:position]:
-                sheet.fail(None, name, "stands twice in the header")
+                sheet.fail(row=None, column=name, problem="stands twice in the header")
             if exact and name not in self.names:
-                sheet.fail(None, name, f"not a column of {self.name}")
+                problem = f"not a column of {self.name}"
+                sheet.fail(row=None, column=name, problem=problem)
         values = {}
         for column in self.columns:
             if column.name in sheet.header:
@@ -508,7 +509,8 @@ class Schema:
                     f"{sheet.file}: has no column {column.name}, which a table "
                     f"{self.name} needs: its columns are {present}"
                 )
-        frame = DataFrame(values, range(len(sheet.rows)))
+        # The index repeats a default, which is a single value, in every row.
+        frame = DataFrame(values, index=range(len(sheet.rows)))
         if self.key:
             self._refuse_duplicate(sheet, frame)
         return frame

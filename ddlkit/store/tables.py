@@ -247,17 +247,23 @@ def own_output(path: Path | str, *sources: Path | str) -> Path:
     path = Path(path)
     if os.path.isdir(path) or not path.name:
         raise UserError(f"{path} is a directory: name a file")
-    real = path.resolve()
-    if any(real == Path(source).resolve() for source in sources):
+    # Two paths may name one file by way of links.
+    resolved = path.resolve()
+    if any(resolved == Path(source).resolve() for source in sources):
         raise UserError(
             f"{path} is what is read: choose another name for what is written"
         )
     is_stamp = (
-        real.suffix == ".json"
-        and os.path.isfile(real)
-        and _read_stamp(real) is not None
+        resolved.suffix == ".json"
+        and os.path.isfile(resolved)
+        and _read_stamp(resolved) is not None
     )
-    if is_stamp or is_stamped(real) or (is_pack(real.name) and packed(real.parent)):
+    if (
+        is_stamp
+        or is_stamped(resolved)
+        # A pack in use, or the file of its stamps.
+        or (is_pack(resolved.name) and packed(resolved.parent))
+    ):
         raise UserError(f"{path} is a recorded table or its stamp: choose another name")
     return path
 
