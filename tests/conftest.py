@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
@@ -58,6 +59,17 @@ def pytest_make_collect_report(
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is imported for the tests is no garbage: nobody looks for any in half a million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--shuffle", type=int, default=0, help="run tests in an order of chance"
@@ -108,6 +120,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return groups.get(Path(file).stem.removeprefix("test_"), file)
 
     return Together(config, log)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ranks_start_with_what_an_optimizer_imports() -> None:
+    """What forks the ranks of a test imports it once: it takes more than a second of each that trains.
+
+    Where there is a GPU they import it themselves: nothing may look at a GPU before ranks are forked.
+    """
+    if shutil.which("nvidia-smi") is None:
+        from ddlkit.jobs import launch
+
+        launch.PRELOADED.append("torch._dynamo")
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,6 @@ SOURCES = {
     ): path
     for package in PACKAGES
     for path in sorted((ROOT / package).rglob("*.py"))
-}
-DEFINED = {
-    node.name
-    for path in SOURCES.values()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
 }
 ELSEWHERE = r"(?<![\w.~-])/(home|root|Users|mnt|work)/[A-Za-z]|-index-url|--find-links|//\S*(pypi|whl)"
 NEEDED_TO_RUN = {"numpy", "pandas", "psutil", "scipy", "torch"}
@@ -181,6 +176,17 @@ MAY_SPREAD = {
 }
 
 
+@cache
+def defined() -> set[str]:
+    """The names of all functions, methods and classes of ours."""
+    return {
+        node.name
+        for path in SOURCES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+
+
 def spread(path: Path) -> Iterator[str]:
     """Yield the callees of ours, or that may be ours, which a file gives keywords from a mapping.
 
@@ -205,7 +211,7 @@ def spread(path: Path) -> Iterator[str]:
         root, in_tests = name.partition(".")[0], "tests" in path.parts
         helper = in_tests and last is None and root not in ours
         if root in ours or not (
-            root in others or helper or last not in (None, *DEFINED)
+            root in others or helper or last not in (None, *defined())
         ):
             yield f"{path.relative_to(ROOT).as_posix()}: {name}"
 

@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._inductor import config
-from torch._inductor.fx_passes import overlap_scheduling
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _runtime_estimation
@@ -190,6 +188,9 @@ def test_torch_takes_the_measured_cost_of_its_collectives(
     to: str, collective: str, tmp_path: Path, world: None, exported: Callable[..., Path]
 ) -> None:
     """As its scheduler asks for it: by Inductor's hook, which a profile fills too."""
+    # Importing Inductor takes seconds: no worker but the one of this test has to wait for it.
+    from torch._inductor import config
+    from torch._inductor.fx_passes import overlap_scheduling
     from torch._inductor.fx_passes.profile_guided_estimation import (
         ProfileGuidedEstimator,
     )

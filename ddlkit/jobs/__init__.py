@@ -98,7 +98,9 @@ def enter(namespace: str) -> None:
         If the namespace does not exist or may not be entered.
     """
     with open(namespace, "rb") as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+        # setns returns 0 if it works, and else sets errno.
+        failed = ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET)
+        if failed:
             raise OSError(ctypes.get_errno(), "cannot enter", namespace)
 
 
@@ -108,15 +110,16 @@ def die_with_parent(parent: int = 0) -> None:
     Parameters
     ----------
     parent : int, optional
-        The id of the parent; 0, the default, for the value of `PARENT` in the environment.
-        If that process has died already, this process ends at once.
+        The id of the parent. By default, 0, it is the value of `PARENT` in the
+        environment, or the present parent if there is none. If the parent has died
+        already, this process ends at once.
     """
     if sys.platform != "linux":
         return
     parent = parent or int(os.environ.get(PARENT, os.getppid()))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The kernel reports no death from before this call. A process whose parent has died
-    # has another parent.
+    # If the parent died before this call, the kernel does not report its death, but has
+    # given this process another parent.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -124,7 +127,8 @@ def die_with_parent(parent: int = 0) -> None:
 # -- signals ---------------------------------------------------------------------------
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def _exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
+    # The exit status that a shell reports for a process that a signal ended.
     raise SystemExit(128 + number)
 
 
@@ -134,7 +138,7 @@ def _in_main_thread() -> bool:
 
 
 def trap(*numbers: int) -> list[int]:
-    """Let signals end this process by way of every ``finally``.
+    """From now on, let signals end this process by way of every ``finally``.
 
     Signals that somebody handles or ignores stay as they are.
 
@@ -146,13 +150,14 @@ def trap(*numbers: int) -> list[int]:
     Returns
     -------
     list of int
-        The signals that now end the process so. There are none outside the main thread.
+        Those of the signals whose handler was set. Outside the main thread, which alone
+        may set handlers, there are none.
     """
     if not _in_main_thread():
         return []
     unhandled = [n for n in numbers if signal.getsignal(n) is signal.SIG_DFL]
     for number in unhandled:
-        signal.signal(number, _leave)
+        signal.signal(number, _exit_by_signal)
     return unhandled
 
 
@@ -172,7 +177,8 @@ def unwinding(*numbers: int) -> Iterator[None]:
         yield
     finally:
         for number in trapped:
-            if _in_main_thread() and signal.getsignal(number) is _leave:
+            # A handler that somebody has set within the block stays.
+            if _in_main_thread() and signal.getsignal(number) is _exit_by_signal:
                 signal.signal(number, signal.SIG_DFL)
 
 
@@ -188,22 +194,22 @@ def deferring(*numbers: int) -> Iterator[None]:
         The signals. Those that are ignored stay ignored.
     """
     arrived: list[int] = []
-    before = {}
+    handlers_before = {}
     if _in_main_thread():
         # A handler that was not set from Python is None and could not be set again.
         handlers = {number: signal.getsignal(number) for number in numbers}
         for number, handler in handlers.items():
             if handler not in (None, signal.SIG_IGN):
-                before[number] = handler
-    for number in before:
+                handlers_before[number] = handler
+    for number in handlers_before:
         signal.signal(number, lambda which, frame: arrived.append(which))
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
-        # Each signal that arrived is raised once, however often it arrived, and now meets
-        # its own handler.
+        # Each signal that arrived is raised once, however often it arrived, and now calls
+        # the handler that it had before the block.
         for number in dict.fromkeys(arrived):
             signal.raise_signal(number)
 

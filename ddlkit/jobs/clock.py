@@ -43,8 +43,8 @@ class Budget:
     max_s : float
         Seconds after which no repeat starts, once there are ``min_repeats``.
     relative_halfwidth : float
-        The measurement stops earlier if half the width of the 95% interval of the
-        median is at most this share of the median. Fewer than 6 samples have no
+        The measurement stops earlier if the half-width of the 95% confidence interval of
+        the median is at most this share of the median. Fewer than 6 samples have no such
         interval.
 
     Raises
@@ -86,7 +86,7 @@ class Budget:
         >>> Budget().settled([1.0] * 6), Budget().settled([1.0, 2.0] * 3)
         (True, False)
         """
-        # Of fewer than 6 samples both bounds are infinite, which is never narrow enough.
+        # With fewer than 6 samples both bounds are infinite, which is never narrow enough.
         lower, upper = median_interval(samples)
         halfwidth = (upper - lower) / 2
         return halfwidth <= self.relative_halfwidth * float(np.median(samples))
@@ -114,9 +114,10 @@ def synchronizer(device: torch.device | str) -> Action:
 
 
 class Marks:
-    """Points in time along the work of a device, which does not wait for them.
+    """Points in time along the work of a device, which goes on without waiting.
 
-    On CUDA they are events in the current stream.
+    On CUDA, the marks are events in the current stream. On a CPU, they are times of the
+    performance counter.
 
     Parameters
     ----------
@@ -129,7 +130,7 @@ class Marks:
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Mark the point that the work of the device has reached."""
+        """Mark the point after the work that has been given to the device so far."""
         if self._device.type == "cpu":
             self._marks.append(perf_counter())
             return
@@ -146,8 +147,8 @@ class Marks:
         if self._device.type == "cpu":
             return np.array(self._marks) - first
         torch.cuda.synchronize(self._device)
-        milliseconds = [first.elapsed_time(event) for event in self._marks]
-        return np.array([duration_ms / 1e3 for duration_ms in milliseconds])
+        durations_ms = [first.elapsed_time(event) for event in self._marks]
+        return np.array([duration_ms / 1e3 for duration_ms in durations_ms])
 
 
 def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
@@ -184,7 +185,7 @@ def measure_interleaved(
     setup: Action = _nothing,
     agree: Callable[[bool], bool] = bool,
 ) -> dict[Key, Floats]:
-    """Time several actions in turn, so that drift of the machine meets all alike.
+    """Time several actions in turn, so that drift of the machine affects all alike.
 
     Parameters
     ----------
@@ -193,8 +194,8 @@ def measure_interleaved(
         marks. Any other is timed by the wall clock, between two calls of
         ``synchronize``.
     budget : Budget
-        How long to measure. The loop stops when the interval of every action is narrow,
-        or when the budget ends.
+        How long to measure. The loop stops when the confidence interval of every
+        action's median is narrow, or when the budget ends.
     synchronize : callable, optional
         Waits until the device has done all its work.
     setup : callable, optional
@@ -203,7 +204,8 @@ def measure_interleaved(
     agree : callable, optional
         Takes whether this rank could stop, and returns whether all ranks stop. If the
         actions communicate, all ranks must do equally many repeats, and this argument
-        has to be `ddlkit.jobs.rank.agree_all`. By default this process decides alone.
+        has to be `ddlkit.jobs.rank.agree_all`. By default this process decides alone:
+        ``bool`` returns what it is given.
 
     Returns
     -------
@@ -330,7 +332,7 @@ def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
     Parameters
     ----------
     labels : mapping
-        A value of each column, or one value per sample.
+        The other columns, each with a single value or with a value for each sample.
     seconds : ndarray, shape (samples,)
         The samples in seconds.
 

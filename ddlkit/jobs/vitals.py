@@ -8,8 +8,9 @@ holds:
 * An emulated link was late with more than `LATE_LIMIT` of the packets.
 * The host of a virtual machine took more than ``STOLEN_LIMIT`` of the cores.
 
-A measurement is ``disturbed`` if the host took as much, or if other programs took more
-than ``OTHERS_LIMIT``. It is then repeated after a pause, up to `TRIES` times.
+A measurement is ``disturbed`` if the host took more than ``STOLEN_LIMIT``, or if other
+programs took more than ``OTHERS_LIMIT``. It is then repeated after a pause, up to `TRIES`
+times.
 
 There is no torch here, because importing torch would disturb what is measured.
 """
@@ -47,14 +48,17 @@ LINK = "DDLKIT_LINK"
 PERIOD_S = 2.0
 """Seconds between two samples."""
 BUSY = 0.1
-"""The utilisation of a GPU in use. An idle GPU has 0, training has far more."""
+"""The least utilisation of a GPU that counts as in use. Idle, it has 0, and in training
+far more."""
 COMPANY_BYTES = GIB
-"""Memory on a GPU that is used. A driver that starts takes less, training more."""
+"""Beyond so much used memory a GPU counts as in use. A driver that starts takes less,
+training more."""
 LOOK_PERIOD_S = 0.4
 PATIENCE_S = 10.0
 """Seconds between two looks at a GPU, and seconds for which it must be busy."""
 
-# By nvidia-smi's name of a quantity: the name in tables, and the factor to its unit.
+# What is asked of nvidia-smi, by its names. For each quantity: the name in tables, and the
+# factor from nvidia-smi's unit to that of the table.
 _SAMPLED = {
     "clocks.sm": ("sm_clock_hz", 1e6),
     "clocks.mem": ("memory_clock_hz", 1e6),
@@ -79,14 +83,15 @@ class Usage:
     busy : float
         The share of the time of all cores in which they did anything.
     stolen : float
-        The share in which other virtual machines of the host had them.
+        The share of the time of all cores that other virtual machines of the host took.
     late : float
         The share of packets that an emulated link carried later than they were due.
     user : float
-        The share that any program spent in user code. What the kernel does for a
-        program's messages is not in it.
+        The share of the time of all cores that all programs spent in user code. What the
+        kernel does for a program's messages is not in it.
     own : float
-        The share that programs of this library spent in user code.
+        The share of the time of all cores that programs of this library spent in user
+        code.
     """
 
     busy: float
@@ -114,7 +119,7 @@ class Usage:
         shared = everyone[:, :4]
         own = everyone[:, 4]
         busy, stolen, late, user = shared.max(axis=0).tolist()
-        return cls(busy, stolen, late, user, float(own.sum()))
+        return cls(busy=busy, stolen=stolen, late=late, user=user, own=float(own.sum()))
 
     @property
     def others(self) -> float:
@@ -156,15 +161,16 @@ def processor_usage(before: Any, after: Any, own_s: float = 0.0) -> Usage:
     Usage
         All shares are 0 if no time has passed.
     """
-    # The kernel counts the time of guests as user time already, so it would count twice.
+    # The kernel counts the time of guests as user time, too, so it would count twice.
     names = [name for name in before._fields if not name.startswith("guest")]
     spent_s = {name: getattr(after, name) - getattr(before, name) for name in names}
     total_s = sum(spent_s.values())
     if total_s <= 0:
-        return Usage(0.0, 0.0)
+        return Usage(busy=0.0, stolen=0.0)
     # Which fields there are depends on the operating system.
     idle_s = sum(spent_s.get(name, 0.0) for name in ("idle", "iowait"))
     user_s = sum(spent_s.get(name, 0.0) for name in ("user", "nice"))
+    # The kernel's count of stolen time sometimes goes back a little.
     stolen_s = max(0.0, spent_s.get("steal", 0.0))
     return Usage(
         busy=1.0 - idle_s / total_s,
@@ -180,10 +186,10 @@ def own_user_s() -> float:
 
 
 class Retries:
-    """How often a job may still repeat what others disturbed.
+    """How often a job may still repeat a measurement that was disturbed.
 
-    The number is limited, because others may disturb for ever. All ranks decide alike
-    if they agree on the usage.
+    The number is limited, because disturbances may never end. All ranks decide alike if
+    they pass the same usage.
 
     Parameters
     ----------
@@ -195,9 +201,9 @@ class Retries:
         self._left = most
 
     def again(self, used: Usage) -> bool:
-        """Return whether to repeat a measurement, and pause first if so.
+        """Return whether to repeat a measurement, after a pause if so.
 
-        A repeat counts towards the limit.
+        Each True lowers the number of repeats that are left.
 
         Parameters
         ----------
@@ -217,7 +223,7 @@ class Retries:
 
 
 class Watch:
-    """A watch over the cores and the emulated link, from its creation on.
+    """A watch over the cores and the emulated link, which starts when it is created.
 
     Parameters
     ----------
@@ -234,16 +240,16 @@ class Watch:
     def usage(self) -> Usage:
         """Return the usage since the watch was created, as this rank sees it."""
         counts = self._read() - self._counts_before
-        packets, late, seconds, processor_s = counts
+        packets, late_packets, seconds, processor_s = counts
         # The process of the link is a program of this library, too.
         own_s = own_user_s() - self._own_before_s + float(processor_s)
         used = processor_usage(self._times_before, processor_times(), own_s)
         if not packets:
             return used
-        late_share = late / packets
+        late_share = late_packets / packets
         if processor_s >= BUSY_LIMIT * seconds:
-            # The link's process had no time to spare, so packets waited unread. It
-            # cannot say how many were late, and all of them count.
+            # The link's process had no time to spare, so packets waited unread. The
+            # process does not know how many of them were late, so all count as late.
             late_share = 1.0
         return replace(used, late=late_share)
 
@@ -253,6 +259,7 @@ class Watch:
         They are packets, late packets, seconds and processor seconds since its start.
         """
         if self._link:
+            # The file has four numbers of type float64, numpy's default.
             return np.fromfile(self._link)
         return np.zeros(4)
 
@@ -317,7 +324,7 @@ def gpu_vitals() -> Vitals:
 
 
 def parse_vitals(text: str) -> Vitals:
-    """Read what nvidia-smi prints of GPUs.
+    """Read what nvidia-smi prints about GPUs.
 
     Parameters
     ----------
@@ -341,10 +348,11 @@ def parse_vitals(text: str) -> Vitals:
 
 
 def gpu_in_use() -> str:
-    """Return which GPU others use, to be called while this process uses none.
+    """Return in words which GPU others use, if any.
 
-    A GPU may look busy right after the end of a program. Therefore it counts as used
-    only if it looks busy for `PATIENCE_S`.
+    This may be called only while this process uses no GPU. A GPU may look busy right
+    after the end of a program. Therefore it counts as used only if it looks busy at each
+    look for `PATIENCE_S`.
 
     Returns
     -------
@@ -352,25 +360,30 @@ def gpu_in_use() -> str:
         A sentence about one GPU, or an empty string if none is used.
     """
     give_up_s = time.monotonic() + PATIENCE_S
-    lowest = _gpus_at_work()
-    while lowest and time.monotonic() < give_up_s:
+    # The lowest utilisation so far of each GPU that was busy at every look. A GPU that has
+    # paused once is left out.
+    lowest_loads = _gpus_at_work()
+    while lowest_loads and time.monotonic() < give_up_s:
         time.sleep(LOOK_PERIOD_S)
         at_work = _gpus_at_work()
-        # A GPU that has paused once is not in use.
-        lowest = {
+        lowest_loads = {
             gpu: min(load, at_work[gpu])
-            for gpu, load in lowest.items()
+            for gpu, load in lowest_loads.items()
             if gpu in at_work
         }
-    if not lowest:
+    if not lowest_loads:
         return ""
-    gpu, load = next(iter(lowest.items()))
+    # One GPU is enough for a message.
+    gpu, load = next(iter(lowest_loads.items()))
     duration = f"{load:.0%} or more for {PATIENCE_S:g} s"
     return f"{gpu} is in use by others: utilisation {duration}"
 
 
 def _gpus_at_work() -> dict[str, float]:
-    """Return the utilisation of each GPU that is busy and whose memory is used."""
+    """Return the utilisation of each GPU that is busy and whose memory is used.
+
+    The keys are names such as "gpu0".
+    """
     vitals: dict[str, dict[str, float]] = {}
     for gpu, quantity, value in gpu_vitals():
         vitals.setdefault(gpu, {})[quantity] = value

@@ -93,7 +93,8 @@ def parse_share(text: str) -> float:
     (0.001, 0.001)
     """
     try:
-        # By the digits as they are written: 0.1 / 100 would differ from 0.001.
+        # "0.7%" is read as 0.7e-2, which is exactly 0.007. A division by 100 would round
+        # once more: 0.7 / 100 is 0.006999999999999999.
         return float(text.strip().replace("%", "e-2"))
     except ValueError:
         raise UserError(
@@ -101,13 +102,13 @@ def parse_share(text: str) -> float:
         ) from None
 
 
-def parse(given: Mapping[str, str]) -> Conditions:
+def parse(texts: Mapping[str, str]) -> Conditions:
     """Read conditions as a command or a file describes them.
 
     Parameters
     ----------
-    given : mapping of str to str
-        The texts of ``"delay"`` and ``"loss"``, by default without delay and loss.
+    texts : mapping of str to str
+        The texts of ``"delay"`` and ``"loss"``. One that is missing stands for 0.
 
     Returns
     -------
@@ -123,8 +124,8 @@ def parse(given: Mapping[str, str]) -> Conditions:
     >>> parse({"delay": "2ms", "loss": "0.1%"})
     Conditions(delay_s=0.002, loss=0.001)
     """
-    delay_s = parse_seconds(given.get("delay", "0s"))
-    loss = parse_share(given.get("loss", "0"))
+    delay_s = parse_seconds(texts.get("delay", "0s"))
+    loss = parse_share(texts.get("loss", "0"))
     return Conditions(delay_s, loss)
 
 
@@ -182,16 +183,22 @@ class LabShape:
         -------
         LabShape
         """
-        conditions = described["conditions"]
+        conditions = None
+        if described["conditions"]:
+            conditions = Conditions(**described["conditions"])
         return cls(
             workers=described["workers"],
             rate_bits_per_s=described["rate_bits_per_s"],
-            conditions=conditions and Conditions(**conditions),
+            conditions=conditions,
         )
 
     @property
     def link(self) -> str:
-        """Return the name of the link in tables, such as "emulated:1gbit-delay2ms"."""
+        """Return the name of the link in tables, such as "emulated:1gbit-delay2ms".
+
+        Without conditions, the kernel's token buckets limit the rate. The name then
+        begins with "lab", as in "lab:1gbit".
+        """
         if self.rate_bits_per_s >= 1e9:
             rate = f"{self.rate_bits_per_s / 1e9:.6g}gbit"
         else:

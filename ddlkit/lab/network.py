@@ -49,7 +49,9 @@ MAX_PACKET_BYTES = 65536
 QUEUE_BYTES = 256 * 1024**2
 """Far more than TCP keeps in flight, so that nothing is dropped."""
 UP = "addrgenmode none up"
+"""Options of ``ip link set`` that take an interface up without an IPv6 address."""
 PREFIX = "10.77.0."
+"""The first three numbers of all addresses. The fourth number of rank r is r + 1."""
 TCP = "congctl reno initcwnd 1000 initrwnd 1000"
 """Options of a route, by which TCP's window is open from the start and stays open.
 
@@ -106,10 +108,10 @@ class Lab(Place):
         self.ranks = shape.workers
         self.name = shape.link
         self.link_bits_per_s = shape.rate_bits_per_s
-        # The id of the process that has the lab up, in which alone `down` does anything;
-        # 0 while the lab is not up.
+        # The id of the process that has the lab up, or 0 while the lab is not up. In any
+        # other process, such as a forked one, `down` does nothing.
         self._holder = 0
-        # What makes signals unwind the stack while the lab is up.
+        # While the lab is up, this makes signals unwind the stack, so that `down` runs.
         self._trapped = ExitStack()
         # The process of an emulated link, if it is a child of this process.
         self._link: subprocess.Popen[str] | None = None
@@ -135,6 +137,8 @@ class Lab(Place):
         dict of str to str
         """
         environment = super().environment(rank, ranks)
+        # Otherwise gloo looks for the address of the host's name, which is not one of the
+        # addresses in the namespace.
         environment["GLOO_SOCKET_IFNAME"] = INTERFACE
         if self.shape.conditions:
             environment[LINK] = str(self._link_file)
@@ -170,7 +174,7 @@ class Lab(Place):
         )
 
     def up(self) -> Lab:
-        """Build the network, after removing labs whose owner is dead.
+        """Build the network, after removing labs whose owner has died.
 
         Returns
         -------
@@ -188,8 +192,8 @@ class Lab(Place):
                 self._claim_label()
                 self._build()
                 if self.persistent:
-                    # The lab gets rid of its owner only now. A lab that is still being
-                    # built dies with the process that builds it.
+                    # A persistent lab has no owner from now on. While it was being built,
+                    # this process was its owner, so that an interrupted one is removed.
                     self._save(owned=False)
             if not self.persistent:
                 self._trapped.enter_context(jobs.unwinding(*TRAPPED))
@@ -243,7 +247,9 @@ class Lab(Place):
         The file is written before anything else of the lab exists. It names this process
         as the owner, so that what an interrupt leaves can be removed.
         """
-        taken = {*_states()} | {name.split("-")[0] for name in _listed()}
+        # A namespace such as "ddl0-rank3" may be left of a lab without a state file.
+        labels_of_namespaces = {name.split("-")[0] for name in _listed_namespaces()}
+        taken = {*_states(), *labels_of_namespaces}
         if not self.label:
             free = (f"ddl{n}" for n in count() if f"ddl{n}" not in taken)
             self.label = next(free)
@@ -255,10 +261,11 @@ class Lab(Place):
         self._holder = os.getpid()
 
     def _save(self, *, owned: bool) -> None:
-        """Write the state file.
+        """Write the state file, with the processes that the lab needs.
 
-        An owned lab is dead once this process has ended. Any lab with an emulated link is
-        dead once the process of the link has ended. The owner comes first.
+        An owned lab needs this process, its owner, which comes first. A lab with an
+        emulated link needs the process of the link. Once one of them has ended, the lab
+        is dead.
         """
         pids = []
         if owned:
@@ -280,19 +287,20 @@ class Lab(Place):
             packet_bytes = MAX_PACKET_BYTES
             # Packets wait here until the link's process has read them. A full queue
             # would drop some, and losses are to come from the conditions alone.
-            queued = 10_000
+            queue_packets = 10_000
         else:
             self._join()
-            # The kernel cuts a packet that is larger than a burst in software, for
-            # which 16 ranks have no time. A tenth of the burst is left for the headers of
-            # the frames, which count towards it.
-            burst = round(0.9 * burst_bytes(self.link_bits_per_s))
-            packet_bytes = min(MAX_PACKET_BYTES, burst)
-            queued = 1000  # Linux's default
+            # A packet that is larger than a burst would be cut in software by the kernel,
+            # for which 16 ranks have no processor time. A tenth of the burst is left for
+            # the headers of the frames, which count towards the burst.
+            fitting_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
+            packet_bytes = min(MAX_PACKET_BYTES, fitting_bytes)
+            queue_packets = 1000  # Linux's default
         # The last namespace is the switch, whose interfaces have no addresses.
         *rank_namespaces, _ = self.namespaces
         for rank, name in enumerate(rank_namespaces):
-            limits = f"gso_max_size {packet_bytes} txqueuelen {queued}"
+            limits = f"gso_max_size {packet_bytes} txqueuelen {queue_packets}"
+            # The kernel's own route ("prefix route") would not have the options of TCP.
             addressing = [
                 "link set lo up",
                 f"addr add {PREFIX}{rank + 1}/24 dev {INTERFACE} noprefixroute",
@@ -327,7 +335,7 @@ class Lab(Place):
             # Neither Ctrl-C in the terminal nor the terminal's end reaches the link.
             start_new_session=True,
         )
-        assert self._link.stdout
+        assert self._link.stdout  # for the type checker: it is a pipe
         with self._link.stdout as output:
             line = "it printed nothing"
             # A process that hangs before its first line would block `readline` for ever.
@@ -339,10 +347,11 @@ class Lab(Place):
                 raise UserError(
                     f"the emulated link did not start: {line}; the tbf lab may work"
                 )
+        # Now with the process of the link among those that the lab needs.
         self._save(owned=True)
 
     def _join(self) -> None:
-        """Make a bridge and its links to the ranks, whose ends are all limited."""
+        """Join the ranks by a bridge, and limit the rate at both ends of each link."""
         *ranks, switch = self.namespaces
         links = [
             "link set lo up",
@@ -357,10 +366,12 @@ class Lab(Place):
             links.append(f"link set {port} master bridge {UP}")
         _ip(links, switch)
         for rank, name in enumerate(ranks):
-            of_port = _rate_limit(f"port{rank}", self.link_bits_per_s)
-            of_rank = _rate_limit(INTERFACE, self.link_bits_per_s)
-            _ip([of_port], switch, tool="tc")
-            _ip([of_rank], name, tool="tc")
+            # A token bucket limits what leaves: the port limits what its rank receives,
+            # and the interface of the rank limits what the rank sends.
+            limit_port = _rate_limit(f"port{rank}", self.link_bits_per_s)
+            limit_rank = _rate_limit(INTERFACE, self.link_bits_per_s)
+            _ip([limit_port], switch, tool="tc")
+            _ip([limit_rank], name, tool="tc")
 
 
 # -- labs on this machine --------------------------------------------------------------
@@ -394,6 +405,7 @@ def attach(label: str) -> Lab:
         )
     shape = LabShape.from_dict(state["shape"])
     lab = Lab(shape, label, persistent=not state["owned"])
+    # `down` removes a lab only for its holder.
     lab._holder = os.getpid()
     return lab
 
@@ -404,9 +416,9 @@ def status() -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        The label, the number of ranks, the link and the owner of each lab, and whether
-        the lab is alive. A lab is dead if a process is gone that it needs. A lab whose
-        state file is damaged has 0 ranks.
+        "label", "ranks", "link" and "owner" of each lab, and whether it is "alive". A
+        lab is dead if a process that it needs has ended. A lab whose state file is
+        damaged has 0 ranks.
     """
     rows = []
     for label, state in _states().items():
@@ -422,8 +434,9 @@ def status() -> list[dict[str, Any]]:
             row["link"] = shape.link
             row["owner"] = "persistent"
             if state["owned"]:
-                owner = state["needs"][0]
-                row["owner"] = f"process {owner[0]}"
+                # The owner is the first process that a lab needs.
+                pid, _ = state["needs"][0]
+                row["owner"] = f"process {pid}"
         row["alive"] = all(_runs(process) for process in state["needs"])
         rows.append(row)
     return rows
@@ -447,7 +460,7 @@ def clean() -> list[str]:
 
 
 def lacking() -> str:
-    """Return what a lab needs and this machine lacks, or "". Nothing is tried."""
+    """Return what this machine lacks for a lab, or "", without trying to build one."""
     if sys.platform != "linux":
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
@@ -459,7 +472,10 @@ def lacking() -> str:
 
 @functools.lru_cache(maxsize=1)
 def available() -> str:
-    """Return why no lab is possible here, or "". A small lab is tried once."""
+    """Return why no lab is possible here, or "".
+
+    A small lab is built and removed to see whether that works. This is done only once.
+    """
     reason = lacking()
     if reason:
         return reason
@@ -474,9 +490,10 @@ def available() -> str:
 
 
 def _run(argv: list[str], script: str = "") -> str:
-    """Run a command of iproute2 that reads ``script``, and return its output.
+    """Run a command of iproute2, and return its output.
 
-    Raises UserError with the first line of complaint if the command fails.
+    ``script`` is the standard input of the command. Raises UserError with the first line
+    of the command's error output if the command fails.
     """
     command = " ".join(argv)
     try:
@@ -505,6 +522,7 @@ def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> No
     An empty ``namespace`` stands for the one of this process.
     """
     inside = ["-n", namespace] if namespace else []
+    # A single process reads all commands, a line each, by "-batch -".
     script = "".join(f"{command}\n" for command in commands)
     _run([tool, *inside, "-batch", "-"], script)
 
@@ -517,7 +535,7 @@ def _rate_limit(device: str, rate_bits_per_s: float) -> str:
     return f"qdisc add dev {device} root tbf {limits}"
 
 
-def _listed() -> list[str]:
+def _listed_namespaces() -> list[str]:
     """Return the names of all network namespaces of this machine."""
     lines = _run(["ip", "netns", "list"]).splitlines()
     return [line.split()[0] for line in lines if line]
@@ -525,11 +543,12 @@ def _listed() -> list[str]:
 
 def _remove(label: str) -> None:
     """End all processes in a lab, and remove whatever exists of it."""
-    of_lab = re.compile(rf"{label}-(rank\d+|switch)")
-    present = [name for name in _listed() if of_lab.fullmatch(name)]
+    name_in_lab = re.compile(rf"{label}-(rank\d+|switch)")
+    namespaces = [name for name in _listed_namespaces() if name_in_lab.fullmatch(name)]
     give_up_s = time.monotonic() + DEADLINE_S
+    # A process may start others before it is killed, so look again until none is left.
     while True:
-        pids = _inside(present)
+        pids = _pids_in(namespaces)
         if not pids:
             break
         if time.monotonic() > give_up_s:
@@ -540,13 +559,13 @@ def _remove(label: str) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    # The links and queues of a namespace go with it.
-    _ip([f"netns del {name}" for name in present])
+    # Deleting a namespace also deletes its links and queues.
+    _ip([f"netns del {name}" for name in namespaces])
     for suffix in ("link", "json"):
         (STATE / f"{label}.{suffix}").unlink(missing_ok=True)
 
 
-def _inside(namespaces: Sequence[str]) -> list[int]:
+def _pids_in(namespaces: Sequence[str]) -> list[int]:
     """Return the ids of all processes in namespaces."""
     pids: list[int] = []
     for name in namespaces:
@@ -560,9 +579,9 @@ def _inside(namespaces: Sequence[str]) -> list[int]:
 
 @contextmanager
 def _registry() -> Iterator[None]:
-    """Make or remove one lab at a time on this machine.
+    """Hold the lock under which labs are made and removed, one at a time.
 
-    Ctrl-C and SIGTERM wait until that is done.
+    Ctrl-C and the signals that end a process wait until the block is over.
     """
     if os.geteuid() != 0:
         raise UserError(NEEDS_ROOT)
@@ -585,21 +604,25 @@ def _states() -> dict[str, dict[str, Any]]:
 
 
 def _checked_state(text: str) -> dict[str, Any]:
-    """Return the state that a file holds. A damaged one has no shape, and is dead."""
+    """Return the state of a lab in the text of its state file.
+
+    If the text is damaged, the state has no shape, and needs a process that never ran.
+    The lab then counts as dead.
+    """
     try:
         state = json.loads(text)
         _refuse_damaged_state(state)
         return {name: state[name] for name in ("shape", "owned", "needs")}
     except (ValueError, TypeError, KeyError, UserError):
+        # A process without a start time, which `_runs` takes for dead.
         never_ran = (0, None)
         return {"shape": None, "owned": False, "needs": [never_ran]}
 
 
 def _refuse_damaged_state(state: Any) -> None:
-    """Raise an exception if a state has no valid shape or no valid processes.
+    """Raise an exception if the shape or the processes in a state cannot be read.
 
-    The results are not needed: the shape and the processes are only read to see whether
-    that works.
+    They are read only to see whether that works, so the results are not needed.
     """
     LabShape.from_dict(state["shape"])
     for process in state["needs"]:
@@ -609,7 +632,8 @@ def _refuse_damaged_state(state: Any) -> None:
 def _started(pid: int) -> int | None:
     """Return when a process started, in clock ticks after boot, or None if it is dead.
 
-    A later process may have the same id. A zombie counts as dead.
+    The time tells the process from a later one with the same id. A zombie, which has
+    ended but was not waited for, counts as dead.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -630,12 +654,14 @@ def _runs(process: Process) -> bool:
 
 
 def _remove_dead() -> list[str]:
-    """Remove labs whose first needed process is gone, and return their labels.
+    """Remove labs whose owner has ended, and return their labels.
 
-    That process is the owner, or the link of a persistent lab.
+    A persistent lab has no owner, and is removed if the process of its emulated link has
+    ended.
     """
     dead = []
     for label, state in _states().items():
+        # The owner comes first, if there is one, and else the process of the link.
         needed = state["needs"]
         if needed and not _runs(needed[0]):
             dead.append(label)

@@ -109,7 +109,7 @@ def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Siz
     header_bytes : int, optional
         The bytes of its IP and TCP headers, which each segment has.
     segment_bytes : int, optional
-        The bytes of payload in a segment. With 0 the packet is one frame.
+        The bytes of payload in a segment. With 0, the default, the packet is not cut.
 
     Returns
     -------
@@ -121,13 +121,18 @@ def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Siz
     >>> size_of(2948, header_bytes=52, segment_bytes=1448)
     Size(frames=2, frame_bytes=1538, bytes=3076)
     """
-    payload = ip_bytes - header_bytes
-    if payload <= segment_bytes or not segment_bytes:
-        only_frame = max(MIN_PACKET_BYTES, ip_bytes) + FRAMING_BYTES
-        return Size(1, only_frame, only_frame)
-    frames = -(-payload // segment_bytes)  # rounded up
-    around = header_bytes + FRAMING_BYTES
-    return Size(frames, segment_bytes + around, payload + frames * around)
+    payload_bytes = ip_bytes - header_bytes
+    if payload_bytes <= segment_bytes or not segment_bytes:
+        only_frame_bytes = max(MIN_PACKET_BYTES, ip_bytes) + FRAMING_BYTES
+        return Size(frames=1, frame_bytes=only_frame_bytes, bytes=only_frame_bytes)
+    frames = -(-payload_bytes // segment_bytes)  # rounded up
+    # Each frame has the headers of the packet and the framing around its payload.
+    overhead_bytes = header_bytes + FRAMING_BYTES
+    return Size(
+        frames=frames,
+        frame_bytes=segment_bytes + overhead_bytes,
+        bytes=payload_bytes + frames * overhead_bytes,
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -168,7 +173,7 @@ class Line:
     bytes_per_s : float
         The rate in bytes per second.
     free_s : float
-        When all packets will have left that were given to the link.
+        When the link will have sent all packets that it was given, in seconds.
     """
 
     def __init__(self, rate_bits_per_s: float) -> None:
@@ -176,9 +181,10 @@ class Line:
         self.free_s = 0.0
 
     def carry(self, first_s: float, last_s: float, size: Size) -> tuple[float, float]:
-        """Return when the first frame of a packet and when all frames have left.
+        """Return when the first frame of a packet and when all its frames have left.
 
-        The link is busy from now on until all frames have left.
+        The packet waits until the link is free (``free_s``), which this method then
+        changes to when all frames of the packet have left.
 
         Parameters
         ----------
@@ -194,13 +200,15 @@ class Line:
 
         Notes
         -----
-        Frames leave one after the other. The last frame can begin to leave when it has
-        arrived, at ``last_s``, and then needs its own transmission time.
+        Frames leave one after the other. The last frame cannot begin to leave before it
+        has arrived, at ``last_s``, and then needs its own transmission time.
         """
         begin_s = max(first_s, self.free_s)
-        last_bytes = size.bytes - (size.frames - 1) * size.frame_bytes
-        all_s = begin_s + size.bytes / self.bytes_per_s
-        self.free_s = max(all_s, last_s + last_bytes / self.bytes_per_s)
+        last_frame_bytes = size.bytes - (size.frames - 1) * size.frame_bytes
+        # When all have left if no frame has to be waited for.
+        without_waiting_s = begin_s + size.bytes / self.bytes_per_s
+        last_left_s = last_s + last_frame_bytes / self.bytes_per_s
+        self.free_s = max(without_waiting_s, last_left_s)
         first_left_s = begin_s + size.frame_bytes / self.bytes_per_s
         # The only frame of a packet may be shorter than `size.frame_bytes`.
         return min(self.free_s, first_left_s), self.free_s
@@ -255,17 +263,22 @@ class Shaper:
             What is carried.
         """
         loss = self._conditions.loss
+        up_link = self._up[source]
+        # A rank hands over a packet at once, so all its frames arrive at the link now.
         if loss and self._chance[source].random() < loss:
             # A packet that is lost takes its time on the link, too.
-            self._up[source].carry(now_s, now_s, size)
+            up_link.carry(first_s=now_s, last_s=now_s, size=size)
             self.lost += 1
         else:
-            self._carry(self._up[source], Packet(load, size, target, now_s), now_s)
+            packet = Packet(load, size, target, first_s=now_s)
+            self._carry(up_link, packet, last_s=now_s)
 
     def _carry(self, line: Line, packet: Packet, last_s: float) -> None:
         """Let a link carry a packet, and note when the packet is at the link's end.
 
-        ``last_s`` is when the last frame of the packet has arrived at the link.
+        ``packet.first_s`` is when its first frame has arrived at this link, and becomes
+        when that frame arrives at the link's end. ``last_s`` is when the last frame has
+        arrived at this link.
         """
         first_left_s, all_left_s = line.carry(packet.first_s, last_s, packet.size)
         delay_s = self._conditions.delay_s
@@ -275,7 +288,7 @@ class Shaper:
 
     @property
     def next_s(self) -> float:
-        """Return when to call `pop_arrived` next: infinity if no packet is on its way."""
+        """Return when to call `pop_arrived` next, or infinity if no packet is on its way."""
         return self._events[0][0] if self._events else math.inf
 
     def pop_arrived(self, now_s: float) -> Iterator[tuple[float, Packet]]:
@@ -321,28 +334,34 @@ def wire_size(packet: bytes) -> Size:
     -------
     Size
     """
-    _, segment_kind, _, segment_bytes, sum_start, _ = _HEADER.unpack_from(packet)
+    # `checksum_start` is the offset in the IP packet at which the check sum begins.
+    _, segment_kind, _, segment_bytes, checksum_start, _ = _HEADER.unpack_from(packet)
     ip_bytes = len(packet) - _HEADER.size
     # Kind 0 is a packet that is not to be cut into segments.
     if segment_kind == 0:
         return size_of(ip_bytes)
-    # The check sum starts with the TCP header, whose byte 12 has the length of that
-    # header in words of 4 bytes.
-    tcp_words = packet[_HEADER.size + sum_start + 12] >> 4
-    return size_of(ip_bytes, sum_start + 4 * tcp_words, segment_bytes)
+    # The check sum is that of TCP, so it begins where the IP header ends. Byte 12 of the
+    # TCP header has the length of that header, in words of 4 bytes, in its upper half.
+    ip_header_bytes = checksum_start
+    tcp_header_words = packet[_HEADER.size + ip_header_bytes + 12] >> 4
+    return size_of(
+        ip_bytes,
+        header_bytes=ip_header_bytes + 4 * tcp_header_words,
+        segment_bytes=segment_bytes,
+    )
 
 
 # -- the process -----------------------------------------------------------------------
 
 
-def open_device(namespace: str, back: str, offload: int) -> int:
+def open_device(namespace: str, return_to: str, offload: int) -> int:
     """Open a device in a namespace, and set the windows of TCP there.
 
     Parameters
     ----------
     namespace : str
         The file of the namespace.
-    back : str
+    return_to : str
         The file of the namespace to which this process returns afterwards.
     offload : int
         The flags of the tasks that the kernel leaves to the device: check sums, and the
@@ -368,7 +387,7 @@ def open_device(namespace: str, back: str, offload: int) -> int:
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", INTERFACE.encode(), flags))
     fcntl.ioctl(device, _TUNSETVNETHDRSZ, struct.pack("i", _HEADER.size))
     fcntl.ioctl(device, _TUNSETOFFLOAD, offload)
-    enter(back)
+    enter(return_to)
     return device
 
 
@@ -398,19 +417,20 @@ class Tunnel:
         self._packets = 0
         self._late = 0
         self._begun_s = time.perf_counter()
+        # When `select` last found packets to read, which then counts as their sending.
         self._readable_since_s = 0.0
 
     def serve(self) -> None:
         """Carry packets for ever."""
         while True:
-            rest_s = self.shaper.next_s - self.now_s()
-            if math.isinf(rest_s):
+            until_next_s = self.shaper.next_s - self.now_s()
+            if math.isinf(until_next_s):
                 # No packet is on its way, so `select` waits until one is sent.
                 wait_s = None
-            elif rest_s >= SPIN_S:
-                wait_s = rest_s
+            elif until_next_s >= SPIN_S:
+                wait_s = until_next_s
             else:
-                # Only look: waking up would take longer than this wait.
+                # Do not sleep: waking up would take longer than this wait.
                 wait_s = 0.0
             ready, _, _ = select.select(self.devices, (), (), wait_s)
             self._readable_since_s = self.now_s()
@@ -428,8 +448,7 @@ class Tunnel:
     def read(self, device: int) -> None:
         """Read a packet from a device, and give it to the shaper if it is for a rank.
 
-        The packet was there when the waiting for devices ended, and counts as sent at
-        that time.
+        The packet counts as sent when `serve` last found devices to be readable.
 
         Parameters
         ----------
@@ -437,11 +456,12 @@ class Tunnel:
             The file descriptor of the device.
         """
         try:
+            # An IP packet has at most 65,535 bytes.
             packet = os.read(device, _HEADER.size + 65535)
         except BlockingIOError:
             return
-        # What is not for a rank is dropped, such as IPv6, which the kernel sends on its
-        # own. The version is the first half byte of the IP header.
+        # What is not for a rank is dropped, such as the packets of IPv6 that the kernel
+        # sends by itself. The version is the first half byte of the IP header.
         ip_version = packet[_IP_VERSION_AT] >> 4
         if ip_version != 4 or packet[_NETWORK_OF_TARGET] != self._prefix:
             return
@@ -460,7 +480,7 @@ class Tunnel:
             try:
                 os.write(self.devices[packet.target], packet.load)
             except OSError:
-                # The device is down, or its memory is used up.
+                # The device is down, or its memory is used up. The packet counts as late.
                 late_s = math.inf
             self._packets += 1
             self._late += late_s > LATE_S
@@ -499,7 +519,7 @@ def main(config: Mapping[str, Any]) -> None:
         offload |= _TSO4
     # Each device is made within the namespace of its rank. The process then returns to
     # the namespace of the switch.
-    devices = [open_device(rank, back=switch, offload=offload) for rank in ranks]
+    devices = [open_device(rank, return_to=switch, offload=offload) for rank in ranks]
     shaper = Shaper([config["rate_bits_per_s"]] * len(devices), conditions)
     # Without real-time priority the link is late more often, and counts that.
     with suppress(PermissionError):
@@ -512,14 +532,14 @@ def main(config: Mapping[str, Any]) -> None:
 
 
 def _keep_memory() -> None:
-    """Let this process spend no time on memory."""
+    """Keep the garbage collector and the allocator from taking time of this process."""
     # No object here is part of a cycle of references, so the collector has nothing to do.
     gc.collect()
     gc.disable()
-    # Freed memory stays with the process. To get the memory of a large packet from the
-    # kernel again takes longer than to read the packet.
+    # With thresholds of 1 GiB, glibc returns no freed memory to the kernel. To get the
+    # memory of a large packet again would take longer than to read the packet.
     for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-        with suppress(AttributeError):  # another library than glibc
+        with suppress(AttributeError):  # another C library has no mallopt
             ctypes.CDLL(None).mallopt(parameter, 2**30)
 
 

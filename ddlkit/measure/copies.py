@@ -30,10 +30,11 @@ Pool = Tensor
 
 
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
-    """Measure copies by kind and size.
+    """Time copies of each kind and size.
 
-    Source and target move through pools as large as the largest size, so that copies of
-    large pools find nothing in a cache.
+    Copies go through pools of memory that are as large as the largest size, each from
+    another slot of the source to another slot of the target. So with large pools, no copy
+    finds its bytes in a cache.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     Unavailable
         If an eighth of the host's free memory holds none of the sizes.
     Partial
-        If it holds some of them. The exception has the table of these.
+        If it holds only some of the sizes. The exception has the table of these.
     """
     largest_possible = psutil.virtual_memory().available // _MEMORY_PARTS
     fitting = [size for size in sizes if size <= largest_possible]
@@ -144,8 +145,8 @@ def _copy_s(
         for slot in itertools.islice(next_slots, copies_per_sample):
             # The pools are walked in opposite directions, so that a target does not lie
             # at the offset of its source.
-            opposite = slots - 1 - slot
-            into = target[opposite * size : (opposite + 1) * size]
+            target_slot = slots - 1 - slot
+            into = target[target_slot * size : (target_slot + 1) * size]
             out_of = source[slot * size : (slot + 1) * size]
             pairs.append((into, out_of))
 
@@ -153,6 +154,7 @@ def _copy_s(
         for into, out_of in pairs:
             into.copy_(out_of, non_blocking=True)
 
+    # If one of the pools is on the GPU, the GPU does the copy.
     device = target.device if target.is_cuda else source.device
     seconds = clock.measure_on(device, copy, budget, setup=choose_next_slots)
     return copies_per_sample, seconds / copies_per_sample

@@ -79,7 +79,7 @@ class Training:
     model : Module
         The model.
     loss : callable
-        Does one forward pass, and returns the loss or runs backward itself.
+        Runs one forward pass, and then either returns the loss or runs backward itself.
     optimizer : Optimizer
         The optimizer.
     batch : int
@@ -259,12 +259,13 @@ class Training:
         # Leaving the stack removes all hooks.
         with ExitStack() as hooks:
             for module in modules:
-                own = [p for p in module.parameters(recurse=False) if p in names]
-                if own:
+                # A layer is a module that has trained parameters of its own.
+                parameters = [p for p in module.parameters(recurse=False) if p in names]
+                if parameters:
                     # A lambda would see the last value of a variable of this loop. The
                     # default of an argument keeps the value that it has now.
                     layer_hook = module.register_forward_pre_hook(
-                        lambda *_, tensor=names[own[0]]: on_layer(tensor)
+                        lambda *_, tensor=names[parameters[0]]: on_layer(tensor)
                     )
                     hooks.enter_context(layer_hook)
             for p, name in names.items():
@@ -293,8 +294,9 @@ class Training:
         DistributedDataParallel
             The wrapped model.
         """
-        # `use` puts DDP in the place of the model's own forward, so the own one is kept.
-        # A model that is wrapped anew gets it back first, or DDP would wrap DDP.
+        # `use` replaces the model's forward by DDP, so its own forward is kept here. A
+        # model that is wrapped anew gets its own forward back first, or DDP would wrap
+        # DDP.
         if self._forward_before_ddp is None:
             self._forward_before_ddp = self.model.forward
         self.model.forward = self._forward_before_ddp
@@ -306,6 +308,8 @@ class Training:
             "init_sync": synchronize,
             SYNC_BUFFERS: synchronize,
         }
+        # `_Inside` keeps the model's forward as it is now, and DDP will call that one. So
+        # it does not matter to DDP that `use` replaces the model's forward next.
         inside = _Inside(self.model)
         ddp = DistributedDataParallel(inside, **fixed_options, **options)
         return self.use(ddp)
@@ -324,15 +328,15 @@ class Training:
             The argument ``ddp``.
         """
         self.ddp = ddp
-        # A user's loss holds the model and calls it, and knows nothing of DDP. So the
-        # model's forward is made to call DDP, which calls the model's own forward,
-        # which `_Inside` has kept.
+        # A user's loss calls the model, and knows nothing of DDP. So the model's forward
+        # is made to call DDP. DDP calls the model's own forward, which `_Inside` has kept.
         self.model.forward = ddp.__call__
         return ddp
 
 
 def _sent_of_sparse(gradient: Tensor) -> str:
     """Return in words how much of a sparse gradient DDP sends."""
+    # Other layouts, such as sparse_csr, have other parts.
     if gradient.layout != torch.sparse_coo:
         return "an unknown part"
     # Gloo and NCCL add up the entries of equal rows before they send.
@@ -398,6 +402,7 @@ class BackwardCalls:
             self._torchs_backward(*arguments, **keywords)
             return
         self.count += 1
+        # Only the call that is number `last` is marked.
         mark = self._mark if self.count == self._last else _nothing
         mark()
         self._inside = True
@@ -478,19 +483,25 @@ def known(
         with autocast:
             return nn.functional.cross_entropy(trained(inputs), labels)
 
-    return Training(network, trained, loss, _sgd(trained), batch)
+    return Training(
+        network=network,
+        model=trained,
+        loss=loss,
+        optimizer=_sgd(trained),
+        batch=batch,
+    )
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     """Return SGD with momentum at rate 0.
 
-    The arithmetic is that of any rate. But weights do not change, so that every repeat
-    computes the same.
+    An update computes as much as at any other rate, but weights do not change. So every
+    repeat computes the same.
     """
     return torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
 
 
-def load(given: str, device: torch.device, notes: list[str]) -> Training:
+def load(user_model: str, device: torch.device, notes: list[str]) -> Training:
     """Return the model in training that a user names.
 
     A user's function is called once, after seeds are set, with ``device=`` if the
@@ -498,7 +509,7 @@ def load(given: str, device: torch.device, notes: list[str]) -> Training:
 
     Parameters
     ----------
-    given : str
+    user_model : str
         ``"FILE.py:function"``, or a network as ``"torchvision:NAME[:BATCH]"``.
     device : torch.device
         The device.
@@ -519,15 +530,15 @@ def load(given: str, device: torch.device, notes: list[str]) -> Training:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    torchvision = _TORCHVISION.fullmatch(given)
+    torchvision = _TORCHVISION.fullmatch(user_model)
     if torchvision:
         batch = int(torchvision["batch"] or DEFAULT_BATCH)
         training = known(torchvision["name"], batch, device)
         return replace(training, network=torchvision["plain_name"])
-    function = _function(given)
-    with errors_of_user_code(given):
+    function = _function(user_model)
+    with errors_of_user_code(user_model):
         result = _called(function, device)
-    return _in_training(result, given, notes)
+    return _in_training(result, user_model, notes)
 
 
 _TORCHVISION = re.compile(
@@ -536,15 +547,15 @@ _TORCHVISION = re.compile(
 """A network of torchvision and its batch size, as a user gives them for a model."""
 
 
-def check(given: str) -> None:
-    """Refuse a model that surely cannot be trained, before ranks are started.
+def check(user_model: str) -> None:
+    """Refuse a model that certainly cannot be trained, before ranks are started.
 
     The user's function and its loss are called with fake tensors, which have shapes and
     no values. So nothing is computed, and a model of any size takes seconds.
 
     Parameters
     ----------
-    given : str
+    user_model : str
         The model, as `load` takes it.
 
     Raises
@@ -553,14 +564,14 @@ def check(given: str) -> None:
         If the file or the function does not exist, and as `load` and
         `Training.try_out` do, as far as that can be seen without values.
     """
-    torchvision = _TORCHVISION.fullmatch(given)
+    torchvision = _TORCHVISION.fullmatch(user_model)
     if torchvision:
         # On the device "meta" tensors have no memory. Building shows whether torchvision
         # is there and has such a network.
         with torch.device("meta"):
             networks.build(torchvision["name"])
         return
-    function = _function(given)
+    function = _function(user_model)
     # A module of the user's may hold real tensors already, such as a batch.
     fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
     # The command prints its result on standard output, which must hold nothing else.
@@ -572,7 +583,7 @@ def check(given: str) -> None:
             # The cause may be that tensors have no values, so nothing is refused. If it
             # is a mistake, the ranks will show it with its traceback.
             return
-        training = _in_training(result, given, notes=[])
+        training = _in_training(result, user_model, notes=[])
         # Compiled code takes long to be made, and takes no fake tensors.
         if training.compiled:
             return
@@ -584,17 +595,17 @@ def check(given: str) -> None:
             with backward_calls() as calls:
                 value = loss()
         except (Exception, SystemExit):
-            # As above: the ranks will show a mistake.
+            # The cause may again be that tensors have no values.
             return
         # A loss that has run backward itself may return anything.
         if not calls.count:
             training.refuse_unless_scalar(value)
 
 
-def _function(given: str) -> Callable[..., Any]:
+def _function(user_model: str) -> Callable[..., Any]:
     """Return the function that a user names as ``"FILE.py:function"``."""
-    file, _, name = given.rpartition(":")
-    module = _imported(file, given)
+    file, _, name = user_model.rpartition(":")
+    module = _imported(file, user_model)
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{file} has no function {shown(name)}")
@@ -608,17 +619,21 @@ def _called(function: Callable[..., Any], device: torch.device) -> Any:
     return function()
 
 
-def _imported(file: str, given: str) -> ModuleType:
-    """Return a user's file as a module."""
+def _imported(file: str, user_model: str) -> ModuleType:
+    """Import a user's file, and return its module.
+
+    ``user_model`` is the model as the user names it, for the error message.
+    """
     name = f"given_{Path(file).stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if not (spec and spec.loader and Path(file).is_file()):
         raise UserError(
-            f"model {shown(given)}: give FILE.py:function or torchvision:NAME:BATCH"
+            f"model {shown(user_model)}: give FILE.py:function or torchvision:NAME:BATCH"
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # The path stays: modules next to the file may be imported as late as in the loss.
+    # The folder stays in the path, because modules that lie next to the file may be
+    # imported as late as in the loss.
     sys.path.insert(0, str(Path(file).resolve().parent))
     # Nothing may be written next to a user's file, such as __pycache__.
     sys.dont_write_bytecode = True
@@ -627,15 +642,16 @@ def _imported(file: str, given: str) -> ModuleType:
     return module
 
 
-def _in_training(result: Any, given: str, notes: list[str]) -> Training:
+def _in_training(result: Any, user_model: str, notes: list[str]) -> Training:
     """Return the result of a user's function as a model in training.
 
-    Raises UserError if the result cannot be trained. Remarks are added to ``notes``.
+    ``user_model`` is how the user names the function. Remarks are added to ``notes``.
+    Raises UserError if the result cannot be trained.
     """
-    _refuse_result(result, given)
+    _refuse_result(result, user_model)
     model, plain_loss, *optimizers = result
-    file, _, function = given.rpartition(":")
-    _refuse_parameters(model, given)
+    file, _, function = user_model.rpartition(":")
+    _refuse_parameters(model, user_model)
     # A user may also return None in the place of an optimizer.
     optimizer = optimizers[0] if optimizers else None
     if optimizer is None:
@@ -643,47 +659,51 @@ def _in_training(result: Any, given: str, notes: list[str]) -> Training:
         optimizer = _sgd(model)
     elif not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(
-            f"{given}: the third value is of type {type(optimizer).__name__}, not an "
+            f"{user_model}: the third value is of type {type(optimizer).__name__}, not an "
             "optimizer of torch: give one optimizer for all parameters"
         )
 
     # `wraps` also copies the attributes by which torch.compile can be recognized.
     @functools.wraps(plain_loss)
     def loss() -> Any:
-        with errors_of_user_code(given):
+        with errors_of_user_code(user_model):
             return plain_loss()
 
     network = f"{Path(file).stem}-{function}"
-    return Training(network, model, loss, optimizer)
+    return Training(network=network, model=model, loss=loss, optimizer=optimizer)
 
 
-def _refuse_result(result: Any, given: str) -> None:
-    """Raise UserError unless a result is (model, loss) or (model, loss, any value)."""
+def _refuse_result(result: Any, user_model: str) -> None:
+    """Raise UserError unless a result is (model, loss) or (model, loss, any value).
+
+    Whether the third value is an optimizer is checked by the caller.
+    """
     items = result if isinstance(result, tuple) else (result,)
     if len(items) > 3 and isinstance(items[-1], torch.optim.Optimizer):
         raise UserError(
-            f"{given} returns {len(items) - 2} values after the loss: give one optimizer "
-            "for all parameters"
+            f"{user_model} returns {len(items) - 2} values after the loss: give one "
+            "optimizer for all parameters"
         )
     is_valid = (
         len(items) in (2, 3) and isinstance(items[0], nn.Module) and callable(items[1])
     )
     if not is_valid:
         needed = "(model, loss) or (model, loss, optimizer)"
-        raise UserError(f"{given} must return {needed}, gave {shown(result)}")
+        raise UserError(f"{user_model} must return {needed}, gave {shown(result)}")
 
 
-def _refuse_parameters(model: nn.Module, given: str) -> None:
+def _refuse_parameters(model: nn.Module, user_model: str) -> None:
     """Raise UserError if no parameter is trained, or if devices differ."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
-            f"{given}: no parameter of the model needs a gradient: nothing is trained"
+            f"{user_model}: no parameter of the model needs a gradient: nothing is "
+            "trained"
         )
     devices = sorted({str(p.device) for p in model.parameters()})
     if len(devices) > 1:
         raise UserError(
-            f"{given}: parameters are on {' and '.join(devices)}: each rank trains on "
-            "one device: move the whole model there"
+            f"{user_model}: parameters are on {' and '.join(devices)}: each rank trains "
+            "on one device: move the whole model there"
         )
 
 

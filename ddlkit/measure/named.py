@@ -18,7 +18,7 @@ def network_of(value: Any) -> tuple[str, int]:
     Parameters
     ----------
     value : str
-        ``"NAME"`` or ``"NAME:BATCH"``.
+        ``"NAME"`` or ``"NAME:BATCH"``. Another type is taken for its text.
 
     Returns
     -------
@@ -38,12 +38,13 @@ def network_of(value: Any) -> tuple[str, int]:
     >>> network_of("resnet50:8"), network_of("resnet50")
     (('resnet50', 8), ('resnet50', 4))
     """
-    name, separator, batch = str(value).partition(":")
-    if not name or (separator and not re.fullmatch("[0-9]{1,9}", batch)):
+    name, colon, digits = str(value).partition(":")
+    # A colon must be followed by digits.
+    if not name or (colon and not re.fullmatch("[0-9]{1,9}", digits)):
         raise ValueError(
             "must be a network, with its batch size as in resnet50:4 or without"
         )
-    samples = int(batch or DEFAULT_BATCH)
-    if not 1 <= samples <= MOST_BATCH:
+    batch = int(digits or DEFAULT_BATCH)
+    if not 1 <= batch <= MOST_BATCH:
         raise ValueError(f"must have a batch of 1 to {MOST_BATCH} samples")
-    return name, samples
+    return name, batch

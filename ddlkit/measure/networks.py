@@ -131,7 +131,7 @@ def torchvision_network(name: str, **options: Any) -> Network:
     def build() -> nn.Module:
         models = import_torchvision().models
         if name not in models.list_models():
-            advice = _similar_name(name, models.list_models())
+            advice = _advice_on_name(name, models.list_models())
             raise UserError(f"torchvision has no network {name!r}: {advice}")
         network: nn.Module = models.get_model(name, weights=None, **options)
         return network
@@ -196,14 +196,15 @@ def find(name: str) -> Network:
         If the name is unknown. The message has a similar name, or all of them.
     """
     if name.startswith("torchvision:"):
-        plain_name = name.partition(":")[2]
+        plain_name = name.removeprefix("torchvision:")
+        # A network in NETWORKS is built with options of its own, such as those of vgg16.
         return NETWORKS.get(plain_name) or torchvision_network(plain_name)
     if name in NETWORKS:
         return NETWORKS[name]
-    raise UserError(f"unknown network {name!r}: {_similar_name(name, [*NETWORKS])}")
+    raise UserError(f"unknown network {name!r}: {_advice_on_name(name, [*NETWORKS])}")
 
 
-def _similar_name(name: str, known: Sequence[str]) -> str:
+def _advice_on_name(name: str, known: Sequence[str]) -> str:
     """Return advice on an unknown name: the most similar known one, or all of them."""
     similar = difflib.get_close_matches(name.lower(), sorted(known), n=1)
     if similar:
@@ -306,8 +307,10 @@ def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
     >>> recurrence_flops((7, 3, 6), [(20, 6), (20, 5), (20,)])
     9240
     """
+    # Only matrices count. The first two axes are samples and time steps.
     elements = sum(math.prod(shape) for shape in weights if len(shape) == 2)
-    return 2 * math.prod(inputs[:2]) * elements
+    applications = math.prod(inputs[:2])
+    return 2 * applications * elements
 
 
 # A formula gets the shapes of an operator's arguments. Those that it does not need are

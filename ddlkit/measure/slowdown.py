@@ -6,7 +6,7 @@ turn. A run with messages posts so many messages of one size that they outlast a
 iteration, and repeats the iteration while they are under way.
 
 The time that DDP takes for its buckets, besides sending them, is measured with a
-communication hook that answers at once, so that nobody sends the buckets.
+communication hook that returns at once and sends nothing.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SlowdownSettings:
 
 @job(SlowdownSettings, "slowdown")
 def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
-    """Measure the slowdowns of a network that is known by name.
+    """Measure how much messages and the training of a named network slow each other down.
 
     Parameters
     ----------
@@ -165,8 +165,8 @@ def slowdown_rounds(
     retries = Retries()
     begun_s = time.perf_counter()
     repeat = 0
-    # The clocks of ranks differ. All go on until all have run out of time, because each
-    # round needs all of them.
+    # Each round needs all ranks, and their clocks differ. So all ranks go on until every
+    # rank has run out of time.
     while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
         watch = Watch(me.rank)
         rows = list(compared.measure_round())
@@ -175,7 +175,7 @@ def slowdown_rounds(
         frame = pd.DataFrame(rows, columns=columns).assign(**labels, repeat=repeat)
         yield {"slowdown": frame}
         repeat += 1
-    # The last round is enough for a line of progress.
+    # The line of progress only shows the last round, whose rows are still in `frame`.
     medians = frame.groupby(["quantity", "beside"])["seconds"].median()
     alone = format_seconds(medians["backward", NOTHING])
     with_messages = format_seconds(medians["backward", MESSAGES])
@@ -224,6 +224,7 @@ class _TrainingAndMessages:
             if not module_in_ddp.called:
                 reason = "loss() does not call the model itself, as DDP needs"
                 raise UserError(f"{training.network}: {reason}")
+        # `slowest` exchanges seconds between the ranks, and returns the largest ones.
         alone_s = float(slowest([sum(self._phases())])[0])
         self.messages: dict[int, tuple[torch.Tensor, int]] = {}
         for size in sizes:
@@ -232,13 +233,14 @@ class _TrainingAndMessages:
             self.messages[size] = (buffer, count)
 
     def _needed_messages(self, buffer: torch.Tensor, size: int, alone_s: float) -> int:
-        """Return how many messages last for `LASTING` times an iteration of ``alone_s``.
+        """Return how many messages together take `LASTING` times as long as an iteration.
 
-        ``size`` is the size of the buffer in bytes.
+        ``alone_s`` is how long an iteration takes without messages, and ``size`` is the
+        size of the buffer in bytes.
         """
         pilot_count = max(2, min(PILOT_MESSAGES, PILOT_BYTES // size))
-        # The first run also warms up. The longer of two is taken, from which fewer
-        # messages follow, so that a round does not take too long.
+        # The first run also warms up. The longer of the two gives the smaller number of
+        # messages, so that a round does not take too long.
         longest_s = 0.0
         for _ in range(2):
             _, messages_s = self._time_both(buffer, pilot_count)
@@ -249,8 +251,8 @@ class _TrainingAndMessages:
     def measure_round(self) -> Iterator[Row]:
         """Yield a row for each quantity that is timed in a round.
 
-        What is compared is timed right after one another, so that drift of the machine
-        is in both.
+        Quantities that are compared are timed one right after the other, so that drift of
+        the machine affects both.
         """
         # DDP copies each gradient into its bucket before the bucket is sent. The row is of
         # one copy of all gradients, as if they shared one bucket.
@@ -259,6 +261,7 @@ class _TrainingAndMessages:
         phases_alone_s: list[Floats] = []
         for size, (buffer, count) in self.messages.items():
             phases_alone_s.append(self._phases())
+            # The rows have the seconds of the slowest rank.
             alone_s = slowest([self._time_messages(buffer, count)])[0]
             yield "message", NOTHING, size, count, alone_s / count
             phases_s, messages_s = self._time_both(buffer, count)
@@ -285,8 +288,8 @@ class _TrainingAndMessages:
         """Train for an iteration without messages, and return the seconds of its phases.
 
         The phases are forward, backward and update, shape (3,). ``buckets`` is a key of
-        ``ddp``. With ``fill_buckets`` DDP fills its buckets and calls the hook. Without,
-        DDP does nothing.
+        ``ddp``. With ``fill_buckets``, DDP fills its buckets and calls the hook. Without
+        ``fill_buckets``, DDP does nothing with the gradients.
         """
         marks = Marks(self.me.device)
         dist.barrier()
@@ -294,9 +297,12 @@ class _TrainingAndMessages:
         return np.diff(marks.seconds())
 
     def _iterate(self, buckets: int, marks: Marks, fill_buckets: bool = False) -> None:
-        """Train for an iteration, as `_phases` says, which takes the marks."""
+        """Train for an iteration, and add a mark where each phase begins and ends.
+
+        ``buckets`` and ``fill_buckets`` are those of `_phases`.
+        """
         ddp = self.training.use(self.ddp[buckets])
-        # Within `no_sync` DDP leaves the gradients where they are.
+        # Within `no_sync`, DDP does not copy gradients into buckets.
         exchange = nullcontext() if fill_buckets else ddp.no_sync()
         with exchange:
             self.training.iterate(marks.mark)
@@ -325,8 +331,8 @@ class _TrainingAndMessages:
             iterations.append(marks)
             self._iterate(buckets=1, marks=marks)
             synchronize()
-        # During the last iteration the last message arrived, so that a part of the
-        # iteration ran without messages. It counts only if there is no other.
+        # The last message arrived during the last iteration, a part of which therefore
+        # ran without messages. That iteration counts only if there is no other.
         if len(iterations) > 1:
             iterations.pop()
         phases_s = [np.diff(marks.seconds()) for marks in iterations]
@@ -358,6 +364,7 @@ class _Sending:
                 self._ended_on_gpu = torch.cuda.Event()
                 self._ended_on_gpu.record()
             else:
+                # The callback of the last message marks the end.
                 last_message = self._works[-1].get_future()
                 self._end_marked = last_message.then(lambda _: self._marks.mark())
 

@@ -165,6 +165,7 @@ def replace(source: Path, target: Path) -> None:
     """
     with _refusing("write", target):
         os.replace(source, target)
+        # The new name is on the disk only once the directory is.
         directory = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -235,6 +236,7 @@ def remove_unfinished(directory: Path, name: str = "") -> None:
         The name of the file that was to be written. By default, "", the temporary files
         of all names are removed.
     """
+    # `atomic_write` names them .NAME.RANDOM.tmp.
     for path in directory.glob(f".{glob.escape(name)}*.tmp"):
         path.unlink(missing_ok=True)
 
@@ -465,6 +467,8 @@ def parse_json(text: str) -> Any:
     ValueError
         If the text is not JSON, or has too many values or levels.
     """
+    # A bracket comes before the first value of a list or mapping, and a comma before
+    # each other value.
     if sum(map(text.count, ",[{")) > MOST_VALUES:
         raise ValueError(f"more than {MOST_VALUES} values")
     try:
@@ -483,8 +487,8 @@ def _number(text: str) -> int | float:
 def _check_depth(document: Any) -> None:
     """Raise ValueError if a document has too many levels of lists and mappings.
 
-    The levels are visited one after the other (breadth first), because Python's own
-    recursion could end the process before the limit is reached.
+    The levels are visited one after the other (breadth first). A recursive function
+    could itself fail on a document that is nested very deep.
     """
     depth = 0
     values = [document]
@@ -554,15 +558,19 @@ def parse_yaml(text: str) -> Any:
     try:
         # Values are counted before any of them is made, because a merge (<<) copies all
         # that its aliases stand for.
-        if _count_values(yaml.compose(text, yaml.SafeLoader), {}) > MOST_YAML_VALUES:
+        root = yaml.compose(text, yaml.SafeLoader)
+        if _count_values(root, counts={}) > MOST_YAML_VALUES:
             raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
+        # By way of JSON, dates and the like become text, and depth is limited.
         return parse_json(json.dumps(yaml.safe_load(text), default=str))
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     except yaml.YAMLError as error:
+        # Not every error of PyYAML says where it is and what is wrong.
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
-        raise ValueError(f"{line}{getattr(error, 'problem', 'unreadable')}") from None
+        problem = getattr(error, "problem", "unreadable")
+        raise ValueError(f"{line}{problem}") from None
     except TypeError as error:
         # JSON has no keys such as [1, 2].
         raise ValueError(str(error)) from None
@@ -576,8 +584,8 @@ def _count_values(node: Any, counts: dict[int, float]) -> float:
     node : yaml.Node or tuple
         The node, or a key and its value.
     counts : dict of int to float
-        The counts of nodes that are known, by their identity. An alias is the node
-        itself.
+        The counts so far, by the identity of the node's value. This function adds to
+        it. An alias has the same value as its node, which is thus counted only once.
 
     Returns
     -------

@@ -63,13 +63,13 @@ def _operating_system() -> str:
 
 
 def name(device: str = "") -> str:
-    """Return a name of the machine that can be a folder's.
+    """Return a name of the machine, which can also name a folder.
 
     Parameters
     ----------
     device : str, optional
-        "cpu" to name the machine by its processor although it has GPUs. By default, the
-        GPUs name it if there are some.
+        "cpu" to name the machine by its processor even if it has GPUs. By default, it
+        is named by its GPUs, and by its processor only if it has none.
 
     Returns
     -------
@@ -89,8 +89,8 @@ def versions() -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        Those of python, torch, numpy, pandas, cuda and nccl, "none" where one is
-        absent.
+        The versions of python, torch, numpy, pandas, cuda and nccl. The version of
+        software that is absent is "none".
     """
     cuda, nccl = _cuda_and_nccl()
     return {
@@ -132,19 +132,19 @@ def commit(directory: Path = Path(__file__).parents[1]) -> str:
     """
     git = ("git", "-C", str(directory))
     head = output(*git, "rev-parse", "--short=12", "HEAD").strip()
-    # An installed library may lie inside a repository of somebody else, which does not
-    # contain it. Only then git lists no file of the folder.
+    # An installed library may lie in the work tree of a repository that does not contain
+    # it, such as a user's. In that case git lists no file of the folder.
     tracked_files = output(*git, "ls-files", ".")
     if head and tracked_files:
         changed_files = output(*git, "status", "--porcelain", ".")
         return f"{head}+dirty" if changed_files else head
-    given = os.environ.get("DDLKIT_COMMIT", "")
-    if not given:
+    stated = os.environ.get("DDLKIT_COMMIT", "")
+    if not stated:
         return "unknown"
-    match = re.fullmatch(r"([0-9a-f]{7,40})(\+dirty)?", given)
+    match = re.fullmatch(r"([0-9a-f]{7,40})(\+dirty)?", stated)
     if not match:
         advice = "give 7 to 40 hex digits, with +dirty if changed"
-        raise UserError(f"DDLKIT_COMMIT is {given!r}: {advice}")
+        raise UserError(f"DDLKIT_COMMIT is {stated!r}: {advice}")
     digits, dirty = match.groups()
     return digits[:12] + (dirty or "")
 
@@ -162,7 +162,7 @@ def output(*command: str) -> str:
 
 
 def content(path: Path) -> str:
-    """Return the text of a file of the kernel, "" if it is not there or refuses."""
+    """Return the text of a file of the kernel, "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -179,22 +179,28 @@ def cores() -> int:
 
 
 def _slug(text: str) -> str:
-    """Return a text in small letters, digits and hyphens, without words of makers."""
+    """Return a model's name as a word of a file name, such as "intel-xeon-8488c".
+
+    It has small letters, digits and hyphens. Words that all processors of a maker have,
+    such as "CPU", are left out.
+    """
     words = re.sub(_NOISE, " ", text.lower())
     return re.sub(r"[^a-z0-9]+", "-", words).strip("-") or "unknown"
 
 
 def _cpu_model() -> str:
+    """Return the model of the processor, or its architecture if that is all we know."""
     cpuinfo = content(Path("/proc/cpuinfo"))
     model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     if model:
         return model[1].strip()
+    # macOS has no /proc, but a program that tells the model.
     brand = output("sysctl", "-n", "machdep.cpu.brand_string").strip()
     return brand or platform.machine()
 
 
 def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
-    """Return the output of nvidia-smi about its GPUs, or the processes on them.
+    """Return what nvidia-smi says about the GPUs, or about the processes on them.
 
     Parameters
     ----------
@@ -208,8 +214,8 @@ def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
     Returns
     -------
     str
-        A line for each of them, with cells that are separated by commas. "" if there is
-        no nvidia-smi.
+        A line for each GPU or process, with cells that are separated by commas. "" if
+        there is no nvidia-smi.
     """
     query = f"--query-{about}={','.join(fields)}"
     return output("nvidia-smi", query, "--format=csv,noheader,nounits", *options)
@@ -241,6 +247,7 @@ def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
     """
     gpus = []
     for row in cells(text):
+        # A line such as "No devices were found" has fewer cells.
         if len(row) != 4:
             continue
         model, driver, memory_mib, capability = row
@@ -263,7 +270,8 @@ def _gpus() -> tuple[dict[str, Any], ...]:
 def _cuda_and_nccl() -> tuple[str, str]:
     """Return the versions of CUDA and NCCL that torch uses, "none" if there is none.
 
-    Torch is asked if it is loaded. Otherwise its files are read, and it is not imported.
+    If torch is loaded already, the versions come from it. Otherwise they are read from
+    its files, because importing torch takes seconds.
     """
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -274,13 +282,14 @@ def _cuda_and_nccl() -> tuple[str, str]:
         if not distributed.is_nccl_available():
             return cuda, "none"
         return cuda, ".".join(map(str, torch.cuda.nccl.version()))
-    # Importing torch takes seconds. Its files have the versions, too.
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return "none", "none"
     text = content(Path(spec.origin).with_name("version.py"))
+    # The file has a line such as: cuda: Optional[str] = '12.8'
     version = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
     if not version:
         return "none", "none"
+    # The package of NCCL is named after the major version of CUDA: nvidia-nccl-cu12.
     major, _, _ = version[1].partition(".")
     return version[1], installed(f"nvidia-nccl-cu{major}")

@@ -57,7 +57,7 @@ _ASSUMED = {
 def choose(
     frame: DataFrame, keys: tuple[str, ...], wanted: dict[str, Any], path: Path
 ) -> tuple[DataFrame, dict[str, Any]]:
-    """Return the rows of a table that agree in some columns.
+    """Choose the rows of a table that have one value in each of some columns.
 
     Parameters
     ----------
@@ -66,22 +66,24 @@ def choose(
     keys : tuple of str
         The columns. Those that the table lacks are ignored.
     wanted : dict of str to object
-        The value that a column must have. None, or no entry, takes the only one. The
-        user can choose the value of a column that has an entry, as the error says.
+        The value that each column must have. If it is None, or if the column has no
+        entry, the table must have a single value there. An entry, even None, also says
+        that the user has an option --COLUMN, which errors then mention.
     path : Path
         The file of the table, as errors name it.
 
     Returns
     -------
     rows : DataFrame
-        The rows that have one value in each of the columns.
+        The rows that have the wanted value, or else the single one, in each column.
     chosen : dict of str to object
         That value, for each of the columns.
 
     Raises
     ------
     UserError
-        If a wanted value is not there, or several are where none is wanted.
+        If no row has a wanted value, or if a column has several values and none of them
+        is wanted.
     """
     chosen = {}
     # One column after the other narrows the table, so that a column may have several
@@ -94,7 +96,7 @@ def choose(
         value = wanted.get(key)
         if value is None:
             if len(values) > 1:
-                # A caller that lets the user choose has an entry, be it None.
+                # Only columns with an entry, even None, have an option of the command.
                 advice = f"choose one with --{key}"
                 if key not in wanted:
                     advice = "keep the rows of one of them"
@@ -159,7 +161,9 @@ def read_profile(
     if is_stamped(path):
         frame = load_table(path, "layers")
     else:
-        frame, assumptions = _own_profile(path, needs_forward=forward_s is None)
+        # A time of forward that the caller states replaces the column.
+        needs_forward = forward_s is None
+        frame, assumptions = _users_profile(path, needs_forward=needs_forward)
         if assumed is not None:
             assumed.extend(assumptions)
     wanted = {
@@ -191,9 +195,10 @@ def read_profile(
 
 
 def _with_forward(frame: DataFrame, forward_s: float) -> DataFrame:
-    """Return the rows of a profile with a time of the whole forward pass.
+    """Return the rows of a profile with ``forward_s`` as the time of the forward pass.
 
-    Only the sum of the column counts for a plan, so that the first tensor has it all.
+    The first tensor gets the whole time and the others get 0, because only the sum of
+    the column counts for a plan.
     """
     if not 0 < forward_s < math.inf:
         raise UserError(f"forward_s is {forward_s}: must be a time above zero")
@@ -208,7 +213,7 @@ def _refuse_wrong_times(frame: DataFrame, path: Path) -> None:
             raise UserError(
                 f"{path}: column {name}: all times are zero: measure the layers again"
             )
-    # The update is of the whole model, and stands in every row.
+    # Every row has the time of the same update, that of the whole model.
     if frame["update_s"].nunique() > 1:
         raise UserError(f"{path}: column update_s: differs between rows of one profile")
 
@@ -222,18 +227,21 @@ def _types_of(frame: DataFrame) -> tuple[str, ...]:
     return types if all(types) else ()
 
 
-def _own_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[str]]:
+def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[str]]:
     """Return a user's CSV with all columns of ``layers``, and the assumptions.
 
-    An assumption is a phrase such as "batch = 1", one for each column that is lacking.
-    Without ``needs_forward`` the column forward_s may be lacking, and is then 0.
+    An assumption is a phrase such as "batch = 1", one for each column that the file
+    lacks. Without ``needs_forward`` it may also lack the column forward_s, which is then
+    0 for the caller to replace, and is no assumption.
     """
     sheet = read_sheet(files.read_text(path), str(path))
     assumed = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
-    # The time of forward is not an assumption: the caller replaces the 0.
-    defaults = assumed if needs_forward else {**assumed, "forward_s": "0"}
+    defaults = dict(assumed)
+    if not needs_forward:
+        defaults["forward_s"] = "0"
     schema = SCHEMAS["layers"]
-    # Only a file that is a profile otherwise lacks nothing but the time of forward.
+    # A file with the times of backward is taken for a profile that lacks only those of
+    # forward. Any other file is refused by the schema, below.
     if (
         needs_forward
         and "forward_s" not in sheet.header
@@ -243,17 +251,17 @@ def _own_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[st
             f"{path}: has no column forward_s: add the column, or give the time of the "
             "forward pass with --forward-s"
         )
-    # A user's own file may lack the columns with a default, and no others.
+    # A file may lack the columns with a default, and no others.
     columns = [
         replace(column, default=defaults.get(column.name, column.default))
         for column in schema.columns
     ]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
-    # Two columns follow from others. Their texts in _ASSUMED say so, or are replaced.
+    # Two columns, if the file lacks them, follow from others and not from a default.
     if "layer" not in sheet.header:
         frame["layer"] = frame["tensor"]
     if "parameters" not in sheet.header:
-        # Minus twice makes // round up.
+        # The quotient, rounded up: -(-x // y).
         frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
         assumed["parameters"] = f"gradient_bytes / {BYTES_PER_PARAMETER}"
     phrases = [
@@ -294,6 +302,7 @@ def profile_frame(
         "threads": threads,
         "dtype": profile.dtype or [""] * len(profile.tensor),
     }
+    # In the order of the schema. A single value is repeated in each row.
     return DataFrame({name: values[name] for name in SCHEMAS["layers"].names})
 
 
@@ -378,8 +387,8 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
     path : Path
         A table ``selection``.
     density : float, optional
-        The share of the gradients that is selected. By default it is the only one in
-        the table.
+        The share of the gradients that is selected. By default the table must have a
+        single one.
 
     Returns
     -------
@@ -391,24 +400,26 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
     UserError
         If the table has no times of `SELECTOR` at that density.
     """
-    rows, _ = choose(_selector_rows([path]), ("density",), {"density": density}, path)
+    rows = _selector_rows([path])
+    rows, _ = choose(rows, ("density",), {"density": density}, path)
     return _median_times(rows)
 
 
 def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
-    """Return how long it takes to select the largest gradients, about a density.
+    """Return the cost of selecting the largest gradients, which must cover a density.
 
     Parameters
     ----------
     paths : sequence of Path
         Tables ``selection``, or one file of JSON that describes a cost.
     density : float
-        The share of the gradients that will be selected.
+        The share of the gradients that will be selected. Tables must have times at
+        this density, or at a lower and a higher one.
 
     Returns
     -------
     SelectionCost
-        The cost in the file of JSON, or median times of all densities in the tables.
+        The cost in the file of JSON, or the median times at all densities in the tables.
 
     Raises
     ------
@@ -430,10 +441,10 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
 
 
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
-    """Return the rows of tables ``selection`` that are of `SELECTOR`.
+    """Return the rows of tables ``selection`` in which `SELECTOR` was measured.
 
-    Times depend on how the values are distributed. Gradients are taken for normally
-    distributed ones.
+    Times depend on how the values are distributed. Only rows with normally distributed
+    values are returned, because gradients are assumed to be so.
     """
     import pandas as pd
 
@@ -445,7 +456,7 @@ def _selector_rows(paths: Sequence[Path]) -> DataFrame:
 
 
 def _median_times(rows: DataFrame) -> SelectionTimes:
-    """Return median times, of those sizes that were measured at every density."""
+    """Return the median times of the sizes that were measured at every density."""
     medians = rows.groupby(["density", "elements"])["seconds"].median()
     # A row for each density and a column for each size. A size that lacks a density is
     # dropped.
@@ -483,9 +494,10 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        Median seconds to read ("io_s"), to decode ("decode_s") and to copy to the device
-        ("h2d_s") the input of an iteration. A task that was not measured is left out.
-        Seconds for each picture are assumed not to depend on the batch size.
+        Median seconds that an iteration takes to read its input ("io_s"), to decode it
+        ("decode_s") and to copy it to the device ("h2d_s"). A task that was not measured
+        is left out. The seconds for each picture are assumed not to depend on the batch
+        size.
 
     Raises
     ------

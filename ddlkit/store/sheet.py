@@ -44,7 +44,10 @@ MOST_CELLS = 10_000_000
 
 
 class _Kind(NamedTuple):
-    """How cells are read: each by ``parse``, all into an array of ``dtype``."""
+    """How cells are read: each by ``parse``, all into an array of ``dtype``.
+
+    ``problem`` is what an error says about a cell that ``parse`` refuses.
+    """
 
     parse: Callable[[str], Any]
     dtype: Any
@@ -75,7 +78,8 @@ _KINDS = {
     "microseconds": _Kind(_seconds_of_microseconds, np.float64, "is not a number"),
     "bool": _Kind(_truth, np.bool_, "is not True or False"),
 }
-# As pandas reads a column of a kind. It cannot read microseconds as seconds.
+# The type as which pandas reads each kind of column. It has none for microseconds that
+# are to become seconds.
 _PANDAS_DTYPES = {"str": str, "int": np.int64, "float": np.float64, "bool": np.bool_}
 
 
@@ -129,7 +133,7 @@ def check_cells(text: str, separators: str, file: str) -> None:
     text : str
         The content of a file.
     separators : str
-        Characters, one of which ends each cell.
+        The characters that end cells, such as a comma and a newline.
     file : str
         The file, as errors name it.
 
@@ -200,11 +204,11 @@ def read_sheet(text: str, file: str) -> Sheet:
             "nothing was measured"
         )
     lines, rows = zip(*numbered, strict=True)
-    sheet = Sheet(file, header, lines, rows)
+    sheet = Sheet(file=file, header=header, lines=lines, rows=rows)
     for row_number, row in enumerate(rows):
         if len(row) != len(header):
-            # A short row lacks the column behind its last cell. A long row has cells
-            # behind the last column.
+            # The error names the first column that a short row lacks, and the last
+            # column for a row that is too long.
             column = header[min(len(row), len(header) - 1)]
             problem = f"the row has {len(row)} cells, the header {len(header)}"
             sheet.fail(row_number, column, f"{problem}: truncated file or stray comma")
@@ -225,27 +229,29 @@ class Column:
         What is required of the values beyond their kind: "named" (not empty),
         "positive" or "non_negative". Anything else requires nothing.
     default : str or None
-        The text of the cells if a file lacks the column. None if it must not.
-    today : mapping of str to str
-        Earlier texts of cells, each with the text of today.
+        The text of the cells if a file lacks the column. None if a file must not lack
+        it.
+    renamed_values : mapping of str to str
+        The texts of cells in earlier recordings that have another text now, each with
+        its present text.
     """
 
     name: str
     kind: str
     check: str = ""
     default: str | None = None
-    today: Mapping[str, str] = field(default_factory=dict)
+    renamed_values: Mapping[str, str] = field(default_factory=dict)
 
-    def values(self, sheet: Sheet, *, own: bool = False) -> np.ndarray:
+    def values(self, sheet: Sheet, *, is_users_own: bool = False) -> np.ndarray:
         """Return the checked values of the column in a sheet that has it.
 
         Parameters
         ----------
         sheet : Sheet
             The cells of a file.
-        own : bool, optional
-            Whether the file is a user's own. Its numbers must also be of a size that
-            somebody can mean.
+        is_users_own : bool, optional
+            Whether the file is a user's own, in which numbers that are implausibly large
+            or small are refused, too.
 
         Returns
         -------
@@ -259,8 +265,8 @@ class Column:
         """
         position = sheet.header.index(self.name)
         cells = [row[position] for row in sheet.rows]
-        if self.today:
-            cells = [self.today.get(cell, cell) for cell in cells]
+        if self.renamed_values:
+            cells = [self.renamed_values.get(cell, cell) for cell in cells]
         kind = _KINDS[self.kind]
         parse = kind.parse
         values = np.empty(len(cells), kind.dtype)
@@ -272,7 +278,7 @@ class Column:
                 if cell.strip():
                     problem = f"{shown(cell)} {kind.problem}"
                 sheet.fail(row, self.name, problem)
-        for is_wrong, problem in self.broken(values, own):
+        for is_wrong, problem in self.broken_rules(values, is_users_own=is_users_own):
             if is_wrong.any():
                 row = int(np.argmax(is_wrong))
                 sheet.fail(row, self.name, f"{shown(cells[row])} {problem}")
@@ -291,22 +297,25 @@ class Column:
         ValueError
             If a file must not lack the column.
         """
-        # `_read_by_pandas` takes this error for the wish to let `frame` say what is wrong.
+        # The error needs no message: `Schema.read` catches it and lets `Schema.frame` say
+        # which column is missing.
         if self.default is None:
             raise ValueError
         # The default is read as the only cell of a table of one row.
-        sheet = Sheet("", (self.name,), (1,), ((self.default,),))
+        sheet = Sheet(file="", header=(self.name,), lines=(1,), rows=((self.default,),))
         return self.values(sheet)[0]
 
-    def broken(self, values: np.ndarray, own: bool) -> Iterator[tuple[np.ndarray, str]]:
-        """Yield which values break a rule, for one rule after the other.
+    def broken_rules(
+        self, values: np.ndarray, *, is_users_own: bool
+    ) -> Iterator[tuple[np.ndarray, str]]:
+        """Yield, for one rule after the other, which values break it.
 
         Parameters
         ----------
         values : ndarray, shape (rows,)
             Values of the column.
-        own : bool
-            Whether they are from a user's own file.
+        is_users_own : bool
+            Whether they are from a user's own file, to which more rules apply.
 
         Yields
         ------
@@ -323,12 +332,13 @@ class Column:
             return
         if values.dtype == np.float64:
             yield ~np.isfinite(values), "must be a finite number"
-        if own and self.kind != "bool":
-            # Later products of such numbers would be infinite or zero.
+        if is_users_own and self.kind != "bool":
+            # Products of such numbers would later overflow, or become 0.
             most = MOST_WHOLE if self.kind == "int" else MOST
-            size = np.abs(values)
-            yield size > most, f"is beyond {most:g}: nobody means that"
-            yield (size < LEAST) & (size > 0), f"is not 0 but below {LEAST:g}"
+            magnitude = np.abs(values)
+            is_tiny = (magnitude < LEAST) & (magnitude > 0)
+            yield magnitude > most, f"is beyond {most:g}: nobody means that"
+            yield is_tiny, f"is not 0 but below {LEAST:g}"
         if self.check == "positive":
             yield values <= 0, "must be above zero"
         if self.check == "non_negative":
@@ -349,7 +359,7 @@ class Schema:
         Columns that distinguish the rows: no two rows agree in all of them. Empty if
         rows may agree.
     aliases : tuple of pairs of str
-        Earlier names of columns, each with the name of today.
+        Earlier names of columns, each with the present name.
     """
 
     name: str
@@ -372,8 +382,9 @@ class Schema:
         file : str
             The file, as errors name it.
         exact : bool, optional
-            Whether the file must have no other columns, as a recorded table has not. If
-            not, the file is a user's own, and other columns are ignored.
+            Whether the file is a recorded table, which must have no other columns. If
+            not, it is a user's own file: other columns are ignored, and numbers that are
+            implausibly large or small are refused.
 
         Returns
         -------
@@ -387,46 +398,46 @@ class Schema:
 
         Notes
         -----
-        Pandas reads much faster than `frame`, but takes much that is wrong, and does
-        not tell the line of a mistake. Its table is used if nothing can be wrong with
-        it.
+        Pandas reads much faster than `frame`, but accepts many wrong files and does not
+        tell the line of a mistake. Its table is returned only if the text is certainly
+        right. Otherwise `frame` reads the text, and says what is wrong if something is.
         """
         check_cells(text, ",\n", file)
         try:
-            return self._read_by_pandas(text, own=not exact)
+            return self._read_by_pandas(text, is_users_own=not exact)
         except (KeyError, ValueError, OverflowError):
             return self.frame(read_sheet(text, file), exact=exact)
 
-    def _read_by_pandas(self, text: str, own: bool) -> DataFrame:
-        """Return the table in CSV text.
+    def _read_by_pandas(self, text: str, *, is_users_own: bool) -> DataFrame:
+        """Return the table in CSV text, read by pandas.
 
-        KeyError, ValueError or OverflowError, without a message for a user, means that
-        something may be wrong with the text: `frame` then reads it and says what.
+        Raises KeyError, ValueError or OverflowError, without a message for a user, unless
+        the text is certainly right.
         """
         import pandas as pd
 
         first_line, _, _ = text.partition("\n")
-        header = self._todays_names(
-            tuple(name.strip() for name in first_line.split(","))
-        )
+        names_in_file = tuple(name.strip() for name in first_line.split(","))
+        header = self._current_names(names_in_file)
         dtypes = {column.name: _PANDAS_DTYPES[column.kind] for column in self.columns}
         # Before 3.1, pandas reads floats with an error in the last digit by default.
         options: dict[str, Any] = {}
         if pd.__version__ < "3.1":
             options["float_precision"] = "round_trip"
-        # Of a whole number such as 1e30, numpy warns before pandas refuses it.
+        # Pandas refuses 1e30 as a whole number, but numpy also warns about it.
         with np.errstate(invalid="ignore"):
             frame = pd.read_csv(
                 io.StringIO(text),
                 header=0,
                 names=list(header),
+                # A column that the schema does not have raises KeyError here.
                 dtype={name: dtypes[name] for name in header},
                 na_filter=False,
                 low_memory=False,
                 **options,
             )
-        # If the first row is longer than the header, pandas takes its first cells for
-        # labels of the rows.
+        # If the first row is longer than the header, pandas uses the first cells of all
+        # rows as labels.
         has_labels = not isinstance(frame.index, pd.RangeIndex)
         if has_labels or frame.empty:
             raise ValueError
@@ -435,9 +446,9 @@ class Schema:
         for column in self.columns:
             if column.name not in header:
                 frame[column.name] = column.default_value()
-            elif column.today:
-                frame[column.name] = frame[column.name].replace(column.today)
-            self._refuse_broken(column, frame[column.name], own)
+            elif column.renamed_values:
+                frame[column.name] = frame[column.name].replace(column.renamed_values)
+            self._refuse_broken(column, frame[column.name], is_users_own=is_users_own)
         if self.key and frame.duplicated(list(self.key)).any():
             raise ValueError
         if tuple(frame.columns) == self.names:
@@ -445,11 +456,12 @@ class Schema:
         return frame[list(self.names)]
 
     @staticmethod
-    def _refuse_broken(column: Column, values: Any, own: bool) -> None:
-        """Raise ValueError if some value breaks a rule of the column."""
-        # Texts are repeated many times in recorded tables.
-        distinct = values.unique() if column.kind == "str" else values
-        for is_wrong, _ in column.broken(np.asarray(distinct), own):
+    def _refuse_broken(column: Column, values: Any, *, is_users_own: bool) -> None:
+        """Raise ValueError if some of the values, a pandas Series, breaks a rule."""
+        # Recorded tables repeat each text many times, so only distinct ones are checked.
+        checked = values.unique() if column.kind == "str" else values
+        rules = column.broken_rules(np.asarray(checked), is_users_own=is_users_own)
+        for is_wrong, _ in rules:
             if is_wrong.any():
                 raise ValueError
 
@@ -461,7 +473,9 @@ class Schema:
         sheet : Sheet
             The cells.
         exact : bool, optional
-            Whether the sheet must have no other columns than the schema, as in `read`.
+            Whether the file is a recorded table, which must have no other columns than
+            the schema. If not, it is a user's own file: other columns are ignored, and
+            numbers that are implausibly large or small are refused.
 
         Returns
         -------
@@ -472,20 +486,21 @@ class Schema:
         ------
         UserError
             For the first mistake: in the header, else in the columns one after the
-            other, else for a row whose key an earlier row has.
+            other, else for the first row whose key an earlier row has.
         """
         from pandas import DataFrame
 
-        sheet = replace(sheet, header=self._todays_names(sheet.header))
+        sheet = replace(sheet, header=self._current_names(sheet.header))
         for position, name in enumerate(sheet.header):
             if name in sheet.header[:position]:
-                sheet.fail(None, name, "stands twice in the header")
+                sheet.fail(row=None, column=name, problem="stands twice in the header")
             if exact and name not in self.names:
-                sheet.fail(None, name, f"not a column of {self.name}")
+                problem = f"not a column of {self.name}"
+                sheet.fail(row=None, column=name, problem=problem)
         values = {}
         for column in self.columns:
             if column.name in sheet.header:
-                values[column.name] = column.values(sheet, own=not exact)
+                values[column.name] = column.values(sheet, is_users_own=not exact)
             elif column.default is not None:
                 values[column.name] = column.default_value()
             else:
@@ -494,7 +509,8 @@ class Schema:
                     f"{sheet.file}: has no column {column.name}, which a table "
                     f"{self.name} needs: its columns are {present}"
                 )
-        frame = DataFrame(values, range(len(sheet.rows)))
+        # The index repeats a default, which is a single value, in every row.
+        frame = DataFrame(values, index=range(len(sheet.rows)))
         if self.key:
             self._refuse_duplicate(sheet, frame)
         return frame
@@ -509,29 +525,33 @@ class Schema:
             same = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
             sheet.fail(row, self.key[-1], f"there is an earlier row of {same}")
 
-    def _todays_names(self, header: tuple[str, ...]) -> tuple[str, ...]:
-        """Return a header with the names that its columns have today.
+    def _current_names(self, header: tuple[str, ...]) -> tuple[str, ...]:
+        """Return a header in which earlier names of columns are replaced by present ones.
 
-        An old name stays if the header has the new name as well. A column of the old
-        name then is another one: "in_flight" was the earlier name of
-        "messages_per_sample", and is now the name of a column of its own.
+        An earlier name stays if the header has the present name as well, because it then
+        names another column: "in_flight" was the earlier name of "messages_per_sample",
+        and is now the name of a column of its own.
         """
-        names_today = dict(self.aliases)
-        others = {name for name in header if name not in names_today}
+        current_names = dict(self.aliases)
+        already_current = {name for name in header if name not in current_names}
         renamed = []
         for name in header:
-            name_today = names_today.get(name, name)
-            renamed.append(name if name_today in others else name_today)
+            current_name = current_names.get(name, name)
+            if current_name in already_current:
+                renamed.append(name)
+            else:
+                renamed.append(current_name)
         return tuple(renamed)
 
 
 def _has_whole_rows(text: str, rows: int, columns: int) -> bool:
-    """Return whether CSV text surely has a number of rows of ``columns`` cells each.
+    """Return whether CSV text certainly has ``rows`` rows of ``columns`` cells each.
 
-    Pandas refuses a row that is too long, fills up one that is too short, and takes
-    quotes that the csv module refuses. A short row lowers the number of commas, which no
-    long row can make up for. The text is therefore trusted if it has as many commas as
-    whole rows and a header have, outside of cells that are quoted as a whole.
+    Pandas, which has read the text already, refuses a row that is too long, but fills up
+    one that is too short. So a short row leaves the text with too few commas, and no long
+    row makes up for them. Pandas also accepts quotes that the csv module refuses. The
+    text is therefore trusted only if quotes enclose whole cells, and if it has exactly
+    the commas of a header and full rows outside of quoted cells.
     """
     unquoted = text
     if '"' in text:
@@ -572,6 +592,7 @@ def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
     writer.writerow(names)
     writer.writerows(zip(*columns, strict=True))
     text = out.getvalue()
+    # Raises UserError if the text is not a table of this schema.
     schema.read(text, file)
     return text
 
@@ -591,21 +612,31 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
     Returns
     -------
     Schema
-        The schema. A description of this kind counts more than a shared one.
+        The schema. What ``table`` says about a column replaces what ``shared`` says.
     """
     columns = []
     if table.get("starts_with_case"):
-        columns = [_case_column(axis) for axis in fields(Case)]
+        columns = [_case_column(case_field) for case_field in fields(Case)]
     kinds = _kinds_by_name(shared["columns"])
+    # Columns that have another kind in this table.
     kinds |= _kinds_by_name(table.get("but", {}))
     defaults = {**shared["later"], **table.get("later", {})}
     for column in table["columns"].split():
         kind, _, check = kinds[column].partition(" ")
-        today = shared["renamed_values"].get(column, {})
-        columns.append(Column(column, kind, check, defaults.get(column), today))
+        columns.append(
+            Column(
+                name=column,
+                kind=kind,
+                check=check,
+                default=defaults.get(column),
+                renamed_values=shared["renamed_values"].get(column, {}),
+            )
+        )
     names = {column.name for column in columns}
     aliases = tuple(
-        (old, today) for old, today in shared["aliases"].items() if today in names
+        (earlier, current)
+        for earlier, current in shared["aliases"].items()
+        if current in names
     )
     key = tuple(table.get("key", "").split())
     return Schema(name, tuple(columns), key, aliases)
@@ -619,16 +650,21 @@ def _kinds_by_name(names_by_kind: dict[str, str]) -> dict[str, str]:
     return kinds
 
 
-def _case_column(axis: Any) -> Column:
-    """Return the column of a field of `Case`.
+def _case_column(case_field: Any) -> Column:
+    """Return the column of a field of the dataclass `Case`.
 
     A field with "later" in its metadata is younger than some recordings, which lack its
     column. Only such a column has a default.
     """
     default = None
-    if axis.metadata.get("later"):
-        default = str(axis.default)
-    return Column(axis.name, str(axis.type), axis.metadata.get("check", ""), default)
+    if case_field.metadata.get("later"):
+        default = str(case_field.default)
+    return Column(
+        name=case_field.name,
+        kind=str(case_field.type),
+        check=case_field.metadata.get("check", ""),
+        default=default,
+    )
 
 
 _DESCRIBED = json.loads(

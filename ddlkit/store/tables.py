@@ -112,8 +112,8 @@ def save_table(
     remark : str, optional
         What else the stamp should say.
     append : bool, optional
-        Whether the rows are added below the table of this path, if there is one. The
-        stamps so far are kept under "history".
+        Whether the rows are added below those of the table that already has this path,
+        if there is one. Its stamps so far are kept under "history".
 
     Returns
     -------
@@ -165,6 +165,7 @@ def _exchange(path: Path, data: bytes, stamp: dict[str, Any]) -> None:
 
     Two files cannot be exchanged at once. The new stamp is written first, and contains
     the stamp of the table that is still there, so that either table has a stamp.
+    ``stamp`` itself gets this entry, "replaces".
     """
     # A table that is not there, or is damaged, has no stamp worth keeping.
     with contextlib.suppress(UserError):
@@ -181,10 +182,12 @@ def _exchange(path: Path, data: bytes, stamp: dict[str, Any]) -> None:
 def _without_folders(word: str) -> str:
     """Return a word of a command without the folders of this machine.
 
-    Paths in the project become relative to it. Of others, only the last name is kept.
+    A path below the current folder becomes relative to it. Of any other path, only the
+    last name is kept.
     """
     # A path may stand inside other text, such as JSON.
     word = word.replace(f"{Path.cwd()}/", "")
+    # A path outside begins with / or ../, possibly after an option such as --out=.
     outside = re.fullmatch(r"(--[\w-]+=)?((?:/|\.\./).*)", word)
     if not outside:
         return word
@@ -210,17 +213,19 @@ def _appended(
             f"{path}: recorded by benchmark version {version}, this is "
             f"{BENCHMARK_VERSION}: save under a new name"
         )
-    # Rows that are read have all columns, but new ones may lack those with a default.
-    # Writing and reading the new rows adds these columns.
+    # The old rows were read and have all columns, but the new ones may lack columns with
+    # a default. Writing and reading the new rows adds these columns.
     kind = schema_named(schema)
-    whole = kind.read(write_sheet(new, kind, str(path)), str(path))
+    new_text = write_sheet(new, kind, str(path))
+    new_with_all_columns = kind.read(new_text, str(path))
     # The history is a flat list: the stamp that joins it must not contain one itself.
     history = stamp.pop("history", [])
-    return concat([old, whole], ignore_index=True), [*history, stamp]
+    rows = concat([old, new_with_all_columns], ignore_index=True)
+    return rows, [*history, stamp]
 
 
 def own_output(path: Path | str, *sources: Path | str) -> Path:
-    """Return the path of an output, or refuse one that would overwrite what is of value.
+    """Return the path of an output, or refuse to overwrite a source or a recorded table.
 
     Parameters
     ----------
@@ -242,17 +247,23 @@ def own_output(path: Path | str, *sources: Path | str) -> Path:
     path = Path(path)
     if os.path.isdir(path) or not path.name:
         raise UserError(f"{path} is a directory: name a file")
-    real = path.resolve()
-    if any(real == Path(source).resolve() for source in sources):
+    # Two paths may name one file by way of links.
+    resolved = path.resolve()
+    if any(resolved == Path(source).resolve() for source in sources):
         raise UserError(
             f"{path} is what is read: choose another name for what is written"
         )
     is_stamp = (
-        real.suffix == ".json"
-        and os.path.isfile(real)
-        and _read_stamp(real) is not None
+        resolved.suffix == ".json"
+        and os.path.isfile(resolved)
+        and _read_stamp(resolved) is not None
     )
-    if is_stamp or is_stamped(real) or (is_pack(real.name) and packed(real.parent)):
+    if (
+        is_stamp
+        or is_stamped(resolved)
+        # A pack in use, or the file of its stamps.
+        or (is_pack(resolved.name) and packed(resolved.parent))
+    ):
         raise UserError(f"{path} is a recorded table or its stamp: choose another name")
     return path
 
@@ -329,8 +340,9 @@ def load_stamp(path: Path | str) -> dict[str, Any]:
     if part is None:
         _, stamp = _verified(path)
         return stamp
-    # Reading the pack verifies its hash.
+    # Reading the pack verifies its hash. The text is not needed.
     _pack_text(part.pack, part.pack_sha256, *_file_state(part.pack))
+    # Parts are cached, so a caller that changes the stamp must have a copy.
     return copy.deepcopy(part.stamp)
 
 
@@ -355,8 +367,9 @@ def list_tables(folder: Path | str, pattern: str = "*.csv*") -> list[Path]:
     folder : Path or str
         Where to look.
     pattern : str, optional
-        A pattern of names. Folders below are looked at only if it has their pattern
-        before a slash, as in ``**/layers*.csv*``.
+        A pattern of the names of tables. What stands before its last slash, if any, is a
+        pattern of the folders to search instead, as in ``**/layers*.csv*``. Without a
+        slash, only ``folder`` itself is searched.
 
     Returns
     -------
@@ -417,6 +430,7 @@ def machines_in(folder: Path) -> set[str]:
     """
     stamps = [part.stamp for part in packed(folder).values()]
     for path in list_tables(folder):
+        # A path without a file is a packed table.
         if not path.exists():
             continue
         stamp = _read_stamp(_stamp_path(path))
@@ -441,6 +455,7 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
     if not os.path.lexists(path):
         return None
     try:
+        # An empty file is not JSON, and is read as null instead.
         stamp = parse_json(files.read(path).decode() or "null")
     except ValueError as error:
         raise UserError(f"{path}: damaged stamp ({error}): restore it") from error
@@ -450,7 +465,7 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
 
 
 def _checked_stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the stamp itself, or raise UserError if it lacks what it must have."""
+    """Return the stamp itself, or raise UserError if an entry is missing or wrong."""
     for key, required in _STAMP_TYPES.items():
         if not isinstance(stamp.get(key), required):
             problem = f"damaged stamp (its {key} is no {required.__name__})"
@@ -461,9 +476,9 @@ def _checked_stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
 def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the bytes of a loose table, and the stamp that has their hash.
 
-    While a table is exchanged, the stamp of the table before is inside the new one. A
-    writer may also have exchanged both files since the table was read. Therefore only a
-    table that is still the same when it is read again was damaged.
+    Another process may be exchanging the table at the same time, so that one of the two
+    files is newer than the other. Therefore a table counts as damaged only if its bytes
+    are still the same when they are read again.
     """
     data_of_last_try = None
     data = files.read(path)
@@ -476,8 +491,8 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
                 f"{_stamp_path(path).name} of that table is not beside it: give a "
                 "recorded table, and keep its two files together"
             )
-        # Between the two writes of an exchange, the stamp is of the table to come, and the
-        # stamp of the table that is still there is inside it.
+        # `_exchange` writes the new stamp before the new table. Until then, the stamp of
+        # the table that is still there is inside the new stamp.
         candidates = [stamp]
         if "replaces" in stamp:
             candidates.append(stamp.pop("replaces"))
@@ -546,7 +561,7 @@ def packed(folder: Path) -> dict[str, Part]:
     Returns
     -------
     dict of str to Part
-        The parts by the names of their tables, such as "layers-x.csv".
+        The packed tables by their names, such as "layers-x.csv".
 
     Raises
     ------
@@ -558,23 +573,27 @@ def packed(folder: Path) -> dict[str, Part]:
     # Without a file of stamps, the folder has no packs.
     if not file_state:
         return {}
-    # The state is only a part of the key of the cache: a changed file is read again.
+    # With its state as a part of the cache's key, a file that has changed is read again.
     return _read_index(index, *file_state)
 
 
 def _part_of(path: Path) -> Part | None:
-    """Return the packed table of this path, None if there is none or a file counts."""
+    """Return the packed table of this path, or None if there is none.
+
+    A file of this path is newer than a packed table and counts, so the result is then
+    None, too.
+    """
     if os.path.lexists(path):
         return None
     return packed(path.parent).get(path.name)
 
 
 def _file_state(path: Path) -> tuple[int, ...]:
-    """Return time, size and inode of a file, which change when the file is exchanged.
+    """Return the time, size and inode of a file, or () if there is no file.
 
-    The result is empty if there is no file. Cached functions take these numbers as
-    further arguments, which they do not use. The cache then has an entry for each state
-    of the file, and a file that was exchanged is read again.
+    They change when the file is exchanged. Cached functions take them as further
+    arguments, which they do not use: the cache then has an entry for each state of the
+    file, so that a file that was exchanged is read again.
     """
     try:
         status = path.stat()
@@ -585,10 +604,11 @@ def _file_state(path: Path) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
-    """Return the parts in a file of stamps, by the names of their tables.
+    """Return the packed tables in a file of stamps, by their names.
 
     A line of the file is JSON of one of two kinds: the hash of a pack, or the stamp of a
-    part. The line of a pack comes before the lines of its parts.
+    packed table ("part"). The line of a pack comes before the lines of its parts.
+    ``_file_state`` only makes the cache read a file again that has changed.
     """
     pack_sha256: dict[str, str] = {}
     parts = {}
@@ -635,14 +655,16 @@ def _rows_of_pack(
 ) -> tuple[DataFrame, dict[str, slice]]:
     """Return all rows of a pack, and the slice of rows of each table by its name.
 
-    The values are checked. That no two rows of a table agree in their key was checked
-    when the table was saved, and the hash says that the rows are the same ones.
+    ``kind`` is the schema of the tables. Values are checked again, but not whether rows
+    have equal keys: `save_table` has refused such rows, and the hash shows that the rows
+    have not changed since.
     """
     schema = schema_named(kind)
     schema = replace(schema, columns=(PART, *schema.columns), key=())
-    frame = schema.read(_pack_text(path, sha256, *file_state), str(path))
-    # The rows of a table follow one another, and the first column names their table. So a
-    # table begins where that name changes.
+    text = _pack_text(path, sha256, *file_state)
+    frame = schema.read(text, str(path))
+    # The rows of a table follow one another, and the column "part" names their table. So
+    # a table begins where that name changes.
     names = frame["part"].to_numpy(object)
     is_first = np.append(True, names[1:] != names[:-1])
     starts = np.flatnonzero(is_first)
@@ -655,7 +677,7 @@ def _rows_of_pack(
 
 @functools.lru_cache(maxsize=16)
 def _pack_text(path: Path, sha256: str, *_file_state: int) -> str:
-    """Return the text of a pack, whose hash is verified."""
+    """Return the text of a pack, or raise UserError if the file has another hash."""
     data = files.read(path)
     digest = _sha256(data)
     if digest != sha256:
@@ -675,7 +697,7 @@ def pack(folder: Path) -> list[Path]:
     Returns
     -------
     list of Path
-        The paths of the tables that were packed, by which they are read as before.
+        The paths of the tables that were packed. They are still read by these paths.
 
     Raises
     ------
@@ -684,12 +706,12 @@ def pack(folder: Path) -> list[Path]:
 
     Notes
     -----
-    Packs that are there are not changed. First, new packs are written under new names.
-    Then the file of stamps is exchanged, which says what counts. At last, the loose
-    files are removed. A crash at any moment leaves each table readable, and the next
-    call completes what was begun.
+    Existing packs are not changed. First, new packs are written under new names. Then
+    the file of stamps, which lists the packs and their tables, is exchanged. At last,
+    the loose files are removed. A crash at any moment leaves each table readable, and
+    the next call completes what was begun.
 
-    A table whose text could not be cut out of a pack byte for byte stays loose.
+    A table whose text could not be restored from a pack byte for byte stays loose.
     """
     machines = machines_in(folder)
     if len(machines) > 1:
@@ -711,13 +733,13 @@ def pack(folder: Path) -> list[Path]:
 def _tables_to_pack(
     folder: Path,
 ) -> dict[tuple[str, str, int], dict[Path, list[str]]]:
-    """Return which loose tables of a folder go into which new pack, with their rows.
+    """Return which loose tables of a folder go into which new pack.
 
-    A pack is given by its schema, its header and a number, and has the lines of each of
-    its tables by path. The number keeps packs below `MOST_PACK_CHARACTERS`.
+    The result is {(schema, header, pack number): {path of a table: its lines}}. The lines
+    are those of the rows, without the header.
     """
-    bins: dict[tuple[str, str, int], dict[Path, list[str]]] = defaultdict(dict)
-    size = 0
+    new_packs: dict[tuple[str, str, int], dict[Path, list[str]]] = defaultdict(dict)
+    characters_so_far = 0
     for path in list_tables(folder):
         if not path.exists() or not is_stamped(path):
             continue
@@ -726,12 +748,13 @@ def _tables_to_pack(
         # A table with other line ends than a newline could not be restored byte for byte.
         if "\n".join([header, *rows, ""]) != text:
             continue
-        # In the pack, each row begins with the name of its table. The next pack begins
-        # with each multiple of MOST_PACK_CHARACTERS.
-        size += len(text) + len(rows) * len(f"{path.name},")
-        pack_number = size // MOST_PACK_CHARACTERS
-        bins[stamp["schema"], header, pack_number][path] = rows
-    return bins
+        # Characters are counted over all tables of the folder, whatever their schemas.
+        # Beyond each multiple of MOST_PACK_CHARACTERS, tables go into new packs, which
+        # limits the size of a pack. In a pack, each row begins with the name of its table.
+        characters_so_far += len(text) + len(rows) * len(f"{path.name},")
+        pack_number = characters_so_far // MOST_PACK_CHARACTERS
+        new_packs[stamp["schema"], header, pack_number][path] = rows
+    return new_packs
 
 
 def _text_of(path: Path) -> tuple[str, dict[str, Any]]:
@@ -743,10 +766,10 @@ def _text_of(path: Path) -> tuple[str, dict[str, Any]]:
 def _write_pack(
     folder: Path, kind: str, header: str, tables: dict[Path, list[str]]
 ) -> dict[str, Part]:
-    """Write tables of one kind and header as a new pack, and return its parts.
+    """Write tables of one schema and header as a new pack.
 
-    ``tables`` has the lines of each table by its path, without the header. The parts are
-    by the names of their tables.
+    ``kind`` is the schema, and ``tables`` has the lines of each table by its path,
+    without the header. Returns the packed tables by their names.
     """
     pack_path = _free_pack_path(folder, kind)
     lines = [f"part,{header}"]
@@ -762,12 +785,17 @@ def _write_pack(
         # The loose file is read again for its stamp and for the hash of its text.
         table_text, stamp = _text_of(path)
         text_sha256 = _sha256(table_text.encode())
-        parts[path.name] = Part(pack_path, pack_sha256, stamp, text_sha256)
+        parts[path.name] = Part(
+            pack=pack_path,
+            pack_sha256=pack_sha256,
+            stamp=stamp,
+            text_sha256=text_sha256,
+        )
     return parts
 
 
 def _free_pack_path(folder: Path, kind: str) -> Path:
-    """Return KIND.csv.gz, or KIND.2.csv.gz and so on if that is there."""
+    """Return the first of KIND.csv.gz, KIND.2.csv.gz and so on that does not exist."""
     path = folder / f"{kind}.csv.gz"
     number = 1
     while path.exists():
@@ -782,6 +810,7 @@ def _write_index(path: Path, parts: dict[str, Part]) -> None:
     entries: list[dict[str, Any]] = []
     for name, sha256 in sorted(pack_sha256.items()):
         entries.append({"pack": name, "sha256": sha256})
+    # Parts are ordered by their pack, and within a pack by name.
     for name, part in sorted(parts.items(), key=lambda item: (item[1].pack, item[0])):
         entries.append(
             {
@@ -796,13 +825,14 @@ def _write_index(path: Path, parts: dict[str, Part]) -> None:
 
 
 def _remove_replaced(folder: Path) -> None:
-    """Remove packs without stamps, and loose files of packed tables.
+    """Remove packs that `STAMPS` does not list, and loose files of packed tables.
 
-    A call that was killed may have left either of them.
+    A call of `pack` that was killed may have left either of them.
     """
     parts = packed(folder)
     listed = {part.pack.name for part in parts.values()}
     for path in folder.glob("*.csv.gz"):
+        # A file with a stamp of its own is a loose table, whatever its name.
         if path.name not in listed and is_pack(path.name) and not is_stamped(path):
             path.unlink()
     for name, part in parts.items():
