@@ -24,6 +24,8 @@ FEWEST_ITERATIONS = 8
 """The fewest iterations from which ``ddlkit explain`` can tell chance from cause."""
 FEWEST_WARMUP = 4
 """Iterations after which DDP has rebuilt its buckets, and one that uses them."""
+LONGEST_ITERATION_S = 60.0
+"""How long an iteration may take before the ranks count as hanging, in seconds."""
 
 _MODEL = f"""The model, which the function FUNCTION in FILE.py returns. {MODEL_FUNCTION}
 Under torchrun or srun the ranks are their processes; otherwise --ranks processes of this
@@ -136,7 +138,9 @@ def _record_here(arguments: argparse.Namespace, ranks: int) -> None:
     # Ranks take a while to start, and a mistake in the model is seen at once.
     check(arguments.model)
     members = Ranks(ranks, place=Loopback, join={"timeout_s": MEETING_S})
-    members.run(tracing_job, _settings(arguments), estimate_s=MEETING_S)
+    trained = arguments.warmup + arguments.iterations
+    estimate_s = MEETING_S + trained * LONGEST_ITERATION_S
+    members.run(tracing_job, _settings(arguments), estimate_s=estimate_s)
 
 
 def _record_as_rank(arguments: argparse.Namespace) -> bool:
