@@ -19,7 +19,13 @@ from ddlkit.core.link import Link, Parts
 from ddlkit.core.replay import MARK, POST, WAIT, Schedule, Segment, alone_s
 from ddlkit.formats.rank_trace import Gradient, Message, RankIteration, RankTrace
 from ddlkit.formats.trace_stream import read_trace
-from ddlkit.model.explanation import bounds, explain, explanation, without_delay
+from ddlkit.model.explanation import (
+    bounds,
+    explain,
+    explanation,
+    without_delay,
+    without_waiting,
+)
 from ddlkit.model.ranks import TracedTraining, training_of
 
 N_ITERATIONS = 12
@@ -93,6 +99,7 @@ def traced(
                     Message(
                         collective="all_reduce",
                         n_bytes=(k + 1) * 1000,
+                        elements=(k + 1) * 250,
                         group="",
                         sequence=-1,
                         posted_s=posted_s[k] * scale + clock_s,
@@ -107,6 +114,7 @@ def traced(
             iterations.append(
                 RankIteration(
                     number=i,
+                    step=i + 4,
                     start_s=start_s * scale + clock_s,
                     input_end_s=input_end_s * scale + clock_s,
                     forward_end_s=forward_end_s * scale + clock_s,
@@ -288,6 +296,11 @@ def test_what_does_not_fit_together_is_refused() -> None:
         for t in traces
     ]
     refused(silent, "DistributedDataParallel")
+    later = [replace(i, step=i.step + 1) for i in traces[1].iterations]
+    shifted = replace(traces[1], iterations=tuple(later))
+    refused([traces[0], shifted, traces[2]], "rank1.json", "steps")
+    of_pair = tuple(m._replace(group="pair") for m in messages)
+    refused([traces[0], changed(traces[1], 5, messages=of_pair), traces[2]], "group")
     slow_reference = AlphaBeta(1.0, 0.0)
     with pytest.raises(UserError):
         explanation(training_of(traces), reference=slow_reference)
@@ -311,6 +324,47 @@ def test_a_replay_that_misses_is_refused() -> None:
         late.append(replace(trace, iterations=tuple(iterations)))
     with pytest.raises(UserError):
         explanation(training_of(late))
+
+
+def test_work_behind_a_wait_does_not_make_up_for_work_before_it() -> None:
+    """Rank 0 is late in input and rank 1 in backward, with a wait of all ranks between."""
+    segments = (
+        Segment("input", POST, 0),
+        Segment("input", WAIT, 0),
+        Segment("input", MARK),
+        Segment("forward", MARK),
+        Segment("backward", POST, 1),
+        Segment("backward", MARK),
+        Segment("backward", WAIT, 1),
+        Segment("backward", MARK),
+        Segment("update", MARK),
+    )
+    work_s = np.full((N_ITERATIONS, 2, len(segments)), 0.002)
+    message_s = np.full((N_ITERATIONS, 2), 0.001)
+    healthy = Schedule(segments, work_s, message_s, np.zeros(2))
+    slow = delayed(delayed(healthy, 0, 0, 0.02), 1, 4, 0.02)
+    cured = without_waiting(slow)
+    np.testing.assert_allclose(cured.work_s, healthy.work_s)
+
+
+def test_the_root_of_a_broadcast_does_not_wait_for_the_others() -> None:
+    segments = (Segment("forward", POST, 0), Segment("forward", WAIT, 0))
+    work_s = np.array([[[1.0, 0.0], [5.0, 0.0], [0.5, 0.0]]])
+    schedule = Schedule(
+        segments, work_s, np.array([[2.0]]), np.zeros(3), in_flight=2, rooted=(0,)
+    )
+    assert schedule.replay().starts_s[1].tolist() == [1.0, 7.0, 3.0]
+
+
+def test_without_all_causes_only_the_quickest_rank_is_left() -> None:
+    schedule = a_schedule(seed=8, in_flight=1)
+    cost = AlphaBeta(0.002, 4e-6)
+    message_s = np.ones((N_ITERATIONS, 1)) * cost([1000.0, 2000.0, 3000.0])
+    training = training_of(traced(schedule.with_messages(message_s)), 0.002)
+    result = explanation(training, reference=cost)
+    _, last_s = result.waterfall[-1]
+    quickest_s = training.schedule.work_s.sum(axis=2).min(axis=1)
+    assert last_s <= np.median(quickest_s) * 1.001
 
 
 # -- files ---------------------------------------------------------------------------
@@ -353,21 +407,25 @@ def a_document(name: str = "c10d::allreduce_", n_steps: int = 10) -> dict:
     return {"schemaVersion": 1, "distributedInfo": distributed, "traceEvents": entries}
 
 
-def a_gpu_document(rank: int, kernel_us: float, n_steps: int = 10) -> dict:
+def a_gpu_document(
+    rank: int, kernel_us: float = 900.0, stall_us: float = 0.0, n_steps: int = 10
+) -> dict:
     """Return a trace of a GPU whose backward is one kernel, and then sends a message.
 
-    The rank with the longer kernel launches its message last, and the kernels of the
-    message end together.
+    The rank with the longer kernel, or whose host stalls before it launches the message,
+    is the last one at the message, and the kernels of the message end together.
     """
     entries = []
     period_us = 5000.0
     slowest_us = 2000.0
     for i in range(n_steps):
         t = i * period_us
-        ready_us = t + 300 + kernel_us
+        launched_us = t + 230 + stall_us
+        ready_us = max(t + 300 + kernel_us, launched_us)
         ended_us = t + 300 + slowest_us + 400
         first = 10 * i + 1
-        launches = [(t + 20, 1), (t + 210, 2), (t + 230, 3), (t + 520, 4)]
+        update_us = t + 520 + stall_us
+        launches = [(t + 20, 1), (t + 210, 2), (launched_us, 3), (update_us, 4)]
         kernels = [
             ("forward_kernel", t + 50, 250, 7),
             ("backward_kernel", t + 300, kernel_us, 7),
@@ -388,10 +446,10 @@ def a_gpu_document(rank: int, kernel_us: float, n_steps: int = 10) -> dict:
             span(
                 "autograd::engine::evaluate_function: LinearBackward",
                 t + 200,
-                100,
+                100 + stall_us,
                 **{"Sequence number": i},
             ),
-            span("Optimizer.step#SGD.step", t + 500, 100),
+            span("Optimizer.step#SGD.step", t + 500 + stall_us, 100),
         ]
         for (at_us, number), kernel in zip(launches, kernels, strict=True):
             name, start_us, duration_us, stream = kernel
@@ -430,6 +488,15 @@ def test_of_gpus_the_last_kernel_before_a_message_makes_it_ready(
     assert result.messages[0]["seconds"] == pytest.approx(400e-6)
     cause = next(cause for cause in result.causes if cause.rank == 1)
     assert cause.gain_s == pytest.approx(1100e-6, rel=1e-3)
+
+
+def test_a_host_that_launches_late_is_the_slow_rank(tmp_path: Path) -> None:
+    paths = [
+        written(tmp_path / "rank0.json", a_gpu_document(0)),
+        written(tmp_path / "rank1.json", a_gpu_document(1, stall_us=2000.0)),
+    ]
+    result = explain(paths)
+    assert result.named == {"rank": 1, "phase": "backward"}
 
 
 def written(path: Path, document: dict) -> Path:
@@ -489,8 +556,11 @@ def test_damaged_and_strange_files_are_one_line(
         printed = capsys.readouterr()
         assert printed.err.count("\n") == 1 and name in printed.err
         assert not printed.out
-    (tmp_path / "damaged.json.gz").write_bytes(gzip.compress(good.encode())[:-30])
-    for name in ("damaged.json.gz", "absent.json"):
+    packed = bytearray(gzip.compress(good.encode()))
+    (tmp_path / "short.json.gz").write_bytes(packed[:-30])
+    packed[len(packed) // 2] ^= 255
+    (tmp_path / "damaged.json.gz").write_bytes(packed)
+    for name in ("short.json.gz", "damaged.json.gz", "absent.json"):
         assert cli.main(["explain", str(tmp_path / name)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert (

@@ -10,12 +10,13 @@ from typing import Any
 from ddlkit.cli.command import JSON, OUTPUT, arg, command, group, show
 from ddlkit.cli.converting import iteration_numbers
 from ddlkit.core import units
+from ddlkit.core.errors import UserError
 
 NAME_COLUMNS = 30
 """The width of the names at the left of the lines."""
-MOST_CAUSES = 6
+MOST_CAUSES = 5
 """How many causes the screen shows."""
-MOST_REMEDIES = 4
+MOST_REMEDIES = 2
 """How many remedies the screen shows."""
 WHERE_TO_LOOK = {
     "input": "its data loader: workers, storage, and the cache of its machine",
@@ -81,6 +82,13 @@ def explain(arguments: argparse.Namespace) -> None:
         from ddlkit.show import WRITING_A_PAGE, needs
 
         needs("--html", WRITING_A_PAGE)
+        if len(arguments.traces) == 1:
+            raise UserError("--html draws all ranks: give the traces of all ranks")
+    if arguments.collectives and len(arguments.traces) == 1:
+        raise UserError(
+            "--collectives has no effect on the bounds that follow from one trace: "
+            "leave it out, or give the traces of all ranks"
+        )
     reference = None
     if arguments.collectives:
         reference = _reference(arguments.collectives, len(arguments.traces))
@@ -179,10 +187,12 @@ def _first(explanation: Any) -> str:
         return f"look at {phase} of rank {rank}: {WHERE_TO_LOOK[phase]}"
     if not explanation.waterfall:
         return "give the traces of all ranks"
-    least_s = 0.03 * explanation.iteration_s
-    sure = [r for r in explanation.remedies if r.interval_s[0] > least_s]
-    if sure:
-        return f"try {max(sure, key=lambda remedy: remedy.gain_s).setting}"
+    from ddlkit.model.explanation import LEAST_SHARE
+
+    least_s = LEAST_SHARE * explanation.iteration_s
+    surely_gain = [r for r in explanation.remedies if r.interval_s[0] > least_s]
+    if surely_gain:
+        return f"try {max(surely_gain, key=lambda remedy: remedy.gain_s).setting}"
     causes = [c for c in explanation.causes if c.interval_s[0] > least_s]
     if causes:
         return f"the largest single cause is {_name_of_cause(causes[0])}"

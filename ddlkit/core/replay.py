@@ -75,6 +75,9 @@ class Schedule:
     startup_s : ndarray, shape (I, K), optional
         How much of ``message_s`` is start-up, in which a message does not use the link.
         By default none is.
+    rooted : tuple of int, optional
+        The numbers of messages that only rank 0 sends, as in a broadcast. Rank 0 does not
+        wait for them, and another rank waits for rank 0 alone. They do not share the link.
 
     Raises
     ------
@@ -103,6 +106,7 @@ class Schedule:
     first_start_s: Floats
     in_flight: int = 1
     startup_s: Floats | None = None
+    rooted: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         n_iterations, n_ranks, n_segments = self.work_s.shape
@@ -131,10 +135,6 @@ class Schedule:
     def n_ranks(self) -> int:
         """Return the number of ranks."""
         return self.work_s.shape[1]
-
-    def in_phase(self, phase: str) -> np.ndarray:
-        """Return for each segment, shape (S,), whether it belongs to a phase."""
-        return np.array([segment.phase == phase for segment in self.segments])
 
     def with_work(self, work_s: Floats) -> Schedule:
         """Return the schedule with other work, shape (I, R, S), in seconds."""
@@ -210,30 +210,58 @@ class Schedule:
         messages are posted, shape (R, K), and when they end, shape (K,), is written into
         the arrays ``posted_s`` and ``ends_s``.
         """
-        link = Link(in_flight=self.in_flight)
         now_s = start_s.copy()
         n_posted = 0
-        # How many of the messages have ends that still hold. A message that is posted
-        # later may share the link with an earlier one, and so change its end.
-        n_played = 0
+        # The ends so far hold until another message is posted, because that one may share
+        # the link with an earlier one.
+        ends_hold = False
         for s, segment in enumerate(self.segments):
             now_s += work_s[:, s]
             k = segment.message
             if segment.action == POST:
                 posted_s[:, k] = now_s
                 n_posted += 1
+                ends_hold = False
             elif segment.action == WAIT:
-                if n_posted > n_played:
-                    ready_s = posted_s[:, :n_posted].max(axis=0)
-                    # The clock of a link begins at 0, and the times of ranks may be
-                    # below.
-                    origin_s = ready_s.min()
-                    posted = Parts(parts.software_s[:n_posted], parts.wire_s[:n_posted])
-                    _, ends_on_link_s = link.play(ready_s - origin_s, posted)
-                    ends_s[:n_posted] = ends_on_link_s + origin_s
-                    n_played = n_posted
-                now_s = np.maximum(now_s, ends_s[k])
+                if not ends_hold:
+                    ends_s[:n_posted] = self._ends_s(posted_s[:, :n_posted], parts)
+                    ends_hold = True
+                if k in self.rooted:
+                    time_s = parts.software_s[k] + parts.wire_s[k]
+                    now_s = self._after_broadcast_s(now_s, posted_s[:, k], time_s)
+                else:
+                    now_s = np.maximum(now_s, ends_s[k])
         return now_s
+
+    def _ends_s(self, posted_s: Floats, parts: Parts) -> Floats:
+        """Return when the first messages end, shape (K',), in seconds.
+
+        ``posted_s``, shape (R, K'), is when ranks post them, and ``parts`` the times of
+        all messages of the iteration.
+        """
+        n_posted = posted_s.shape[1]
+        ready_s = posted_s.max(axis=0)
+        ends_s = ready_s + parts.software_s[:n_posted] + parts.wire_s[:n_posted]
+        sharing = [k for k in range(n_posted) if k not in self.rooted]
+        if sharing:
+            # The clock of a link begins at 0, and the times of ranks may be below.
+            origin_s = ready_s[sharing].min()
+            on_link = Parts(parts.software_s[sharing], parts.wire_s[sharing])
+            link = Link(in_flight=self.in_flight)
+            _, ends_on_link_s = link.play(ready_s[sharing] - origin_s, on_link)
+            ends_s[sharing] = ends_on_link_s + origin_s
+        return np.asarray(ends_s)
+
+    @staticmethod
+    def _after_broadcast_s(now_s: Floats, posted_s: Floats, time_s: float) -> Floats:
+        """Return when each rank is done with a broadcast of rank 0, shape (R,).
+
+        Rank 0 hands its bytes over and goes on. Another rank has them ``time_s`` after
+        both rank 0 and this rank have posted the broadcast.
+        """
+        received_s = np.maximum(posted_s, posted_s[0]) + time_s
+        received_s[0] = posted_s[0]
+        return np.maximum(now_s, received_s)
 
     def timeline(self, i: int) -> Timeline:
         """Return what all ranks do in an iteration, in a clock that they share.
@@ -335,9 +363,9 @@ def alone_s(
 
     Notes
     -----
-    Without start-up, a message advances at a rate of 1/n while n messages are under way,
-    which tells its time at once. With start-up, the time on the link is corrected by what
-    a replay misses, until it misses nothing.
+    Without start-up, each message gets 1/n of every interval in which n are under way, and
+    the sum is its time alone. With start-up, the time on the link is corrected by what a
+    replay misses, until it misses nothing.
 
     Examples
     --------
@@ -350,13 +378,13 @@ def alone_s(
     # One row for each interval between two knots, one column for each message.
     under_way = (starts_s <= knots_s[:-1, None]) & (knots_s[:-1, None] < ends_s)
     sharing = np.maximum(under_way.sum(axis=1), 1)
-    shared_s = (np.diff(knots_s) / sharing) @ under_way
+    own_share_s = (np.diff(knots_s) / sharing) @ under_way
     startup_s = np.minimum(startup_s, ends_s - starts_s)
     if not startup_s.any():
-        return np.asarray(shared_s)
+        return np.asarray(own_share_s)
     link = Link(in_flight=in_flight)
     origin_s = starts_s.min()
-    wire_s = np.maximum(shared_s - startup_s, 0.0)
+    wire_s = np.maximum(own_share_s - startup_s, 0.0)
     for _ in range(MOST_CORRECTIONS):
         _, played_s = link.play(starts_s - origin_s, Parts(startup_s, wire_s))
         missed_s = ends_s - origin_s - played_s

@@ -57,7 +57,7 @@ MOST_TIMES_SHORTEST = 2.0
 """An iteration is slow if it takes more than this many times as long as the shortest one."""
 
 _OPTIMIZER_STEP = "Optimizer.step#"
-_HOST_TO_DEVICE = "Memcpy HtoD"
+HOST_TO_DEVICE = "Memcpy HtoD"
 _NCCL_KERNEL = re.compile(r"(void )?(nccl|rccl|msccl)")
 # Matched to "category name". On CUDA, a call of the runtime that launches has "Launch"
 # in its name; the other calls wait or copy. Of the runtimes of other devices, any call
@@ -698,7 +698,7 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
 
 
 def _is_computed_on_gpu(event: Event) -> bool:
-    is_copy = event.name.startswith(_HOST_TO_DEVICE)
+    is_copy = event.name.startswith(HOST_TO_DEVICE)
     return event.on_gpu and not is_copy and not event.collective
 
 
@@ -1218,11 +1218,11 @@ def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
         yield from _computed_by_processor(iteration)
         return
     for kernel in iteration.kernels():
-        if kernel.name.startswith(_HOST_TO_DEVICE):
+        if kernel.name.startswith(HOST_TO_DEVICE):
             yield _span("copy", "h2d", "input", kernel.start_s, kernel.end_s)
     for phase, (start_s, end_s) in iteration.phases.items():
         for kernel in iteration.kernels(start_s, end_s):
-            if not kernel.name.startswith(_HOST_TO_DEVICE):
+            if not kernel.name.startswith(HOST_TO_DEVICE):
                 yield _span(kernel.name, phase, "compute", kernel.start_s, kernel.end_s)
 
 

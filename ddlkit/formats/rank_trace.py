@@ -17,7 +17,7 @@ All instants are by the clock of the rank, in seconds.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,19 +28,22 @@ from ddlkit.core.errors import UserError
 from ddlkit.formats.kineto import (
     ACCUMULATE,
     EVALUATE,
+    HOST_TO_DEVICE,
     Event,
     KinetoTrace,
     TracedIteration,
     iterations,
 )
 
+FLOAT32_BYTES = 4
 GLOO_THREADS = 2
 """How many messages gloo of PyTorch sends at once, each by a thread of its own."""
 
-# How the operators begin that post messages, with the collective that each one posts.
+# Operators that post messages through gloo, with the collective that each one posts.
 _POSTS = {
     "c10d::allreduce_": "all_reduce",
     "c10d::broadcast_": "broadcast",
+    "c10d::barrier": "barrier",
     "c10d::allgather_": "all_gather",
     "c10d::_allgather_base_": "all_gather",
     "c10d::reduce_scatter_": "reduce_scatter",
@@ -49,9 +52,20 @@ _POSTS = {
     "c10d::alltoall_base_": "alltoall",
     "c10d::send": "sendrecv",
     "c10d::recv_": "sendrecv",
-    "c10d::barrier": "barrier",
+    "c10d::reduce_": "reduce",
+    "c10d::gather_": "gather",
+    "c10d::scatter_": "scatter",
+    "c10d::allreduce_coalesced_": "coalesced all_reduce",
 }
-_SHARDED = ("all_gather", "reduce_scatter")
+_REPLAYED = ("all_reduce", "broadcast", "barrier")
+"""Collectives that explain plays again."""
+_SENDERS = {
+    "all_gather": "FSDP, HSDP and ZeRO send",
+    "reduce_scatter": "FSDP, HSDP and ZeRO send",
+    "alltoall": "mixtures of experts send",
+    "sendrecv": "pipelines send",
+}
+"""Which trainings send messages of other collectives."""
 _COPY_BACK = "copy_bucket_to_grad"
 _COPY_INTO = "reducer::mul_out"
 
@@ -63,8 +77,8 @@ class Message(NamedTuple):
     ----------
     collective : str
         Which collective, such as "all_reduce".
-    n_bytes : int
-        Its size in bytes, 0 if that is unknown.
+    n_bytes, elements : int
+        Its size in bytes and in elements, 0 if that is unknown.
     group, sequence : str and int
         The process group and the number of the message within it. They are "" and -1
         where the trace does not have them, as with gloo.
@@ -82,6 +96,7 @@ class Message(NamedTuple):
 
     collective: str
     n_bytes: int
+    elements: int
     group: str
     sequence: int
     posted_s: float
@@ -96,10 +111,11 @@ class Message(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """When a gradient was ready, and its size in bytes."""
+    """When a gradient was ready, its size in bytes, and the type of its elements."""
 
     ready_s: float
     n_bytes: int
+    dtype: str = ""
 
 
 class Operator(NamedTuple):
@@ -134,6 +150,8 @@ class RankIteration:
     ----------
     number : int
         Which step of the trace this is, counted from 0.
+    step : int
+        The number that the profiler gave the step.
     start_s, input_end_s, forward_end_s, backward_end_s, end_s : float
         When the phases end. Backward ends when the last gradient is computed; the wait
         for messages follows. The iteration ends when the next one starts.
@@ -148,6 +166,7 @@ class RankIteration:
     """
 
     number: int
+    step: int
     start_s: float
     input_end_s: float
     forward_end_s: float
@@ -240,24 +259,30 @@ class _Clock:
     """When work is done that a processor has run or launched.
 
     Without a GPU that is at once. With a GPU, it is when all kernels have ended that were
-    launched until then. Messages do not count.
+    launched until then, but not before the processor came that far. Neither messages nor
+    copies of the input count, which run on streams of their own.
     """
 
     def __init__(self, iteration: TracedIteration) -> None:
-        kernels = iteration.kernels()
+        kernels = [
+            kernel
+            for kernel in iteration.kernels()
+            if not kernel.name.startswith(HOST_TO_DEVICE)
+        ]
         self._launched_s = [kernel.launched_s for kernel in kernels]
         self._latest_end_s = np.maximum.accumulate([k.end_s for k in kernels])
         self._free_s = iteration.free_s
 
     def done_s(self, instant_s: float) -> float:
-        """Return when all is done that was launched until an instant, in seconds."""
+        """Return when the processor is at an instant and all its work is done."""
         if not self._launched_s:
             return instant_s
+        # The GPU may still be busy with the iteration before.
+        done_s = max(instant_s, self._free_s)
         n_launched = bisect_right(self._launched_s, instant_s)
-        if n_launched == 0:
-            # The GPU may still be busy with the iteration before.
-            return max(instant_s, self._free_s)
-        return float(max(self._latest_end_s[n_launched - 1], self._free_s))
+        if n_launched > 0:
+            done_s = max(done_s, float(self._latest_end_s[n_launched - 1]))
+        return done_s
 
 
 def _step(iteration: TracedIteration) -> Event:
@@ -284,106 +309,148 @@ def _read_iteration(
     trace: KinetoTrace, iteration: TracedIteration, end_s: float
 ) -> RankIteration:
     """Return what a rank did in an iteration that ends at ``end_s``."""
-    clock = _Clock(iteration)
-    forward_start_s = _forward_start_s(iteration)
-    backward_start_s, _ = iteration.phases["backward"]
+    if iteration.repeats_forward():
+        raise UserError(
+            f"{trace.source}: iteration {iteration.number} runs forward again after "
+            "backward began (gradients are summed up?): explain reads iterations of one "
+            "forward and one backward"
+        )
     functions = [e for e in iteration.events if e.name.startswith(EVALUATE)]
     if not functions:
         raise trace.missing(f"iteration {iteration.number} has no spans of autograd")
-    gradients_end_s = max(function.end_s for function in functions)
-    messages = _messages(trace, iteration, clock, backward_start_s, gradients_end_s)
-    # Copies back run in the last function of backward, which ends behind them, so the
-    # end of backward is told by what comes before the first of them.
+    clock = _Clock(iteration)
+    backward_start_s, _ = iteration.phases["backward"]
+    functions_end_s = max(function.end_s for function in functions)
+    messages = _messages(trace, iteration, clock, (backward_start_s, functions_end_s))
     copies_back = _copies(iteration, _COPY_BACK, clock)
-    copies_into = _copies(iteration, _COPY_INTO, clock)
-    last_posted_s = max((m.posted_s for m in messages if m.in_backward), default=0.0)
-    backward_end_s = clock.done_s(gradients_end_s)
-    if copies_back:
-        backward_end_s = min(backward_end_s, copies_back[0].start_s)
-    first_end_s = min((m.ended_s for m in messages if m.in_backward), default=math.inf)
-    if last_posted_s < first_end_s < backward_end_s:
-        # The thread was waiting inside the last function until a message ended.
-        backward_end_s = last_posted_s
-    backward_end_s = max(backward_end_s, last_posted_s)
     start_s = _start_s(iteration)
-    input_end_s = max(start_s, clock.done_s(forward_start_s))
+    input_end_s = max(start_s, clock.done_s(_forward_start_s(iteration)))
     forward_end_s = max(input_end_s, clock.done_s(backward_start_s))
+    backward_end_s = _backward_end_s(
+        clock.done_s(functions_end_s), messages, copies_back
+    )
+    backward_end_s = max(forward_end_s, backward_end_s)
+    _, _, step = _step(iteration).name.partition("#")
     return RankIteration(
         number=iteration.number,
+        step=int(step) if step.isdecimal() else iteration.number,
         start_s=start_s,
         input_end_s=input_end_s,
         forward_end_s=forward_end_s,
-        backward_end_s=max(forward_end_s, backward_end_s),
+        backward_end_s=backward_end_s,
         end_s=max(end_s, backward_end_s),
         messages=messages,
-        copies_into=copies_into,
+        copies_into=_copies(iteration, _COPY_INTO, clock),
         copies_back=copies_back,
         gradients=_gradients(iteration, clock),
         operators=_operators(iteration, functions),
     )
 
 
+def _backward_end_s(
+    functions_end_s: float, messages: Sequence[Message], copies_back: Sequence[Copy]
+) -> float:
+    """Return when a rank has computed its last gradient, in seconds.
+
+    That is when the last function of autograd ends. In some versions of PyTorch this
+    function contains the waits for messages and the copies of buckets, which do not
+    count. Backward never ends before the last message is posted.
+    """
+    of_backward = [message for message in messages if message.in_backward]
+    last_posted_s = max((m.posted_s for m in of_backward), default=-math.inf)
+    first_end_s = min((m.ended_s for m in of_backward), default=math.inf)
+    end_s = functions_end_s
+    if copies_back:
+        end_s = min(end_s, copies_back[0].start_s)
+    if last_posted_s < first_end_s < end_s:
+        # The rank was waiting for its first message within the function.
+        end_s = last_posted_s
+    return max(end_s, last_posted_s)
+
+
 def _forward_start_s(iteration: TracedIteration) -> float:
     """Return when forward starts by the processor's clock, in seconds.
 
-    DDP marks its forward. It begins with the broadcast of buffers, before any operator.
+    DDP marks its forward, which begins with the broadcast of buffers. Without this mark,
+    forward starts with the first operator that backward refers to. That can be an
+    operator on the input: operators without a gradient have the number of the next one
+    that has a gradient.
     """
-    starts_s = [
-        event.start_s
-        for event in iteration.events
-        if event.name == "DistributedDataParallel.forward"
-    ]
+    for event in iteration.events:
+        if event.name == "DistributedDataParallel.forward":
+            return event.start_s
     first_operator_s, _ = iteration.phases["forward"]
-    return min([*starts_s, first_operator_s])
+    return first_operator_s
+
+
+class _Post(NamedTuple):
+    """A message when it was posted: the instant, its own span, and its collective."""
+
+    launched_s: float
+    posted_s: float
+    sent: Event
+    collective: str
+    elements: int
 
 
 def _messages(
     trace: KinetoTrace,
     iteration: TracedIteration,
     clock: _Clock,
-    backward_start_s: float,
-    gradients_end_s: float,
+    backward_s: tuple[float, float],
 ) -> tuple[Message, ...]:
-    """Return the messages of an iteration in the order in which they were posted."""
+    """Return the messages of an iteration in the order in which they were posted.
+
+    ``backward_s`` is when the first function of autograd starts and the last one ends, by
+    the processor's clock.
+    """
     kernels = [e for e in iteration.events if e.on_gpu and e.collective]
     if kernels:
-        posts = _posts_on_gpu(kernels)
+        posts = _posts_on_gpu(kernels, clock)
+        in_flight = 1
     else:
         posts = _posts_of_gloo(trace, iteration)
+        in_flight = GLOO_THREADS
     messages: list[Message] = []
-    for post, sent, collective in posts:
-        if collective in _SHARDED:
-            raise UserError(
-                f"{trace.source}: iteration {iteration.number} has messages of "
-                f"{collective}, as FSDP, HSDP and ZeRO send them: explain reads the "
-                "traces of DistributedDataParallel only"
-            )
-        if collective in ("sendrecv", "alltoall"):
-            raise UserError(
-                f"{trace.source}: iteration {iteration.number} has messages of "
-                f"{collective}, as pipelines and experts send them: explain reads the "
-                "traces of DistributedDataParallel only"
-            )
-        if kernels:
-            posted_s = clock.done_s(post.start_s)
-        else:
-            # The worker may take a message before the post returns.
-            posted_s = min(post.end_s, sent.start_s)
-        in_backward = backward_start_s <= post.start_s <= gradients_end_s
-        started_s = max(posted_s, _room_s(messages, posted_s, bool(kernels)))
+    for post in posts:
+        _refuse_other_training(trace, iteration, post)
+        started_s = max(post.posted_s, _room_s(messages, post.posted_s, in_flight))
+        first_s, last_s = backward_s
         messages.append(
             Message(
-                collective=collective,
-                n_bytes=sent.bytes or post.bytes or _bytes_of_post(post),
-                group=str(sent.args.get("Process Group Name", "")),
-                sequence=_sequence(sent),
-                posted_s=posted_s,
-                started_s=min(started_s, sent.end_s),
-                ended_s=sent.end_s,
-                in_backward=in_backward,
+                collective=post.collective,
+                # DDP sends float32 unless the trace says another type.
+                n_bytes=post.sent.bytes or FLOAT32_BYTES * post.elements,
+                elements=post.elements,
+                group=str(post.sent.args.get("Process Group Name", "")),
+                sequence=_sequence(post.sent),
+                posted_s=post.posted_s,
+                started_s=min(started_s, post.sent.end_s),
+                ended_s=post.sent.end_s,
+                in_backward=first_s <= post.launched_s <= last_s,
             )
         )
     return tuple(messages)
+
+
+def _refuse_other_training(
+    trace: KinetoTrace, iteration: TracedIteration, post: _Post
+) -> None:
+    """Raise UserError for a message that DDP does not send to all ranks."""
+    place = f"{trace.source}: iteration {iteration.number}"
+    if post.collective not in _REPLAYED:
+        senders = _SENDERS.get(post.collective, "a loop of one's own may send")
+        raise UserError(
+            f"{place} has messages of {post.collective}, as {senders} them: explain reads "
+            "the all-reduces, broadcasts and barriers of DistributedDataParallel only"
+        )
+    group_size = post.sent.args.get("Group size")
+    if isinstance(group_size, int) and trace.world_size not in (0, group_size):
+        raise UserError(
+            f"{place} has a message between {group_size} of {trace.world_size} ranks, as "
+            "tensor parallelism and HSDP send them: explain reads messages between all "
+            "ranks only"
+        )
 
 
 def _sequence(sent: Event) -> int:
@@ -391,81 +458,96 @@ def _sequence(sent: Event) -> int:
     return value if isinstance(value, int) else -1
 
 
-def _room_s(earlier: Sequence[Message], posted_s: float, on_gpu: bool) -> float:
+def _room_s(earlier: Sequence[Message], posted_s: float, in_flight: int) -> float:
     """Return when there was room on the link for a message, in seconds."""
-    most = 1 if on_gpu else GLOO_THREADS
     ends_s = sorted(m.ended_s for m in earlier if m.ended_s > posted_s)
-    if len(ends_s) < most:
+    if len(ends_s) < in_flight:
         return posted_s
-    # The message can start when only ``most - 1`` of the earlier ones are left.
-    return ends_s[-most]
+    # All but ``in_flight - 1`` of those that are under way must end first.
+    return ends_s[-in_flight]
 
 
-def _posts_on_gpu(kernels: Sequence[Event]) -> list[tuple[Event, Event, str]]:
-    """Return for each message the launch, as a span, the kernel, and the collective."""
+def _posts_on_gpu(kernels: Sequence[Event], clock: _Clock) -> list[_Post]:
+    """Return the posts of NCCL's messages, in the order of their launches."""
     posts = []
     for kernel in sorted(kernels, key=lambda event: event.launched_s):
-        launch = kernel._replace(start_s=kernel.launched_s, end_s=kernel.launched_s)
+        collective = kernel.collective
+        # A broadcast is none of the collectives whose costs this library knows.
         names = f"{kernel.args.get('Collective name')} {kernel.name}".lower()
-        collective = "broadcast" if "broadcast" in names else kernel.collective
-        posts.append((launch, kernel, collective))
+        if "broadcast" in names:
+            collective = "broadcast"
+        elements = kernel.args.get("In msg nelems")
+        posts.append(
+            _Post(
+                launched_s=kernel.launched_s,
+                posted_s=clock.done_s(kernel.launched_s),
+                sent=kernel,
+                collective=collective,
+                elements=elements if isinstance(elements, int) else 0,
+            )
+        )
     return posts
 
 
-def _posts_of_gloo(
-    trace: KinetoTrace, iteration: TracedIteration
-) -> list[tuple[Event, Event, str]]:
-    """Return for each message its post, the span of the message, and the collective.
+def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post]:
+    """Return the posts of gloo's messages, in their order.
 
     Two threads take messages in turn, so that the spans of messages can be in another
     order than their posts. A post and a span belong together if they are the first of
-    their collective and shape that are left.
+    their collective and size that are left.
     """
     waiting = [e for e in iteration.events if e.collective and not e.on_gpu]
     posts = []
     for event in iteration.events:
         collective = _POSTS.get(event.name)
-        if collective is None or collective == "barrier":
+        if collective is None:
             continue
         elements = _elements_of_post(event)
-        for sent in waiting:
-            is_alike = sent.name.replace("gloo:", "") == collective or (
-                sent.collective == collective
+        # What explain refuses needs no span of its own.
+        sent = event
+        if collective in _REPLAYED:
+            found = _first_alike(waiting, collective, elements, event.start_s)
+            if found is None:
+                raise UserError(
+                    f"{trace.source}: iteration {iteration.number}: no span of gloo "
+                    f"belongs to a message ({event.name} of {elements} elements): record "
+                    "whole iterations with record_shapes=True"
+                )
+            waiting.remove(found)
+            sent = found
+        posts.append(
+            _Post(
+                launched_s=event.start_s,
+                # A thread may take the message before the post returns.
+                posted_s=min(event.end_s, sent.start_s),
+                sent=sent,
+                collective=collective,
+                elements=elements,
             )
-            if is_alike and sent.elements == elements and sent.end_s > event.start_s:
-                posts.append((event, sent, collective))
-                waiting.remove(sent)
-                break
-        else:
-            if collective in _SHARDED or collective in ("sendrecv", "alltoall"):
-                posts.append((event, event, collective))
-                continue
-            raise UserError(
-                f"{trace.source}: iteration {iteration.number}: no span of gloo belongs "
-                f"to a message ({event.name} of {elements} elements): record whole "
-                "iterations with record_shapes=True"
-            )
+        )
     return posts
 
 
+def _first_alike(
+    spans: Sequence[Event], collective: str, elements: int, posted_s: float
+) -> Event | None:
+    """Return the first span of gloo of a collective and size that ends after its post."""
+    for span in spans:
+        is_alike = span.name == f"gloo:{collective}" and span.end_s > posted_s
+        if is_alike and span.elements in (elements, 0):
+            return span
+    return None
+
+
 def _elements_of_post(post: Event) -> int:
-    """Return how many elements a post of c10d sends."""
+    """Return how many elements a post of c10d sends, 0 if it does not say."""
     dims = post.args.get("Input Dims")
     # The first input of a post is a list of tensors, and a shape itself a list.
     while isinstance(dims, list) and dims and isinstance(dims[0], list):
         dims = dims[0]
-    if not isinstance(dims, list):
+    if not isinstance(dims, list) or not all(isinstance(size, int) for size in dims):
         return 0
-    sizes = [size for size in dims if isinstance(size, int)]
-    return math.prod(sizes)
-
-
-def _bytes_of_post(post: Event) -> int:
-    """Return the bytes of a message whose trace has a shape without a type.
-
-    DDP sends gradients and buffers in float32 unless a hook changes this.
-    """
-    return 4 * _elements_of_post(post)
+    return math.prod(dims)
 
 
 def _copies(iteration: TracedIteration, name: str, clock: _Clock) -> tuple[Copy, ...]:
@@ -484,7 +566,9 @@ def _gradients(iteration: TracedIteration, clock: _Clock) -> tuple[Gradient, ...
     gradients = []
     for event in iteration.events:
         if event.name == ACCUMULATE and not event.undefined:
-            gradients.append(Gradient(clock.done_s(event.start_s), event.bytes))
+            types = event.args.get("Input type")
+            dtype = str(types[0]) if isinstance(types, list) and types else ""
+            gradients.append(Gradient(clock.done_s(event.start_s), event.bytes, dtype))
     return tuple(gradients)
 
 
@@ -501,18 +585,19 @@ def _operators(
             for k in kernels
         )
     operators = []
-    inside = [e for e in iteration.events if e.category == "cpu_op"]
+    inside = [event for event in iteration.events if event.category == "cpu_op"]
     starts_s = [event.start_s for event in inside]
     for function in functions:
-        # The functions that store gradients also copy and post, which is told apart.
+        # Functions that store gradients also copy them and post messages.
         if ACCUMULATE in function.name:
             continue
-        shapes = []
-        for event in inside[bisect_right(starts_s, function.start_s - 1e-9) :]:
-            if event.start_s >= function.end_s:
-                break
-            if event.thread == function.thread:
-                shapes.append((event.name, str(event.args.get("Input Dims"))))
-        key = hash((function.name, tuple(shapes)))
-        operators.append(Operator(key, function.start_s, function.end_s))
+        first = bisect_left(starts_s, function.start_s)
+        last = bisect_left(starts_s, function.end_s)
+        shapes = [
+            (event.name, str(event.args.get("Input Dims")))
+            for event in inside[first:last]
+            if event.thread == function.thread
+        ]
+        alike = hash((function.name, tuple(shapes)))
+        operators.append(Operator(alike, function.start_s, function.end_s))
     return tuple(operators)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -39,10 +40,13 @@ _NEEDED_ARGS = (
     "correlation",
     "grid",
 )
+# A "gpu_user_annotation" repeats an annotation of the processor, and is left out.
 _NEEDED_CATEGORIES = (
     "cpu_op",
     "user_annotation",
     "kernel",
+    "gpu_memcpy",
+    "gpu_memset",
     "memcpy",
     "memset",
     "cuda_runtime",
@@ -74,8 +78,8 @@ def read_trace(path: Path | str) -> KinetoTrace:
     try:
         with opener(path, "rt", encoding="utf-8") as file:
             document = _document(_Buffer(file, source), source)
-    except EOFError:
-        # Python's gzip raises this for a packed file that ends too early.
+    except (EOFError, zlib.error):
+        # Python's gzip raises these for a packed file that is cut short or damaged.
         raise _cut_short(source) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -139,32 +143,33 @@ def _cut_short(source: str) -> UserError:
 
 def _document(buffer: _Buffer, source: str) -> dict[str, Any]:
     """Return a Chrome trace with the entries that are needed."""
-    before = _skip_to_entries(buffer, source)
+    before = _facts_before_entries(buffer, source)
     entries = list(_entries(buffer, source))
-    # Behind the list stand further facts, which must be complete as well.
-    after = buffer.rest().strip() or "}"
-    document: dict[str, Any] = {}
-    if before:
-        facts_before = before.rstrip().removesuffix(",") + "}"
-        facts_after = "{" + after.removeprefix(",")
-        for facts in (facts_before, facts_after):
-            try:
-                document.update(json.loads(facts))
-            except (ValueError, RecursionError):
-                raise _cut_short(source) from None
-    document["traceEvents"] = entries
+    after = buffer.rest().strip()
+    document: dict[str, Any] = {"traceEvents": entries}
+    if before is None:
+        return document
+    # The text before is "{ ..." up to a comma, and the text behind begins with a comma or
+    # closes the document. Each becomes an object of its own.
+    facts_before = before.rstrip().removesuffix(",") + "}"
+    facts_after = "{" + after.removeprefix(",")
+    for facts in (facts_before, facts_after):
+        try:
+            document = {**json.loads(facts), **document}
+        except (ValueError, RecursionError):
+            raise _cut_short(source) from None
     return document
 
 
-def _skip_to_entries(buffer: _Buffer, source: str) -> str:
-    """Skip to the first entry of a trace, and return the text before the list's key.
+def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
+    """Skip to the first entry of a trace, and return the text before the list.
 
-    The text is "" if the file is nothing but the list.
+    The result is None if the file is nothing but the list of entries.
     """
     first = buffer.next_character()
     if first == "[":
         buffer.position += 1
-        return ""
+        return None
     while first == "{" and _KEY not in buffer.text:
         if len(buffer.text) > MOST_CHARACTERS_OF_ENTRY or not buffer.read_more():
             break
@@ -206,11 +211,8 @@ def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
 
 def _is_needed(entry: dict[str, Any]) -> bool:
     """Return whether an entry is a span that some reader of ranks uses."""
-    if entry.get("ph") != "X":
-        return False
-    category = str(entry.get("cat", "")).lower().removeprefix("gpu_")
-    # An annotation on the GPU repeats one of the processor.
-    return category in _NEEDED_CATEGORIES and entry.get("cat") != "gpu_user_annotation"
+    category = str(entry.get("cat", "")).lower()
+    return entry.get("ph") == "X" and category in _NEEDED_CATEGORIES
 
 
 def _slimmed(entry: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:

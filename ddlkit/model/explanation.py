@@ -17,7 +17,7 @@ import numpy as np
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import Finding, UserError
-from ddlkit.core.plan import FusionPlan, ddp, exact
+from ddlkit.core.plan import ddp, exact
 from ddlkit.core.replay import MARK, PHASES, POST, WAIT, Schedule, Segment
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
@@ -45,8 +45,16 @@ MOST_RANKS_TRIED = 16
 """For how many ranks the removal of each phase is played again."""
 LEAST_SIZE_RATIO = 4.0
 """The sizes of messages tell start-up from bytes if they differ by this factor."""
-MOST_REFERENCE = 1.15
-"""How many times as long as in the trace a message may take in the reference."""
+MOST_REFERENCE = 1.3
+"""How many times as long as in the trace messages may take by the reference.
+
+It is above 1 because a link that rests between iterations may save up tokens."""
+LEAST_LISTED = 0.01
+"""A rank is listed as a cause from this share of the iteration on."""
+LEAST_JUDGED = 4
+"""With fewer judged iterations, no rank is named."""
+LEAST_SHOWN_S = 1e-9
+"""Shorter gains are rounding errors, and count as none."""
 CAPS_MIB = (1, 5, 10, 25, 50, 100)
 """Bucket caps that are tried as a remedy, in MiB."""
 MOST_BUCKETS = 2
@@ -265,7 +273,7 @@ class Comparison:
         medians_s = np.median(gains_s[self.resamples], axis=1)
         outside = (1 - LEVEL) / 2
         lower_s, upper_s = np.quantile(medians_s, [outside, 1 - outside])
-        return float(lower_s), float(upper_s)
+        return _without_rounding(lower_s), _without_rounding(upper_s)
 
     def cause(
         self,
@@ -280,7 +288,8 @@ class Comparison:
         replay can show a small loss, because messages that are posted sooner share the
         link with others.
         """
-        gain_s = max(0.0, float(np.median(gains_s)))
+        gain_s = max(0.0, _without_rounding(np.median(gains_s)))
+        lower_s, upper_s = self.interval_s(gains_s)
         return Cause(
             cause=name,
             rank=rank,
@@ -288,15 +297,20 @@ class Comparison:
             share=gain_s / self.iteration_s,
             without_s=self.iteration_s - gain_s,
             gain_s=gain_s,
-            interval_s=self.interval_s(gains_s),
+            interval_s=(max(0.0, lower_s), max(0.0, upper_s)),
         )
 
     def remedy(self, setting: str, gains_s: Floats) -> Remedy:
         """Return a remedy from what each judged iteration gains by it."""
-        gain_s = float(np.median(gains_s))
+        gain_s = _without_rounding(np.median(gains_s))
         return Remedy(
             setting, self.iteration_s - gain_s, gain_s, self.interval_s(gains_s)
         )
+
+
+def _without_rounding(seconds: float) -> float:
+    """Return a gain, 0 if it is so small that it is a rounding error."""
+    return float(seconds) if abs(seconds) >= LEAST_SHOWN_S else 0.0
 
 
 def explanation(
@@ -329,13 +343,13 @@ def explanation(
     judged = _judged(training, iterations)
     compared = Comparison.of(training, judged)
     replay_s = float(np.median(compared.replayed_s))
-    error = abs(replay_s / compared.iteration_s - 1)
+    error = float(np.median(np.abs(compared.replayed_s / compared.measured_s - 1)))
     if error > MOST_REPLAY_ERROR:
         raise UserError(
-            f"explain: played again, the iteration takes {format_seconds(replay_s)} "
-            f"instead of {format_seconds(compared.iteration_s)}, which is off by "
-            f"{error:.1%}: the traces hold something that explain does not model, such "
-            "as waiting for another process group"
+            f"explain: played again, iterations are off by {error:.1%} (median; the "
+            f"typical one takes {format_seconds(replay_s)} instead of "
+            f"{format_seconds(compared.iteration_s)}): the traces hold something that "
+            "explain does not model, or the iterations are too short for it"
         )
     if reference is not None:
         _refuse_slow_reference(training, reference)
@@ -360,13 +374,22 @@ def explanation(
     remedies = list(_remedies(training, compared, cost))
     if cost is None:
         text = (
-            "start-up and bandwidth, and other buckets: all messages have about the same "
-            "size (give --collectives of the idle machine)"
+            "start-up and bandwidth, and other buckets: the messages of the trace do not "
+            "tell them (give --collectives of the idle machine)"
         )
         findings.append(Finding("not known", (), text))
-    elif reference is None:
+    elif Buckets.of(training, cost) is None:
+        text = (
+            "other buckets: the gradients have several types, are not all used, or do "
+            "not fill the messages"
+        )
+        findings.append(Finding("not known", (), text))
+    if cost is not None and reference is None:
         text = f"start-up and bandwidth are told apart by {source_of_cost}"
         findings.append(Finding("messages", (), text))
+    if judged.sum() < LEAST_ITERATIONS:
+        text = f"how sure this is: {judged.sum()} iterations are few for an interval"
+        findings.append(Finding("not known", (), text))
     if training.traces[0].device == "cpu":
         text = "the profiler makes iterations longer (6% in the median of our runs)"
     else:
@@ -447,20 +470,23 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
 
     Notes
     -----
-    The excess of an iteration is what the phases take this rank more than the median of
-    the others. It is taken off where the rank is slower than the others, in proportion.
-    Segments are not compared one by one: chance makes any rank the slowest one in some
-    segments, and to cut each of them would remove more than the delay.
+    The excess is what the phases take this rank more than the median of the others,
+    between two instants at which ranks wait for each other. It is taken off where the
+    rank is slower than the others, in proportion. Segments are not compared one by one:
+    chance makes any rank the slowest one in some segments, and to cut each of them would
+    remove more than the delay.
     """
     others = np.arange(schedule.n_ranks) != rank
-    chosen = np.isin([segment.phase for segment in schedule.segments], phases)
-    others_s = schedule.work_s[:, others][:, :, chosen]
+    in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
     work_s = schedule.work_s.copy()
-    work_s[:, rank, chosen] = _less_excess_s(
-        work_s[:, rank][:, chosen],
-        np.median(others_s, axis=1),
-        np.median(others_s.sum(axis=2), axis=1),
-    )
+    for stretch in _stretches(schedule):
+        chosen = stretch & in_phases
+        others_s = schedule.work_s[:, others][:, :, chosen]
+        work_s[:, rank, chosen] = _less_excess_s(
+            schedule.work_s[:, rank][:, chosen],
+            np.median(others_s, axis=1),
+            np.median(others_s.sum(axis=2), axis=1),
+        )
     return schedule.with_work(work_s)
 
 
@@ -475,36 +501,65 @@ def without_waiting(schedule: Schedule) -> Schedule:
     Returns
     -------
     Schedule
-        The schedule, in which no rank works longer in an iteration than the rank that
-        works least in it.
+        The schedule, in which no rank works longer in a phase than the rank that works
+        least in it, between two instants at which ranks wait for each other.
     """
-    totals_s = schedule.work_s.sum(axis=2)
-    iterations = np.arange(len(totals_s))
-    quickest_s = schedule.work_s[iterations, totals_s.argmin(axis=1)]
-    work_s = np.empty_like(schedule.work_s)
-    for rank in range(schedule.n_ranks):
-        work_s[:, rank] = _less_excess_s(
-            schedule.work_s[:, rank], quickest_s, totals_s.min(axis=1)
-        )
+    work_s = schedule.work_s.copy()
+    iterations = np.arange(len(work_s))
+    phase_of = np.array([segment.phase for segment in schedule.segments])
+    for stretch in _stretches(schedule):
+        for phase in PHASES:
+            chosen = stretch & (phase_of == phase)
+            chosen_s = schedule.work_s[:, :, chosen]
+            totals_s = chosen_s.sum(axis=2)
+            quickest_s = chosen_s[iterations, totals_s.argmin(axis=1)]
+            for rank in range(schedule.n_ranks):
+                work_s[:, rank, chosen] = _less_excess_s(
+                    chosen_s[:, rank], quickest_s, totals_s.min(axis=1)
+                )
     return schedule.with_work(work_s)
+
+
+def _stretches(schedule: Schedule) -> list[np.ndarray]:
+    """Return the segments between waits, each as an array of bool of shape (S,).
+
+    Ranks that have waited for a message go on together. Work behind a wait cannot make
+    up for work before it. Waits in a row belong together, with the copies between them.
+    What follows the last wait belongs to the same stretch as the beginning of the next
+    iteration, and so to the first one.
+    """
+    number = 0
+    number_of = []
+    was_wait = False
+    for segment in schedule.segments:
+        is_wait = segment.action == WAIT
+        if was_wait and not is_wait:
+            number += 1
+        number_of.append(number)
+        was_wait = is_wait
+    last = number_of[-1]
+    stretch_of = np.array([0 if k == last else k for k in number_of])
+    return [stretch_of == k for k in np.unique(stretch_of)]
 
 
 def _less_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> Floats:
     """Return the work of a rank without what it works more than others, shape (I, S).
 
     ``own_s`` and ``other_s`` have that shape, and ``other_total_s``, of shape (I,), is
-    how long others work in all these segments together.
+    how long others work in all these segments together. The excess of the sums is taken
+    off the segments in which the rank is slower, from each by the same share of what it
+    is slower.
     """
-    longer_s = np.maximum(own_s - other_s, 0.0)
-    all_longer_s = longer_s.sum(axis=1)
-    excess_s = np.clip(own_s.sum(axis=1) - other_total_s, 0.0, all_longer_s)
+    slower_by_s = np.maximum(own_s - other_s, 0.0)
+    all_slower_by_s = slower_by_s.sum(axis=1)
+    excess_s = np.clip(own_s.sum(axis=1) - other_total_s, 0.0, all_slower_by_s)
     share = np.divide(
         excess_s,
-        all_longer_s,
-        out=np.zeros_like(all_longer_s),
-        where=all_longer_s > 0,
+        all_slower_by_s,
+        out=np.zeros_like(all_slower_by_s),
+        where=all_slower_by_s > 0,
     )
-    return own_s - share[:, None] * longer_s
+    return own_s - share[:, None] * slower_by_s
 
 
 def _changes(
@@ -526,22 +581,29 @@ def _changes(
         "contention": without_contention,
         "copies": without_copies,
     }
-    of_buffers = np.array([m.collective == "broadcast" for m in training.messages])
+    of_buffers = _of_buffers(training)
     if of_buffers.any():
         changes["buffers"] = lambda schedule: _without_messages(schedule, of_buffers)
     if cost is not None:
-        startup_s = _startup_s(training, cost)
+        startup_s = _most_startup_s(training, cost)
+        bytes_s = np.maximum(training.schedule.message_s - startup_s, 0.0)
 
         def without_startup(schedule: Schedule) -> Schedule:
             shorter_s = np.maximum(schedule.message_s - startup_s, 0.0)
             return schedule.with_messages(shorter_s, np.zeros_like(shorter_s))
 
         def without_bytes(schedule: Schedule) -> Schedule:
-            return schedule.with_messages(np.minimum(schedule.message_s, startup_s))
+            return schedule.with_messages(np.maximum(schedule.message_s - bytes_s, 0.0))
 
         changes["start-up"] = without_startup
         changes["bandwidth"] = without_bytes
     return changes
+
+
+def _of_buffers(training: TracedTraining) -> np.ndarray:
+    """Return for each message, shape (K,), whether it sends DDP's buffers."""
+    numbers = np.arange(len(training.messages))
+    return np.isin(numbers, training.schedule.rooted)
 
 
 def _less_work(schedule: Schedule, less_s: Floats) -> Schedule:
@@ -551,9 +613,10 @@ def _less_work(schedule: Schedule, less_s: Floats) -> Schedule:
 
 def _without_messages(schedule: Schedule, removed: np.ndarray) -> Schedule:
     """Return a schedule without some messages, shape (K,) of bool, and their waits."""
+    new_number = np.cumsum(~removed) - 1
     message_s = schedule.message_s[:, ~removed]
     startup_s = schedule.startups_s[:, ~removed]
-    new_number = np.cumsum(~removed) - 1
+    rooted = tuple(int(new_number[k]) for k in schedule.rooted if not removed[k])
     segments = []
     for segment in schedule.segments:
         if segment.action in (POST, WAIT) and removed[segment.message]:
@@ -569,6 +632,7 @@ def _without_messages(schedule: Schedule, removed: np.ndarray) -> Schedule:
         segments=tuple(segments),
         message_s=message_s,
         startup_s=startup_s,
+        rooted=rooted,
     )
 
 
@@ -579,7 +643,7 @@ def _waterfall(
 ) -> tuple[tuple[str, float], ...]:
     """Return what the iteration takes as one cause after the other is removed."""
     steps = [("nothing", compared.iteration_s)]
-    least_gain_s = 0.0
+    gained_s = 0.0
     # Buffers change the number of messages, so that they are removed last.
     order = [name for name in changes if name != "buffers"]
     order += [name for name in changes if name == "buffers"]
@@ -587,8 +651,8 @@ def _waterfall(
         schedule = changes[name](schedule)
         gain_s = float(np.median(compared.gains_s(schedule)))
         # As with single removals, no further removal costs time.
-        least_gain_s = max(least_gain_s, gain_s)
-        steps.append((name, compared.iteration_s - least_gain_s))
+        gained_s = max(gained_s, gain_s)
+        steps.append((name, compared.iteration_s - gained_s))
     return tuple(steps)
 
 
@@ -614,7 +678,7 @@ def _named(
     order = np.argsort(-medians_s)
     causes = []
     for rank in order[:MOST_RANKS_TRIED].tolist():
-        if medians_s[rank] <= LEAST_SHARE / 3 * compared.iteration_s:
+        if medians_s[rank] <= LEAST_LISTED * compared.iteration_s:
             break
         phase_gains_s = {
             phase: np.median(compared.gains_s(without_delay(schedule, rank, [phase])))
@@ -622,7 +686,7 @@ def _named(
         }
         phase = max(phase_gains_s, key=lambda name: phase_gains_s[name])
         causes.append(compared.cause("waiting", by_rank_s[rank], rank, phase))
-    if not causes:
+    if not causes or len(compared.measured_s) < LEAST_JUDGED:
         return None, causes
     first = order[0]
     lower_s, _ = causes[0].interval_s
@@ -683,7 +747,9 @@ def _cost_of_messages(
     if len(sizes) < 2 or sizes.max() < LEAST_SIZE_RATIO * sizes.min():
         return None, ""
     seconds = np.median(training.schedule.message_s, axis=0)[gradients]
-    # Relative errors count alike for small and large messages.
+    if not (seconds > 0).all():
+        return None, ""
+    # Solve (alpha + beta * size) / seconds = 1, so that relative errors count.
     design = np.column_stack([1 / seconds, sizes / seconds])
     (alpha_s, beta_s), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
     if beta_s <= 0:
@@ -694,10 +760,13 @@ def _cost_of_messages(
     return AlphaBeta(float(alpha_s), float(beta_s)), "the sizes of the trace's messages"
 
 
-def _startup_s(training: TracedTraining, cost: MessageCost) -> Floats:
-    """Return the start-up of each message, shape (K,), in seconds."""
+def _most_startup_s(training: TracedTraining, cost: MessageCost) -> Floats:
+    """Return the most start-up that each message can have, shape (K,), in seconds.
+
+    It is infinite for messages that do not carry gradients, because these are small and
+    are nothing but start-up.
+    """
     startup_s = max(0.0, cost.startup_s())
-    # Messages that are not of gradients are small, and are nothing but start-up.
     return np.where(_of_gradients(training), startup_s, math.inf)
 
 
@@ -723,16 +792,18 @@ def _remedies(
 ) -> Iterator[Remedy]:
     """Yield what can be changed, with what the iteration would take then."""
     schedule = training.schedule
-    if training.copies_s.any():
+    copies_back = any(i.copies_back for t in training.traces for i in t.iterations)
+    # Where nothing is copied back, gradients are views of buckets already.
+    if copies_back:
         gains_s = compared.gains_s(_less_work(schedule, training.copies_s))
         yield compared.remedy("gradient_as_bucket_view=True (at most)", gains_s)
-    of_buffers = np.array([m.collective == "broadcast" for m in training.messages])
+    of_buffers = _of_buffers(training)
     if of_buffers.any():
         gains_s = compared.gains_s(_without_messages(schedule, of_buffers))
         yield compared.remedy("broadcast_buffers=False", gains_s)
     if cost is None:
         return
-    startup_s = _startup_s(training, cost)
+    startup_s = _most_startup_s(training, cost)
     bytes_s = np.maximum(schedule.message_s - startup_s, 0.0)
     faster = schedule.with_messages(schedule.message_s - bytes_s / 2)
     yield compared.remedy("a link of twice the rate", compared.gains_s(faster))
@@ -745,16 +816,7 @@ def _bucket_remedies(
     """Yield the best of other buckets, as far as they gain anything."""
     buckets = Buckets.of(training, cost)
     if buckets is None:
-        return
-    # Both schedules are made from the readiness of gradients, so that what this leaves
-    # out, such as the time to post a message, is left out of both.
-    now_s = buckets.schedule(buckets.current).replay().iteration_s[compared.judged]
-
-    def gains_s(plan: FusionPlan) -> Floats:
-        other_s = buckets.schedule(plan).replay().iteration_s[compared.judged]
-        gained_s: Floats = now_s - other_s
-        return gained_s
-
+        return  # `explanation` says so
     plans = {"the default buckets of DDP": ddp(buckets.workload)}
     for cap_mib in CAPS_MIB:
         plans[f"bucket_cap_mb={cap_mib}"] = ddp(buckets.workload, cap_mib * MIB)
@@ -766,7 +828,7 @@ def _bucket_remedies(
         if plan.ends not in tried:
             tried.append(plan.ends)
             name = f"{setting}: {len(plan.ends)} messages"
-            gains_by_setting[name] = gains_s(plan)
+            gains_by_setting[name] = buckets.gains_s(plan, compared.judged)
     medians_s = {name: np.median(gains) for name, gains in gains_by_setting.items()}
     by_gain = sorted(medians_s, key=lambda name: -medians_s[name])
     for name in by_gain[:MOST_BUCKETS]:

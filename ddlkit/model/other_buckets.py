@@ -48,6 +48,17 @@ class Buckets:
         """Return the buckets of a training, None if the gradients do not tell them."""
         first = training.traces[0].iterations[0]
         sizes = [gradient.n_bytes for gradient in first.gradients]
+        sent = [m.n_bytes for m in training.messages if m.in_backward]
+        # Gradients of several types travel in buckets of their own, and so do not follow
+        # one another in the order of their readiness.
+        n_types = len({gradient.dtype for gradient in first.gradients})
+        if n_types != 1 or sum(sent) != sum(sizes):
+            return None
+        behind_gradient = np.cumsum(sizes)
+        behind_message = np.cumsum(sent)
+        if not np.isin(behind_message, behind_gradient).all():
+            return None
+        ends = np.searchsorted(behind_gradient, behind_message) + 1
         ready_s = []
         for trace in training.traces:
             ready_of_rank_s = []
@@ -57,10 +68,6 @@ class Buckets:
                 instants_s = _ready_s(iteration)
                 ready_of_rank_s.append(instants_s - iteration.forward_end_s)
             ready_s.append(ready_of_rank_s)
-        sent = [m.n_bytes for m in training.messages if m.in_backward]
-        ends = np.searchsorted(np.cumsum(sizes), np.cumsum(sent)) + 1
-        if not sizes or sum(sent) != sum(sizes) or ends[-1] != len(sizes):
-            return None
         by_iteration_s = np.maximum(np.array(ready_s).transpose(1, 0, 2), 0.0)
         by_iteration_s = np.maximum.accumulate(by_iteration_s, axis=2)
         typical_s = np.median(by_iteration_s.max(axis=1), axis=0)
@@ -72,42 +79,45 @@ class Buckets:
     def schedule(self, plan: FusionPlan) -> Schedule:
         """Return what the ranks would do with other buckets."""
         old = self.training.schedule
-        is_first_post = [
-            s.action == POST and s.phase == "backward" for s in old.segments
-        ]
-        first_post = is_first_post.index(True)
-        n_before = old.segments[first_post].message
-        n_old = sum(is_first_post)
-        # Behind the posts come a mark, a wait for each message, and a mark.
-        behind = first_post + 2 * n_old + 2
+        is_post = [s.action == POST and s.phase == "backward" for s in old.segments]
+        n_old = sum(is_post)
         n_new = len(plan.ends)
-        before = old.segments[:first_post]
-        after = tuple(
+        first = is_post.index(True)
+        n_before = old.segments[first].message
+        # The posts, and the mark of the end of backward behind them. Then the wait for
+        # each message, and the mark behind the last copy.
+        posting = slice(first, first + n_old + 1)
+        copying = slice(posting.stop, posting.stop + n_old + 1)
+        renumbered = tuple(
             s._replace(message=s.message + n_new - n_old) if s.message >= 0 else s
-            for s in old.segments[behind:]
+            for s in old.segments[copying.stop :]
         )
-        posts = [Segment("backward", POST, n_before + g) for g in range(n_new)]
-        waits = [Segment("backward", WAIT, n_before + g) for g in range(n_new)]
-        mark = Segment("backward", MARK)
-        segments = (*before, *posts, mark, *waits, mark, *after)
+        segments = (
+            *old.segments[:first],
+            *(Segment("backward", POST, n_before + g) for g in range(n_new)),
+            Segment("backward", MARK),
+            *(Segment("backward", WAIT, n_before + g) for g in range(n_new)),
+            Segment("backward", MARK),
+            *renumbered,
+        )
 
         posted_s = self.ready_s[:, :, np.array(plan.ends) - 1]
         until_post_s = np.diff(posted_s, axis=2, prepend=0.0)
-        backward_s = old.work_s[:, :, first_post : first_post + n_old + 1].sum(axis=2)
+        backward_s = old.work_s[:, :, posting].sum(axis=2)
         rest_s = np.maximum(backward_s - posted_s[:, :, -1], 0.0)
         n_bytes = plan.group_bytes(self.workload).astype(float)
-        copied_s = old.work_s[:, :, first_post + n_old + 1 : behind].sum(axis=2)
+        copied_s = old.work_s[:, :, copying].sum(axis=2)
         copies_s = copied_s[:, :, None] * n_bytes / n_bytes.sum()
+        # Before the first wait nothing is copied.
         no_copy_s = np.zeros((*copied_s.shape, 1))
         work_s = np.concatenate(
             [
-                old.work_s[:, :, :first_post],
+                old.work_s[:, :, :first],
                 until_post_s,
                 rest_s[:, :, None],
-                # Before the first wait nothing is copied.
                 no_copy_s,
                 copies_s,
-                old.work_s[:, :, behind:],
+                old.work_s[:, :, copying.stop :],
             ],
             axis=2,
         )
@@ -122,19 +132,45 @@ class Buckets:
             work_s=work_s,
             message_s=message_s,
             startup_s=startup_s,
+            rooted=tuple(k if k < n_before else k + n_new - n_old for k in old.rooted),
         )
+
+    def gains_s(self, plan: FusionPlan, judged: np.ndarray) -> Floats:
+        """Return what judged iterations gain by other buckets, shape (J,), in seconds.
+
+        Both schedules are made from the readiness of gradients, so that what this leaves
+        out, such as the time to post a message, is left out of both.
+        """
+        now_s = self.schedule(self.current).replay().iteration_s
+        then_s = self.schedule(plan).replay().iteration_s
+        gained_s: Floats = (now_s - then_s)[judged]
+        return gained_s
 
     def _message_s(self, n_bytes: Floats, n_before: int, n_old: int) -> Floats:
         """Return how long messages of other sizes take, shape (I, K), in seconds.
 
-        Messages of a training can take longer than the cost says. Those of an iteration
-        are made longer by the factor by which its own messages were.
+        In a training, messages can take longer or shorter than their cost. What those of
+        an iteration took more or less is put down to start-ups if these make up most of
+        their cost, and otherwise to bytes.
         """
         old = self.training.schedule.message_s
         gradients = slice(n_before, n_before + n_old)
         old_bytes = self.training.message_bytes[gradients]
-        factor = old[:, gradients].sum(axis=1) / np.asarray(self.cost(old_bytes)).sum()
-        new_s = factor[:, None] * np.asarray(self.cost(n_bytes))
+        startup_s = max(0.0, self.cost.startup_s())
+        old_startup_s = np.minimum(startup_s, self.cost(old_bytes)).sum()
+        old_wire_s = np.asarray(self.cost(old_bytes)).sum() - old_startup_s
+        taken_s = old[:, gradients].sum(axis=1)
+        startup_factor = np.ones_like(taken_s)
+        wire_factor = np.ones_like(taken_s)
+        if old_startup_s > old_wire_s:
+            startup_factor = np.maximum(taken_s - old_wire_s, 0.0) / old_startup_s
+        else:
+            wire_factor = np.maximum(taken_s - old_startup_s, 0.0) / old_wire_s
+        new_startup_s = np.minimum(startup_s, self.cost(n_bytes))
+        new_wire_s = np.asarray(self.cost(n_bytes)) - new_startup_s
+        new_s = (
+            startup_factor[:, None] * new_startup_s + wire_factor[:, None] * new_wire_s
+        )
         return np.concatenate(
             [old[:, :n_before], new_s, old[:, n_before + n_old :]], axis=1
         )

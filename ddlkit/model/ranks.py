@@ -105,6 +105,10 @@ def training_of(
     startups_s = np.minimum(startup_s, taken_s)
     message_s = _messages_alone_s(usable, taken_s, startups_s)
     contention_s, finding = _contention_s(usable, segments, taken_s)
+    copies_s = np.minimum(copies_s, work_s)
+    # What copies is not also slowed down.
+    contention_s = np.minimum(contention_s, work_s - copies_s)
+    messages = usable[0].iterations[0].messages
     schedule = Schedule(
         segments,
         work_s,
@@ -112,6 +116,7 @@ def training_of(
         first_start_s=_first_starts_s(usable),
         in_flight=usable[0].in_flight,
         startup_s=startups_s,
+        rooted=_of_buffers(messages, segments),
     )
     measured_s = np.array(
         [
@@ -124,9 +129,9 @@ def training_of(
         schedule=schedule,
         measured_s=measured_s,
         numbers=np.array([i.number for i in usable[0].iterations]),
-        messages=usable[0].iterations[0].messages,
-        copies_s=np.minimum(copies_s, work_s),
-        contention_s=np.minimum(contention_s, work_s - np.minimum(copies_s, work_s)),
+        messages=messages,
+        copies_s=copies_s,
+        contention_s=contention_s,
         findings=tuple([*findings, *finding]),
     )
 
@@ -169,20 +174,27 @@ def _alike_iterations(
     DDP builds its buckets anew after the first iterations, so that these have other
     messages than all that follow.
     """
-    numbers = [[i.number for i in trace.iterations] for trace in traces]
-    for trace, own in zip(traces, numbers, strict=True):
-        if own != numbers[0]:
+    steps = [[i.step for i in trace.iterations] for trace in traces]
+    for trace, own in zip(traces, steps, strict=True):
+        if own != steps[0]:
             raise UserError(
-                f"{trace.source} has {len(own)} iterations ({_range(own)}), and "
-                f"{traces[0].source} has {len(numbers[0])} ({_range(numbers[0])}): "
+                f"{trace.source} has {len(own)} iterations (steps {_range(own)}), and "
+                f"{traces[0].source} has {len(steps[0])} (steps {_range(steps[0])}): "
                 "record the same iterations on all ranks"
             )
+    groups = {m.group for t in traces for i in t.iterations for m in i.messages}
+    if len(groups) > 1:
+        raise UserError(
+            f"{traces[0].source}: messages of {len(groups)} process groups: explain reads "
+            "a training in which all messages are of one group"
+        )
     last = kinds(traces[0].iterations[-1])
     if not any(in_backward for _, _, in_backward in last):
         raise UserError(
             f"{traces[0].source}: no message is posted during backward: record a "
             "training with DistributedDataParallel on two ranks or more"
         )
+    # The last iteration is the pattern, because buckets have settled by then.
     n_early = 0
     while kinds(traces[0].iterations[n_early]) != last:
         n_early += 1
@@ -245,23 +257,42 @@ def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
     """Return what every rank does in an iteration."""
     messages = traces[0].iterations[0].messages
     in_backward = [k for k, m in enumerate(messages) if m.in_backward]
-    before = range(in_backward[0])
-    after = range(in_backward[-1] + 1, len(messages))
-    segments = [Segment("input", MARK)]
-    segments += _waited_at_once(traces, before, "forward")
-    segments.append(Segment("forward", MARK))
-    segments += [
-        Segment("backward", POST, k) for k in range(in_backward[0], after.start)
-    ]
-    segments.append(Segment("backward", MARK))
-    segments += [
-        Segment("backward", WAIT, k) for k in range(in_backward[0], after.start)
-    ]
-    # The work of this segment copies the last bucket back.
-    segments.append(Segment("backward", MARK))
-    segments += _waited_at_once(traces, after, "update")
-    segments.append(Segment("update", MARK))
-    return tuple(segments)
+    first = in_backward[0]
+    behind = in_backward[-1] + 1
+    # What is posted between two messages of backward counts as one of them.
+    of_backward = range(first, behind)
+    input_end_s = traces[0].iterations[0].input_end_s
+    n_of_input = sum(m.posted_s < input_end_s for m in messages[:first])
+    return (
+        *_waited_at_once(traces, range(n_of_input), "input"),
+        Segment("input", MARK),
+        *_waited_at_once(traces, range(n_of_input, first), "forward"),
+        Segment("forward", MARK),
+        *(Segment("backward", POST, k) for k in of_backward),
+        Segment("backward", MARK),
+        *(Segment("backward", WAIT, k) for k in of_backward),
+        # The work of this segment copies the last bucket back.
+        Segment("backward", MARK),
+        *_waited_at_once(traces, range(behind, len(messages)), "update"),
+        Segment("update", MARK),
+    )
+
+
+def _of_buffers(
+    messages: Sequence[Message], segments: Sequence[Segment]
+) -> tuple[int, ...]:
+    """Return the numbers of the messages that send DDP's buffers.
+
+    Rank 0 sends them at the beginning of forward. Broadcasts elsewhere are of other
+    things, such as parameters that an optimizer has sharded, and of other ranks.
+    """
+    return tuple(
+        segment.message
+        for segment in segments
+        if segment.action == POST
+        and segment.phase == "forward"
+        and messages[segment.message].collective == "broadcast"
+    )
 
 
 def _waited_at_once(
@@ -367,24 +398,18 @@ def _copied_until_s(iteration: RankIteration) -> list[float]:
     """Return for each message when its bucket has been copied back, in seconds.
 
     It is the start of the iteration where nothing is copied, so that no work follows
-    from it. Buckets are copied in their order, so their share of all bytes tells which
-    copies belong to which bucket.
+    from it. Buckets are copied in their order, so that the elements of the messages tell
+    which copies belong to which bucket.
     """
     until_s = [iteration.start_s] * len(iteration.messages)
-    all_elements = sum(copy.elements for copy in iteration.copies_back)
-    all_bytes = sum(m.n_bytes for m in iteration.messages if m.in_backward)
-    if not all_elements or not all_bytes:
-        return until_s
     copied = 0
     sent = 0
     remaining = list(iteration.copies_back)
     for k, message in enumerate(iteration.messages):
         if not message.in_backward:
             continue
-        sent += message.n_bytes
-        # Half an element more is allowed for the rounding of shares.
-        most = sent / all_bytes * all_elements + 0.5
-        while remaining and copied + remaining[0].elements <= most:
+        sent += message.elements
+        while remaining and copied + remaining[0].elements <= sent:
             copy = remaining.pop(0)
             copied += copy.elements
             until_s[k] = copy.end_s
@@ -443,9 +468,11 @@ def _contention_s(
 ) -> tuple[Floats, list[Finding]]:
     """Return by how much messages slowed the operators of each segment down.
 
-    The result has shape (I, R, S). Of operators that compute the same, the median beside
-    messages is compared with the median without a message, over all ranks and
-    iterations. A single operator that was delayed for another reason changes neither.
+    The result has shape (I, R, S). Of operators of a rank that compute the same, the
+    median beside messages is compared with the median without a message. A single
+    operator that was delayed for another reason changes neither. Ranks are not compared
+    with each other: messages move while the slowest rank computes, so that its operators
+    are beside messages more often.
     """
     runs = list(_runs(traces, taken_s))
     slowdown = _slowdowns(runs)
@@ -458,13 +485,14 @@ def _contention_s(
         if not run.is_beside_message:
             continue
         all_s += run.duration_s
-        if run.alike not in slowdown:
+        kind = (run.rank, run.alike)
+        if kind not in slowdown:
             continue
         known_s += run.duration_s
         iteration = traces[run.rank].iterations[run.iteration]
         posted_s = [m.posted_s for m in iteration.messages if m.in_backward]
         segment = first_of_backward + int(np.searchsorted(posted_s, run.start_s))
-        longer_s, median_s = slowdown[run.alike]
+        longer_s, median_s = slowdown[kind]
         # An operator that was quick, or delayed otherwise, loses no more than usual.
         contention_s[run.iteration, run.rank, segment] += min(
             longer_s, max(run.duration_s - median_s, 0.0)
@@ -509,22 +537,22 @@ def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
                 )
 
 
-def _slowdowns(runs: Sequence[_Run]) -> dict[int, tuple[float, float]]:
+def _slowdowns(runs: Sequence[_Run]) -> dict[tuple[int, int], tuple[float, float]]:
     """Return for operators that compute the same what messages cost them, in seconds.
 
-    The first number is by how much the median beside messages is longer than the median
-    without, and the second number is the median without. Operators of which there are
-    too few of either kind are left out.
+    Keys are a rank, and what the operator computes. The first number is by how much the
+    median beside messages is longer than the median without, and the second number is the
+    median without. Operators of which there are too few of either kind are left out.
     """
-    durations_s: dict[tuple[int, bool], list[float]] = defaultdict(list)
+    durations_s: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
     for run in runs:
-        durations_s[run.alike, run.is_beside_message].append(run.duration_s)
+        durations_s[run.rank, run.alike, run.is_beside_message].append(run.duration_s)
     slowdowns = {}
-    for alike in {run.alike for run in runs}:
-        alone_s = durations_s[alike, False]
-        beside_s = durations_s[alike, True]
+    for rank, alike in {(run.rank, run.alike) for run in runs}:
+        alone_s = durations_s[rank, alike, False]
+        beside_s = durations_s[rank, alike, True]
         if min(len(alone_s), len(beside_s)) >= LEAST_ALONE:
             median_s = float(np.median(alone_s))
             longer_s = max(float(np.median(beside_s)) - median_s, 0.0)
-            slowdowns[alike] = (longer_s, median_s)
+            slowdowns[rank, alike] = (longer_s, median_s)
     return slowdowns

@@ -170,9 +170,11 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
     even_s = float(np.median(traced.measured_s[~odd]))
     right = stated.get("right") or {}
     named = explained.named or {}
-    # The cause of the rank that is right, or else of the rank that costs most.
-    of_ranks = [cause for cause in explained.causes if cause.rank is not None]
-    of_right = [cause for cause in of_ranks if cause.rank == right.get("rank")]
+    of_right = [
+        cause
+        for cause in explained.causes
+        if cause.rank is not None and cause.rank == right.get("rank")
+    ]
     row: dict[str, Any] = {
         "scenario": name,
         "ranks": traced.schedule.n_ranks,
@@ -229,8 +231,7 @@ def _predicted_s(
 ) -> float | None:
     """Return what the iteration takes with the remedy of a scenario, None if refused."""
     explained = explanation(traced, reference=cost)
-    cap_mb = stated["remedy"].get("bucket_cap_mb")
-    if cap_mb is None:
+    if "link" in stated["remedy"]:
         for remedy in explained.remedies:
             if remedy.setting == LINK_REMEDY:
                 return remedy.with_s
@@ -240,10 +241,9 @@ def _predicted_s(
     buckets = Buckets.of(traced, cost)
     if buckets is None:
         return None
-    plan = ddp(buckets.workload, round(cap_mb * MIB))
-    now_s = buckets.schedule(buckets.current).replay().iteration_s
-    then_s = buckets.schedule(plan).replay().iteration_s
-    return explained.iteration_s - float(np.median(now_s - then_s))
+    plan = ddp(buckets.workload, round(stated["remedy"]["bucket_cap_mb"] * MIB))
+    every = np.ones(len(traced.numbers), dtype=bool)
+    return explained.iteration_s - float(np.median(buckets.gains_s(plan, every)))
 
 
 def judge() -> pd.DataFrame:
@@ -312,7 +312,7 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
     gain_error_s = (injected["gain_s"] - truth_s).abs().fillna(np.inf)
     waits_error_s = (injected["waits_gain_s"] - truth_s).abs()
     backward_error_s = (injected["backward_gain_s"] - truth_s).abs()
-    # A rule that blames another rank says nothing of this rank's delay.
+    # It is no merit of a rule to name the right rank where explain does, too.
     last_is_wrong = injected["last_rank"] != injected["right_rank"]
     is_named = injected["named_rank"] == injected["right_rank"]
     better = (
