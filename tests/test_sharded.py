@@ -151,8 +151,8 @@ def test_a_unit_is_whole_when_it_computes(profile: LayerProfile, how: Flags) -> 
         range(len(program.messages))
     )
     assert sum(whole.bytes) == profile.gradient_bytes.sum()
-    kept = Sharding.of(profile, "blocks.*").gathered_bytes(reshard=False)
-    assert whole.gathered_bytes() <= kept == sum(whole.bytes)
+    kept = Sharding.of(profile, "blocks.*").most_gathered_bytes(reshard=False)
+    assert whole.most_gathered_bytes() <= kept == sum(whole.bytes)
 
 
 def test_two_units_by_hand() -> None:
@@ -329,9 +329,12 @@ def test_the_command_says_what_the_model_does(
         (["predict", *words], "needs --units"),
         (
             ["predict", *words, "--units", "layers.*"],
-            "units 'layers.*': match no module",
+            "--units 'layers.*': matches no module",
         ),
-        (["predict", *words, "--units", "x", "--copies", "y"], "takes no --copies"),
+        (
+            ["predict", *words, "--units", "x", "--copies", "y"],
+            "--copies has no effect with --strategy fsdp",
+        ),
         (
             ["predict", *words[:2], *words[4:], "--units", "x", "--cost", str(cost)],
             "takes no --cost",
@@ -339,8 +342,17 @@ def test_the_command_says_what_the_model_does(
         (["advise", "--strategy", "fsdp", "--model", "x.py:f"], "no --model"),
         (
             ["predict", *words, "--units", "x", "--accumulate", "2"],
-            "takes no --accumulate",
+            "--accumulate has no effect with --strategy fsdp",
         ),
+        (
+            ["predict", *words, "--units", "x", "--plan", "ddp"],
+            "--plan has no effect with --strategy fsdp",
+        ),
+        (
+            ["predict", *words, "--units", "x", "--collective", "all_gather"],
+            "--collective has no effect with --strategy fsdp",
+        ),
+        (["advise", *words, "--no-reshard"], "--no-reshard has no effect on advise"),
         (["predict", *words[:4], "--units", "x"], "is only for --strategy fsdp"),
     ):
         assert cli.main(wrong) == 2
