@@ -325,6 +325,13 @@ def test_the_command_says_what_the_model_does(
     assert any(row["iteration_s"] == pytest.approx(said.iteration_s) for row in ranked)
     cost = tmp_path / "cost.json"
     cost.write_text(json.dumps(AlphaBeta(1e-3, 1e-9, workers=2).to_dict()))
+    different = []
+    for collective, ranks in (("all_gather", 2), ("reduce_scatter", 4)):
+        file = tmp_path / f"{collective}.csv"
+        sizes = [2**k for k in range(10, 20)]
+        rows = pd.DataFrame({"bytes": sizes, "seconds": [1e-4 + 1e-9 * n for n in sizes]})
+        rows.assign(collective=collective, ranks=ranks).to_csv(file, index=False)
+        different.append(str(file))
     for wrong, line in (
         (["predict", *words], "needs --units"),
         (
@@ -353,6 +360,10 @@ def test_the_command_says_what_the_model_does(
             "--collective has no effect with --strategy fsdp",
         ),
         (["advise", *words, "--no-reshard"], "--no-reshard has no effect on advise"),
+        (
+            ["predict", *words[:3], *different, *words[4:], "--units", "size:1MB"],
+            "of all_gather between 2 ranks and of reduce_scatter between 4 ranks",
+        ),
         (["predict", *words[:4], "--units", "x"], "is only for --strategy fsdp"),
     ):
         assert cli.main(wrong) == 2

@@ -367,8 +367,8 @@ def fit(
     distinct, repeats = np.unique(sizes, return_counts=True)
     if distinct.size < least_sizes:
         raise UserError(
-            f"a cost of the form {form} needs times of at least {least_sizes} different "
-            f"sizes, and not of {distinct.size}"
+            f"a cost of the form {form} needs at least {least_sizes} different sizes, but "
+            f"has only {distinct.size}"
         )
 
     # A cost of messages has the first four of these fields, and a cost of selections
