@@ -329,7 +329,9 @@ def test_the_command_says_what_the_model_does(
     for collective, ranks in (("all_gather", 2), ("reduce_scatter", 4)):
         file = tmp_path / f"{collective}.csv"
         sizes = [2**k for k in range(10, 20)]
-        rows = pd.DataFrame({"bytes": sizes, "seconds": [1e-4 + 1e-9 * n for n in sizes]})
+        rows = pd.DataFrame(
+            {"bytes": sizes, "seconds": [1e-4 + 1e-9 * n for n in sizes]}
+        )
         rows.assign(collective=collective, ranks=ranks).to_csv(file, index=False)
         different.append(str(file))
     for wrong, line in (
