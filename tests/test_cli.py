@@ -250,6 +250,7 @@ MISTAKES = {
     f"advise {DENSE} --level 0.95": "--level has an effect with --strategy fsdp only",
     "measure copies --accumulate 1": "--accumulate needs --model",
     "measure layers --model m.py:net --pack a.tgz": "--model m.py:net: there is no file",
+    "import trace --messages m.csv --batch 3": "--batch has no effect without --out",
     "measure copies --budget -5s": "--budget: time '-5s' must not be negative",
     f"{WHAT_IF} --in-flight 1": "--in-flight has no effect on what-if",
     f"{WHAT_IF} --scale no_such=2": "--scale: there is no task 'no_such'",

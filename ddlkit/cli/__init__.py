@@ -326,12 +326,6 @@ class _Parser(argparse.ArgumentParser):
 
     command = ""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        # argparse takes -5 for a value and -5s for an option. No option here begins with
-        # a digit, so that both are values, which their option may refuse.
-        self._negative_number_matcher = re.compile(r"-\.?\d")
-
     def error(self, message: str) -> NoReturn:
         # argparse writes "argument --plan: expected one argument", or "the following
         # arguments are required: --profile".
@@ -397,6 +391,9 @@ def _parser(
             description=_description(command.text, command.example),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        # argparse takes -5 for a value and -5s for an option. No option here begins with a
+        # digit, so that both are values, which their option may refuse.
+        subparser._negative_number_matcher = re.compile(r"-\.?\d")
         # Error messages begin with the name of the command.
         subparser.command = name
         subparser.set_defaults(run=command.run, command=name)
