@@ -390,7 +390,7 @@ def test_a_model_or_tables_but_not_both_or_none(
     for words in ([], ["--model", "x.py:f", "--profile", "p.csv"]):
         assert cli.main(["advise", *words]) == 2
         assert "give --model" in capsys.readouterr().err
-    with pytest.raises(UserError, match="a cost without draws"):
+    with pytest.raises(UserError, match="has no draws"):
         Advice.of(LATE, Communication(AlphaBeta(1e-3, 1e-9)))
 
 

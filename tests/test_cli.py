@@ -46,6 +46,7 @@ FILES = {
     "ring.json": json.dumps({**FOUR, "algorithm": "ring"}),
     "gather.json": json.dumps(GATHER),
     "selection.json": '{"form": "log", "gamma_s": 2.2e-10}',
+    "other.json": '{"planner": "mine", "groups": [[6, 5, 4, 3, 2, 1, 0]]}',
 }
 
 
@@ -199,9 +200,9 @@ MISTAKES = {
     f"plan {SPARSE} --density 0": "density 0.0 is not above 0",
     f"plan {SPARSE} --density 0.5 --gradient-bytes 2": "4 bytes a parameter",
     f"plan {SPARSE} --density 0.5 --cost four.json": "needs the cost of an all_gather",
-    f"{WHAT_IF} --accumulate 2": "--accumulate: the graph has no task",
+    f"{WHAT_IF} --accumulate 2": "--accumulate has no effect on what-if",
     f"{WHAT_IF} --layer conv9=0.5": "no layer or tensor 'conv9'",
-    f"{WHAT_IF} --gpus 8": "alpha_beta between 4 ranks, which says nothing of 8: add --assume-ring",
+    f"{WHAT_IF} --gpus 8": "holds for 4 ranks: add --assume-ring",
     f"{WHAT_IF} --gpus 100001 --assume-ring": "--gpus 100001: use at most 100000",
     f"{WHAT_IF} --assume-ring": "--assume-ring needs --gpus N",
     f"{WHAT_IF} --gpus 8 --assume-ring --straggler 8:2": "there is no rank '8': the ranks are 0 to 7",
@@ -243,6 +244,22 @@ MISTAKES = {
     "lab up --ranks 1": "--ranks 1: a lab has 2 to 64 ranks",
     "lab up --engine emulated --loss 200%": "--loss 200%: a loss of 200% is not possible",
     "lab status --rate 1gbit": "--rate has no effect on lab status",
+    "export --to inductor four.json --profile absent.csv": "--profile has no effect on --to inductor",
+    "export --to profile four.json --planner exact": "--planner has no effect on --to profile",
+    f"advise {DENSE} --minutes 3": "--minutes has an effect with --model only",
+    f"advise {DENSE} --level 0.95": "--level has an effect with --strategy fsdp only",
+    "measure copies --accumulate 1": "--accumulate needs --model",
+    "measure layers --model m.py:net --pack a.tgz": "--model m.py:net: there is no file",
+    "import trace --messages m.csv --batch 3": "--batch has no effect without --out",
+    "measure copies --budget -5s": "--budget: time '-5s' must not be negative",
+    f"{WHAT_IF} --in-flight 1": "--in-flight has no effect on what-if",
+    f"{WHAT_IF} --scale no_such=2": "--scale: there is no task 'no_such'",
+    f"{WHAT_IF} --straggler 1:-2": "--straggler 1:-2: the factor must be finite",
+    f"predict {DENSE} --copy-s-per-byte 1": "--copy-s-per-byte 1: must be from 0 to",
+    f"predict {DENSE} --copy-s-per-byte 0 --copies c": "--copy-s-per-byte has no effect",
+    f"predict {DENSE} --plan other.json": "other.json: plan 'mine' is for 7 tensors",
+    f"predict {FROM_FOUR} --ranks 8": "four.json: holds for 4 ranks, not for 8",
+    f"advise {DENSE}": "cost.json: the cost has no intervals",
 }
 
 
@@ -438,6 +455,31 @@ def test_an_exported_list_comes_with_what_it_gains(capsys: Capture) -> None:
     assert f"predicted to gain {1 - single / default:+.1%}" in printed.err
 
 
+def test_a_plan_for_several_messages_in_flight_claims_no_bound(capsys: Capture) -> None:
+    one = run(capsys, f"plan {FROM_FOUR}")
+    several = run(capsys, f"plan {FROM_FOUR} --in-flight 3")
+    assert several["groups"] == one["groups"] and one["warnings"] == []
+    assert "least_possible_s" in one and "least_possible_s" not in several
+    assert any("in flight" in warning for warning in several["warnings"])
+
+
+def test_a_cost_without_an_interval_claims_no_level(capsys: Capture) -> None:
+    predicted = run(capsys, f"predict {DENSE}")
+    assert predicted["interval_s"] is None and predicted["level"] is None
+    assert predicted["interval_holds"].startswith("nothing")
+
+
+def test_a_lab_that_is_not_there_is_told(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ddlkit.lab import network
+
+    monkeypatch.setattr(network, "status", list)
+    for action in ("status", "down"):
+        assert cli.main(["lab", action]) == 0
+        assert capsys.readouterr().out.strip()
+
+
 def test_every_planner_of_sparse_messages_can_be_asked_for_and_none_beats_exact(
     capsys: Capture,
 ) -> None:
@@ -445,12 +487,12 @@ def test_every_planner_of_sparse_messages_can_be_asked_for_and_none_beats_exact(
     for planner in ("none", "single", "mgs:8192", "omgs", "omgs:theorem", "exact"):
         chosen = run(capsys, f"plan {SPARSE} --density 0.001 --planner {planner}")
         assert chosen["planner"] == planner and chosen["warnings"] == []
-        assert ("no_plan_below_s" in chosen) == (planner == "exact")
+        assert ("least_possible_s" in chosen) == (planner == "exact")
         taken[planner] = chosen["iteration_s"]
         predicted = run(capsys, f"predict {SPARSE} --density 0.001 --plan {planner}")
         assert predicted["iteration_s"] == chosen["iteration_s"]
     assert min(taken.values()) == taken["exact"]
-    assert chosen["no_plan_below_s"] == pytest.approx(taken["exact"], rel=1e-11)
+    assert chosen["least_possible_s"] == pytest.approx(taken["exact"], rel=1e-11)
 
 
 def test_selection_is_computed_and_values_and_indices_are_gathered(
@@ -541,7 +583,7 @@ def test_ranks_choose_or_say_and_never_carry(capsys: Capture) -> None:
             4,
             4,
         ]
-    mistake = "a cost of 4 workers, not 8: --ranks does not carry"
+    mistake = "holds for 4 ranks, not for 8"
     assert_one_line(f"{predict} --cost fitted.json --ranks 8", mistake, capsys)
     for words in ("fit telling.csv", f"{predict} --collectives telling.csv"):
         assert_one_line(f"{words} --ranks 8", "no row with ranks 8: it has 4", capsys)

@@ -134,11 +134,16 @@ def test_another_run_is_predicted_by_costs_that_have_not_seen_the_size() -> None
 @pytest.mark.parametrize(
     ("form", "sizes", "seconds", "message"),
     [
-        ("alpha_beta", [1, 1, 1], [1, 2, 3], "at least 3 distinct sizes, got 1"),
+        (
+            "alpha_beta",
+            [1, 1, 1],
+            [1, 2, 3],
+            "at least 3 different sizes, but has only 1",
+        ),
         ("alpha_beta", [1, 2, 3], [1, 0, 3], "row 1: time is 0"),
         ("alpha_beta", [0, 2, 3], [1, 2, 3], "row 0: size is 0"),
         ("alpha_beta", [1, 2], [1, 2, 3], "2 sizes but 3 times"),
-        ("piecewise", [1, 2, 3, 4], [1, 2, 3, 4], "at least 5 distinct sizes"),
+        ("piecewise", [1, 2, 3, 4], [1, 2, 3, 4], "at least 5 different sizes"),
         ("spline", [1, 2, 3], [1, 2, 3], "unknown cost form 'spline'"),
         ("segments:2KB", [1, 2, 3], [1, 2, 3], "write segments, nothing behind it"),
         (

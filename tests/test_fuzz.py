@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,9 +34,17 @@ SHARES = {
 
 @pytest.fixture
 def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One parser for all inputs, and limited memory."""
-    parsers = {program.name: cli._parser(program) for program in (cli.DDLKIT, PROGRAM)}
-    monkeypatch.setattr(cli, "_parser", lambda program: parsers[program.name])
+    """The same parsers for all inputs, and limited memory."""
+    make = cli._parser
+    parsers = {
+        (program.name, with_defaults): make(program, with_defaults=with_defaults)
+        for program, with_defaults in product((cli.DDLKIT, PROGRAM), (True, False))
+    }
+
+    def kept(program: cli.Program, *, with_defaults: bool = True) -> Any:
+        return parsers[program.name, with_defaults]
+
+    monkeypatch.setattr(cli, "_parser", kept)
     with fuzzing.limited():
         yield
 

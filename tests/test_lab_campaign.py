@@ -121,7 +121,7 @@ def test_a_wrong_value_is_one_line_before_anything_is_measured(
     [
         ("networks: [a", "is not YAML: line"),
         ("", "is empty"),
-        ("grids: [{workers: 2}]", "must be a mapping with points"),
+        ("grids: [{workers: 2}]", "a list named points"),
     ],
 )
 def test_what_is_no_file_of_points_is_told(

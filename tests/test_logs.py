@@ -258,7 +258,7 @@ def test_one_of_several_tables_is_chosen_and_sizes_are_of_all_ranks(
 
 def test_a_refusal_names_the_cause(tmp_path: Path) -> None:
     for text, words in {
-        "mpirun -np 2 x\nn1: Test NCCL failure\n": "its last line is 'n1: Test NCCL failure'",
+        "mpirun -np 2 x\nn1: Test NCCL failure\n": "its last line 'n1: Test NCCL failure'",
         nccl().partition("#  (B)")[0]
         + "killed\n": "did the run fail? Its last line is 'killed'",
         "# Size Avg Latency(us)\n8 2.15\n16 2.2": "fewer digits than in the row before",

@@ -156,6 +156,10 @@ def test_packed_tables_are_found_by_name_and_pattern(folder: Path) -> None:
     for taken in (a, folder / tables.STAMPS, folder / "drift.csv.gz"):
         with pytest.raises(UserError, match="choose another name"):
             store.own_output(taken)
+    # A pack itself is no table, and the error names one of its tables.
+    for read in (store.load_table, store.read_profile, store.read_timeline):
+        with pytest.raises(UserError, match=f"holds 2 recorded tables.*{a.name}"):
+            read(folder / "drift.csv.gz")
 
 
 def test_a_pack_grows_and_a_later_table_replaces_its_part(folder: Path) -> None:

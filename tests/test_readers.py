@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fuzzing
+from ddlkit.cli.command import COMMANDS
 from ddlkit.core.errors import UserError
 from ddlkit.formats import ImportOptions, import_file
 from ddlkit.formats.contract import KEYS, MessageOptions
@@ -92,8 +93,7 @@ def test_a_profile_is_read_by_the_reader_of_its_format_and_by_none_before_it(
 
 
 @pytest.mark.parametrize(
-    ("command", "readers"),
-    [(read_bytes_seconds, MESSAGE_TIMES), (import_file, LAYER_PROFILES)],
+    ("command", "readers"), [(read_bytes_seconds, ()), (import_file, LAYER_PROFILES)]
 )
 def test_a_file_of_no_format_is_told_what_was_tried_and_how_it_begins(
     command: Callable[[Path], Any],
@@ -109,3 +109,10 @@ def test_a_file_of_no_format_is_told_what_was_tried_and_how_it_begins(
     assert "its first line is 'size;rate'" in line
     for reader in readers:
         assert reader.takes in line
+
+
+def test_the_help_of_fit_lists_every_format_of_message_times() -> None:
+    (argument,) = (a for a in COMMANDS["fit"].arguments if a.names == ("file",))
+    listed = " ".join(argument.options["help"].split())
+    for reader in MESSAGE_TIMES:
+        assert reader.takes in listed

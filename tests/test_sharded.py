@@ -151,8 +151,8 @@ def test_a_unit_is_whole_when_it_computes(profile: LayerProfile, how: Flags) -> 
         range(len(program.messages))
     )
     assert sum(whole.bytes) == profile.gradient_bytes.sum()
-    kept = Sharding.of(profile, "blocks.*").gathered_bytes(reshard=False)
-    assert whole.gathered_bytes() <= kept == sum(whole.bytes)
+    kept = Sharding.of(profile, "blocks.*").most_gathered_bytes(reshard=False)
+    assert whole.most_gathered_bytes() <= kept == sum(whole.bytes)
 
 
 def test_two_units_by_hand() -> None:
@@ -325,13 +325,25 @@ def test_the_command_says_what_the_model_does(
     assert any(row["iteration_s"] == pytest.approx(said.iteration_s) for row in ranked)
     cost = tmp_path / "cost.json"
     cost.write_text(json.dumps(AlphaBeta(1e-3, 1e-9, workers=2).to_dict()))
+    different = []
+    for collective, ranks in (("all_gather", 2), ("reduce_scatter", 4)):
+        file = tmp_path / f"{collective}.csv"
+        sizes = [2**k for k in range(10, 20)]
+        rows = pd.DataFrame(
+            {"bytes": sizes, "seconds": [1e-4 + 1e-9 * n for n in sizes]}
+        )
+        rows.assign(collective=collective, ranks=ranks).to_csv(file, index=False)
+        different.append(str(file))
     for wrong, line in (
         (["predict", *words], "needs --units"),
         (
             ["predict", *words, "--units", "layers.*"],
-            "units 'layers.*': match no module",
+            "--units 'layers.*': matches no module",
         ),
-        (["predict", *words, "--units", "x", "--copies", "y"], "takes no --copies"),
+        (
+            ["predict", *words, "--units", "x", "--copies", "y"],
+            "--copies has no effect with --strategy fsdp",
+        ),
         (
             ["predict", *words[:2], *words[4:], "--units", "x", "--cost", str(cost)],
             "takes no --cost",
@@ -339,7 +351,20 @@ def test_the_command_says_what_the_model_does(
         (["advise", "--strategy", "fsdp", "--model", "x.py:f"], "no --model"),
         (
             ["predict", *words, "--units", "x", "--accumulate", "2"],
-            "takes no --accumulate",
+            "--accumulate has no effect with --strategy fsdp",
+        ),
+        (
+            ["predict", *words, "--units", "x", "--plan", "ddp"],
+            "--plan has no effect with --strategy fsdp",
+        ),
+        (
+            ["predict", *words, "--units", "x", "--collective", "all_gather"],
+            "--collective has no effect with --strategy fsdp",
+        ),
+        (["advise", *words, "--no-reshard"], "--no-reshard has no effect on advise"),
+        (
+            ["predict", *words[:3], *different, *words[4:], "--units", "size:1MB"],
+            "of all_gather between 2 ranks and of reduce_scatter between 4 ranks",
         ),
         (["predict", *words[:4], "--units", "x"], "is only for --strategy fsdp"),
     ):

@@ -120,7 +120,7 @@ def test_an_interval_without_a_measured_contention_says_what_it_holds() -> None:
     plan = make_plan("ddp", work)
     measured = Contention(np.ones(1), np.full((2, 1), 0.1), np.full((1, 2, 1), 0.1))
     held = {
-        "what the fit of messages leaves open": fitted,
+        "the uncertainty of the fitted cost of messages": fitted,
         "the scatter and drift of messages": replace(fitted, noise=noise),
         "the scatter and drift of messages and the drift of compute": replace(
             fitted, noise=noise, contention=Contention.none().copying(1e-10)
@@ -150,7 +150,7 @@ def test_commands_call_no_interval_95_percent_that_lacks_contention(
 
     assert cli.main(["advise", *given]) == 0
     printed = capsys.readouterr().out
-    assert "messages alone spread it by" in printed
+    assert "by the scatter of messages alone" in printed
     assert "intervals hold only" in printed and "95%" not in printed
 
     sharded = ["--strategy", "fsdp", "--units", "a,b,c,d"]

@@ -344,7 +344,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespace:
-    """Return the parsed words of a command."""
+    """Return the parsed words of a command.
+
+    ``given_names`` of the result are the names of the arguments that the words give. Commands
+    refuse an option without an effect even if the user gives its default value.
+    """
     parser = _parser(program)
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
@@ -353,11 +357,19 @@ def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespac
             f"{command} has no argument {one_line(unknown[0])} "
             f"(see {program.called} {command} --help)"
         )
+    # Of a parser without defaults, the result has only what the words give.
+    only_given, _ = _parser(program, with_defaults=False).parse_known_args(words)
+    arguments.given_names = frozenset(vars(only_given))
     return arguments
 
 
-def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
-    """Return the parser of a program, with a subparser for each command."""
+def _parser(
+    program: Program = DDLKIT, *, with_defaults: bool = True
+) -> argparse.ArgumentParser:
+    """Return the parser of a program, with a subparser for each command.
+
+    Without defaults, an argument that the words do not give is not in the result.
+    """
     parser = _Parser(
         prog=program.called,
         description=_description(program.about, program.example),
@@ -379,6 +391,9 @@ def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
             description=_description(command.text, command.example),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        # argparse takes -5 for a value and -5s for an option. No option here begins with a
+        # digit, so that both are values, which their option may refuse.
+        subparser._negative_number_matcher = re.compile(r"-\.?\d")
         # Error messages begin with the name of the command.
         subparser.command = name
         subparser.set_defaults(run=command.run, command=name)
@@ -393,7 +408,10 @@ def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
                         argument.group
                     )
                 target = groups[argument.group]
-            target.add_argument(*argument.names, **argument.options)
+            options = dict(argument.options)
+            if not with_defaults:
+                options["default"] = argparse.SUPPRESS
+            target.add_argument(*argument.names, **options)
     return parser
 
 

@@ -27,11 +27,14 @@ from ddlkit.cli.command import (
     lab_rate,
     minutes,
     ranks_to_start,
+    refuse_given,
+    refuse_impossible_outputs,
     require_lab,
     require_model_file,
     show,
 )
 from ddlkit.cli.inputs import (
+    LEVEL,
     OPTIONAL_INPUTS,
     RANKS,
     SHARDED,
@@ -116,6 +119,13 @@ def _with_model(argument: Argument) -> Argument:
     ),
     *map(_with_model, OPTIONAL_INPUTS),
     *SHARDED,
+    LEVEL._replace(
+        options={
+            **LEVEL.options,
+            "help": "With --strategy fsdp: the share of single iterations that the "
+            "interval should contain. [default: 0.95]",
+        }
+    ),
     example="ddlkit advise --model mine.py:net",
 )
 def advise(arguments: argparse.Namespace) -> None:
@@ -139,6 +149,7 @@ def advise(arguments: argparse.Namespace) -> None:
         _refuse_options_of_tables(arguments)
     else:
         _refuse_options_of_measuring(arguments)
+    refuse_given(arguments, ["level"], "has an effect with --strategy fsdp only")
     _refuse_impossible_page(arguments.html)
     if arguments.model:
         result, advice = _advice_by_measuring(arguments)
@@ -178,13 +189,8 @@ def _refuse_impossible_page(path: Path | None) -> None:
     own_output(path)
 
 
-_OPTIONS_OF_MEASURING = {
-    "lab": None,
-    "out": None,
-    "minutes": 3.0,
-    "confirm_minutes": 3.0,
-}
-"""Options that have an effect with --model alone, and their defaults."""
+_OPTIONS_OF_MEASURING = ("lab", "out", "minutes", "confirm_minutes")
+"""Options that have an effect with --model alone."""
 
 _ALSO_WITH_MODEL = ("--ranks", "--accumulate")
 """Those of `OPTIONAL_INPUTS` that have an effect with --model, too."""
@@ -192,27 +198,25 @@ _ALSO_WITH_MODEL = ("--ranks", "--accumulate")
 
 def _refuse_options_of_measuring(arguments: argparse.Namespace) -> None:
     """Raise UserError for an option without an effect where tables are given."""
-    for name, default in _OPTIONS_OF_MEASURING.items():
-        if getattr(arguments, name) != default:
-            option = "--" + name.replace("_", "-")
-            raise UserError(
-                f"{option} has an effect with --model only, and tables are not "
-                "measured: leave it out"
-            )
+    refuse_given(
+        arguments,
+        _OPTIONS_OF_MEASURING,
+        "has an effect with --model only, and tables are not measured",
+    )
 
 
 def _refuse_options_of_tables(arguments: argparse.Namespace) -> None:
     """Raise UserError for an option without an effect where a model is measured."""
-    for argument in OPTIONAL_INPUTS:
-        (option,) = argument.names
-        name = option.removeprefix("--").replace("-", "_")
-        is_flag = argument.options.get("action") == "store_true"
-        default = False if is_flag else argument.options.get("default")
-        if option not in _ALSO_WITH_MODEL and getattr(arguments, name) != default:
-            raise UserError(
-                f"{option} has no effect with --model, which measures layers and "
-                "messages itself: leave it out"
-            )
+    options = [argument.names[0] for argument in OPTIONAL_INPUTS]
+    refuse_given(
+        arguments,
+        [
+            option.removeprefix("--").replace("-", "_")
+            for option in options
+            if option not in _ALSO_WITH_MODEL
+        ],
+        "has no effect with --model, which measures layers and messages itself",
+    )
 
 
 def _measured_when(out: Path) -> str:
@@ -269,6 +273,9 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
         raise UserError(
             "advise --strategy fsdp: give --profile and --collectives, no --model"
         )
+    refuse_given(
+        arguments, ["no_reshard"], "has no effect on advise, which compares both ways"
+    )
     specs_of_user = [spec for spec in (arguments.units or "").split(";") if spec]
     rows = predict_sharded(arguments, *specs_of_user, *UNIT_SIZES)
     rows.sort(key=lambda row: float(row["iteration_s"]))
@@ -289,10 +296,7 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     # interval holds, are used. `Advice` makes the forecasts that it compares.
     forecast, warnings, profile, communication = forecast_of(arguments, DEFAULT)
     if not communication.draws:
-        raise UserError(
-            f"{arguments.cost} is a cost without draws, so that an advice has no "
-            "intervals: give --collectives, or write the cost by ddlkit fit --json"
-        )
+        _refuse_cost_without_intervals(arguments)
     advice = Advice.of(forecast.iteration.workload, communication)
     result = {
         "network": profile.network,
@@ -304,6 +308,20 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     }
     result["why_wide"] = {"predicted": reasons_of_prediction(result)}
     return result, advice
+
+
+def _refuse_cost_without_intervals(arguments: argparse.Namespace) -> None:
+    """Raise UserError for messages whose cost has no intervals, which an advice needs."""
+    if arguments.cost:
+        raise UserError(
+            f"{arguments.cost}: the cost has no intervals, which an advice needs: write "
+            "it by ddlkit fit FILE --json, from times of at least 4 sizes"
+        )
+    files = " and ".join(map(str, arguments.collectives))
+    raise UserError(
+        f"{files}: has times of too few sizes for the intervals that an advice needs: "
+        "measure at least 4 sizes, or each size several times"
+    )
 
 
 # ---------------------------------------------------------------- measuring the user's model
@@ -337,6 +355,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
         confirm_s=confirm_s,
     )
     out = arguments.out or _default_directory(arguments, ranks)
+    refuse_impossible_outputs(out)
     try:
         if ranks_outside > 1:
             with joined(MEETING_S) as me, _only_advise_in(out, me):
@@ -839,17 +858,18 @@ def _plan_lines(
     ``name`` is what a person calls the plan, and ``plan`` its summary in the result.
     ``interval_holds`` says what the predicted interval holds, "" if it is one of 95%.
     """
-    predicted = _seconds(plan["iteration_s"], plan["interval_s"])
+    predicted = f"{_seconds(plan['iteration_s'], plan['interval_s'])} an iteration"
     if interval_holds:
         # The interval may be so narrow that both ends round to the same number, as if the
-        # prediction were certain. Its width is printed instead.
+        # prediction were certain. How far the ends are off is printed instead.
         lower_s, upper_s = plan["interval_s"]
-        spread = (upper_s - lower_s) / plan["iteration_s"]
+        shortest = lower_s / plan["iteration_s"] - 1
+        longest = upper_s / plan["iteration_s"] - 1
         predicted = (
-            f"{units.format_seconds(plan['iteration_s'])} "
-            f"(messages alone spread it by {spread:.2%})"
+            f"{units.format_seconds(plan['iteration_s'])} an iteration "
+            f"({shortest:+.2%} to {longest:+.2%} by the scatter of messages alone)"
         )
-    times = f"predicted {predicted} an iteration"
+    times = f"predicted {predicted}"
     lines = []
     if "measured_iteration_s" in plan:
         measured_s = plan["measured_iteration_s"]

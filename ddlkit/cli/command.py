@@ -8,7 +8,7 @@ import functools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -159,6 +159,37 @@ def share(text: str) -> float:
     return value
 
 
+def option_of(name: str) -> str:
+    """Return the option whose value the parsed arguments have under a name.
+
+    Examples
+    --------
+    >>> option_of("in_flight")
+    '--in-flight'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def refuse_given(
+    arguments: argparse.Namespace, names: Iterable[str], reason: str
+) -> None:
+    """Raise UserError for the first of some options that the user has given.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        Parsed arguments. Their ``given_names`` are the names of those that the user gave, also
+        of those that have their default value.
+    names : iterable of str
+        Names of options that have no effect here.
+    reason : str
+        Why they have none: what follows the option in the error.
+    """
+    for name in names:
+        if name in arguments.given_names:
+            raise UserError(f"{option_of(name)} {reason}: leave it out")
+
+
 OUTPUT = "output"
 JSON = arg(
     "--json",
@@ -227,6 +258,17 @@ def show(result: Mapping[str, Any], as_json: bool) -> None:
         return
     for name, value in result.items():
         print(f"{name:<32} {_readable(value)}")
+
+
+def count_of(n: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one.
+
+    Examples
+    --------
+    >>> count_of(1, "rank"), count_of(2, "rank")
+    ('1 rank', '2 ranks')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 MOST_LISTED = 4
@@ -405,7 +447,7 @@ def measure(arguments: argparse.Namespace) -> None:
     _refuse_options_of_other_parts(arguments)
     # Only a user's own model can accumulate, so --accumulate without --model is a
     # mistake, which `_measure_own_model` refuses.
-    if arguments.model or arguments.accumulate != 1:
+    if arguments.model or "accumulate" in arguments.given_names:
         _measure_own_model(arguments)
         return
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
@@ -432,7 +474,7 @@ def measure(arguments: argparse.Namespace) -> None:
         delay_s=delay_s,
     )
     out = arguments.out or Path("measured")
-    _refuse_impossible_outputs(out, arguments.pack)
+    refuse_impossible_outputs(out, arguments.pack)
     if arguments.dry_run:
         print(engine.estimate(make_points, out))
         return
@@ -448,7 +490,7 @@ def measure(arguments: argparse.Namespace) -> None:
     print(directory)
 
 
-def _refuse_impossible_outputs(out: Path, pack: Path | None) -> None:
+def refuse_impossible_outputs(out: Path, pack: Path | None = None) -> None:
     """Raise UserError if the directory of --out or the file of --pack cannot be written."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file, not a directory: name another")
@@ -651,8 +693,10 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
     require_model_file(arguments.model)
     for name in ("networks", "ranks", "lab", "dry_run", "pack", "ignore_load"):
         if getattr(arguments, name):
-            option = "--" + name.replace("_", "-")
-            raise UserError(f"{option} does not go with --model: leave it out")
+            raise UserError(
+                f"{option_of(name)} has no effect with --model, which measures one model "
+                "in this process: leave it out"
+            )
     from ddlkit.jobs.clock import Budget
     from ddlkit.measure.advise import measure_model
 
@@ -661,6 +705,7 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
         raise UserError("--budget 0: give a time above zero, as in 20s")
     budget = Budget(max_s=budget_s)
     out = arguments.out or Path("measured")
+    refuse_impossible_outputs(out)
     result = measure_model(arguments.model, arguments.accumulate, out, budget)
     # Only rank 0 has a result.
     if result:
@@ -680,7 +725,23 @@ def machine(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit machine``."""
     from ddlkit.store.machine import describe, versions
 
-    show({**describe(), **versions()}, arguments.json)
+    description = {**describe(), **versions()}
+    cpu = description["cpu"]
+    if arguments.json:
+        # In stamps of tables, 0 stands for no quota.
+        of_cpu = {**cpu, "quota_cores": cpu["quota_cores"] or None}
+        show({**description, "cpu": of_cpu}, as_json=True)
+        return
+    cores = count_of(cpu["cores"], "core")
+    quota = "no quota of a container"
+    if cpu["quota_cores"]:
+        quota = f"a container's quota of {cpu['quota_cores']:g} cores"
+    gpus = [gpu["model"] for gpu in description["gpus"]]
+    in_words = {
+        "cpu": f"{cpu['model']}, {cores}, {quota}",
+        "gpus": ", ".join(gpus) or "none",
+    }
+    show({**description, **in_words}, as_json=False)
 
 
 EMULATED_OPTIONS = ("delay", "loss")
@@ -755,15 +816,20 @@ def lab(arguments: argparse.Namespace) -> None:
         # A persistent lab stays when this command ends.
         new_lab = network.Lab(shape, arguments.label, persistent=True).up()
         namespaces = " ".join(new_lab.namespaces)
-        print(
-            f"{new_lab.label}: {new_lab.ranks} ranks over {new_lab.name}; namespaces "
-            f"{namespaces}"
-        )
+        ranks = count_of(new_lab.ranks, "rank")
+        print(f"{new_lab.label}: {ranks} over {new_lab.name}; namespaces {namespaces}")
     elif arguments.action == "status":
-        for row in network.status():
+        rows = network.status()
+        for row in rows:
             state = "up" if row["alive"] else "dead: run ddlkit lab clean"
-            facts = "{label}: {ranks} ranks over {link}, {owner}".format_map(row)
-            print(f"{facts}, {state}")
+            ranks = "an unknown number of ranks"
+            if row["ranks"]:
+                ranks = count_of(row["ranks"], "rank")
+            print(
+                f"{row['label']}: {ranks} over {row['link']}, {row['owner']}, {state}"
+            )
+        if not rows:
+            print("no labs are up")
     elif arguments.action == "down":
         labels = [row["label"] for row in network.status()]
         if arguments.label:
@@ -771,9 +837,14 @@ def lab(arguments: argparse.Namespace) -> None:
         for label in labels:
             network.attach(label).down()
             print(f"{label}: down")
+        if not labels:
+            print("no labs are up")
     else:
-        for label in network.clean():
+        removed = network.clean()
+        for label in removed:
             print(f"{label}: removed")
+        if not removed:
+            print("nothing is left of labs whose process has ended")
 
 
 _OPTIONS_OF_UP = ("ranks", "rate", "engine", "delay", "loss")

@@ -17,6 +17,7 @@ from ddlkit.cli.command import (
     group,
     number,
     parsed_by,
+    refuse_given,
     seconds,
     show,
     whole_number,
@@ -157,6 +158,12 @@ def import_(arguments: argparse.Namespace) -> None:
 
     if not (arguments.out or arguments.messages):
         raise UserError("import: nothing to write: give --out, --messages or both")
+    if not arguments.out:
+        refuse_given(
+            arguments,
+            _OPTIONS_OF_PROFILE,
+            "has no effect without --out, which writes the layer profile",
+        )
     result: dict[str, Any] = {}
     findings: list[Finding] = []
     # Messages are read before the profile is written, so that an error leaves no file.
@@ -179,6 +186,21 @@ def import_(arguments: argparse.Namespace) -> None:
         where = f" ({', '.join(finding.layers)})" if finding.layers else ""
         print(f"  {finding.what}{where}: {finding.text}")
 
+
+_OPTIONS_OF_PROFILE = (
+    "kind",
+    "network",
+    "batch",
+    "device",
+    "gradient_bytes",
+    "without_input",
+    "iterations",
+    "peak",
+    "utilisation",
+    "compute_s",
+    "sequence",
+)
+"""Options of ``ddlkit import`` that are about the layer profile alone."""
 
 _KINDS_BY_OPTION = {
     "without_input": ("trace",),

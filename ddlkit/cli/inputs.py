@@ -9,7 +9,7 @@ import argparse
 import functools
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -26,6 +26,8 @@ from ddlkit.cli.command import (
     flag,
     group,
     number,
+    option_of,
+    refuse_given,
     seconds,
     share,
     whole_number,
@@ -161,8 +163,9 @@ INPUTS = (
             type=count,
             metavar="N",
             default=1,
-            help="The number of collectives that may be under way at once. [default: "
-            "1]",
+            help="The number of collectives that may be under way at once. They "
+            "share the link, so that an iteration changes only if messages wait for one "
+            "another. Plans are made as for 1. [default: 1]",
         ),
     ),
     *group(
@@ -219,23 +222,23 @@ INPUTS = (
             type=Path,
             nargs="+",
             metavar="TABLE",
-            help="The measured times of selecting gradients, or their cost (JSON).",
+            help="The measured times of selecting gradients, or their cost (JSON). "
+            "python -m workbook record cpu or gpu, in a clone of the project, measures "
+            "such tables, and data/recorded has some: selection*.csv.",
         ),
     ),
-    *group(
-        OUTPUT,
-        arg(
-            "--level",
-            type=share,
-            metavar="SHARE",
-            default=0.95,
-            help="The share of single iterations that the interval should contain. "
-            "[default: 0.95]",
-        ),
-        JSON,
-    ),
+    JSON,
 )
 """The options of a prediction."""
+
+LEVEL = arg(
+    "--level",
+    type=share,
+    metavar="SHARE",
+    default=0.95,
+    help="The share of single iterations that the interval should contain. [default: "
+    "0.95]",
+)._replace(group=OUTPUT)
 
 
 def _optional(argument: Argument) -> Argument:
@@ -282,8 +285,8 @@ SHARDED = (
 
 NO_CONTENTION = (
     "compute and messages are assumed not to slow each other down, so that an iteration "
-    "may take longer than predicted, over loopback by up to 31%: measure with ddlkit "
-    "measure slowdown, and give its table with --slowdown"
+    "may take longer than predicted (in this project's measurements over loopback, by up "
+    "to 31%): measure with ddlkit measure slowdown, and give its table with --slowdown"
 )
 NO_CONTENTION_OF_SHARDS = (
     "compute and messages are assumed not to slow each other down, which no option "
@@ -333,7 +336,7 @@ def print_warnings(lines: Iterable[str]) -> None:
 
 
 def forecast_of(
-    arguments: argparse.Namespace, spec: str
+    arguments: argparse.Namespace, spec: str, level: float = 0.95
 ) -> tuple[Any, list[str], Any, Any]:
     """Return what the model predicts for the inputs of a command.
 
@@ -343,6 +346,8 @@ def forecast_of(
         The values of `INPUTS`.
     spec : str
         The plan: a name as `PLAN_NAMES` explains them, or a file ``*.json`` of ``ddlkit plan``.
+    level : float, optional
+        The share of single iterations that the interval should contain.
 
     Returns
     -------
@@ -369,6 +374,8 @@ def forecast_of(
     # hide it.
     notes: list[str] = []
     _refuse_wrong_dilation(arguments.dilation)
+    _refuse_half_of_selection(arguments)
+    _refuse_wrong_copies(arguments)
     profile = _read_profile(arguments, notes)
     workload = profile.workload()
     workload = workload.scaled(arguments.dilation).accumulated(arguments.accumulate)
@@ -380,6 +387,10 @@ def forecast_of(
     communication = _with_contention(arguments, communication, profile, warnings, notes)
     if spec.endswith(".json"):
         plan = formats.read_plan(Path(spec))
+        try:
+            plan.group_bytes(workload)
+        except UserError as error:
+            raise UserError(f"{spec}: {error}") from None
     else:
         # Planners that know contention, such as `search`, take it into account.
         plan = plan_with_contention(spec, workload, communication)
@@ -388,7 +399,7 @@ def forecast_of(
         plan,
         communication,
         copy_s_per_byte=arguments.copy_s_per_byte,
-        level=arguments.level,
+        level=level,
     )
     cost = communication.cost
     # Selected gradients are gathered, so their cost is one of all_gather.
@@ -409,6 +420,36 @@ def _refuse_wrong_dilation(dilation: float) -> None:
     """Raise UserError if the factor on compute times is not finite and above zero."""
     if not 0 < dilation < math.inf:
         raise UserError(f"--dilation {dilation:g}: must be finite and above zero")
+
+
+LONG_COMPUTE_S = 100.0
+"""From this time of a forward and a backward pass on, a profile may have another unit."""
+
+SLOWEST_COPY_S_PER_BYTE = 1e-6
+"""A copy in memory that takes longer for a byte is slower than any memory."""
+
+
+def _refuse_wrong_copies(arguments: argparse.Namespace) -> None:
+    """Raise UserError for a time of copies that no memory has, or that is given twice."""
+    per_byte_s = arguments.copy_s_per_byte
+    if not 0 <= per_byte_s <= SLOWEST_COPY_S_PER_BYTE:
+        raise UserError(
+            f"--copy-s-per-byte {per_byte_s:g}: must be from 0 to "
+            f"{SLOWEST_COPY_S_PER_BYTE:g} seconds for each byte, as in 1e-10"
+        )
+    if arguments.copies:
+        # The measured time would replace the given one.
+        refuse_given(
+            arguments,
+            ["copy_s_per_byte"],
+            "has no effect with --copies, which has the measured time",
+        )
+
+
+def _refuse_half_of_selection(arguments: argparse.Namespace) -> None:
+    """Raise UserError if only one of --density and --selection is given."""
+    if (arguments.density is None) != (arguments.selection is None):
+        raise UserError("give --density and --selection TABLE together")
 
 
 def _refuse_second_forward_time(file: Path) -> None:
@@ -442,6 +483,13 @@ def _read_profile(arguments: argparse.Namespace, notes: list[str]) -> Any:
     )
     if assumed:
         notes.append(_note_of_assumed(arguments.profile, assumed))
+    workload = profile.workload()
+    computed_s = workload.forward_s + float(workload.backward_s.sum())
+    if computed_s > LONG_COMPUTE_S:
+        notes.append(
+            f"the forward and the backward pass of {arguments.profile} take "
+            f"{computed_s:.3g} s: check that its times are in seconds"
+        )
     if arguments.gradient_bytes is None:
         return profile
     return profile.sent_as(arguments.gradient_bytes)
@@ -604,6 +652,22 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
     )
 
 
+def advice_to_assume_ring(cost: Any) -> str:
+    """Return what to add to a command whose cost is of another number of ranks, in words.
+
+    Parameters
+    ----------
+    cost : MessageCost
+        The cost that the user gave.
+    """
+    if cost.form == "alpha_beta":
+        return "add --assume-ring for the cost of a ring"
+    return (
+        "add --assume-ring for the cost of a ring, and give a cost that ddlkit fit FILE "
+        "--form alpha_beta --json writes, or FILE to --collectives"
+    )
+
+
 def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
     """Raise UserError for a cost that cannot be taken to ``ranks`` as that of a ring.
 
@@ -695,9 +759,8 @@ def _cost_from_file(
         cost = replace(cost, workers=ranks)
     elif ranks is not None and ranks != cost.workers:
         raise UserError(
-            f"{path}: a cost of {cost.workers} workers, not {ranks}: --ranks does not "
-            "carry a cost to another number of workers: fit one that was measured "
-            "there, or add --assume-ring"
+            f"{path}: holds for {cost.workers} ranks, not for {ranks}: fit times between "
+            f"{ranks} ranks, or {advice_to_assume_ring(cost)}"
         )
     return Communication(cost, draws=draws, link=link), measured
 
@@ -726,8 +789,13 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     # With --assume-ring, --ranks may be a number that was not measured, and must not choose
     # rows. In what-if, --gpus is that number, and --ranks chooses rows as usual.
     ranks_are_predicted = arguments.assume_ring and not _is_what_if(arguments)
+    if_ranks_unknown = "give --ranks N"
     if ranks_are_predicted:
         required["ranks"] = None
+        if_ranks_unknown = (
+            "add a column ranks to the file, because with --assume-ring the option "
+            "--ranks is the number to predict for"
+        )
     read = functools.partial(
         read_collectives,
         collective=arguments.collective,
@@ -736,9 +804,12 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         place=arguments.place,
         table=arguments.table,
         notes=warnings,
+        if_ranks_unknown=if_ranks_unknown,
     )
     paths = store.expand_tables(arguments.collectives)
     all_rows = pd.concat([read(path) for path in paths]).reset_index(drop=True)
+    if arguments.density is not None:
+        _refuse_other_than_selected(all_rows, required["collective"])
     # Errors about the rows of several files name the option.
     origin = Path("--collectives")
     if ranks_are_predicted:
@@ -759,7 +830,11 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         ) from None
     # Only the cost of a line can be taken to another number of ranks.
     form = "alpha_beta" if arguments.assume_ring else "table"
-    calibrated = Calibration.of(rows, form=form).between(
+    try:
+        calibration = Calibration.of(rows, form=form)
+    except UserError as error:
+        raise UserError(f"{' and '.join(map(str, paths))}: {error}") from error
+    calibrated = calibration.between(
         str(chosen["link"]),
         int(chosen["ranks"]),
         required["collective"],
@@ -772,6 +847,17 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     if ranks_are_predicted and arguments.ranks != calibrated.cost.workers:
         calibrated = as_ring(calibrated, arguments.ranks, str(origin), warnings)
     return calibrated, Measured.of(rows["bytes"], *rows["backend"].unique())
+
+
+def _refuse_other_than_selected(rows: Any, collective: str) -> None:
+    """Raise UserError if no row is of the collective that sends selected gradients."""
+    measured = rows["collective"].unique().tolist()
+    if collective not in measured:
+        raise UserError(
+            f"--collectives: --density sends gradients by {collective}, but the times are "
+            f"of {' and '.join(measured)}: give times of {collective}, or add "
+            f"--collective {collective} if the file does not say of what they are"
+        )
 
 
 def _ranks_to_start_from(measured: Any, ranks: int) -> int:
@@ -792,8 +878,6 @@ def _with_selection(arguments: argparse.Namespace, dense: Any, workload: Any) ->
     from ddlkit.core.sparse import ELEMENT_BYTES
     from ddlkit.store.readers import read_selection
 
-    if (arguments.density is None) != (arguments.selection is None):
-        raise UserError("give --density and --selection TABLE together")
     if arguments.density is None:
         return dense
     if (workload.bytes != ELEMENT_BYTES * workload.parameters).any():
@@ -884,23 +968,17 @@ def _stamped_tables(arguments: argparse.Namespace, first: Path) -> list[Path]:
 
 # ---------------------------------------------------------------- sharded training
 
-NOT_IN_THE_GRAPH = {
-    "slowdown": None,
-    "copies": None,
-    "density": None,
-    "accumulate": 1,
-    "copy_s_per_byte": 0.0,
-    "in_flight": 1,
-}
-"""Inputs that the graph of training's tasks does not model, and their defaults."""
-_NOT_SHARDED = {
-    **NOT_IN_THE_GRAPH,
-    "selection": None,
-    "cost": None,
-    "plan": "ddp",
-    "html": None,
-}
-"""Options that the model of sharded training does not take, and their defaults."""
+NOT_IN_THE_GRAPH = (
+    "slowdown",
+    "copies",
+    "density",
+    "accumulate",
+    "copy_s_per_byte",
+    "in_flight",
+)
+"""Inputs that the graph of training's tasks does not model."""
+_NOT_SHARDED = (*NOT_IN_THE_GRAPH, "selection", "plan", "html")
+"""Options that the model of sharded training does not take."""
 PREDICTED = (
     "iteration_s",
     "compute_s",
@@ -909,6 +987,10 @@ PREDICTED = (
     "scaling_factor",
 )
 """The attributes of a `Prediction` that commands print."""
+
+
+NO_INTERVAL = "nothing: the cost has no interval"
+"""What an interval holds if there is none, in words."""
 
 
 def is_sharded(arguments: argparse.Namespace) -> bool:
@@ -923,7 +1005,7 @@ def is_sharded(arguments: argparse.Namespace) -> bool:
         return True
     for name in ("units", "no_prefetch", "no_reshard"):
         if getattr(arguments, name):
-            option = "--" + name.replace("_", "-")
+            option = option_of(name)
             raise UserError(
                 f"{option} is only for --strategy fsdp: give that as well, or leave "
                 f"{option} out"
@@ -937,7 +1019,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     Parameters
     ----------
     arguments : argparse.Namespace
-        The values of `INPUTS` and `SHARDED`.
+        The values of `INPUTS`, `SHARDED` and `LEVEL`.
     *specs : str
         Ways to make units, as --units takes them. The first one must not be empty.
 
@@ -977,6 +1059,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
         communication, measured = read_communication(with_collective, warnings)
         communications[collective] = communication
         warnings += doubts(profile.device, measured, _message_bytes(profile, specs))
+    _refuse_different_ranks(communications)
     rows = []
     for spec, reshard in product(specs, (True, False)):
         sharding = Sharding.of(profile, spec).scaled(arguments.dilation)
@@ -992,12 +1075,12 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
                 "interval_s": list(interval_s) if interval_s else None,
                 # Without contention, the share of iterations in the interval is unknown.
                 "level": None,
-                "interval_holds": INTERVAL_HOLDS if interval_s else "",
+                "interval_holds": INTERVAL_HOLDS if interval_s else NO_INTERVAL,
                 "no_overlap_s": compute_s + communication_s,
                 "perfect_overlap_s": max(compute_s, communication_s),
                 "messages": len(program.messages),
                 "workers": communications[SENT[0]].cost.workers,
-                "gathered_bytes": sharding.gathered_bytes(reshard=reshard),
+                "most_gathered_bytes": sharding.most_gathered_bytes(reshard=reshard),
                 "contention": None,
                 **assumption(arguments),
             }
@@ -1064,6 +1147,21 @@ def _tables_by_collective(
     return tables
 
 
+def _refuse_different_ranks(communications: Mapping[str, Any]) -> None:
+    """Raise UserError if the costs of two collectives are between different ranks."""
+    ranks = {
+        collective: communication.cost.workers
+        for collective, communication in communications.items()
+    }
+    if len(set(ranks.values())) > 1:
+        listed = " and ".join(
+            f"of {collective} between {n} ranks" for collective, n in ranks.items()
+        )
+        raise UserError(
+            f"--collectives: the times are {listed}: give times between the same ranks"
+        )
+
+
 def _message_bytes(profile: Any, specs: Sequence[str]) -> list[float]:
     """Return the sizes in bytes of the messages of all units that ``specs`` make."""
     from ddlkit.model.sharded import Sharding
@@ -1077,10 +1175,18 @@ def _message_bytes(profile: Any, specs: Sequence[str]) -> list[float]:
 
 def _refuse_options_of_ddp(arguments: argparse.Namespace) -> None:
     """Raise UserError for an option that the model of sharded training does not take."""
-    for name, default in _NOT_SHARDED.items():
-        if getattr(arguments, name, default) != default:
-            option = "--" + name.replace("_", "-")
-            raise UserError(
-                f"--strategy fsdp takes no {option}: leave it out; "
-                "the messages are those of --collectives"
-            )
+    if arguments.cost:
+        raise UserError(
+            "--strategy fsdp takes no --cost, because it sends two collectives: give "
+            "tables or logs of both to --collectives"
+        )
+    refuse_given(
+        arguments,
+        ["collective"],
+        "has no effect with --strategy fsdp, which sends all_gather and reduce_scatter",
+    )
+    refuse_given(
+        arguments,
+        _NOT_SHARDED,
+        "has no effect with --strategy fsdp, whose model lacks it",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -22,11 +23,15 @@ from ddlkit.cli.command import (
     flag,
     group,
     is_numbers,
+    refuse_given,
     show,
     whole_number,
 )
 from ddlkit.cli.inputs import (
     INPUTS,
+    LEVEL,
+    MESSAGES,
+    NO_INTERVAL,
     NOT_IN_THE_GRAPH,
     OPTIONAL_INPUTS,
     PLACE,
@@ -36,6 +41,7 @@ from ddlkit.cli.inputs import (
     RING,
     SHARDED,
     TABLE,
+    advice_to_assume_ring,
     as_ring,
     assumption,
     forecast_of,
@@ -62,6 +68,12 @@ error at sizes that it was not fitted to). The limit of piecewise may be given, 
 piecewise:45KB. [default: auto]"""
 
 
+MESSAGE_FORMATS = """a CSV with columns bytes, seconds, a log of nccl-tests, rccl-tests,
+OSU or Intel MPI Benchmarks, JSON of nccl-tests -J, CSV of rccl-tests, JSON lines of
+NCCL Inspector, a table of all_reduce_bench.py, a log of DeepSpeed's communication
+benchmark, a log of Ascend's hccl_test, or a log of nccom-test of AWS Neuron"""
+
+
 @command(
     "Fit the cost of a message to measured times.",
     *group(
@@ -70,8 +82,7 @@ piecewise:45KB. [default: auto]"""
             "file",
             type=Path,
             metavar="FILE",
-            help="The times: a recorded table of collectives, a CSV with the columns "
-            "bytes and seconds, or a benchmark's log.",
+            help=f"The times: a recorded table of collectives, {MESSAGE_FORMATS}.",
         ),
         arg(
             "--collective",
@@ -286,6 +297,7 @@ PLANNER = arg(
     *group("plan", PLAN),
     *INPUTS,
     *SHARDED,
+    LEVEL,
     example="ddlkit predict --profile profile.csv --cost cost.json --plan ddp",
 )
 def predict(arguments: argparse.Namespace) -> None:
@@ -294,9 +306,12 @@ def predict(arguments: argparse.Namespace) -> None:
         # One way to make units gives two predictions, for the two ways of FSDP's
         # reshard_after_forward.
         resharded, kept_whole = predict_sharded(arguments, arguments.units)
-        show(kept_whole if arguments.no_reshard else resharded, arguments.json)
+        sharded = kept_whole if arguments.no_reshard else resharded
+        if not arguments.json:
+            sharded["level"] = _level_in_words(sharded)
+        show(sharded, arguments.json)
         return
-    forecast, warnings, *_ = forecast_of(arguments, arguments.plan)
+    forecast, warnings, *_ = forecast_of(arguments, arguments.plan, arguments.level)
     iteration = forecast.iteration
     interval_s = forecast.interval_s
     knows_contention = arguments.slowdown or arguments.copies
@@ -317,15 +332,41 @@ def predict(arguments: argparse.Namespace) -> None:
     # `forecast_of` has printed the warnings on standard error, where a person reads them.
     if arguments.json:
         result["warnings"] = warnings
+    else:
+        result["level"] = _level_in_words(result)
+        result["contention"] = _contention_in_words(result["contention"])
     show(result, arguments.json)
+
+
+def _level_in_words(result: dict[str, Any]) -> Any:
+    """Return the level of a predicted interval, or why it is not known, in words."""
+    if result["level"] is not None:
+        return result["level"]
+    if result["interval_s"] is None:
+        return "not known, because there is no interval"
+    return "not known, because contention was not measured"
+
+
+def _contention_in_words(contention: dict[str, float] | None) -> str | None:
+    """Return the slowdowns as shares that are added to times, and the costs of buckets."""
+    if contention is None:
+        return None
+    return (
+        f"slowdown {contention['slowdown']:+.1%}, "
+        f"message_slowdown {contention['message_slowdown']:+.1%}, "
+        f"copy_s_per_byte {contention['copy_s_per_byte']:.6g}, "
+        f"bucket_s {contention['bucket_s']:.6g}"
+    )
 
 
 def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
     """Return what the predicted interval of an iteration holds, as a part of a result.
 
-    "level" is the share of single iterations that should lie in it. It is None if
-    contention was not measured, because that share is then unknown.
+    "level" is the share of single iterations that should lie in it. It is None if there
+    is no interval, and if contention was not measured, because that share is then unknown.
     """
+    if not forecast.interval_s:
+        return {"level": None, "interval_holds": NO_INTERVAL}
     if forecast.interval_holds:
         return {"level": None, "interval_holds": forecast.interval_holds}
     return {"level": level, "interval_holds": f"{level:.4g} of single iterations"}
@@ -361,14 +402,23 @@ def plan(arguments: argparse.Namespace) -> None:
     proof = {}
     # The planner "exact" also returns a time that no plan can undercut. Others do not.
     if chosen.least_s is not None:
-        proof["no_plan_below_s"] = chosen.least_s
+        doubts = []
         if arguments.slowdown or arguments.copies:
-            warning = (
+            doubts.append(
                 "the plan exact is proven best without contention only: try "
                 "--planner search"
             )
-            warnings.append(warning)
-            print_warnings([warning])
+        # With several messages in flight, start-ups overlap, and an iteration may take
+        # less than the bound.
+        if arguments.in_flight == 1:
+            proof["least_possible_s"] = chosen.least_s
+        else:
+            doubts.append(
+                "the plan exact is proven best only for messages that are sent one after "
+                f"the other, and not for {arguments.in_flight} in flight"
+            )
+        warnings += doubts
+        print_warnings(doubts)
     if arguments.json:
         description = chosen.to_dict(iteration_s)
         facts = {**proof, **assumption(arguments), "warnings": warnings}
@@ -390,6 +440,14 @@ def plan(arguments: argparse.Namespace) -> None:
 
 
 # ---------------------------------------------------------------- ddlkit export
+
+
+_OPTIONS_BESIDE_MESSAGES = tuple(
+    argument.names[0].removeprefix("--").replace("-", "_")
+    for argument in OPTIONAL_INPUTS
+    if argument.group != MESSAGES
+)
+"""Options of a prediction, as names of parsed arguments, without those of its messages."""
 
 
 @command(
@@ -456,6 +514,11 @@ def export(arguments: argparse.Namespace) -> None:
         print(writers.ddp(forecast.iteration, version))
         print(f"ddlkit: note: {_gain_of_plan(forecast.iteration)}", file=sys.stderr)
         return
+    refuse_given(
+        arguments,
+        ["planner", "in_flight", *_OPTIONS_BESIDE_MESSAGES],
+        f"has no effect on --to {arguments.to}, which writes the cost of a message alone",
+    )
     writers_of_costs = {"inductor": writers.inductor, "profile": writers.profile}
     write = writers_of_costs[arguments.to]
     warnings: list[str] = []
@@ -563,10 +626,11 @@ def what_if(arguments: argparse.Namespace) -> None:
     from ddlkit.core.iteration import Iteration
     from ddlkit.core.taskgraph import changed, described, schedule
 
-    for name, default in NOT_IN_THE_GRAPH.items():
-        if getattr(arguments, name) != default:
-            option = "--" + name.replace("_", "-")
-            raise UserError(f"{option}: the graph has no task for it: leave it out")
+    refuse_given(
+        arguments,
+        NOT_IN_THE_GRAPH,
+        "has no effect on what-if, because the graph has no task for it",
+    )
     changes = [_change(text, "--scale") for text in arguments.scale]
     for text in arguments.straggler:
         rank, factor = _change(text, "--straggler")
@@ -602,9 +666,14 @@ def what_if(arguments: argparse.Namespace) -> None:
     graph_to_change = _graph(
         arguments, after, profile_after, changed_ranks=_ranks_in(changes)
     )
-    graph_after = changed(graph_to_change, changes)
+    try:
+        graph_after = changed(graph_to_change, changes)
+    except UserError as error:
+        # Ranks of --straggler, and all factors, were checked before.
+        raise UserError(f"--scale: {error}") from error
     compared = described(schedule(graph), schedule(graph_after))
     result = {
+        "simulated_iterations": ITERATIONS,
         "tasks": _tasks_of_all_ranks(graph, gpus),
         "longest_path_s": graph.longest_path_s,
         **compared,
@@ -701,9 +770,8 @@ def _cost_after(
     if cost.form == "alpha_beta" and cost.algorithm == RING and cost.workers:
         return cost.at_workers(gpus)
     raise UserError(
-        f"--gpus {gpus}: {origin} has a cost of the form {cost.form} between "
-        f"{cost.workers or 'an unknown number of'} ranks, which says nothing of {gpus}: "
-        "add --assume-ring for the cost of a ring"
+        f"--gpus {gpus}: the cost of {origin} holds for "
+        f"{cost.workers or 'an unknown number of'} ranks: {advice_to_assume_ring(cost)}"
     )
 
 
@@ -817,6 +885,9 @@ def _change(text: str, option: str) -> tuple[str, float]:
     try:
         if not changed:
             raise ValueError
-        return changed, float(factor)
+        value = float(factor)
     except ValueError:
         raise UserError(f"{option} {text}: write {pattern}") from None
+    if not 0 <= value < math.inf:
+        raise UserError(f"{option} {text}: the factor must be finite and at least 0")
+    return changed, value

@@ -367,8 +367,8 @@ def fit(
     distinct, repeats = np.unique(sizes, return_counts=True)
     if distinct.size < least_sizes:
         raise UserError(
-            f"{form}: a fit needs at least {least_sizes} distinct sizes, "
-            f"got {distinct.size}"
+            f"a cost of the form {form} needs at least {least_sizes} different sizes, but "
+            f"has only {distinct.size}"
         )
 
     # A cost of messages has the first four of these fields, and a cost of selections
@@ -663,9 +663,10 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
         why += f"; the others' are {', '.join(others)}"
     if chosen in THROUGH_ALL:
         why += (
-            f" (errors of {' and '.join(THROUGH_ALL)} count "
-            f"{DISCOUNT_THROUGH_ALL:g} times, because "
-            "sizes of the fit lie closer together if none is left out)"
+            f" (errors of {' and '.join(THROUGH_ALL)} are multiplied by "
+            f"{DISCOUNT_THROUGH_ALL:g} before they are compared: leaving a size out "
+            "doubles the distance between the sizes around it, which makes the error of "
+            "these forms up to four times too large)"
         )
     return chosen, why
 

@@ -88,6 +88,8 @@ def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> f
         If there is no number, if it is too large, or if the unit is unknown.
     """
     match = _NUMBER_AND_UNIT.match(text)
+    if not match and _NUMBER_AND_UNIT.match(text.replace("-", "", 1)):
+        raise UserError(f"{what} {text!r} must not be negative")
     if not match:
         raise UserError(
             f"{what} {text!r} is not a number with a unit: write for example {example}"

@@ -58,8 +58,12 @@ class MessageOptions:
         UserError
             If a place or a table is given.
         """
-        if self.place is not None or self.table is not None:
-            raise UserError(f"{file}: no log: leave --place and --table out")
+        for option in ("place", "table"):
+            if getattr(self, option) is not None:
+                raise UserError(
+                    f"{file}: is not a benchmark's log, so that --{option} has no effect: "
+                    "leave it out"
+                )
 
     def refuse_table(self, file: str) -> None:
         """Refuse the number of a table.

@@ -993,15 +993,21 @@ def _kinds_of_iterations(
     for same_kind in (~slow, slow):
         if same_kind.any():
             median_s = float(np.median(iteration_s[same_kind]))
-            kinds.append(
-                f"{_ranges(numbers[same_kind])} take {format_seconds(median_s)}"
-            )
+            alike = numbers[same_kind]
+            if len(alike) == 1:
+                kinds.append(f"number {alike[0]} takes {format_seconds(median_s)}")
+            else:
+                kinds.append(
+                    f"numbers {_ranges(alike)} take {format_seconds(median_s)} each "
+                    "(median)"
+                )
     listed = "; ".join(kinds)
     rarer = min(slow.sum(), (~slow).sum())
     if not is_chosen and 3 * rarer > len(used):
         advice = f"choose, as by --iterations {_ranges(numbers[~slow])}"
         raise UserError(f"{trace.source}: iterations of two kinds: {listed}: {advice}")
-    return Finding("iterations", (), f"{len(used)} on {trace.device}: {listed}")
+    noun = "iteration" if len(used) == 1 else "iterations"
+    return Finding("iterations", (), f"{len(used)} {noun} on {trace.device}: {listed}")
 
 
 def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from ddlkit.formats.contract import KEYS, MessageOptions, MessageTimes
 from ddlkit.store import files
 from ddlkit.store.readers import choose
 from ddlkit.store.sheet import check_cells
-from ddlkit.store.tables import is_stamped, load_table
+from ddlkit.store.tables import is_stamped, load_table, refuse_pack
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -92,6 +92,7 @@ def read_collectives(
     place: str | None = None,
     table: int | None = None,
     notes: list[str] | None = None,
+    if_ranks_unknown: str = "give --ranks N",
 ) -> DataFrame:
     """Return message times as a table ``collectives``, whoever measured them.
 
@@ -109,6 +110,9 @@ def read_collectives(
         Which table of a log to take, counted from 1.
     notes : list of str, optional
         A list to which a note is added if the user should know something of the rows.
+    if_ranks_unknown : str, optional
+        What the user should do if neither the file nor ``ranks`` says between how many
+        ranks the times were measured.
 
     Returns
     -------
@@ -132,8 +136,8 @@ def read_collectives(
         notes.append(f"{path}: {note}")
     if "ranks" not in frame and ranks is None:
         raise UserError(
-            f"{path}: does not say between how many ranks its times were measured: give "
-            "--ranks, or with --assume-ring add a column ranks to the file"
+            f"{path}: does not say between how many ranks its times were measured: "
+            f"{if_ranks_unknown}"
         )
     # Columns that a file lacks get the values of the caller, or usual ones. 0 stands for an
     # unknown rate of the link, and "" for an unknown algorithm.
@@ -157,14 +161,14 @@ def read_collectives(
 def _messages(path: Path, options: MessageOptions) -> MessageTimes:
     """Return the times of a recorded table, or of a file of any format.
 
-    The source of a recorded table is "recorded". Raises UserError if no format fits, with
-    the formats that were tried.
+    The source of a recorded table is "recorded". Raises UserError if no format fits.
     """
     file = str(path)
     if is_stamped(path):
         frame = load_table(path, "collectives")
         options.refuse_those_of_a_log(file)
         return MessageTimes("recorded", frame)
+    refuse_pack(path)
     text = files.read_text(path)
     check_cells(text, "\n", file)
     reader = readers.first_match(readers.MESSAGE_TIMES, text)
@@ -174,10 +178,11 @@ def _messages(path: Path, options: MessageOptions) -> MessageTimes:
     other_test = benchmark_logs.other_test(text)
     if other_test:
         problem = f"is of the test {other_test}, without average times of a collective"
-    formats = readers.tried(readers.MESSAGE_TIMES, text)
+    first_line, _, _ = text.strip().partition("\n")
     # If a run has failed, its last line often says why.
     _, _, last_line = text.rstrip().rpartition("\n")
     raise UserError(
-        f"{file}: {problem}: give a CSV with the columns bytes and seconds, or the log "
-        f"of a benchmark of collectives; its last line is {shown(last_line)}, {formats}"
+        f"{file}: {problem}: give a CSV with the columns bytes and seconds, or a log of "
+        "nccl-tests or another benchmark (ddlkit fit --help lists them); its first line "
+        f"is {shown(first_line)}, and its last line {shown(last_line)}"
     )

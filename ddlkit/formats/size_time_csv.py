@@ -397,10 +397,11 @@ def _refuse_dividing(
     n_sizes = table["bytes"].nunique()
     comes_again = (sizes_of_value > 1).mean() >= _DIVIDED_SHARE or n_sizes == 1
     if is_divided and comes_again:
-        values = ", ".join(shown(value) for value in [*sizes_of_value.index][:5])
+        values = " and ".join(shown(value) for value in [*sizes_of_value.index][:5])
         sheet.fail(
             None,
             name,
-            f"its values ({values}) divide the times of one size, and it is not known: "
-            "keep the rows of one value, or leave the column out if it does not matter",
+            "ddlkit does not know this column, and rows of the same size have different "
+            f"values in it, as {values}: keep the rows of one value, or remove the "
+            "column if it does not matter",
         )

@@ -82,7 +82,10 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
         raise UserError(f"{file}: {problem}: choose one by --network: {listed}")
     if options.sequence is None:
         raise UserError(f"{file}: FLOP depend on the sequence: give --sequence")
-    tensors = list(shapes[name].tensors(options.sequence))
+    try:
+        tensors = list(shapes[name].tensors(options.sequence))
+    except UserError as error:
+        raise UserError(f"{file}: {name}: {error}") from error
     return profile_of(tensors, name, file, options)
 
 
@@ -207,7 +210,7 @@ class Decoder:
         """
         most = self.positions or MOST_SIZE
         if not 1 <= tokens <= most:
-            raise UserError(f"a sequence of {tokens} tokens: from 1 to {most} of them")
+            raise UserError(f"--sequence {tokens}: must be from 1 to {most} tokens")
         width = self.d_model
         head_flops = 2.0 * width * self.vocabulary * tokens
         yield Tensor("tokens.weight", "tokens", self.vocabulary * width, 0.0)

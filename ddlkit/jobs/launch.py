@@ -425,7 +425,7 @@ def _watch(
             time.sleep(SETTLE_S)
         lost = place.lost()
         if lost:
-            raise UserError(f"{lost} (job {job}, {ranks} ranks)")
+            raise UserError(f"{lost} (in job {job} on {ranks} ranks)")
         if died:
             raise UserError(_verdict(processes, f"job {job}"))
         if time.monotonic() > give_up_s:
@@ -477,7 +477,7 @@ def _verdict(processes: Sequence[RankProcess], job: str) -> str:
             cause = f"rank {silent[0]} {of_all} does not answer"
         return f"{cause} in {job}: rank {first} gave up; its last line: {line}"
     if status == jobs.MISTAKE and line.startswith(jobs.ERROR):
-        return f"{line.removeprefix(jobs.ERROR)} (rank {first} {of_all}, {job})"
+        return f"{line.removeprefix(jobs.ERROR)} (on rank {first} {of_all} in {job})"
     return f"rank {first} {of_all} {jobs.ending(status)} in {job}; last line: {line}"
 
 

@@ -340,7 +340,10 @@ def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
     # The last tensor in forward order has the first gradient that is ready.
     share = profile.backward_s[-1] / profile.backward_s.sum()
     if share > TOO_LATE:
-        yield f"gradients are ready after {share:.0%} of backward: nothing can overlap"
+        yield (
+            f"the first gradient is ready only after {share:.0%} of backward: nothing "
+            "can overlap"
+        )
 
 
 # -- advice ----------------------------------------------------------------------------

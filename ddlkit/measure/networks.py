@@ -206,10 +206,10 @@ def find(name: str) -> Network:
 
 def _advice_on_name(name: str, known: Sequence[str]) -> str:
     """Return advice on an unknown name: the most similar known one, or all of them."""
-    similar = difflib.get_close_matches(name.lower(), sorted(known), n=1)
+    similar = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.8)
     if similar:
         return f"did you mean {similar[0]!r}?"
-    return f"use {', '.join(known)}"
+    return f"use {', '.join(known)}, or any network of torchvision as torchvision:NAME"
 
 
 def require(name: str) -> None:

@@ -193,7 +193,10 @@ class Advice:
         ('exact', 0.24, 'bandwidth')
         """
         if not messages.draws:
-            raise UserError("a cost without draws has no interval: give --collectives")
+            raise UserError(
+                "the cost of messages has no draws, so that a gain would have no "
+                "interval: fit a cost to times of more sizes"
+            )
         # The planners of LISTS ("exact" and others) put gradients of any type into one
         # message, but PyTorch applies a list of caps to each type anew.
         can_impose_any = lists and not work.has_several_types

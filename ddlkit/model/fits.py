@@ -25,7 +25,7 @@ from ddlkit.core.workload import Floats
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_BETWEEN = {
+_DEVICES = {
     "nccl": "GPUs",
     "nccl-tests": "GPUs",
     "osu-cuda": "GPUs",
@@ -183,13 +183,13 @@ class Measured(NamedTuple):
         The smallest size; None if not known.
     to_bytes : float or None
         The largest size; None if not known.
-    between : {"GPUs", "processors"} or None
+    devices : {"GPUs", "processors"} or None
         The devices between which the messages were sent; None if not known.
     """
 
     from_bytes: float | None = None
     to_bytes: float | None = None
-    between: str | None = None
+    devices: str | None = None
 
     @classmethod
     def of(cls, sizes: ArrayLike, *programs: str | None) -> Measured:
@@ -210,13 +210,13 @@ class Measured(NamedTuple):
         Examples
         --------
         >>> Measured.of([1024, 4096], "nccl")
-        Measured(from_bytes=1024.0, to_bytes=4096.0, between='GPUs')
+        Measured(from_bytes=1024.0, to_bytes=4096.0, devices='GPUs')
         """
-        devices = {_BETWEEN[program] for program in programs if program in _BETWEEN}
-        between = None
-        if len(devices) == 1:
-            between = devices.pop()
-        return cls(float(np.min(sizes)), float(np.max(sizes)), between)
+        known = {_DEVICES[program] for program in programs if program in _DEVICES}
+        devices = None
+        if len(known) == 1:
+            devices = known.pop()
+        return cls(float(np.min(sizes)), float(np.max(sizes)), devices)
 
     @classmethod
     def read(cls, description: Mapping[str, Any], cost: MessageCost) -> Measured:
@@ -246,17 +246,18 @@ class Measured(NamedTuple):
         measured = cls(
             from_bytes=fitted.get("from_bytes"),
             to_bytes=fitted.get("to_bytes"),
-            between=fitted.get("between"),
+            # Costs that earlier versions wrote have the devices under another name.
+            devices=fitted.get("devices", fitted.get("between")),
         )
         are_sizes = _is_size(measured.from_bytes) and _is_size(measured.to_bytes)
-        if not are_sizes or not isinstance(measured.between, str | None):
+        if not are_sizes or not isinstance(measured.devices, str | None):
             raise UserError(
                 f"the cost's fit states {shown(tuple(measured))}: "
                 "must be two sizes above zero and a name of devices: fit the cost again"
             )
         # A table that was written by hand has no fit, but it has the measured sizes.
         if measured.from_bytes is None and isinstance(cost, Table):
-            return cls.of(cost.bytes)._replace(between=measured.between)
+            return cls.of(cost.bytes)._replace(devices=measured.devices)
         return measured
 
 
@@ -512,10 +513,10 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
     """
     computed_on = "processors" if device == "cpu" else "GPUs"
     device_known = device not in ("", "unknown")
-    if device_known and measured.between not in (None, computed_on):
+    if device_known and measured.devices not in (None, computed_on):
         yield (
             f"the profile is of {computed_on} ({device}), the messages were timed "
-            f"between {measured.between}: measure both on the same devices"
+            f"between {measured.devices}: measure both on the same devices"
         )
 
     if measured.from_bytes is None or measured.to_bytes is None:

@@ -108,13 +108,13 @@ def interval_holds(communication: Communication) -> str:
     --------
     >>> from ddlkit.core.cost import AlphaBeta
     >>> interval_holds(Communication(AlphaBeta(0.5, 0.02))).partition("; ")[0]
-    'what the fit of messages leaves open'
+    'the uncertainty of the fitted cost of messages'
     """
     contention = communication.contention
     if contention is not None and contention.is_measured:
         return ""
     if communication.noise is None:
-        held = "what the fit of messages leaves open"
+        held = "the uncertainty of the fitted cost of messages"
     else:
         held = "the scatter and drift of messages"
     if contention is None:

@@ -63,8 +63,9 @@ WAIT = "wait"
 """A step in which a rank waits until a message has ended."""
 
 INTERVAL_HOLDS = (
-    "the scatter and drift of messages, and by how much their times were off in replays; "
-    "contention with compute and the drift of compute are not in the model"
+    "the scatter and drift of messages, and the errors of predicted message times in this "
+    "project's replays; contention with compute and the drift of compute are not in the "
+    "model"
 )
 """What intervals of sharded training hold, in words: too little for intervals of 95%.
 
@@ -349,7 +350,7 @@ class Sharding:
         )
         return replace(self, runs=runs, update_s=factor * self.update_s)
 
-    def gathered_bytes(self, *, reshard: bool = True) -> int:
+    def most_gathered_bytes(self, *, reshard: bool = True) -> int:
         """Return the most bytes of parameters that a rank holds whole at the same time.
 
         Parameters
@@ -473,12 +474,23 @@ def _units_by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
     # A pattern is also unused if all its modules lie inside units of other patterns.
     unused = [pattern for pattern in patterns if pattern not in used]
     if unused:
-        layers = ", ".join(dict.fromkeys(profile.layer[:3]))
-        raise UserError(
-            f"units {shown(unused[0])}: match no module outside of other units: "
-            f"name modules of layers such as {layers}"
-        )
+        _refuse_unused(unused[0], profile.layer)
     return modules_of_tensor
+
+
+def _refuse_unused(pattern: str, layers: Sequence[str]) -> None:
+    """Raise UserError for a pattern of --units that makes no unit of these layers."""
+    matches_some = any(any(_matches(layer, [pattern])) for layer in layers)
+    if matches_some:
+        raise UserError(
+            f"--units {shown(pattern)}: matches only modules inside other units: leave "
+            "it out"
+        )
+    first_layers = [*dict.fromkeys(layers)][:3]
+    raise UserError(
+        f"--units {shown(pattern)}: matches no module of the profile: name modules of "
+        f"layers such as {', '.join(first_layers)}"
+    )
 
 
 def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:

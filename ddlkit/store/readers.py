@@ -23,7 +23,7 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.store import files
 from ddlkit.store.files import read_json
 from ddlkit.store.sheet import SCHEMAS, read_sheet
-from ddlkit.store.tables import expand_tables, is_stamped, load_table
+from ddlkit.store.tables import expand_tables, is_stamped, load_table, refuse_pack
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -92,7 +92,7 @@ def choose(
         if key not in frame.columns:
             continue
         values = frame[key].drop_duplicates().tolist()
-        listed = ", ".join(map(str, values))
+        listed = _listed(values)
         value = wanted.get(key)
         if value is None:
             if len(values) > 1:
@@ -109,6 +109,19 @@ def choose(
         chosen[key] = value
         frame = frame[frame[key] == value]
     return frame, chosen
+
+
+MOST_LISTED = 6
+"""The most values of a column that an error lists."""
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """Return the first of some values as a list in words, and how many more there are."""
+    words = [str(value) for value in values[:MOST_LISTED]]
+    n_more = len(values) - len(words)
+    if n_more:
+        words.append(f"and {n_more} more")
+    return ", ".join(words)
 
 
 # -- Layer profiles --------------------------------------------------------------------
@@ -161,6 +174,7 @@ def read_profile(
     if is_stamped(path):
         frame = load_table(path, "layers")
     else:
+        refuse_pack(path)
         # A time of forward that the caller states replaces the column.
         needs_forward = forward_s is None
         frame, assumptions = _users_profile(path, needs_forward=needs_forward)
@@ -367,13 +381,40 @@ def read_timeline(
     if is_stamped(path):
         frame = load_table(path, "timeline")
     else:
+        refuse_pack(path)
         frame = SCHEMAS["timeline"].read(files.read_text(path), str(path), exact=False)
+    if case is None:
+        _refuse_several_cases(frame, path)
     frame, _ = choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
     if len(frame) > MOST_SPANS:
         raise UserError(
             f"{path}: {len(frame)} spans in one timeline: at most {MOST_SPANS}"
         )
     return Timeline.from_columns(frame)
+
+
+def _refuse_several_cases(frame: DataFrame, path: Path) -> None:
+    """Raise UserError for several cases that the table of runs beside them describes.
+
+    A recorded table timeline-x.csv.gz has its cases in the table runs-x.csv beside it. If
+    there is none, nothing is known of the cases but their keys.
+    """
+    keys = frame["case"].drop_duplicates().tolist()
+    name = path.name.removesuffix(".gz").replace("timeline", "runs", 1)
+    runs_path = path.with_name(name)
+    if len(keys) < 2 or not is_stamped(runs_path):
+        return
+    runs = load_table(runs_path, "runs").drop_duplicates("case").set_index("case")
+    described = []
+    for key in keys:
+        if key in runs.index:
+            run = runs.loc[key]
+            facts = f"{run['network']}, plan {run['plan']}, {run['workers']} ranks"
+            described.append(f"{key} ({facts})")
+    raise UserError(
+        f"{path}: has {len(keys)} cases: choose one with --case KEY: "
+        f"{_listed(described)}; the table {runs_path} has all of them"
+    )
 
 
 # -- Times of selection ----------------------------------------------------------------

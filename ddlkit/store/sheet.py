@@ -506,8 +506,8 @@ class Schema:
             else:
                 present = ", ".join(sheet.header)[:200]
                 raise UserError(
-                    f"{sheet.file}: has no column {column.name}, which a table "
-                    f"{self.name} needs: its columns are {present}"
+                    f"{sheet.file}: has no column {column.name}, which a table of "
+                    f"{self.name} needs: the file has the columns {present}"
                 )
         # The index repeats a default, which is a single value, in every row.
         frame = DataFrame(values, index=range(len(sheet.rows)))

@@ -486,6 +486,7 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     while data != data_of_last_try:
         stamp = _read_stamp(_stamp_path(path))
         if stamp is None:
+            refuse_pack(path)
             raise UserError(
                 f"{path}: is not a table that ddlkit measure wrote, because the file "
                 f"{_stamp_path(path).name} of that table is not beside it: give a "
@@ -508,6 +509,9 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 # -- Packs -----------------------------------------------------------------------------
+
+MOST_NAMED = 3
+"""The most tables of a pack that an error names."""
 
 
 class Part(NamedTuple):
@@ -575,6 +579,29 @@ def packed(folder: Path) -> dict[str, Part]:
         return {}
     # With its state as a part of the cache's key, a file that has changed is read again.
     return _read_index(index, *file_state)
+
+
+def refuse_pack(path: Path) -> None:
+    """Refuse a pack where a table is needed.
+
+    Parameters
+    ----------
+    path : Path
+        A file that should be a table.
+
+    Raises
+    ------
+    UserError
+        If the file is a pack. The error names some of its tables.
+    """
+    parts = [name for name, part in packed(path.parent).items() if part.pack == path]
+    if not parts:
+        return
+    names = ", ".join(str(path.parent / name) for name in parts[:MOST_NAMED])
+    raise UserError(
+        f"{path}: holds {len(parts)} recorded tables, which its column part names: name "
+        f"one of them, as in {names}"
+    )
 
 
 def _part_of(path: Path) -> Part | None:

@@ -311,7 +311,10 @@ def _parsed(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file}: is not {language}: {error}") from None
     if not isinstance(given, dict) or "points" not in given:
-        raise UserError(f"{file}: must be a mapping with points")
+        raise UserError(
+            f"{file}: is not a file of points: write {language} with a list named points, "
+            "as in examples/campaign_sharded.yml"
+        )
     return given
 
 
