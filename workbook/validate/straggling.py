@@ -295,35 +295,16 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
         By the names that data/goals.yml explains.
     """
     injected = judged[judged["right_rank"].notna()]
-    truth_s = injected["odd_s"] - injected["even_s"]
-    large = injected[truth_s >= LARGE * injected["odd_s"]]
-    right_phase = (large["right_phase"] == "any") | (
-        large["right_phase"] == large["named_phase"]
-    )
-    is_right = (large["right_rank"] == large["named_rank"]) & right_phase
+    healthy = judged[judged["right_rank"].isna()]
+    with_remedy = judged[judged["remedy_s"].notna()]
     # Without one of two delays the iteration still has the other one, so that iterations
     # without any delay are no truth of it.
     single = injected[injected["delayed_ranks"] == 1]
-    single_truth_s = single["odd_s"] - single["even_s"]
     without_error = (single["without_s"] / single["even_s"] - 1).abs().fillna(np.inf)
-    holds = (single["lower_s"] <= single_truth_s) & (
-        single_truth_s <= single["upper_s"]
-    )
-    gain_error_s = (injected["gain_s"] - truth_s).abs().fillna(np.inf)
-    waits_error_s = (injected["waits_gain_s"] - truth_s).abs()
-    backward_error_s = (injected["backward_gain_s"] - truth_s).abs()
-    # It is no merit of a rule to name the right rank where explain does, too.
-    last_is_wrong = injected["last_rank"] != injected["right_rank"]
-    is_named = injected["named_rank"] == injected["right_rank"]
-    better = (
-        (gain_error_s < waits_error_s)
-        & (gain_error_s < backward_error_s)
-        & (is_named | last_is_wrong)
-    )
-    healthy = judged[judged["right_rank"].isna()]
-    with_remedy = judged[judged["remedy_s"].notna()]
+    truth_s = single["odd_s"] - single["even_s"]
+    holds = (single["lower_s"] <= truth_s) & (truth_s <= single["upper_s"])
     return {
-        "named": float(is_right.mean()),
+        "named": _share_named(injected),
         "false_names": float(healthy["named_rank"].notna().sum()),
         "without_error": float(without_error.median()),
         "without_error_95": float(np.percentile(without_error, 95)),
@@ -333,8 +314,37 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
         ),
         "remedy_error": _largest_error(with_remedy, "remedy_with_s"),
         "remedy_error_alone": _largest_error(with_remedy, "remedy_alone_s"),
-        "better_than_rivals": float(better.mean()),
+        "better_than_rivals": _share_better(injected),
     }
+
+
+def _share_named(injected: pd.DataFrame) -> float:
+    """Return in what share of large delays the right rank and phase are named."""
+    delay_s = injected["odd_s"] - injected["even_s"]
+    large = injected[delay_s >= LARGE * injected["odd_s"]]
+    is_phase_right = (large["right_phase"] == "any") | (
+        large["right_phase"] == large["named_phase"]
+    )
+    is_right = (large["right_rank"] == large["named_rank"]) & is_phase_right
+    return float(is_right.mean())
+
+
+def _share_better(injected: pd.DataFrame) -> float:
+    """Return in what share of the delays explain is better than each rule of thumb."""
+    truth_s = injected["odd_s"] - injected["even_s"]
+    error_s = (injected["gain_s"] - truth_s).abs().fillna(np.inf)
+    waits_error_s = (injected["waits_gain_s"] - truth_s).abs()
+    backward_error_s = (injected["backward_gain_s"] - truth_s).abs()
+    # Last arrivals name a rank without a gain. It is no merit to name the right rank
+    # where explain does, too.
+    is_last_wrong = injected["last_rank"] != injected["right_rank"]
+    is_named = injected["named_rank"] == injected["right_rank"]
+    is_better = (
+        (error_s < waits_error_s)
+        & (error_s < backward_error_s)
+        & (is_named | is_last_wrong)
+    )
+    return float(is_better.mean())
 
 
 def _largest_error(judged: pd.DataFrame, column: str) -> float:
