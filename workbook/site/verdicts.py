@@ -129,9 +129,13 @@ def _cells(claim: Claim) -> dict[str, Any]:
 def _settled(claim: Claim, result: Result) -> Verdict:
     """Return the verdict on a claim.
 
-    A claim is undecided if the outcome changes with half the step along an axis of the
-    grid of settings.
+    A claim that another one already judges is not testable. A claim is undecided if the
+    outcome changes with half the step along an axis of the grid of settings.
     """
+    repeats = claims.repeats()
+    if claim.id in repeats.index:
+        judged_by, why = repeats.loc[claim.id, ["judged_by", "why"]]
+        return Verdict(Outcome.NOT_TESTABLE, f"the same {why} as {judged_by}")
     verdict = claim.verdict(result)
     halved = claims.halved()
     changes = halved["outcome"] != halved["halved"]
