@@ -333,6 +333,27 @@ def by_readings(readings: Mapping[str, Result], note: str = "") -> Result:
     return replace(results[0], spans=spans, note=note, judge=judge)
 
 
+def rounded_or_cut_off(result: Result) -> Result:
+    """Return a result whose printed number may have been rounded or cut off.
+
+    Parameters
+    ----------
+    result : Result
+        A result for a claim whose tolerance is half a unit of the last printed digit.
+    """
+
+    def judge_cut_off(low: float, high: float) -> Verdict:
+        # What is cut off lies from the printed number to the next one.
+        half_a_unit = (high - low) / 2
+        return judged(result, low + half_a_unit, high + half_a_unit)
+
+    cut_off = replace(result, judge=judge_cut_off)
+    return by_readings(
+        {"rounded": replace(result, note=""), "cut off": replace(cut_off, note="")},
+        result.note,
+    )
+
+
 def by_cases(values: Values, note: str) -> Result:
     """Return what a model says in several cases, each of which counts as one.
 

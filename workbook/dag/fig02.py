@@ -10,9 +10,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlkit.core.taskgraph import Gpus
-from workbook.common.claims import Result, check, claimed, counted, own
+from workbook.common.claims import Result, by_readings, check, claimed, counted, own
 from workbook.dag import settings, speedups
-from workbook.dag.cluster import CLOCK_HZ, LIKE_RESNET, OPERATIONS, PER_MACHINE
+from workbook.dag.cluster import (
+    CLOCK_HZ,
+    LIKE_PEAKS,
+    LIKE_RESNET,
+    OPERATIONS,
+    PER_MACHINE,
+)
 from workbook.dag.statements import DECODERS, OF_FIG02, efficiencies, slower, unit
 
 SIZES = [Gpus(1, 1), Gpus(1, 2), Gpus(1, PER_MACHINE)]
@@ -46,12 +52,21 @@ def draw(frame: pd.DataFrame) -> Figure:
     return speedups.draw_bars(frame, "one GPU")
 
 
-@check(
-    "dag-v100-speed",
-    "0.243 s over 0.0625 s, ResNet-50's: no other backward is of both",
-)
-def _v100_speed(note: str) -> Result:
-    return own(LIKE_RESNET, note)
+@check("dag-v100-speed")
+def _v100_speed() -> Result:
+    """Return how much faster a V100 computes, for ResNet-50 and for other networks.
+
+    The sentence names no network. For others than ResNet-50, all between its ratio and
+    that of the peaks is possible.
+    """
+    readings = {
+        "ResNet-50": own(LIKE_RESNET, "0.243 s over 0.0625 s"),
+        "another network": own(
+            [(LIKE_RESNET, LIKE_PEAKS)],
+            f"up to {LIKE_PEAKS:.3g}, the ratio of the peaks",
+        ),
+    }
+    return by_readings(readings)
 
 
 @check("dag-k80-peak", "K80", 875e6)

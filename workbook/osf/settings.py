@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
@@ -27,7 +27,7 @@ import pandas as pd
 from ddlkit.core.units import GB, MB
 from ddlkit.core.workload import Floats
 from workbook.common import claims, networks
-from workbook.common.claims import Outcome, Result, Verdict, load_claims
+from workbook.common.claims import Result, load_claims
 from workbook.common.settings import SettingSearch, Stated, settle
 from workbook.osf.cluster import (
     BUFFERS,

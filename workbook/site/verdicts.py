@@ -114,7 +114,10 @@ def _cells(claim: Claim) -> dict[str, Any]:
                 "it has no check: write one, or why not into the paper's open.csv"
             )
         notebook, why = open_claims.loc[claim.id, ["notebook", "why"]]
-        return _open_cells(notebook, why)
+        cells = _open_cells(notebook, why)
+        if claim.id in claims.repeats().index:
+            cells["outcome"] = Outcome.NOT_TESTABLE
+        return cells
     compute_result = claims.CHECKS[claim.id]
     result = compute_result()
     verdict = _settled(claim, result)
