@@ -41,7 +41,10 @@ class Evidence(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The outcomes of a claim. Only measured or counted evidence can reproduce a claim."""
+    """The outcomes of a claim. Only measured or counted evidence can reproduce a claim.
+
+    A requirement is met or missed: no paper claimed it.
+    """
 
     REPRODUCED = "reproduced"
     DIFFERS = "differs"
@@ -50,6 +53,14 @@ class Outcome(StrEnum):
     UNDECIDED = "undecided"
     NOT_TESTABLE = "not testable here"
     OPEN = "open"
+    MET = "met"
+    MISSED = "missed"
+
+
+REQUIREMENTS = "pytorch"
+"""The paper whose claims are requirements of ours, with outcomes of their own."""
+AS_REQUIREMENT = {Outcome.REPRODUCED: Outcome.MET, Outcome.DIFFERS: Outcome.MISSED}
+"""The outcome of a requirement, by that of a claim."""
 
 
 FIRM = (Evidence.MEASURED, Evidence.COUNTED)
@@ -323,7 +334,7 @@ def by_readings(readings: Mapping[str, Result], note: str = "") -> Result:
         for reading, (outcome, text) in verdicts.items():
             texts = [readings[reading].note, text]
             said = ", ".join(text for text in texts if text)
-            parts.append(f"{reading}, {outcome}: {said}" if said else reading)
+            parts.append(f"{reading}, {outcome}: {said}".removesuffix(": "))
         outcome = Outcome.UNDECIDED
         if len(outcomes) == 1:
             (outcome,) = outcomes
@@ -603,6 +614,21 @@ def repeats() -> pd.DataFrame:
     for key in PAPERS:
         if (places.DATA / "papers" / key / "repeats.csv").is_file():
             tables.append(paper_table(key, "repeats"))
+    return pd.concat(tables).set_index("claim")
+
+
+@cache
+def lines() -> pd.DataFrame:
+    """Return what readers are told of each claim.
+
+    Returns
+    -------
+    DataFrame
+        By the id of the claim, the ``outcome`` that the text tells, one plain
+        ``sentence`` with the outcome, the number and the reason, and ``how`` it was
+        judged.
+    """
+    tables = [paper_table(key, "lines", keep_default_na=False) for key in PAPERS]
     return pd.concat(tables).set_index("claim")
 
 

@@ -501,7 +501,8 @@ def _identity(is_exposed: bool) -> Result:
         )
     both_gathers, one_gather = sent_by_code
     note = (
-        f"{RESNET}: exposed {np.min(exposed_s):.3f} to {np.max(exposed_s):.3f} s, less by "
+        f"{RESNET}, {stated_compute_s} s of computing: "
+        f"exposed {np.min(exposed_s):.3f} to {np.max(exposed_s):.3f} s, less by "
         f"{np.min(less_s):.3f} to {np.max(less_s):.3f} s; one identity with "
         f"omgs-{other_claim}, by the code's gamma without Eq 10's density (with it neither "
         f"holds); at the code's start-up and rate {both_gathers} exposed (with one gather "
