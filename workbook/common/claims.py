@@ -610,10 +610,15 @@ def repeats() -> pd.DataFrame:
         ``why``: "sentence" if both claims are the same sentence of the paper, "identity"
         if one follows from the other by arithmetic.
     """
+    return _of_papers("repeats")
+
+
+def _of_papers(name: str) -> pd.DataFrame:
+    """Return a table of all papers that have it, by the id of the claim."""
     tables = []
     for key in PAPERS:
-        if (places.DATA / "papers" / key / "repeats.csv").is_file():
-            tables.append(paper_table(key, "repeats"))
+        if (places.DATA / "papers" / key / f"{name}.csv").is_file():
+            tables.append(paper_table(key, name, keep_default_na=False))
     return pd.concat(tables).set_index("claim")
 
 
@@ -628,8 +633,7 @@ def lines() -> pd.DataFrame:
         ``sentence`` with the outcome, the number and the reason, and ``how`` it was
         judged.
     """
-    tables = [paper_table(key, "lines", keep_default_na=False) for key in PAPERS]
-    return pd.concat(tables).set_index("claim")
+    return _of_papers("lines")
 
 
 @cache

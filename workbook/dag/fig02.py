@@ -18,6 +18,7 @@ from workbook.dag.cluster import (
     LIKE_RESNET,
     OPERATIONS,
     PER_MACHINE,
+    Setting,
 )
 from workbook.dag.statements import DECODERS, OF_FIG02, efficiencies, slower, unit
 
@@ -80,13 +81,13 @@ def _peak(gpu: str, boost_hz: float) -> Result:
     return counted(OPERATIONS[gpu] * boost_hz / 1e12, note)
 
 
-def _k80_over_v100(of: settings.Setting) -> pd.DataFrame:
+def _k80_over_v100(of: Setting) -> pd.DataFrame:
     """Return the least efficiency on K80 over that on V100 GPUs, by network."""
     efficiency = pd.DataFrame(efficiencies(of))[2]
     return settings.of_each(efficiency["K80"] / efficiency["V100"], "min")
 
 
-def _slower_by_sending(of: settings.Setting) -> pd.DataFrame:
+def _slower_by_sending(of: Setting) -> pd.DataFrame:
     """Return by which factor messages lengthen an iteration at least, by framework."""
     return settings.of_each(pd.DataFrame(slower(of, "sending")), "min", level=1)
 

@@ -29,6 +29,7 @@ from workbook.dag.cluster import (
     NETWORKS,
     OPERATIONS,
     PER_MACHINE,
+    Setting,
     parameter_millions,
 )
 from workbook.dag.statements import (
@@ -163,13 +164,13 @@ def _sent_over_backward(ratio: float, note: str) -> Result:
     return own(ratio, note)
 
 
-def _k80_over_v100(of: settings.Setting) -> pd.DataFrame:
+def _k80_over_v100(of: Setting) -> pd.DataFrame:
     """Return the least efficiency on K80 over that on V100 GPUs, by network."""
     efficiency = pd.DataFrame(efficiencies(of))[3]
     return settings.of_each(efficiency["K80"] / efficiency["V100"], "min")
 
 
-def _ranks_of_caffe_mpi(of: settings.Setting) -> pd.DataFrame:
+def _ranks_of_caffe_mpi(of: Setting) -> pd.DataFrame:
     """Return the rank of Caffe-MPI among the frameworks, by network and cluster."""
     efficiency = pd.DataFrame(efficiencies(of))[3]
     ranks = {}
@@ -179,12 +180,12 @@ def _ranks_of_caffe_mpi(of: settings.Setting) -> pd.DataFrame:
     return pd.DataFrame(ranks)
 
 
-def _best_on_v100(of: settings.Setting) -> pd.DataFrame:
+def _best_on_v100(of: Setting) -> pd.DataFrame:
     """Return the largest efficiency of the frameworks on V100 GPUs, by network."""
     return settings.of_each(pd.DataFrame(efficiencies(of))[3]["V100"], "max")
 
 
-def _best_but_caffe_mpi(of: settings.Setting) -> pd.DataFrame:
+def _best_but_caffe_mpi(of: Setting) -> pd.DataFrame:
     """Return the largest efficiency of the others on V100 GPUs, by network."""
     others = pd.DataFrame(efficiencies(of))[3]["V100"].drop(
         columns="Caffe-MPI", level=1

@@ -147,6 +147,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         "outcome": accuracy.outcome,
         "recorded_for": recorded_for,
     }
+    environment.globals["goal_counts"] = accuracy.goal_counts
     return environment.get_template(template).render(values)
 
 
