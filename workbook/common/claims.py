@@ -313,7 +313,7 @@ def by_readings(readings: Mapping[str, Result], note: str = "") -> Result:
     Parameters
     ----------
     readings : mapping of str to Result
-        What each reading gives. All results have the same kind of evidence.
+        What each reading gives. The evidence of the result is that of the first.
     note : str, optional
         What holds for all readings.
 
@@ -326,19 +326,17 @@ def by_readings(readings: Mapping[str, Result], note: str = "") -> Result:
     results = list(readings.values())
 
     def judge(low: float, high: float) -> Verdict:
-        verdicts = {}
+        outcomes = []
+        notes = []
         for reading, result in readings.items():
-            verdicts[reading] = judged(result, low, high)
-        outcomes = {verdict.outcome for verdict in verdicts.values()}
-        parts = []
-        for reading, (outcome, text) in verdicts.items():
-            texts = [readings[reading].note, text]
-            said = ", ".join(text for text in texts if text)
-            parts.append(f"{reading}, {outcome}: {said}".removesuffix(": "))
-        outcome = Outcome.UNDECIDED
-        if len(outcomes) == 1:
-            (outcome,) = outcomes
-        return Verdict(outcome, "; ".join(parts))
+            verdict = judged(result, low, high)
+            outcomes.append(verdict.outcome)
+            explanations = [text for text in (result.note, verdict.note) if text]
+            text = f"{reading}, {verdict.outcome}: {', '.join(explanations)}"
+            notes.append(text.removesuffix(": "))
+        all_agree = len(set(outcomes)) == 1
+        outcome = outcomes[0] if all_agree else Outcome.UNDECIDED
+        return Verdict(outcome, "; ".join(notes))
 
     spans = np.concatenate([result.spans for result in results])
     return replace(results[0], spans=spans, note=note, judge=judge)
@@ -358,11 +356,11 @@ def rounded_or_cut_off(result: Result) -> Result:
         half_a_unit = (high - low) / 2
         return judged(result, low + half_a_unit, high + half_a_unit)
 
-    cut_off = replace(result, judge=judge_cut_off)
-    return by_readings(
-        {"rounded": replace(result, note=""), "cut off": replace(cut_off, note="")},
-        result.note,
-    )
+    readings = {
+        "rounded": replace(result, note=""),
+        "cut off": replace(result, note="", judge=judge_cut_off),
+    }
+    return by_readings(readings, result.note)
 
 
 def by_cases(values: Values, note: str) -> Result:
