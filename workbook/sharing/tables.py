@@ -7,7 +7,6 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
 
 from workbook.common.claims import (
     Result,
@@ -168,7 +167,9 @@ def _intensity_order() -> Result:
         f"from Table 2; later than others of lower intensity (batch 32, Fig 8): {rates}"
     )
     in_order = int((~is_late).sum())
-    tendency = np.corrcoef(np.arange(len(first_batch)), rankdata(first_batch))[0, 1]
+    # The networks are in the order of their intensity.
+    in_order_of_intensity = pd.Series(range(len(first_batch)))
+    tendency = in_order_of_intensity.corr(pd.Series(first_batch).rank())
     # By at least a half, as other claims of similarity are judged.
     in_tendency = len(first_batch) if tendency <= -0.5 else 0
     readings = {
