@@ -446,3 +446,26 @@ def test_the_model_says_of_the_confirming_cases_what_was_kept() -> None:
     assert np.allclose(then, judged[then.columns], rtol=1e-6, atol=0), (
         "intervals as of then"
     )
+
+
+def test_goals_are_counted_once_for_all_pages() -> None:
+    """The sets sum up to the count, and no goal for how much was measured is in it."""
+    counts = accuracy.goal_counts()
+    by_set = accuracy.goals_by_set()
+    assert by_set["met"].sum() == counts["preset_met"] <= counts["preset"]
+    assert by_set["preset"].sum() == counts["preset"]
+    for name, quote in counts["poor_sets"].items():
+        assert quote == f"{by_set.loc[name, 'met']} of {by_set.loc[name, 'preset']}"
+        assert 2 * by_set.loc[name, "met"] < by_set.loc[name, "preset"]
+
+
+def test_coverage_counts_each_measurement_of_95_percent_once() -> None:
+    every = accuracy.frozen("coverage")
+    rows = accuracy.coverage_of_95()
+    assert (rows["nominal"] == 0.95).all()
+    key = rows[["campaign", "replayed_or_real"]].assign(
+        disturbed=rows["note"].str.contains("disturbed runs")
+    )
+    assert not key.duplicated().any()
+    of_95 = every[every["nominal"] == 0.95]
+    assert set(rows["campaign"]) == set(of_95["campaign"])

@@ -100,7 +100,9 @@ def test_the_grey_band_is_the_repeatability_of_what_pairing_leaves_to_predict() 
 def test_errors_of_training_are_paired_and_those_of_replays_as_they_are() -> None:
     """Trainings with one message are left out of the row, of its median and of the title."""
     replays = trainings().assign(model_error=0.004, no_overlap_error=0.4)
-    figure = errors.every_case(replays, trainings())
+    live = pd.DataFrame({"kind": ["replay", "training"], "model_error": [0.01, -0.05]})
+    campaign = trainings().assign(model_paired_error=0.03, no_overlap_paired_error=0.1)
+    figure = errors.every_case(replays, trainings(), campaign, live)
     (ax,) = figure.axes
     names = [label.get_text().replace("\n", " ") for label in ax.get_yticklabels()]
     drawn = {}
@@ -110,13 +112,17 @@ def test_errors_of_training_are_paired_and_those_of_replays_as_they_are() -> Non
             drawn[names[int(places[1, 0])]] = sorted(places[0])
     assert drawn == {
         "4 replays, our model": pytest.approx([0.4] * 4),
-        "2 real trainings, our model": pytest.approx([2, 3]),
+        "1 live replays, our model": pytest.approx([1]),
+        "2 trainings, our model": pytest.approx([2, 3]),
+        "4 trainings, campaign, our model": pytest.approx([3] * 4),
+        "1 live trainings, our model": pytest.approx([-5]),
         "4 replays, no overlap": pytest.approx([40] * 4),
-        "2 real trainings, no overlap": pytest.approx([20, 20]),
+        "2 trainings, no overlap": pytest.approx([20, 20]),
+        "4 trainings, campaign, no overlap": pytest.approx([10] * 4),
     }
     title = " ".join(figure.get_suptitle().split())
-    assert "0.4% on replays and 2.5% on real training" in title
-    assert "40% and 20%" in title
+    assert "0.4% on recorded replays and by 2.5% to 5.0% on real training" in title
+    assert "40% and by 10% to 20%" in title
 
 
 def test_networks_that_reach_the_same_share_are_drawn_at_it() -> None:

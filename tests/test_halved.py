@@ -17,6 +17,7 @@ import pytest
 from workbook.common import claims, places
 from workbook.dag import settings as dag
 from workbook.osf import settings as osf
+from workbook.site import verdicts as verdicts  # registers the checks
 
 
 def halved(values: Any) -> Any:
@@ -66,6 +67,8 @@ def test_half_the_step_of_a_grid_changes_what_the_table_says(
 ) -> None:
     if not request.config.getoption("--long"):
         pytest.skip("needs --long")
+    # Without the module of verdicts no check would be registered, and nothing compared.
+    assert claims.CHECKS
     rows, base = [], {paper: outcomes(paper) for paper in ("osf", "dag")}
     for paper, axis, grid, free in axes():
         with pytest.MonkeyPatch.context() as patch:

@@ -103,7 +103,7 @@ def test_reading_times_are_those_of_the_notebooks() -> None:
 
 def test_goals_are_counted_over_all_campaigns() -> None:
     """By another way: goals of how much was to be measured, and rows without an outcome, do not count."""
-    sizes = re.compile(r"cases|links|cases with exposed communication of .*")
+    sizes = re.compile(r"cases|links|cases (with exposed communication|where no) .*")
     with open(places.REPORTS / "goals.csv", encoding="utf-8") as file:
         outcomes = [
             (row["standing"], row["held"])
@@ -200,6 +200,12 @@ def test_the_third_finding_is_of_the_advice_that_was_tried(findings: list[str]) 
     assert f"up to {tried['measured'].max():.0%}" in findings[2]
     half_width = (tried["high"] - tried["low"]).median() / 2
     assert f"{100 * half_width:.0f} points" in findings[2]
+    words = {7: "seven", 8: "eight", 9: "nine", 12: "twelve"}
+    with_zero = words[int(((tried["low"] < 0) & (tried["high"] > 0)).sum())]
+    assert f"{with_zero} of the {words[len(tried)]} also contain zero" in findings[2]
+    advised = tried[tried["advised"]]
+    surely = words[int((advised["measured_low"] > 0).sum())]
+    assert f"{surely} of the {words[len(advised)]} advised changes" in findings[2]
 
 
 def test_the_fourth_finding_is_of_others_gpus(

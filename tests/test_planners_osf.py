@@ -158,23 +158,31 @@ def test_a_statement_stands_with_the_others_as_counted_by_hand(
     )
     only = {} if all(here) else {"place": [*np.flatnonzero(here)]}
     assert {name: [*values] for name, values in left.only.items()} == only
-    total = [n + it for n, it in zip(others, here, strict=True)]
-    top = [it for n, it in zip(total, here, strict=True) if n == max(total)]
     best = [it for n, it in zip(others, here, strict=True) if n == max(others)]
-    assert left.settings == len(top)
-    assert (left.counted, left.uncounted) == pytest.approx(
-        (np.mean(top), np.mean(best))
-    )
+    assert left.settings == len(best) == search.most_others("0").sum()
+    assert left.share == pytest.approx(np.mean(best))
     apart = not any(here) or with_it <= max(others) - 2
     expected = (
         "contradicted"
         if apart
         else "compatible"
-        if np.mean(top) >= 0.5
+        if np.mean(best) >= 0.5
         else "undecided"
     )
     assert left.standing == expected
-    own = search.without("0")
-    assert own.counted == pytest.approx(holds[0][search.most()].mean())
     # What holds in every setting that meets the most others agrees with them.
-    assert own.standing == "compatible" or own.uncounted < 1
+    own = search.without("0")
+    assert own.standing == "compatible" or own.share < 1
+
+
+@given(hnp.arrays(bool, st.tuples(st.integers(2, 6), st.integers(1, 9))))
+def test_a_statement_never_chooses_the_settings_that_judge_it(
+    holds: NDArray[np.bool_],
+) -> None:
+    """With other values of its own, the same settings judge it."""
+    values = {str(k): row.astype(float) for k, row in enumerate(holds)}
+    stated = [Stated(name, 0.5, 1.5) for name in values]
+    grid = SimpleNamespace(shape=holds.shape[1:], free={"place": holds[0]})
+    turned = {**values, "0": 1 - values["0"]}
+    chosen = settle(stated, grid, values).most_others("0")
+    assert (chosen == settle(stated, grid, turned).most_others("0")).all()

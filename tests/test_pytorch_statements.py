@@ -19,12 +19,12 @@ def test_every_claim_has_a_sentence_and_every_sentence_a_claim() -> None:
 def test_the_table_has_the_numbers_and_verdicts_of_the_claims() -> None:
     rows = verdicts.shown(verdicts.evaluate(about_pytorch()))
     table = statements.table(rows)
-    assert table["statement"].is_unique
+    assert table["requirement"].is_unique
     stated = [row["printed"].replace(" us", " µs") for row in rows]
-    assert table["stated"].tolist() == stated
+    assert table["required"].tolist() == stated
     returned = [row["computed"].replace(" us", " µs") for row in rows]
     assert table["returned"].tolist() == returned
-    assert table["verdict"].tolist() == [row["outcome"] for row in rows]
+    assert table["outcome"].tolist() == [row["outcome"] for row in rows]
 
 
 def test_a_claim_without_a_sentence_is_refused() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
@@ -24,7 +24,7 @@ import pandas as pd
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Floats
 from workbook.common import papers, places, transcribed
-from workbook.common.settings import LeftOut, SettingSearch
+from workbook.common.settings import HALF, LeftOut, SettingSearch
 
 PAPERS = tuple(papers.PAPERS)
 
@@ -41,14 +41,26 @@ class Evidence(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The outcomes of a claim. Only measured or counted evidence can reproduce a claim."""
+    """The outcomes of a claim. Only measured or counted evidence can reproduce a claim.
+
+    A requirement is met or missed: no paper claimed it.
+    """
 
     REPRODUCED = "reproduced"
     DIFFERS = "differs"
     COMPATIBLE = "compatible"
     CONTRADICTED = "contradicted"
     UNDECIDED = "undecided"
+    NOT_TESTABLE = "not testable here"
     OPEN = "open"
+    MET = "met"
+    MISSED = "missed"
+
+
+REQUIREMENTS = "pytorch"
+"""The paper whose claims are requirements of ours, with outcomes of their own."""
+AS_REQUIREMENT = {Outcome.REPRODUCED: Outcome.MET, Outcome.DIFFERS: Outcome.MISSED}
+"""The outcome of a requirement, by that of a claim."""
 
 
 FIRM = (Evidence.MEASURED, Evidence.COUNTED)
@@ -133,6 +145,15 @@ class Result:
     def high(self) -> float:
         """Return the largest attained number."""
         return float(self.spans.max())
+
+    @property
+    def excludes_nothing(self) -> bool:
+        """Return whether the spans begin at zero or below.
+
+        The parts of an iteration, and other quantities that a bound is computed of, are
+        never negative, and are at most as long as the whole by definition.
+        """
+        return self.low <= 0
 
     def meets(self, low: float, high: float) -> bool:
         """Return whether an attained number lies from ``low`` to ``high``."""
@@ -253,7 +274,7 @@ def by_model(
         lower = (low - offset) / scale
         upper = (high - offset) / scale
         left_out = search.without(quantity, lower, upper)
-        least, most = (offset + scale * end for end in left_out.ends)
+        least, most = offset + scale * left_out.values[[0, -1]]
         outcome = Outcome(left_out.standing)
         return Verdict(outcome, _how_it_stands(left_out, least, most))
 
@@ -269,22 +290,117 @@ def _how_it_stands(left_out: LeftOut, least: float, most: float) -> str:
     left_out : LeftOut
         How the statement stands with the others.
     least, most : float
-        The range of the claim's number in the settings that meet the most statements.
+        The range of the claim's number in the settings that meet the most others.
     """
     together = "it holds nowhere"
     if left_out.with_it >= 0:
         together = f"{left_out.with_it} with it"
     text = (
         f"of {left_out.others} other statements at most {left_out.most} hold together, "
-        f"{together}; it holds in {left_out.counted:.0%} of the {left_out.settings:,} "
-        f"settings that meet the most, itself counted ({least:.4g} to {most:.4g}), "
-        f"in {left_out.uncounted:.0%} of those with the most others"
+        f"{together}; it holds in {left_out.share:.0%} of the {left_out.settings:,} "
+        f"settings that meet the most others ({least:.4g} to {most:.4g})"
     )
     for name, values in left_out.only.items():
         if len(values) <= FEW:
             listed = " or ".join(f"{value:.3g}" for value in values)
             text += f"; only where {name} is {listed}"
     return text
+
+
+def by_readings(readings: Mapping[str, Result], note: str = "") -> Result:
+    """Return a result on which all fair readings of a sentence must agree.
+
+    Parameters
+    ----------
+    readings : mapping of str to Result
+        What each reading gives. The evidence of the result is that of the first.
+    note : str, optional
+        What holds for all readings.
+
+    Returns
+    -------
+    Result
+        The values of all readings. Each reading is judged by itself, and the claim is
+        undecided if the outcomes differ.
+    """
+    results = list(readings.values())
+
+    def judge(low: float, high: float) -> Verdict:
+        outcomes = []
+        notes = []
+        for reading, result in readings.items():
+            verdict = judged(result, low, high)
+            outcomes.append(verdict.outcome)
+            explanations = [text for text in (result.note, verdict.note) if text]
+            text = f"{reading}, {verdict.outcome}: {', '.join(explanations)}"
+            notes.append(text.removesuffix(": "))
+        all_agree = len(set(outcomes)) == 1
+        outcome = outcomes[0] if all_agree else Outcome.UNDECIDED
+        return Verdict(outcome, "; ".join(notes))
+
+    spans = np.concatenate([result.spans for result in results])
+    return replace(results[0], spans=spans, note=note, judge=judge)
+
+
+def rounded_or_cut_off(result: Result) -> Result:
+    """Return a result whose printed number may have been rounded or cut off.
+
+    Parameters
+    ----------
+    result : Result
+        A result for a claim whose tolerance is half a unit of the last printed digit.
+    """
+
+    def judge_cut_off(low: float, high: float) -> Verdict:
+        # What is cut off lies from the printed number to the next one.
+        half_a_unit = (high - low) / 2
+        return judged(result, low + half_a_unit, high + half_a_unit)
+
+    readings = {
+        "rounded": replace(result, note=""),
+        "cut off": replace(result, note="", judge=judge_cut_off),
+    }
+    return by_readings(readings, result.note)
+
+
+def by_cases(values: Values, note: str) -> Result:
+    """Return what a model says in several cases, each of which counts as one.
+
+    Cases are combinations of what the paper leaves open. A range over them is no range of
+    uncertainty: a number that one case attains is not supported by the others.
+
+    Parameters
+    ----------
+    values : iterable
+        A number, or the two ends of an interval, for each case.
+    note : str
+        What was computed, and from what.
+
+    Returns
+    -------
+    Result
+        A claim is compatible if it agrees with at least half of the cases, contradicted
+        if it agrees with none, and otherwise undecided.
+    """
+    array = np.array([*values] if isinstance(values, Iterable) else [values], float)
+    if array.ndim == 1:
+        array = np.stack([array, array], axis=1)
+
+    def judge(low: float, high: float) -> Verdict:
+        agrees = (array.min(axis=1) <= high) & (low <= array.max(axis=1))
+        outcome = by_share(float(agrees.mean()))
+        return Verdict(outcome, f"{agrees.sum()} of {len(agrees)} cases agree")
+
+    return replace(modelled(array, note), judge=judge)
+
+
+def by_share(share: float) -> Outcome:
+    """Return the outcome of a claim that agrees with a share of the cases."""
+    if share == 0:
+        return Outcome.CONTRADICTED
+    if share >= HALF:
+        return Outcome.COMPATIBLE
+    return Outcome.UNDECIDED
 
 
 def over_compatible(search: SettingSearch) -> str:
@@ -389,7 +505,8 @@ class Claim:
         result : Result
             What was computed. If it has a ``judge``, that decides. Of measured or
             counted numbers, over links, networks or repeats, all must be accepted. Of
-            other evidence, one accepted number suffices.
+            other evidence, one accepted number suffices. A bound that no possible value
+            could miss supports nothing, so that the claim is not testable.
 
         Raises
         ------
@@ -400,15 +517,34 @@ class Claim:
             raise UserError(
                 f"relation {self.relation!r}: write one of {', '.join(RELATIONS)}"
             )
-        low, high = self.accepted
-        if result.judge:
-            return result.judge(low, high)
-        if result.evidence in FIRM:
-            all_accepted = low <= result.low and result.high <= high
-            return Verdict(Outcome.REPRODUCED if all_accepted else Outcome.DIFFERS)
-        if result.meets(low, high):
-            return Verdict(Outcome.COMPATIBLE)
+        return judged(result, *self.accepted)
+
+
+def judged(result: Result, low: float, high: float) -> Verdict:
+    """Return the outcome of a claim that accepts what lies from ``low`` to ``high``.
+
+    Parameters
+    ----------
+    result : Result
+        What was computed.
+    low, high : float
+        The ends of the accepted interval, which may be infinite.
+
+    Returns
+    -------
+    Verdict
+        As `Claim.verdict` describes it.
+    """
+    if result.judge:
+        return result.judge(low, high)
+    if result.evidence in FIRM:
+        all_accepted = low <= result.low and result.high <= high
+        return Verdict(Outcome.REPRODUCED if all_accepted else Outcome.DIFFERS)
+    if not result.meets(low, high):
         return Verdict(Outcome.CONTRADICTED)
+    if result.evidence is Evidence.BOUND and result.excludes_nothing:
+        return Verdict(Outcome.NOT_TESTABLE)
+    return Verdict(Outcome.COMPATIBLE)
 
 
 @cache
@@ -457,6 +593,45 @@ def waiting() -> pd.DataFrame:
     """
     tables = [paper_table(paper, "open") for paper in PAPERS]
     return pd.concat(tables).set_index("claim").fillna("")
+
+
+@cache
+def repeats() -> pd.DataFrame:
+    """Return the claims that another claim already judges.
+
+    A sentence is judged once, and an equation between printed numbers counts once.
+
+    Returns
+    -------
+    DataFrame
+        By the id of the claim, ``judged_by``, the id of the claim that counts, and
+        ``why``: "sentence" if both claims are the same sentence of the paper, "identity"
+        if one follows from the other by arithmetic.
+    """
+    return _of_papers("repeats")
+
+
+def _of_papers(name: str) -> pd.DataFrame:
+    """Return a table of all papers that have it, by the id of the claim."""
+    tables = []
+    for key in PAPERS:
+        if (places.DATA / "papers" / key / f"{name}.csv").is_file():
+            tables.append(paper_table(key, name, keep_default_na=False))
+    return pd.concat(tables).set_index("claim")
+
+
+@cache
+def lines() -> pd.DataFrame:
+    """Return what readers are told of each claim.
+
+    Returns
+    -------
+    DataFrame
+        By the id of the claim, the ``outcome`` that the text tells, one plain
+        ``sentence`` with the outcome, the number and the reason, and ``how`` it was
+        judged.
+    """
+    return _of_papers("lines")
 
 
 @cache

@@ -61,6 +61,9 @@ class Stated:
 APART = 2
 """How many other statements a statement must cost to be contradicted by them. That one
 fewer holds decides nothing."""
+HALF = 0.5
+"""The least share of the settings, or of the cases, in which a statement must hold to be
+compatible with them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +75,6 @@ class LeftOut:
     values : ndarray
         The values of its quantity in the settings that meet the most others, each once
         and in order.
-    ends : (float, float)
-        The least and the largest value in the settings that meet the most statements,
-        itself counted.
     others : int
         The number of other statements.
     most : int
@@ -83,33 +83,33 @@ class LeftOut:
         How many others a setting meets at most where the statement holds too, or -1 if
         it never holds.
     settings : int
-        How many settings meet the most statements, itself counted.
-    counted : float
+        How many settings meet the most others.
+    share : float
         The share of these settings in which the statement holds.
-    uncounted : float
-        The share in which it holds of the settings that meet the most others.
     only : mapping of str to ndarray
         The scanned numbers at some values of which the statement never holds, with the
         values at which it does.
     """
 
     values: Floats
-    ends: tuple[float, float]
     others: int
     most: int
     with_it: int
     settings: int
-    counted: float
-    uncounted: float
+    share: float
     only: Mapping[str, Floats]
 
     @property
     def standing(self) -> str:
-        """Return "contradicted" by the others, "compatible" with them, or "undecided"."""
+        """Return "contradicted" by the others, "compatible" with them, or "undecided".
+
+        The statement itself never counts among those that a setting meets: settings
+        that are chosen for meeting it would agree with it by arithmetic.
+        """
         never_holds = self.with_it < 0
         if never_holds or self.with_it <= self.most - APART:
             return "contradicted"
-        if self.counted >= 0.5:
+        if self.share >= HALF:
             return "compatible"
         return "undecided"
 
@@ -203,29 +203,45 @@ class SettingSearch:
             How the interval stands.
         """
         value = self._value(name)
-        names = [statement.name for statement in self.stated]
-        own = np.zeros(self.grid.shape, bool)
-        if name in names:
-            own = self.holds[names.index(name)]
-        holds = own
+        holds = self._own(name)
         if not math.isnan(low):
             holds = (value >= low) & (value <= high)
 
-        others = self.count - own
-        has_most_others = others == others.max()
-        counted = others + holds
-        has_most = counted == counted.max()
+        others = self.count - self._own(name)
+        has_most_others = self.most_others(name)
+        is_stated = name in [statement.name for statement in self.stated]
         return LeftOut(
             values=np.unique(value[has_most_others]),
-            ends=(float(value[has_most].min()), float(value[has_most].max())),
-            others=len(names) - (name in names),
+            others=len(self.stated) - is_stated,
             most=int(others.max()),
             with_it=int(others[holds].max(initial=-1)),
-            settings=int(has_most.sum()),
-            counted=float(holds[has_most].mean()),
-            uncounted=float(holds[has_most_others].mean()),
+            settings=int(has_most_others.sum()),
+            share=float(holds[has_most_others].mean()),
             only=self._only_at(holds),
         )
+
+    def most_others(self, name: str) -> NDArray[np.bool_]:
+        """Return which settings meet the most statements other than one.
+
+        Parameters
+        ----------
+        name : str
+            The statement that does not count, or any other quantity.
+
+        Returns
+        -------
+        ndarray of bool, shape of the grid
+            The settings.
+        """
+        others = self.count - self._own(name)
+        return np.asarray(others == others.max())
+
+    def _own(self, name: str) -> NDArray[np.bool_]:
+        """Return where the statement of a quantity holds: nowhere if there is none."""
+        names = [statement.name for statement in self.stated]
+        if name in names:
+            return np.asarray(self.holds[names.index(name)])
+        return np.zeros(self.grid.shape, bool)
 
     def _only_at(self, holds: NDArray[np.bool_]) -> dict[str, Floats]:
         """Return the values of the scanned numbers where a statement holds.

@@ -11,9 +11,9 @@ dag : S. Shi, Q. Wang, X. Chu and B. Li, "A DAG Model of Synchronous Stochastic 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +21,7 @@ import pandas as pd
 
 from ddlkit.core.workload import Floats, Ints
 from workbook.common import claims
-from workbook.common.claims import Outcome, Result, load_claims
+from workbook.common.claims import Result, load_claims
 from workbook.common.settings import SettingSearch, Stated, settle
 from workbook.dag.cluster import (
     ALEXNET_BACKWARD_S,
@@ -156,18 +156,6 @@ def central() -> Setting:
     return Setting(**{name: float(values[0]) for name, values in fields.items()})
 
 
-@cache
-def compatible_efficiencies() -> pd.DataFrame:
-    """Return the `efficiencies` of all compatible settings.
-
-    Returns
-    -------
-    DataFrame
-        A row for each setting, and a column for each bar of the paper's figures.
-    """
-    return pd.DataFrame(efficiencies(compatible()))
-
-
 def of_each(cases: pd.DataFrame, which: str, level: int = 0) -> pd.DataFrame:
     """Return the least or the largest case of each network or framework.
 
@@ -191,7 +179,7 @@ def of_each(cases: pd.DataFrame, which: str, level: int = 0) -> pd.DataFrame:
 def by_model(
     statement: str,
     claim: str,
-    cases: pd.DataFrame | None = None,
+    cases: Callable[[Setting], pd.DataFrame] | None = None,
     *,
     cases_decide: bool = True,
 ) -> Result:
@@ -203,13 +191,13 @@ def by_model(
         The name of the statement whose quantity the claim is about.
     claim : str
         The id of the claim, whose unit the result has.
-    cases : DataFrame, optional
-        The numbers of which the quantity is the mean, in the compatible settings: a row
-        for each setting. A claim that the mean meets is undecided if all its cases meet
-        the claim in less than half of these settings.
+    cases : callable, optional
+        Called with settings, it returns the numbers of which the quantity is the mean: a
+        row for each setting. The sentence may be read as one on the mean, or as one on
+        each case.
     cases_decide : bool, optional
-        Whether the cases can make a claim undecided. Otherwise they are only listed in
-        the note.
+        Whether the cases are a fair reading. Otherwise they are only listed in the
+        note.
 
     Returns
     -------
@@ -220,22 +208,22 @@ def by_model(
     scale = 1 / unit(claim)
     if cases is None:
         return claims.by_model(search, statement, scale)
-    result = claims.by_model(search, statement, scale, note=_spans(cases))
-    judge_mean = result.judge
-    if judge_mean is None or not cases_decide:
-        return result
+    places = np.argwhere(search.most_others(statement))
+    of_settings = cases(search.grid.at(places))
+    spans = _spans(of_settings)
+    if not cases_decide:
+        return claims.by_model(search, statement, scale, note=spans)
 
-    def judge(low: float, high: float) -> claims.Verdict:
-        outcome, note = judge_mean(low, high)
+    def judge_each(low: float, high: float) -> claims.Verdict:
         # In a setting, the claim must hold in each of the cases.
-        is_accepted = (low <= cases) & (cases <= high)
-        share_of_settings = float(is_accepted.all(axis=1).mean())
-        if outcome is Outcome.COMPATIBLE and share_of_settings < 0.5:
-            outcome = Outcome.UNDECIDED
-        note += f"; of each in {share_of_settings:.0%} of the {len(cases)}"
-        return claims.Verdict(outcome, note)
+        is_accepted = (low <= of_settings) & (of_settings <= high)
+        share = float(is_accepted.all(axis=1).mean())
+        text = f"in {share:.0%} of the {len(of_settings):,} settings"
+        return claims.Verdict(claims.by_share(share), text)
 
-    return replace(result, judge=judge)
+    mean = claims.by_model(search, statement, scale)
+    readings = {"the mean": mean, "each": replace(mean, judge=judge_each)}
+    return claims.by_readings(readings, spans)
 
 
 def _spans(cases: pd.DataFrame) -> str:
@@ -245,4 +233,4 @@ def _spans(cases: pd.DataFrame) -> str:
     for name, rows in cases.T.groupby(level=0, sort=False):
         values = rows.to_numpy()
         spans.append(f"{name} {values.min():.4g} to {values.max():.4g}")
-    return f"in settings that meet the most, case by case: {', '.join(spans)}"
+    return f"in settings that meet the most others, case by case: {', '.join(spans)}"

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from workbook.common import claims, source
-from workbook.common.claims import Result, check, counted, measured, modelled, own
+from workbook.common.claims import Result, check, counted, measured, own
 from workbook.omgs import fig04
 from workbook.omgs.code_costs import LEFT, message_counts, recorded_shares
 from workbook.omgs.equations import (
@@ -157,7 +157,7 @@ def _messages_of_omgs(network: str) -> Result:
         stated_s = claims.claimed("omgs-computing")
         at_stated = message_counts(network, stated_s)
         note += f"; at Section I's {stated_s} s {_listed(at_stated)}"
-    return modelled(cases["messages"].unique(), note)
+    return claims.by_cases(cases["messages"], note)
 
 
 # -- Table VI: times and speedups ----------------------------------------------------
@@ -232,7 +232,7 @@ def _speedup(network: str, slower: str) -> Result:
     fast_s = float(row["omgs_s"])
     ratio = slow_s / fast_s
     note = f"{slow_s} s over {fast_s} s as printed, {ratio:.4f}; each was rounded"
-    return own([speedup_range(slow_s, fast_s)], note)
+    return claims.rounded_or_cut_off(own([speedup_range(slow_s, fast_s)], note))
 
 
 for _id, _network in IDS.items():
@@ -271,7 +271,8 @@ def _extreme_speedup(
 def _largest_gain(networks: Iterable[str], slower: str) -> Result:
     """Return the largest speedup over several networks as a gain in per cent."""
     largest = _extreme_speedup(networks, slower, max)
-    return own(100 * (largest.spans - 1), f"{largest.note}, as rounded")
+    percent = own(100 * (largest.spans - 1), f"{largest.note}, as rounded")
+    return claims.rounded_or_cut_off(percent)
 
 
 @check("omgs-best-of-all")

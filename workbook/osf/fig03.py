@@ -263,7 +263,6 @@ def _osf_error_reduction() -> Result:
 
 @check("osf-fig03-osf-most", "100 * osf", False)
 @check("osf-fig03-csf-least", "100 * csf", True)
-@check("osf-fig03-reduction-each", "100 * (1 - osf / csf)", True)
 def _error_in_lab(expression: str, least_is_worst: bool) -> Result:
     """Return errors or reductions of errors in %, of all replays without fusion.
 
@@ -294,6 +293,25 @@ def _error_in_lab(expression: str, least_is_worst: bool) -> Result:
         f"relative error or least squares the worst is {', '.join(worst_of_others)}%"
     )
     return claims.measured(ranked, note, "replayed")
+
+
+@check("osf-fig03-reduction-each")
+def _reduction_in_lab() -> Result:
+    """Return by how many % OSF reduces the error in replays, by both readings.
+
+    The sentence may mean the reduction of each error, or that of the largest error.
+    """
+    of_each = _error_in_lab("100 * (1 - osf / csf)", True)
+    largest_osf = _ranked_errors(EQ7, "100 * osf", False).iloc[0]
+    largest_csf = _ranked_errors(EQ7, "100 * csf", False).iloc[0]
+    of_largest = claims.measured(
+        100 * (1 - largest_osf / largest_csf),
+        f"{largest_osf:.3g}% against {largest_csf:.3g}%",
+        "replayed",
+    )
+    return claims.by_readings(
+        {"of each error": of_each, "of the largest error": of_largest}
+    )
 
 
 def _ranked_errors(cost_form: str, expression: str, least_is_worst: bool) -> pd.Series:

@@ -342,7 +342,11 @@ def _linear_over_piecewise(condition: str) -> Result:
         "medians; n links, lines by both ends, medians, relative error, least squares: "
         + "; ".join(links)
     )
-    return claims.measured(ratios.stack(), note, "recorded", n=len(ratios))
+    # How the paper fits its line is not stated, so that each line is a reading.
+    by_line = {}
+    for line, of_links in ratios.items():
+        by_line[str(line)] = claims.measured(of_links, "", "recorded")
+    return claims.by_readings(by_line, note)
 
 
 @cache

@@ -500,25 +500,23 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
     Returns
     -------
     Result
-        A claim is contradicted if no setting can meet it by any reading. It is
-        compatible if by every reading at least half of the settings can.
+        By a reading, a claim is contradicted if no setting can meet it, and compatible
+        if at least half of the settings can. If readings disagree, it is undecided.
     """
     spans = np.stack(np.broadcast_arrays(low_ends, ends), axis=-1).reshape(-1, 2)
 
     def judge(low: float, high: float) -> Verdict:
         is_possible = (low_ends <= high) & (low <= ends)
         shares = is_possible.mean()
-        if shares.max() == 0:
-            outcome = Outcome.CONTRADICTED
-        elif shares.min() >= 0.5:
-            outcome = Outcome.COMPATIBLE
-        else:
-            outcome = Outcome.UNDECIDED
+        outcomes = {claims.by_share(share) for share in shares}
+        outcome = Outcome.UNDECIDED
+        if len(outcomes) == 1:
+            (outcome,) = outcomes
         parts = []
         for reading, values in ends.items():
             parts.append(
                 f"{reading} {values.min():.3g} to {values.max():.3g}, "
-                f"reached in {shares[reading]:.0%}, itself not counted"
+                f"reached in {shares[reading]:.0%}"
             )
         return Verdict(outcome, "; ".join(parts))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
@@ -27,7 +27,7 @@ import pandas as pd
 from ddlkit.core.units import GB, MB
 from ddlkit.core.workload import Floats
 from workbook.common import claims, networks
-from workbook.common.claims import Outcome, Result, Verdict, load_claims
+from workbook.common.claims import Result, load_claims
 from workbook.common.settings import SettingSearch, Stated, settle
 from workbook.osf.cluster import (
     BUFFERS,
@@ -449,20 +449,4 @@ def by_readings(
     for reading, arguments in readings.items():
         search = setting_search(*arguments)
         results[reading] = claims.by_model(search, quantity, scale, offset)
-
-    def judge(low: float, high: float) -> Verdict:
-        outcomes = set()
-        notes = []
-        for reading, result in results.items():
-            # A result of `workbook.common.claims.by_model` always has a judge.
-            assert result.judge is not None
-            outcome, note = result.judge(low, high)
-            outcomes.add(outcome)
-            notes.append(f"{reading}, {outcome}: {note}")
-        joined = "; ".join(notes)
-        if len(outcomes) > 1:
-            return Verdict(Outcome.UNDECIDED, joined)
-        return Verdict(outcomes.pop(), joined)
-
-    spans = np.concatenate([result.spans for result in results.values()])
-    return replace(claims.modelled(spans, ""), judge=judge)
+    return claims.by_readings(results)

@@ -72,8 +72,12 @@ for _network in FIVE:
 
 @check("osf-tab2-resnet50-gflops")
 def _gflops() -> Result:
-    note = "two operations a multiply-add; multiply-adds are half, which agrees"
-    return counted(2 * networks.multiply_adds("ResNet50") / 1e9, note)
+    giga_multiply_adds = networks.multiply_adds("ResNet50") / 1e9
+    readings = {
+        "two operations a multiply-add": counted(2 * giga_multiply_adds, ""),
+        "one operation a multiply-add": counted(giga_multiply_adds, ""),
+    }
+    return claims.by_readings(readings)
 
 
 @check("osf-tab2-vgg16-size")

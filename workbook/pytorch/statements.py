@@ -1,4 +1,4 @@
-"""The statements about PyTorch's cost models, as sentences for readers."""
+"""The requirements of PyTorch's cost models, as sentences for readers."""
 
 from __future__ import annotations
 
@@ -66,22 +66,22 @@ SENTENCES = {
         "bandwidth of an all-gather of 1 GiB (V100, A100 and H100; the tolerance is 5%)."
     ),
 }
-"""What each claim of data/papers/pytorch/claims.csv states, by the claim's id."""
+"""What each row of data/papers/pytorch/claims.csv requires, by its id."""
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
-    """Return the statements about PyTorch's cost models as a table for readers.
+    """Return the requirements of PyTorch's cost models as a table for readers.
 
     Parameters
     ----------
     rows : sequence of mappings
-        The claims about PyTorch, as `workbook.site.verdicts.shown` returns them.
+        The requirements, as `workbook.site.verdicts.shown` returns them.
 
     Returns
     -------
     DataFrame
-        One row per statement: ``statement`` in a sentence, the ``stated`` number, the
-        number that PyTorch ``returned``, and the ``verdict``.
+        One row per requirement: the ``requirement`` in a sentence, the ``required``
+        number, the number that PyTorch ``returned``, and the ``outcome``.
 
     Raises
     ------
@@ -89,10 +89,10 @@ def table(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
         If `SENTENCES` lacks one of the claims.
     """
     columns = {
-        "statement": [SENTENCES[row["id"]] for row in rows],
-        "stated": [_with_micro_sign(row["printed"]) for row in rows],
+        "requirement": [SENTENCES[row["id"]] for row in rows],
+        "required": [_with_micro_sign(row["printed"]) for row in rows],
         "returned": [_with_micro_sign(row["computed"]) for row in rows],
-        "verdict": [row["outcome"] for row in rows],
+        "outcome": [row["outcome"] for row in rows],
     }
     return pd.DataFrame(columns)
 

@@ -75,17 +75,22 @@ def write_reports(reports: Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        The values that templates of pages are given: ``verdicts``, ``counts``,
-        ``summaries``, ``entries`` of the catalog, those among them that are ``figures``
-        of these reports or still ``planned``, and ``papers``.
+        The values that templates of pages are given: ``verdicts`` and their ``counts``,
+        ``requirements`` and how many of them were met, ``summaries``, ``entries`` of the
+        catalog, those among them that are ``figures`` of these reports or still
+        ``planned``, and ``papers``.
     """
-    judged = verdicts.published(reports)
+    lines = verdicts.published(reports)
+    judged = lines[verdicts.FILE]
+    required = lines[verdicts.REQUIREMENTS_FILE]
     citation = (places.ROOT / "CITATION.cff").read_text(encoding="utf-8")
     entries = catalog.load()
     figures = [entry for entry in entries if outputs.is_made(entry.id, reports)]
     values = {
         "verdicts": judged.to_dict("records"),
-        "counts": verdicts.counts(judged),
+        "counts": verdicts.by_paper(judged),
+        "requirements": required.to_dict("records"),
+        "requirements_met": int((required["outcome"] == "met").sum()),
         "summaries": outputs.read_summaries(reports),
         "entries": entries,
         "figures": figures,
@@ -142,6 +147,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         "outcome": accuracy.outcome,
         "recorded_for": recorded_for,
     }
+    environment.globals["goal_counts"] = accuracy.goal_counts
     return environment.get_template(template).render(values)
 
 

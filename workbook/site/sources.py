@@ -26,7 +26,6 @@ from workbook.common.papers import PAPERS
 from workbook.course import exercises
 from workbook.site import lesson
 from workbook.site.pages import Page, bucket_page, markdown_cell, render
-from workbook.validate import accuracy
 
 EXTRA = "_extra"
 """Folder of files that Sphinx copies as they are: the page of buckets, figures and their numbers."""
@@ -142,7 +141,6 @@ def _write_generated(
         "shown": {page.name for page in pages},
         "claims": _by_paper(values["verdicts"]),
         "groups": REFERENCE,
-        "goals": accuracy.goals_met("confirmatory"),
         "figure": mirror.figure,
         # A notebook that was not run here leaves the numbers of the published report.
         "summaries": outputs.read_summaries(places.REPORTS) | values["summaries"],

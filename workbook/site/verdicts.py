@@ -7,8 +7,9 @@ computed.
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import import_module
@@ -20,6 +21,7 @@ import pandas as pd
 
 from ddlkit import store
 from ddlkit.core.errors import UserError, one_line
+from ddlkit.core.workload import Floats
 from workbook.common import claims, outputs
 from workbook.common.claims import Claim, Evidence, Outcome, Result, Verdict
 from workbook.common.outputs import format_quantity
@@ -32,6 +34,10 @@ for _paper in PAPERS:
 
 RESULT = ("evidence", "spans", "low", "high", "grade", "interval", "judge")
 """The properties of a `Result` that a row of verdicts has."""
+OUTCOMES = [
+    str(outcome) for outcome in Outcome if outcome not in claims.AS_REQUIREMENT.values()
+]
+"""The outcomes that a claim of a paper can have."""
 NOTHING = {
     **dict.fromkeys(RESULT, ""),
     "evidence": Evidence.NONE,
@@ -40,23 +46,11 @@ NOTHING = {
 }
 """The same for a claim without a result."""
 FILE = "verdicts.csv"
-"""The file in the reports directory that has all verdicts."""
-SHOWN = (
-    "id",
-    "place",
-    "quantity",
-    "condition",
-    "printed",
-    "computed",
-    "evidence",
-    "grade",
-    "interval",
-    "outcome",
-    "errata",
-    "notebook",
-    "note",
-)
-"""The columns of FILE: what a reader sees of each claim."""
+"""The file in the reports directory that has the verdicts on the papers' claims."""
+REQUIREMENTS_FILE = "requirements.csv"
+"""The file with the outcomes of the requirements of PyTorch's cost models."""
+LINE = ("id", "outcome", "sentence", "how")
+"""The columns of both files: what a reader sees of each claim."""
 
 
 def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
@@ -114,24 +108,34 @@ def _cells(claim: Claim) -> dict[str, Any]:
                 "it has no check: write one, or why not into the paper's open.csv"
             )
         notebook, why = open_claims.loc[claim.id, ["notebook", "why"]]
-        return _open_cells(notebook, why)
+        cells = _open_cells(notebook, why)
+        if claim.id in claims.repeats().index:
+            cells["outcome"] = Outcome.NOT_TESTABLE
+        return cells
     compute_result = claims.CHECKS[claim.id]
     result = compute_result()
     verdict = _settled(claim, result)
+    outcome = verdict.outcome
+    if claim.paper == claims.REQUIREMENTS:
+        outcome = claims.AS_REQUIREMENT[outcome]
     notes = [note for note in (result.note, verdict.note) if note]
     cells = {name: getattr(result, name) for name in RESULT}
     cells["notebook"] = ""
     cells["note"] = "; ".join(notes)
-    cells["outcome"] = verdict.outcome
+    cells["outcome"] = outcome
     return cells
 
 
 def _settled(claim: Claim, result: Result) -> Verdict:
     """Return the verdict on a claim.
 
-    A claim is undecided if the outcome changes with half the step along an axis of the
-    grid of settings.
+    A claim that another one already judges is not testable. A claim is undecided if the
+    outcome changes with half the step along an axis of the grid of settings.
     """
+    repeats = claims.repeats()
+    if claim.id in repeats.index:
+        judged_by, why = repeats.loc[claim.id, ["judged_by", "why"]]
+        return Verdict(Outcome.NOT_TESTABLE, f"the same {why} as {judged_by}")
     verdict = claim.verdict(result)
     halved = claims.halved()
     changes = halved["outcome"] != halved["halved"]
@@ -148,7 +152,7 @@ def _settled(claim: Claim, result: Result) -> Verdict:
 
 
 def counts(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Count claims.
+    """Count claims by evidence.
 
     Parameters
     ----------
@@ -163,27 +167,52 @@ def counts(verdicts: pd.DataFrame) -> pd.DataFrame:
     """
     table = pd.crosstab(verdicts["evidence"], verdicts["outcome"])
     kinds = [str(evidence) for evidence in Evidence]
-    outcomes = [str(outcome) for outcome in Outcome]
-    table = table.reindex(index=kinds, columns=outcomes, fill_value=0)
+    table = table.reindex(index=kinds, columns=OUTCOMES, fill_value=0)
+    return _with_sums(table)
+
+
+def by_paper(lines: pd.DataFrame) -> pd.DataFrame:
+    """Count the claims of each paper.
+
+    Parameters
+    ----------
+    lines : DataFrame
+        The claims' lines, with ``id`` and ``outcome``.
+
+    Returns
+    -------
+    DataFrame
+        How many claims had each outcome (the columns), by paper (the rows). The row and
+        the column "all" are sums.
+    """
+    papers = lines["id"].str.partition("-")[0]
+    table = pd.crosstab(papers, lines["outcome"])
+    names = [name for name in PAPERS if name != claims.REQUIREMENTS]
+    return _with_sums(table.reindex(index=names, columns=OUTCOMES, fill_value=0))
+
+
+def _with_sums(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of counts with the row and the column "all"."""
     table.loc["all"] = table.sum()
     return table.assign(all=table.sum(axis=1))
 
 
 def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
-    """Return `counts` as key numbers.
+    """Return `counts` of the papers' claims as key numbers.
 
     Parameters
     ----------
     verdicts : DataFrame
-        The rows of `evaluate`.
+        The rows of `evaluate`. Requirements do not count.
 
     Returns
     -------
     dict of str to int
         The counts under names such as "measured_reproduced", how many claims are
-        ``undecided`` and ``open``, and how many ``claims`` there are.
+        ``undecided``, ``not_testable`` and ``open``, and how many ``claims`` there are.
     """
-    table = counts(verdicts)
+    of_papers = verdicts[verdicts["paper"] != claims.REQUIREMENTS]
+    table = counts(of_papers)
     numbers = {}
     for evidence in Evidence:
         if evidence is Evidence.NONE:
@@ -195,34 +224,147 @@ def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
         for outcome in outcomes:
             name = f"{evidence.name.lower()}_{outcome}"
             numbers[name] = int(table.loc[str(evidence), str(outcome)])
-    numbers["undecided"] = int(table.loc["all", "undecided"])
-    numbers["open"] = int(table.loc["all", "open"])
-    numbers["claims"] = len(verdicts)
+    for outcome in (Outcome.UNDECIDED, Outcome.NOT_TESTABLE, Outcome.OPEN):
+        numbers[outcome.name.lower()] = int(table.loc["all", str(outcome)])
+    numbers["claims"] = len(of_papers)
     return numbers
 
 
-def published(reports: Path) -> pd.DataFrame:
+def published(reports: Path) -> dict[str, pd.DataFrame]:
     """Return the verdicts as readers see them, judged only once for each report.
 
-    If notebook 14 has written the file verdicts.csv in ``reports``, this file is read.
-    Otherwise all claims are judged, and the file is written.
+    If notebook 14 has written the files in ``reports``, these are read. Otherwise all
+    claims are judged, and the files are written.
 
     Returns
     -------
-    DataFrame
-        One row per claim, all cells as text: the columns of `SHOWN`.
+    dict of str to DataFrame
+        By FILE and REQUIREMENTS_FILE, a row for each claim with the columns of LINE.
     """
-    path = reports / FILE
-    if not path.is_file():
+    paths = {name: reports / name for name in (FILE, REQUIREMENTS_FILE)}
+    if not all(path.is_file() for path in paths.values()):
         publish(evaluate(), reports)
-    return pd.read_csv(path, dtype=str, keep_default_na=False)
+    return {
+        name: pd.read_csv(path, dtype=str, keep_default_na=False)
+        for name, path in paths.items()
+    }
 
 
 def publish(verdicts: pd.DataFrame, reports: Path | None = None) -> None:
-    """Write the verdicts on all claims, as readers see them, to verdicts.csv in ``reports``."""
-    table = pd.DataFrame(shown(verdicts))[[*SHOWN]]
-    path = (reports or outputs.reports_dir()) / FILE
-    store.atomic_write_text(path, table.to_csv(index=False, lineterminator="\n"))
+    """Write the verdicts, as readers see them, into a reports directory.
+
+    Parameters
+    ----------
+    verdicts : DataFrame
+        The rows of `evaluate`.
+    reports : Path, optional
+        The directory. By default that of this run.
+    """
+    directory = reports or outputs.reports_dir()
+    rows = [told(row) for row in shown(verdicts)]
+    table = pd.DataFrame(rows, columns=LINE)
+    is_requirement = table["id"].str.startswith(f"{claims.REQUIREMENTS}-")
+    for name, lines in (
+        (FILE, table[~is_requirement]),
+        (REQUIREMENTS_FILE, table[is_requirement]),
+    ):
+        text = lines.to_csv(index=False, lineterminator="\n")
+        store.atomic_write_text(directory / name, text)
+
+
+def told(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the line of a claim for readers.
+
+    Parameters
+    ----------
+    row : mapping
+        One of the rows of `shown`.
+
+    Returns
+    -------
+    dict of str to str
+        The cells of LINE. If the outcome is not the one that the written sentence tells,
+        as with other recordings, the sentence only has the numbers.
+    """
+    line = {"id": row["id"], "outcome": str(row["outcome"])}
+    written = claims.lines()
+    if row["id"] in written.index:
+        text = written.loc[row["id"]]
+        if text["outcome"] == line["outcome"]:
+            return {**line, "sentence": text["sentence"], "how": text["how"]}
+    number = row["computed"] or "nothing"
+    sentence = (
+        f"{line['outcome'].capitalize()}: the {row['quantity']} is printed as "
+        f"{row['printed']}, and {number} was computed."
+    )
+    return {**line, "sentence": sentence, "how": f"The evidence is: {row['evidence']}."}
+
+
+# A whole number or a decimal one, with or without commas and an exponent.
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+# Names that contain digits, and the places and equations of a paper.
+_NAMES = re.compile(
+    r"\b(?:Figs?|Eqs?|Sections?|Tables?|Algorithm|Theorem|notebook|erratum)"
+    r" [\dIV][\w.,-]*(?: (?:and|to) \d\w*)*|\b[\w.]*(?:[A-Za-z][-\w]*\d|\d+[A-Za-z])[-\w]*"
+)
+
+
+def unsupported_numbers(row: Mapping[str, Any], text: str) -> list[str]:
+    """Return the numbers of a text that neither a claim nor its check has.
+
+    Parameters
+    ----------
+    row : mapping
+        One of the rows of `shown`.
+    text : str
+        What readers are told.
+
+    Returns
+    -------
+    list of str
+        Numbers that are no rounded number of the row, as it stands, in per cent, or as a
+        change in per cent.
+
+    Examples
+    --------
+    >>> cells = {"printed": "7%", "computed": "1.0664x", "note": "of 3 runs", "spans": ""}
+    >>> unsupported_numbers(cells, "ResNet-50 gains 6.6% in 3 runs (Fig 2), not 9%.")
+    ['9']
+    """
+    fields = (
+        "place",
+        "quantity",
+        "condition",
+        "printed",
+        "computed",
+        "interval",
+        "note",
+    )
+    stated = " ".join(str(row.get(field, "")) for field in fields)
+    known = [_value(number) for number in _NUMBER.findall(stated)]
+    if isinstance(row["spans"], np.ndarray):
+        known.extend(row["spans"][np.isfinite(row["spans"])])
+    possible = np.array(known)
+    possible = np.concatenate(
+        [possible, 100 * possible, 100 * (possible - 1), 100 * (1 - possible)]
+    )
+    return [
+        number
+        for number in _NUMBER.findall(_NAMES.sub(" ", text))
+        if not _is_rounded_from(number, possible)
+    ]
+
+
+def _value(number: str) -> float:
+    return float(number.strip(",").replace(",", ""))
+
+
+def _is_rounded_from(number: str, possible: Floats) -> bool:
+    """Return whether a written number is one of some numbers, rounded as it is written."""
+    digits, _, exponent = number.strip(",").partition("e")
+    decimals = len(digits.partition(".")[2])
+    unit = 10.0 ** (float(exponent or 0) - decimals)
+    return bool((np.abs(possible - _value(number)) <= 0.5001 * unit).any())
 
 
 def computed(row: pd.Series) -> str:

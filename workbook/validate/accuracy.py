@@ -603,8 +603,14 @@ def goals(campaign: str) -> list[Goal]:
 # -- what campaigns reached, as frozen in reports/goals.csv and reports/coverage.csv ---
 
 
-SIZES = ("cases", "links", "cases with exposed communication of at least a fifth")
-"""Goals for how much was to be measured. They do not count, as no model can miss them."""
+SIZES = (
+    "cases",
+    "links",
+    "cases with exposed communication of at least a fifth",
+    "cases where no overlap and perfect overlap differ by a fifth",
+)
+"""Goals for how much was to be measured, met or not. They do not count, as no model can
+miss them."""
 
 
 def frozen(name: str, campaign: str = "") -> pd.DataFrame:
@@ -645,6 +651,76 @@ def goals_met(standing: str) -> tuple[int, int]:
     goals = _with_a_number(frozen("goals"))
     of_standing = goals[goals["standing"] == standing]
     return int((of_standing["held"] == "True").sum()), len(of_standing)
+
+
+def goals_by_set() -> pd.DataFrame:
+    """Return how many preset goals each campaign met.
+
+    Returns
+    -------
+    DataFrame
+        By the name of the campaign, in the order of reports/goals.csv, how many preset
+        goals that count were ``met``, and how many were ``preset``.
+    """
+    goals = _with_a_number(frozen("goals"))
+    preset = goals[goals["standing"] == "confirmatory"]
+    met = (preset["held"] == "True").groupby(preset["campaign"], sort=False)
+    return met.agg(["sum", "size"]).set_axis(["met", "preset"], axis=1)
+
+
+OF_SHARDED_INTERVALS = "share of medians in their interval"
+"""The goal of each set of sharded training (FSDP2) for the intervals of its predictions."""
+
+
+def goal_counts() -> dict[str, Any]:
+    """Return the counts of goals that pages and passages quote.
+
+    Returns
+    -------
+    dict
+        How many goals are ``preset`` and ``exploratory``, how many of them were met
+        (``preset_met``, ``exploratory_met``), the ``poor_sets`` by campaign, such as "1
+        of 7", which met less than half of their preset goals, and how many sets of sharded training met their
+        goal for intervals (``sharded_intervals_met`` of ``sharded_intervals``).
+        ``of_95`` has the rows of `coverage_of_95`.
+    """
+    preset_met, preset = goals_met("confirmatory")
+    exploratory_met, exploratory = goals_met("exploratory")
+    by_set = goals_by_set()
+    poor = by_set[2 * by_set["met"] < by_set["preset"]]
+    goals = frozen("goals")
+    of_sharded = goals[goals["goal"] == OF_SHARDED_INTERVALS]["held"]
+    return {
+        "preset_met": preset_met,
+        "preset": preset,
+        "exploratory_met": exploratory_met,
+        "exploratory": exploratory,
+        "poor_sets": {
+            str(row.Index): f"{row.met} of {row.preset}" for row in poor.itertuples()
+        },
+        "sharded_intervals_met": int((of_sharded == "True").sum()),
+        "sharded_intervals": len(of_sharded),
+        "of_95": coverage_of_95(),
+    }
+
+
+def coverage_of_95() -> pd.DataFrame:
+    """Return the coverage of nominal 95% intervals, each measurement once.
+
+    A campaign may have several rows: for single iterations next to medians, for further
+    models, or with disturbed cases. Of rows of one kind of run of one campaign the first
+    is what was reported, except that quiet and disturbed live runs are two measurements.
+
+    Returns
+    -------
+    DataFrame
+        Rows of reports/coverage.csv.
+    """
+    rows = frozen("coverage")
+    rows = rows[rows["nominal"] == 0.95]
+    is_disturbed = rows["note"].str.contains("disturbed runs")
+    measurement = [rows["campaign"], rows["replayed_or_real"], is_disturbed]
+    return rows.groupby(measurement, sort=False).head(1)
 
 
 def outcome(campaign: str) -> str:

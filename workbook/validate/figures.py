@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ddlkit.model.calibration import TRAINING
 from workbook import plots
 from workbook.common.specs import link_title, network_title
 from workbook.plots.style import INK, SOFT, case_rows, look, looks
@@ -25,7 +26,12 @@ ERROR = "predicted / measured - 1 [%]"
 # -- wb-lab-errors -------------------------------------------------------------------
 
 
-def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
+def every_case(
+    replays: pd.DataFrame,
+    training: pd.DataFrame,
+    campaign: pd.DataFrame,
+    live: pd.DataFrame,
+) -> Figure:
     """Draw the error of every case by our model, and by a model without overlap.
 
     Errors of real training are paired: what a model predicts for exposed communication
@@ -36,30 +42,42 @@ def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
     ----------
     replays, training : DataFrame
         Cases, as `accuracy.labelled` returns them.
+    campaign : DataFrame
+        All cases of the campaign of real training, as `accuracy.joined` returns them.
+    live : DataFrame
+        Cases of quiet live runs, as `accuracy.live` returns them. What a model without
+        overlap predicts for them was not kept.
     """
     training = training[~sends_one_message(training)]
+    is_trained = live["kind"] == TRAINING
     kinds = [
         (f"{len(replays)} replays", replays, "error"),
-        (f"{len(training)} real trainings", training, "paired_error"),
+        (f"{(~is_trained).sum()} live replays", live[~is_trained], "error"),
+        (f"{len(training)} trainings", training, "paired_error"),
+        (f"{len(campaign)} trainings, campaign", campaign, "paired_error"),
+        (f"{is_trained.sum()} live trainings", live[is_trained], "error"),
     ]
     models = {OURS: "our model", "no_overlap": "no overlap"}
     rows = {}
     styles = []
     for model, name in models.items():
         for kind, cases, error in kinds:
-            rows[f"{kind},\n{name}"] = cases[f"{model}_{error}"]
-            styles.append(look(model))
+            if f"{model}_{error}" in cases:
+                rows[f"{kind}, {name}"] = cases[f"{model}_{error}"]
+                styles.append(look(model))
     medians = [errors.abs().median() for errors in rows.values()]
-    ours_replayed, ours_trained, replayed, trained = medians
-    figure, ax = plots.canvas(height=3.2)
+    ours = medians[: len(kinds)]
+    others = medians[len(kinds) :]
+    figure, ax = plots.canvas(height=4.2)
     label = f"error of the step time, {ERROR}"
     plots.error_rows(ax, rows, label=label, styles=styles)
     # A line between the rows of the two models.
-    ax.axhline(1.5, color=SOFT, linewidth=0.8)
+    ax.axhline(len(kinds) - 0.5, color=SOFT, linewidth=0.8)
     plots.title(
         figure,
-        f"Our model errs by {ours_replayed:.1%} on replays and {ours_trained:.1%} on real "
-        f"training, a model without overlap by {replayed:.0%} and {trained:.0%}",
+        f"Our model errs by {ours[0]:.1%} on recorded replays and by {min(ours[2:]):.1%} to "
+        f"{max(ours[2:]):.1%} on real training, a model without overlap by {others[0]:.0%} "
+        f"and by {min(others[1:]):.0%} to {max(others[1:]):.0%}",
     )
     return figure
 
