@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
 from ddlkit.core.errors import UserError
+from ddlkit.formats.kineto import iterations, parse_kineto
 from workbook.record import straggling
 from workbook.record.straggling import MODELS, Delays, Layer, scenarios
+from workbook.validate import straggling as straggling_judged
 
 SCENARIOS = scenarios()
 PHASES = ("input", "forward", "backward")
@@ -99,3 +103,64 @@ def test_an_unknown_scenario_is_refused_before_anything_is_recorded(
     with pytest.raises(UserError, match="forwards"):
         straggling.record(tmp_path, ["none", "forwards"])
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_each_recording_has_a_whole_trace_of_each_rank(name: str) -> None:
+    scenario = SCENARIOS[name]
+    folders = [straggling.SCENARIOS.parent / name]
+    if scenario.remedy:
+        folders.append(folders[0] / straggling.REMEDY)
+        assert (folders[0] / "collectives.csv").is_file()
+    for folder in folders:
+        paths = sorted(folder.glob("rank*"))
+        expected = [f"rank{rank}.json.gz" for rank in range(scenario.ranks)]
+        assert [path.name for path in paths] == expected
+        # One rank is read by the reader of traces. The table of truth is made of all.
+        text = gzip.decompress(paths[-1].read_bytes()).decode()
+        trace = parse_kineto(text, paths[-1].name)
+        assert trace.rank == scenario.ranks - 1
+        traced = iterations(trace)
+        assert len(traced) == straggling.ITERATIONS
+        posts = [
+            sum(event.name == "c10d::allreduce_" for event in iteration.events)
+            for iteration in traced
+        ]
+        assert set(posts) == {posts[0]} != {0}
+        assert '"host_name"' not in text
+
+
+def test_the_table_of_truth_is_that_of_the_traces() -> None:
+    """Delays that are much longer than the noise lengthen the iterations that have them."""
+    folder = straggling.SCENARIOS.parent
+    columns = ["scenario", "recording", "even_iteration_s", "odd_iteration_s"]
+    table = pd.read_csv(folder / "truth.csv")
+    pd.testing.assert_frame_equal(straggling.truth(folder)[columns], table[columns])
+    delayed = table[table["injected_s"] >= 0.02]
+    assert len(delayed) > 5
+    assert (delayed["odd_iteration_s"] > delayed["even_iteration_s"]).all()
+
+
+@pytest.mark.parametrize("name", ["backward_last", "none"])
+def test_what_is_recorded_of_a_judgement_is_what_explain_says(name: str) -> None:
+    row = straggling_judged.judged_row(
+        name, straggling_judged.scenarios()[name], straggling_judged.FOLDER / name
+    )
+    recorded = straggling_judged.judged().set_index("scenario").loc[name]
+    for column, value in row.items():
+        if column == "scenario":
+            continue
+        if value is None or value != value:
+            assert pd.isna(recorded[column])
+        elif isinstance(value, str):
+            assert recorded[column] == value
+        else:
+            assert recorded[column] == pytest.approx(value, rel=1e-4)
+
+
+def test_every_scenario_with_one_slow_rank_is_named_rightly_and_no_other() -> None:
+    judged = straggling_judged.judged()
+    injected = judged["right_rank"].notna()
+    assert set(judged["scenario"]) == set(SCENARIOS)
+    assert (judged["right_rank"] == judged["named_rank"])[injected].all()
+    assert judged["named_rank"][~injected].isna().all()
