@@ -378,7 +378,7 @@ def _flock_without_a_service(descriptor: int, operation: int) -> None:
 def test_tables_are_written_on_a_network_file_system(
     flock: Callable[[int, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = tmp_path / "ddlkit-run-other" / "files"
+    other = tmp_path / f"{files.SCRATCH}other" / "files"
     other.mkdir(parents=True)
     monkeypatch.setattr(fcntl, "flock", flock)
     path = save(tmp_path / "out", collectives())

@@ -274,7 +274,7 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _WRITING = ".writing.lock"
 """The file that is locked, and exists, while somebody writes into its folder."""
 
-SCRATCH = "ddlkit-run-"
+SCRATCH = "ddlkit-work-"
 """How the name of a scratch folder begins."""
 _OWNED = "lock"
 """The file in a scratch folder that its owner locks."""
