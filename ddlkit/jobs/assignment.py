@@ -39,7 +39,10 @@ class Numbers(NamedTuple):
 
 
 def ranks_started(environment: Mapping[str, str]) -> int:
-    """Return how many ranks torchrun or Slurm started, 1 if neither did.
+    """Return how many ranks torchrun or srun started, 1 if neither did.
+
+    The script of a Slurm job, which runs once, also sees how many tasks the job has. It
+    is no rank. Only the processes that srun starts have the number of a step.
 
     Parameters
     ----------
@@ -53,12 +56,16 @@ def ranks_started(environment: Mapping[str, str]) -> int:
 
     Examples
     --------
-    >>> ranks_started({"WORLD_SIZE": "16"}), ranks_started({"SLURM_NTASKS": "4"})
-    (16, 4)
-    >>> ranks_started({})
-    1
+    >>> ranks_started({"WORLD_SIZE": "16"})
+    16
+    >>> ranks_started({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"})
+    4
+    >>> ranks_started({"SLURM_NTASKS": "4"}), ranks_started({})
+    (1, 1)
     """
-    return _number(environment, "WORLD_SIZE", "SLURM_NTASKS", default=1)
+    in_step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")
+    of_slurm = "SLURM_NTASKS" if in_step else ""
+    return _number(environment, "WORLD_SIZE", of_slurm, default=1)
 
 
 def numbers(environment: Mapping[str, str]) -> Numbers:
