@@ -127,7 +127,7 @@ def test_no_variable_of_nccl_names_a_host_or_a_folder() -> None:
     environment = {
         "NCCL_ALGO": "Ring,Tree",
         "NCCL_COMM_ID": f"{HOST}:4000",
-        "NCCL_DEBUG_FILE": f"/home/somebody/{HOST}.log",
+        "NCCL_DEBUG_FILE": f"/opt/somebody/{HOST}.log",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "PATH": "/bin",
     }

@@ -443,8 +443,8 @@ def nccl_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     Examples
     --------
-    >>> nccl_variables({"NCCL_ALGO": "Ring", "NCCL_TOPO_FILE": "/home/me/h200.xml",
-    ...                 "NCCL_COMM_ID": "node17:4000", "HOME": "/home/me"})
+    >>> nccl_variables({"NCCL_ALGO": "Ring", "NCCL_TOPO_FILE": "/opt/site/h200.xml",
+    ...                 "NCCL_COMM_ID": "node17:4000", "PATH": "/bin"})
     {'NCCL_ALGO': 'Ring', 'NCCL_COMM_ID': '(set)', 'NCCL_TOPO_FILE': 'h200.xml'}
     """
     variables = {}
