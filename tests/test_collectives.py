@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
+from ddlkit.jobs import clock
 from ddlkit.jobs.clock import Budget, Marks
 from ddlkit.jobs.launch import Loopback, launch
 from ddlkit.jobs.rank import Rank
@@ -210,7 +211,7 @@ def test_messages_of_a_gpu_are_timed_by_its_clock_once_all_are_queued(
 
     me = Rank.join("gloo")
     try:
-        monkeypatch.setattr(torch.cuda, "_sleep", noting("hold", lambda cycles: None))
+        monkeypatch.setattr(clock, "hold", noting("hold", clock.hold))
         monkeypatch.setattr(dist, "all_reduce", noting("meet", dist.all_reduce))
         monkeypatch.setattr(Marks, "mark", noting("mark", Marks.mark))
         monkeypatch.setattr(

@@ -126,7 +126,6 @@ def test_ranks_of_gpus_post_many_small_messages_up_to_a_gigabyte(
 ) -> None:
     """One rank that says it is NCCL's: the host's logic, with a fake at the boundary to CUDA."""
     asked: list[messages.CollectivesSettings] = []
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(messages, "NCCL_SIZES", (1024, 4096))
     monkeypatch.setattr(machine, "topology", lambda: "GPU0 X NV18\nGPU1 NV18 X")
     real_part = messages.collectives_job.part

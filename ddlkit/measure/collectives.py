@@ -22,8 +22,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.jobs import rank as peers
 from ddlkit.jobs.clock import (
+    Action,
     Budget,
-    Marks,
     measure,
     sample_rows,
     sleep_until,
@@ -45,8 +45,6 @@ BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
 """How long each size is measured by default."""
 SAMPLE_BYTES = 32 * MIB
 """The most bytes of all messages that are posted at once, unless one alone has more."""
-HOLD_CYCLES = 6_000_000
-"""Cycles of a GPU, about 3 ms, in which the host posts all messages of a sample."""
 
 _ELEMENT_BYTES = 4
 # float32 holds every integer up to 2**24 exactly. The sum over up to 4096 ranks of
@@ -336,19 +334,16 @@ def _measure(
         dist.barrier()
         sleep_until(perf_counter() + me.rank * settings.apart_s)
 
-    meeting = torch.zeros(1, device=me.device)
-
-    def run_on_gpu() -> Marks:
-        # The GPU sleeps until the host has posted all messages of the sample, so that
-        # the time between two marks has no time of the host in it.
-        torch.cuda._sleep(HOLD_CYCLES)
+    action: Action = checked.run
+    if me.backend == "nccl":
+        meeting = torch.zeros(1, device=me.device)
         # Each rank leaves the barrier at another time. The GPUs themselves meet in a tiny
         # all-reduce, so that all of them take the first mark together.
-        dist.all_reduce(meeting)
-        return timed(checked.run, me.device)()
+        meet = partial(dist.all_reduce, meeting)
+        action = timed(checked.run, me.device, before=meet)
 
     seconds = measure(
-        run_on_gpu if me.backend == "nccl" else checked.run,
+        action,
         settings.budget,
         synchronize=synchronize,
         setup=start_together,

@@ -237,8 +237,15 @@ def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
         A line for each GPU or process, with cells that are separated by commas. "" if
         there is no nvidia-smi.
     """
+    return output(*gpu_question(fields, *options, about=about))
+
+
+def gpu_question(
+    fields: Sequence[str], *options: str, about: str = "gpu"
+) -> tuple[str, ...]:
+    """Return the command by which nvidia-smi is asked, with arguments as of `ask_gpus`."""
     query = f"--query-{about}={','.join(fields)}"
-    return output("nvidia-smi", query, "--format=csv,noheader,nounits", *options)
+    return ("nvidia-smi", query, "--format=csv,noheader,nounits", *options)
 
 
 def cells(text: str) -> list[list[str]]:

@@ -6,7 +6,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -143,10 +143,6 @@ def _rows(
 
 # -- in turn ---------------------------------------------------------------------------
 
-QUICK_S = 0.05
-"""Seconds below which a kernel is quick enough to be repeated `QUICK_REPEATS` times."""
-QUICK_REPEATS = 20
-"""Repeats of a quick kernel, enough for a useful interval of the median."""
 LEAST_OVERLAP = 0.98
 """With a smaller share of overlap, a kernel and its neighbour took turns."""
 MOST_EXTRA_S = 0.2
@@ -202,9 +198,6 @@ def measure_in_turn(
             failure = error
             passages.drop(way)
             break
-    is_quick = alone_s < QUICK_S
-    if is_quick and budget.min_repeats < QUICK_REPEATS <= budget.max_repeats:
-        budget = replace(budget, min_repeats=QUICK_REPEATS)
     samples = clock.measure_interleaved(
         {way: partial(passages.run, way) for way in passages.ways},
         budget,
@@ -289,8 +282,6 @@ class _Passages:
 # least a while.
 AS_LONG = 4.0
 LEAST_S = 0.05
-HOLD_CYCLES = 2_000_000
-"""Cycles for which the GPU waits, about 1 ms, until the host has given it the computation."""
 BOTH = "both"
 """The way in which all streams have operations at the same time."""
 _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
@@ -357,7 +348,7 @@ class Queues(ABC):
                 # The computation begins once the first operation of each stream has ended.
                 for name in ways:
                     current.wait_stream(self.streams[name])
-        torch.cuda._sleep(HOLD_CYCLES)
+        clock.hold(self._device)
         line.mark()
         inside.mark()
         compute()
@@ -455,7 +446,7 @@ BLOCKS = (1, 2, 3, 4, 8, 16, 32)
 THREADS = (64, 128, 256, 512)
 FEW = ("convolution", "attention")
 _BRIEF_BUDGET = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
-_LONG_BUDGET = Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
+_LONG_BUDGET = Budget(warmup=1, min_repeats=6, max_repeats=40, max_s=8.0)
 
 
 def measure_beside(
