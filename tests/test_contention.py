@@ -132,12 +132,11 @@ def test_points_of_a_gpu_cover_the_grid_and_a_processor_has_none(
     tmp_path: Path,
 ) -> None:
     cpu = Here("cpu", 1, tmp_path)
-    for (point,) in (
-        kernels_beside_messages(cpu, True, copies) for copies in (True, False)
-    ):
-        assert point.estimate_s == 0.0
-        with pytest.raises(Unavailable, match="needs a GPU"):
-            point.measure()
+    for copies in (True, False):
+        for point in kernels_beside_messages(cpu, True, copies):
+            assert point.estimate_s == 0.0
+            with pytest.raises(Unavailable, match="needs a GPU"):
+                point.measure()
     every = contention.footprints(False)
     assert len(set(every)) == len(every)
     assert {(1, 64), (4, 512), (32, 64)} <= {

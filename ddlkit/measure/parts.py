@@ -92,7 +92,7 @@ class Here(NamedTuple):
 # -- ranks -----------------------------------------------------------------------------
 
 
-def on_gpus(gpus: int, point: Point) -> Point:
+def on_gpus(gpus: int, point: Point, here: Here) -> Point:
     """Return a point that is unavailable where the machine has too few GPUs.
 
     Parameters
@@ -101,6 +101,8 @@ def on_gpus(gpus: int, point: Point) -> Point:
         How many GPUs the point needs.
     point : Point
         The point.
+    here : Here
+        Where the session measures. A session of the processor has no GPU.
 
     Returns
     -------
@@ -108,12 +110,13 @@ def on_gpus(gpus: int, point: Point) -> Point:
         The point itself if the machine has enough GPUs. Otherwise a point that is
         expected to take no time, and whose measurement raises `Unavailable`.
     """
-    present = torch.cuda.device_count()
+    present = torch.cuda.device_count() if here.on_gpu else 0
     if present >= gpus:
         return point
 
     def refuse() -> Tables:
-        raise Unavailable(f"needs {gpus} GPUs, and this machine has {present}")
+        needed = "a GPU" if gpus == 1 else f"{gpus} GPUs"
+        raise Unavailable(f"needs {needed}, and there are {present} to measure here")
 
     return replace(point, measure=refuse, estimate_s=0.0)
 
@@ -376,7 +379,7 @@ def layers(
         key = f"{name}-b{batch}-{suffix}"
         point = Point("layers", key, measure, estimate_s, ["layers", "samples"])
         if count > 1:
-            point = on_gpus(_gpus_needed(here, count, in_lab=False), point)
+            point = on_gpus(_gpus_needed(here, count, in_lab=False), point, here)
         yield point
 
 
@@ -475,7 +478,7 @@ def collectives(
         run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
         point = Point("collectives", name, run, estimate_s, left=to_measure)
         gpus_needed = members.count if one_gpu_each else 0
-        yield on_gpus(gpus_needed, point)
+        yield on_gpus(gpus_needed, point, here)
 
 
 def _ranks_by_table(
@@ -588,7 +591,7 @@ def slowdowns(
         members, place = place_of(here, count, bits_per_s, delay_s)
         run = partial(_measure_slowdown, members, name, batch, budget, estimate_s)
         point = Point("slowdown", f"{name}-b{batch}-{place}", run, estimate_s)
-        yield on_gpus(_gpus_needed(here, count, in_lab=bool(bits_per_s)), point)
+        yield on_gpus(_gpus_needed(here, count, in_lab=bool(bits_per_s)), point, here)
 
 
 def _measure_slowdown(
@@ -798,7 +801,7 @@ def training_point(
         training.training_job.tables,
         predicted=predicted,
     )
-    return on_gpus(_gpus_needed(here, case.members.count, case.in_lab), point)
+    return on_gpus(_gpus_needed(here, case.members.count, case.in_lab), point, here)
 
 
 def _train(

@@ -251,21 +251,17 @@ class SendingTraining:
 
 
 def measure_sharing(
-    device: str, network: str, batch: int, compared: Sequence[Setting], budget: Budget
+    network: str, batch: int, compared: Sequence[Setting], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``sharing`` of one network: iterations without messages, and with them by each setting.
+    """Return table ``sharing`` of one network on a GPU: iterations without and with messages, by each setting.
 
     Column ``seconds`` has the times of iterations by the device's own clock. Of quantity "compute", the
     messages have no bytes. There are as many, so that the host issues the same calls. Column
     ``communication_s`` has the time in which messages were under way, and ``exposed_communication_s`` the
     time from the end of the backward pass to the update. ``overlap_share`` is the share of
     ``communication_s`` that is not exposed.
-
-    Raises Unavailable on a processor.
     """
-    if device == "cpu":
-        raise Unavailable("no stand-in: needs a GPU")
-    with compute_on(f"{network} at batch {batch} beside the stand-in", device) as place:
+    with compute_on(f"{network} at batch {batch} beside the stand-in", "cuda") as place:
         training = known(network, batch, place, PRECISION)
         sending = SendingTraining(training, GpuStandIn())
         rows = measure_sending(sending, compared, budget)
