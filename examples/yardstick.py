@@ -15,7 +15,6 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-import torchvision
 
 DEVICE = "cuda"
 HOLD_CYCLES = 4_000_000  # about 2 ms, in which the host gets ahead of the GPU
@@ -74,16 +73,21 @@ def allow_tf32(allowed: bool) -> None:
 
 def products() -> None:
     """Look at products of matrices. Above 100 TFLOP/s in fp32, TF32 is on."""
+    product("fp32", 42, 56)
+    product("tf32", 340, 470)
+    product("bf16", 680, 830)
+
+
+def product(precision: str, low: float, high: float) -> None:
+    """Look at a product of matrices in one precision, with its plausible TFLOP/s."""
     side = 8192
-    ranges = {"fp32": (42, 56), "tf32": (340, 470), "bf16": (680, 830)}
-    for precision, (low, high) in ranges.items():
-        dtype, tf32 = PRECISIONS[precision]
-        allow_tf32(tf32)
-        left, right = torch.randn(2, side, side, device=DEVICE, dtype=dtype)
-        product_s = seconds_of(lambda: torch.mm(left, right))
-        flops_per_s = 2 * side**3 / product_s
-        say(f"product {side} {precision}", flops_per_s / 1e12, low, high, "TFLOP/s")
+    dtype, tf32 = PRECISIONS[precision]
+    allow_tf32(tf32)
+    left, right = torch.randn(2, side, side, device=DEVICE, dtype=dtype)
+    product_s = seconds_of(lambda: torch.mm(left, right))
     allow_tf32(False)
+    flops_per_s = 2 * side**3 / product_s
+    say(f"product {side} {precision}", flops_per_s / 1e12, low, high, "TFLOP/s")
 
 
 def copies() -> None:
@@ -119,39 +123,51 @@ def small_kernels() -> None:
 
 def selections() -> None:
     """Look at the selection of the largest thousandth."""
-    ranges = {10**3: (4, 30), 10**6: (25, 150), 10**8: (600, 2500)}
-    for elements, (low, high) in ranges.items():
-        magnitudes = torch.randn(elements, device=DEVICE).abs_()
-        k = max(1, elements // 1000)
-        topk_s = seconds_of(lambda: torch.topk(magnitudes, k, sorted=False))
-        say(f"topk of {elements:.0e}, 0.1%", topk_s * 1e6, low, high, "us")
+    selection(10**3, 4, 30)
+    selection(10**6, 25, 150)
+    selection(10**8, 600, 2500)
+
+
+def selection(elements: int, low: float, high: float) -> None:
+    """Look at the selection from so many elements, with its plausible microseconds."""
+    magnitudes = torch.randn(elements, device=DEVICE).abs_()
+    k = max(1, elements // 1000)
+    topk_s = seconds_of(lambda: torch.topk(magnitudes, k, sorted=False))
+    say(f"topk of {elements:.0e}, 0.1%", topk_s * 1e6, low, high, "us")
 
 
 def trainings() -> None:
     """Look at ResNet-50. If the host needs over 0.9 of an iteration to issue it, the host limits."""
-    ranges = {"fp32": (19, 34), "tf32": (9, 16), "bf16": (8, 20)}
-    for precision, (low, high) in ranges.items():
-        allow_tf32(PRECISIONS[precision][1])
-        network = torchvision.models.resnet50().to(DEVICE)
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.0, momentum=0.9)
-        images = torch.randn(32, 3, 224, 224, device=DEVICE)
-        labels = torch.randint(1000, (32,), device=DEVICE)
-        issues_s = []
+    training("fp32", 19, 34)
+    training("tf32", 9, 16)
+    training("bf16", 8, 20)
 
-        def step() -> None:
-            begun_s = time.perf_counter()
-            in_bf16 = torch.autocast(DEVICE, torch.bfloat16)
-            with in_bf16 if precision == "bf16" else nullcontext():
-                loss = torch.nn.functional.cross_entropy(network(images), labels)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            issues_s.append(time.perf_counter() - begun_s)
 
-        step_ms = seconds_of(step, hold=False) * 1e3
-        say(f"ResNet-50 b32 {precision}", step_ms, low, high, "ms")
-        say("    of that issued by the host", median(issues_s) * 1e3, 6, 18, "ms")
+def training(precision: str, low: float, high: float) -> None:
+    """Look at an iteration of ResNet-50 in one precision, with its plausible milliseconds."""
+    import torchvision
+
+    allow_tf32(PRECISIONS[precision][1])
+    network = torchvision.models.resnet50().to(DEVICE)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0, momentum=0.9)
+    images = torch.randn(32, 3, 224, 224, device=DEVICE)
+    labels = torch.randint(1000, (32,), device=DEVICE)
+    issues_s = []
+
+    def step() -> None:
+        begun_s = time.perf_counter()
+        in_bf16 = torch.autocast(DEVICE, torch.bfloat16)
+        with in_bf16 if precision == "bf16" else nullcontext():
+            loss = torch.nn.functional.cross_entropy(network(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        issues_s.append(time.perf_counter() - begun_s)
+
+    step_ms = seconds_of(step, hold=False) * 1e3
     allow_tf32(False)
+    say(f"ResNet-50 b32 {precision}", step_ms, low, high, "ms")
+    say("    of that issued by the host", median(issues_s) * 1e3, 6, 18, "ms")
 
 
 def one_rank_collectives() -> None:

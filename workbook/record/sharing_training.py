@@ -253,7 +253,7 @@ class SendingTraining:
 def measure_sharing(
     network: str, batch: int, compared: Sequence[Setting], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``sharing`` of one network on a GPU: iterations without and with messages, by each setting.
+    """Return table ``sharing`` of one network on a GPU: iterations without messages, and by each setting.
 
     Column ``seconds`` has the times of iterations by the device's own clock. Of quantity "compute", the
     messages have no bytes. There are as many, so that the host issues the same calls. Column
