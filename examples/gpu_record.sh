@@ -22,9 +22,9 @@ exec > >(exec tee -p -a "$dir/record.log") 2>&1
 # At the limit this process is asked to end, and made to 10 s later.
 (
   for ((left = limit_s; left > 0; left--)); do sleep 1 && kill -0 $$ || exit 0; done
-  echo "gpu_record: STOPPED, $limit_s s are over"
+  echo "gpu_record: STOPPED, $limit_s s are over" >> "$dir/record.log"
   kill -TERM $$ && sleep 10 && kill -KILL $$
-) <&- 2>/dev/null &
+) <&- >/dev/null 2>&1 &
 
 # The directory of the tables has the name of the machine, under which they are recorded.
 name=$("$python" -c 'from ddlkit.store import machine; print(machine.name())')

@@ -26,6 +26,8 @@ PRECISIONS = {
     "bf16": (torch.bfloat16, False),
 }
 """The type of the numbers of each precision, and whether TF32 is allowed."""
+out_of_range: list[str] = []
+"""What was out of its plausible range so far."""
 
 
 def seconds_of(action: Callable[[], object], hold: bool = True) -> float:
@@ -57,7 +59,10 @@ def seconds_of(action: Callable[[], object], hold: bool = True) -> float:
 
 def say(what: str, value: float, low: float, high: float, unit: str) -> None:
     """Print a value with its plausible range, and the seconds since the start."""
-    mark = "OK  " if low <= value <= high else "LOOK"
+    mark = "OK  "
+    if not low <= value <= high:
+        mark = "LOOK"
+        out_of_range.append(what.strip())
     passed_s = time.perf_counter() - BEGUN_S
     print(
         f"{mark} {what:34} {value:9.4g} {unit} ({low:g}..{high:g})  {passed_s:.0f} s",
@@ -209,7 +214,10 @@ def main() -> None:
         one_rank_collectives,
     ):
         look()
-    print("yardstick: done", flush=True)
+    names = ", ".join(out_of_range) or "none"
+    print(
+        f"yardstick: {len(out_of_range)} values are out of range: {names}", flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ import json, sys, time
 from pathlib import Path
 
 rows = json.loads((Path(__file__).parent / "scene.json").read_text())
+if "topo" in sys.argv or "-q" in sys.argv:
+    print("as the driver says it")
+    raise SystemExit
 query = next(word for word in sys.argv if word.startswith("--query-gpu="))
 fields = query.partition("=")[2].split(",")
 for field in fields:
