@@ -18,7 +18,7 @@ from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
 from ddlkit.jobs import assignment
 from ddlkit.jobs.rank import Layout, Rank, everyones_text, joined, layout
-from ddlkit.measure import cluster
+from ddlkit.measure import cluster, parts
 from ddlkit.measure import collectives as messages
 from ddlkit.store import machine
 from places import PATIENCE_S
@@ -167,6 +167,17 @@ def test_links_are_named_by_what_joins_the_ranks(
     assert cluster.link_of(me, Layout(1, 16)) == "nvlink"
     assert cluster.link_of(replace(me, backend="gloo"), Layout(1, 16)) == "loopback"
     assert cluster.link_of(replace(me, backend="gloo"), Layout(2, 8)) == "network"
+
+
+def test_more_ranks_have_more_time_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "topology", lambda: "")
+    two, eight = (parts.Ranks.of(count, "cuda") for count in (2, 8))
+    assert two.join == {"backend": "nccl", "timeout_s": 20.0}
+    assert eight.join == {"backend": "nccl", "timeout_s": 60.0}
+    assert (
+        two.place().name == "nccl"
+        and parts.Ranks.of(2, "cpu").place().name == "loopback"
+    )
 
 
 def test_texts_of_any_length_are_exchanged_whole() -> None:

@@ -347,7 +347,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
         ranks = ranks_to_start(arguments.ranks, default=2)
     from ddlkit.jobs.rank import joined, layout
     from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
-    from ddlkit.measure.cluster import link_of
+    from ddlkit.measure.cluster import link_of, shared_facts
     from ddlkit.measure.given import check
 
     settings = AdviseSettings(
@@ -361,6 +361,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     try:
         if ranks_outside > 1:
             with joined(MEETING_S) as me, only_command_in(out, me):
+                shared_facts(me)  # refuses a mix of machines
                 link = link_of(me, layout())
                 advise_job.run(replace(me, out=out, link=link), settings)
             if me.rank != 0:

@@ -62,7 +62,7 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
         cannot be written.
     """
     layout = peers.layout()
-    shared = equal_machines(peers.everyones_text(json.dumps(facts_of(me))))
+    shared = shared_facts(me)
     me = replace(me, link=link or link_of(me, layout))
     sizes = messages.NCCL_SIZES if me.backend == "nccl" else messages.SIZES
     path = table_path(out, "collectives", _name(me, layout))
@@ -183,6 +183,26 @@ def facts_of(me: Rank) -> dict[str, str]:
     for name in ("torch", "cuda", "cudnn", "nccl"):
         facts[name] = versions[name]
     return facts
+
+
+def shared_facts(me: Rank) -> dict[str, str]:
+    """Return the `facts_of` the machines of this job, which are equal.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank. All ranks call this function.
+
+    Returns
+    -------
+    dict of str to str
+
+    Raises
+    ------
+    UserError
+        If ranks run on different machines.
+    """
+    return equal_machines(peers.everyones_text(json.dumps(facts_of(me))))
 
 
 def equal_machines(texts: Sequence[str]) -> dict[str, str]:
