@@ -191,6 +191,8 @@ def test_an_iteration_that_cannot_be_a_graph_costs_only_that(
         )
 
     monkeypatch.setattr(torch.cuda, "Stream", refuse)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: "default")
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     assert not layers._graph(known("lenet5", 2, torch.device("cpu")))
     assert capsys.readouterr().err.endswith("when stream is capturing\n")
 

@@ -56,6 +56,9 @@ def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
             "clock": "wall",
             "others": 0.0,
             "apart_s": 0.0,
+            "nodes": 1,
+            "ranks_per_node": 4,
+            "fastest_s": 0.05,
         },
     }
     return pd.DataFrame({**columns, **changed})
@@ -485,7 +488,7 @@ def test_columns_that_came_later_may_be_left_out_and_read_as_before(
     [
         (lambda data: b"", "empty"),
         (lambda data: data[: data.index(b"\n")], "no rows"),
-        (lambda data: data[: data.rindex(b",")], "line 4, column apart_s"),
+        (lambda data: data[: data.rindex(b",")], "line 4, column fastest_s"),
         (
             lambda data: data.replace(b"\n", b",1\n", 2).replace(b",1\n", b"\n", 1),
             "line 2",
