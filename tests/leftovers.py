@@ -25,7 +25,7 @@ KEPT = "torchinductor_"
 """A folder that torch makes once it has loaded its compiler, and keeps for whoever comes next."""
 SERVES = "from multiprocessing."
 """In the command line of what forks the ranks of all tests, and of what tracks its resources."""
-HALF = ("*.tmp", ".room", "ddlkit-run-*")
+HALF = ("*.tmp", ".room", "ddlkit-work-*")
 
 
 @contextmanager

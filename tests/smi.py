@@ -12,19 +12,27 @@ import pytest
 
 # As nvidia-smi 580: a line per GPU, nothing but a complaint when one of the fields is unknown.
 PROGRAM = """\
-import json, sys
+import json, sys, time
 from pathlib import Path
 
 rows = json.loads((Path(__file__).parent / "scene.json").read_text())
+if "topo" in sys.argv or "-q" in sys.argv:
+    print("as the driver says it")
+    raise SystemExit
 query = next(word for word in sys.argv if word.startswith("--query-gpu="))
 fields = query.partition("=")[2].split(",")
 for field in fields:
     if field not in {"index", "uuid", *rows[0]}:
         print(f'Field "{field}" is not a valid field to query.')
         raise SystemExit(2)
-for number, row in enumerate(rows):
-    cells = {"index": str(number), "uuid": f"GPU-{number}", **row}
-    print(", ".join(cells[field] for field in fields))
+periods = [word.partition("=")[2] for word in sys.argv if word.startswith("--loop-ms=")]
+while True:
+    for number, row in enumerate(rows):
+        cells = {"index": str(number), "uuid": f"GPU-{number}", **row}
+        print(", ".join(cells[field] for field in fields), flush=True)
+    if not periods:
+        break
+    time.sleep(int(periods[0]) / 1e3)
 """
 IDLE = {
     **{"name": "NVIDIA H200", "driver_version": "580.65.06", "memory.total": "143771"},

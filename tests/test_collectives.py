@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
+from ddlkit.jobs import clock
 from ddlkit.jobs.clock import Budget, Marks
 from ddlkit.jobs.launch import Loopback, launch
 from ddlkit.jobs.rank import Rank
@@ -24,6 +28,7 @@ from ddlkit.measure.collectives import (
     CheckedCollective,
     CollectivesSettings,
     collectives_job,
+    random_integers,
     whole_size,
 )
 from places import free_port
@@ -56,6 +61,64 @@ def test_every_rank_expects_what_all_contribute(
         assert one.expected.nbytes * known.output_parts(n) == whole
 
 
+class FakeLibrary:
+    """Does what a library of collectives does for one rank, and notes the tensors."""
+
+    def __init__(self, apart: CheckedCollective) -> None:
+        self.apart = apart
+        self.posted: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def post(self, target: torch.Tensor, source: torch.Tensor) -> Any:
+        assert torch.equal(source, self.apart.mine)
+        self.posted.append((target, source))
+        target.copy_(self.apart.expected)
+        return SimpleNamespace(wait=lambda: None)
+
+
+@given(st.sampled_from([*COLLECTIVES]), st.integers(1, 6), st.integers(1, 300))
+def test_in_place_the_input_and_the_result_share_a_buffer(
+    name: str, n: int, size: int
+) -> None:
+    """What NCCL's benchmarks call in place, with a fake of the library's calls."""
+    whole = whole_size(size, n)
+    for r in range(n):
+        me = replace(rank(r, n), backend="nccl")
+        checked = CheckedCollective(me, name, whole, seed=3, count=2)
+        apart = CheckedCollective(rank(r, n), name, whole, seed=3)
+        assert torch.equal(checked.expected, apart.expected)
+        checked.reset()
+        library = FakeLibrary(apart)
+        checked._posting = replace(checked._posting, post=library.post)
+        checked.run()
+        checked.check()
+        for row, (target, source) in zip(checked.buffers, library.posted, strict=True):
+            assert row.nbytes == whole
+            for part, parts in (
+                (target, COLLECTIVES[name].output_parts(n)),
+                (source, COLLECTIVES[name].input_parts(n)),
+            ):
+                offset = part.data_ptr() - row.data_ptr()
+                assert part.nbytes * parts == whole
+                assert offset == (r * part.nbytes if parts > 1 else 0)
+        checked.reset()
+        if n > 1:
+            with pytest.raises(UserError, match="came out wrong"):
+                checked.check()
+
+
+def test_integers_of_a_seed_are_spread_evenly_and_differ_between_seeds() -> None:
+    vectors = [random_integers(100_000, seed) for seed in range(4)]
+    for vector in vectors:
+        assert vector.min() == -4096 and vector.max() == 4095
+        assert torch.equal(vector, vector.round())
+        counts = torch.histc(vector, bins=16)
+        assert (counts - 100_000 / 16).abs().max() < 5 * (100_000 / 16) ** 0.5
+    # Two vectors of independent integers agree in one of 8192 places.
+    for first, second in itertools.combinations(vectors, 2):
+        assert (first == second).float().mean() < 10 / 8192
+    assert (vectors[0][:-1] == vectors[0][1:]).float().mean() < 10 / 8192
+
+
 def test_what_is_known_can_be_posted_and_the_other_way_round() -> None:
     assert [*POSTINGS] == [*COLLECTIVES]
 
@@ -84,6 +147,9 @@ def test_two_real_ranks(tmp_path: Path) -> None:
     counts = frame.groupby(["collective", "bytes"])["sample"].agg(["count", "max"])
     assert len(counts) == 3 * len(COLLECTIVES) and counts["count"].between(5, 20).all()
     assert (counts["max"] == counts["count"] - 1).all() and (frame["seconds"] > 0).all()
+    assert (frame["fastest_s"] <= frame["seconds"]).all()
+    assert (frame["fastest_s"] > 0).all()
+    assert set(frame["nodes"]) == {1} and set(frame["ranks_per_node"]) == {2}
     columns = ["backend", "algorithm", "link", "link_bits_per_s", "ranks", "in_flight"]
     labels = frame[columns].drop_duplicates()
     assert labels.to_numpy().tolist() == [["gloo", "ring", "loopback", 0.0, 2, 1]]
@@ -145,7 +211,8 @@ def test_messages_of_a_gpu_are_timed_by_its_clock_once_all_are_queued(
 
     me = Rank.join("gloo")
     try:
-        monkeypatch.setattr(torch.cuda, "_sleep", noting("hold", lambda cycles: None))
+        monkeypatch.setattr(clock, "hold", noting("hold", clock.hold))
+        monkeypatch.setattr(dist, "all_reduce", noting("meet", dist.all_reduce))
         monkeypatch.setattr(Marks, "mark", noting("mark", Marks.mark))
         monkeypatch.setattr(
             CheckedCollective, "run", noting("run", CheckedCollective.run)
@@ -161,7 +228,7 @@ def test_messages_of_a_gpu_are_timed_by_its_clock_once_all_are_queued(
     each = (
         ["reset", "run"]
         if backend == "gloo"
-        else ["reset", "hold", "mark", "run", "mark"]
+        else ["reset", "hold", "meet", "mark", "run", "mark"]
     )
     assert did == 3 * each
     assert set(tables["collectives"]["clock"]) == {

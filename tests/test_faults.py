@@ -128,7 +128,7 @@ def test_a_full_disk_is_one_line_and_damages_nothing(
     for line, told in zip(done.stdout.splitlines(), ("write", "lock"), strict=True):
         assert line.startswith(f"cannot {told} {where}/")
         assert line.endswith(": No space left on device")
-    assert only_line(done).startswith(f"No space left on device: {where}/ddlkit-run-")
+    assert only_line(done).startswith(f"No space left on device: {where}/ddlkit-work-")
     left = done.stderr.splitlines()[1:]
     assert left == ["begun", "drift-a.csv", "drift-a.json", "filler", "lock"]
 
@@ -240,7 +240,7 @@ def test_ranks_that_were_about_to_start_are_not_missed(
     how: Any = {"stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
     process = subprocess.Popen(argv, env=environment, **how)
     assert wait_for(
-        lambda: any(tmp_path.glob("ddlkit-run-*/files/rank-logs/config.json"))
+        lambda: any(tmp_path.glob("ddlkit-work-*/files/rank-logs/config.json"))
     )
     time.sleep(random.Random(trial).uniform(0.0, 2.0))
     process.send_signal(signal.SIGTERM)
@@ -364,10 +364,11 @@ def test_directories_of_the_dead_are_swept(tmp_path: Path) -> None:
     )
     owners[0].kill()
     owners[0].wait()
-    (tmp_path / "ddlkit-run").mkdir()
+    foreign = tmp_path / files.SCRATCH.rstrip("-")
+    foreign.mkdir()
     with files.scratch(tmp_path) as mine:
         assert not dead.exists() and living.exists() and mine.exists()
-    assert not mine.exists() and (tmp_path / "ddlkit-run").exists()
+    assert not mine.exists() and foreign.exists()
     for owner in owners:
         owner.kill()
         owner.communicate()

@@ -155,7 +155,7 @@ def test_no_rank_outlives_a_parent_that_is_killed(moment: str, tmp_path: Path) -
         parent.kill()
         assert wait_for(lambda: not alive(children), 1.0), "a rank outlived its parent"
     with scratch(tmp_path):
-        assert len([*tmp_path.glob("ddlkit-run-*")]) == 1, (
+        assert len([*tmp_path.glob("ddlkit-work-*")]) == 1, (
             "the next launch sweeps what is nobody's"
         )
 

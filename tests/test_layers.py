@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.jobs import clock as clocks
+from ddlkit.jobs import vitals
 from ddlkit.jobs.clock import Budget, Marks
 from ddlkit.jobs.launch import Loopback, launch
 from ddlkit.measure import layers, networks
@@ -187,6 +191,8 @@ def test_an_iteration_that_cannot_be_a_graph_costs_only_that(
         )
 
     monkeypatch.setattr(torch.cuda, "Stream", refuse)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: "default")
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     assert not layers._graph(known("lenet5", 2, torch.device("cpu")))
     assert capsys.readouterr().err.endswith("when stream is capturing\n")
 
@@ -198,3 +204,50 @@ def test_a_gpu_is_timed_by_its_own_clock() -> None:
     median = samples.groupby("quantity")["seconds"].median()
     assert median["issue"] > 0 and median["graph_iteration"] > 0
     assert profile.backward_s.sum() == pytest.approx(median["backward"], rel=1e-9)
+
+
+# -- what a processor can show of a GPU --------------------------------------------------
+
+
+def test_a_capture_that_fails_gives_the_default_stream_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As torch 2.11 does, a failed capture leaves its own stream current."""
+    current = ["default"]
+
+    @contextmanager
+    def failing_capture(graph: object, stream: str) -> Iterator[None]:
+        current[0] = stream
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        yield
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, stand_in in {
+        "Stream": lambda: stream,
+        "stream": nullcontext,
+        "CUDAGraph": object,
+        "graph": failing_capture,
+        "synchronize": lambda: None,
+        "current_stream": lambda: current[0],
+        "default_stream": lambda: "default",
+        "set_stream": lambda other: current.__setitem__(0, other),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    training: Any = SimpleNamespace(device=torch.device("cpu"), iterate=lambda: None)
+    assert layers._graph(training) == {}
+    assert current == ["default"]
+
+
+@pytest.mark.parametrize(("device", "measured"), [("cpu", 3), ("cuda", 1)])
+def test_what_a_host_disturbs_is_measured_again_on_a_processor_only(
+    device: str, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disturbed = vitals.Usage(busy=1.0, stolen=0.5)
+    watch = SimpleNamespace(usage=lambda: disturbed)
+    calls: list[object] = []
+    monkeypatch.setattr(vitals, "RETRY_S", 0.0)
+    monkeypatch.setattr(layers, "Watch", lambda rank: watch)
+    monkeypatch.setattr(layers, "_measure", lambda *words: calls.append(words))
+    training: Any = SimpleNamespace(device=torch.device(device))
+    layers._undisturbed(training, Budget(), None)
+    assert len(calls) == measured

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import smi
 from ddlkit.core.errors import UserError
 from ddlkit.store import machine
 
@@ -56,6 +57,84 @@ def test_gpus_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.name() == machine.name("cuda") == "nvidia-h200"
     assert machine.name("cpu").startswith("cpu-")
     assert machine.parse_gpus("") == () == machine.parse_gpus("No devices were found\n")
+
+
+# As printed by nvidia-smi 580 of two GPUs with NVLink and an adapter.
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV18\tPXB\t0-47\t0
+GPU1\tNV18\t X \tSYS\t48-95\t1
+NIC0\tPXB\tSYS\t X
+
+Legend:
+
+  X    = Self
+  NV#  = Connection traversing a bonded set of # NVLinks
+
+NIC Legend:
+
+  NIC0: mlx5_0
+"""
+
+
+def test_what_joins_gpus_is_read_from_their_matrix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "output", lambda *command: f"{TOPOLOGY}{HOST}")
+    monkeypatch.setattr(platform, "node", lambda: HOST)
+    matrix = machine.topology.__wrapped__()
+    assert "\x1b" not in matrix and HOST not in matrix and "mlx5_0" in matrix
+    assert machine.gpu_link(matrix) == "nvlink"
+    assert machine.gpu_link(matrix.replace("NV18\t X", "PHB\t X")) == "pcie"
+    assert machine.gpu_link("") == "nccl"
+
+
+def test_settings_of_gpus_are_kept_whatever_the_driver_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {
+        "clocks.max.sm": "1980",
+        "power.limit": "700.00",
+        "clocks_throttle_reasons.active": "0x0000000000000001",
+    }
+    smi.install(tmp_path, monkeypatch, known, known)
+    settings = machine.gpu_settings()
+    assert settings == 2 * [
+        {
+            "power_limit_w": "700.00",
+            "sm_clock_mhz": "345",
+            "most_sm_clock_mhz": "1980",
+            "memory_clock_mhz": "3201",
+            "throttle_reasons": "0x0000000000000001",
+        }
+    ]
+    others = {
+        "clocks_event_reasons.active": "0x4",
+        "ecc.mode.current": "Enabled",
+        "pcie.link.gen.max": "5",
+        "pcie.link.width.max": "16",
+    }
+    smi.write(tmp_path, [known | others])
+    (all_known,) = machine.gpu_settings()
+    assert all_known["throttle_reasons"] == "0x4"
+    assert all_known["ecc"] == "Enabled" and all_known["pcie_generation"] == "5"
+
+
+HOST = "node0017"
+
+
+def test_no_variable_of_nccl_names_a_host_or_a_folder() -> None:
+    environment = {
+        "NCCL_ALGO": "Ring,Tree",
+        "NCCL_COMM_ID": f"{HOST}:4000",
+        "NCCL_DEBUG_FILE": f"/opt/somebody/{HOST}.log",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "PATH": "/bin",
+    }
+    kept = machine.nccl_variables(environment)
+    assert kept.keys() == environment.keys() - {"PATH"}
+    assert kept["NCCL_ALGO"] == "Ring,Tree"
+    assert "somebody" not in str(kept) and f"{HOST}:" not in str(kept)
 
 
 def _git(directory: Path, *arguments: str) -> str:

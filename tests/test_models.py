@@ -425,6 +425,7 @@ def test_ranks_meet_that_torchrun_or_slurm_count(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "2")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
     with pytest.raises(UserError, match="^RANK is not set in this rank's environment"):
         given("tied")
 

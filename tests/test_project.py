@@ -167,6 +167,7 @@ MAY_SPREAD = {
     "workbook/record/grammar.py: Grid": "a suite, by the signature: read_keys",
     "workbook/record/grammar.py: Suite": "a suite, by the signature: read_keys",
     "workbook/record/grammar.py: make": "a suite, by the signature: read_keys",
+    "workbook/record/kinds.py: make": "a suite, by the signature: read_keys",
     "workbook/validate/accuracy.py: Goal": "YAML; a test reads every goal",
     "workbook/validate/clusters/__init__.py: Rows": "parts of a table, by the fields of the class itself",
     "tests/test_figures_dag.py: Setting": "every field of the class, from such an object",

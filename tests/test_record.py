@@ -174,7 +174,8 @@ def test_every_point_has_a_place_of_its_own(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name in ("cpu" if device == "cpu" else "gpu", "smoke", "quick", "full"):
+    own = ("cpu",) if device == "cpu" else ("gpu", "gpu-long")
+    for name in (*own, "smoke", "quick", "full"):
         points = grammar.points(out=Path(), session=1, name=name, device=device)
         everything = [point for section in points for point in section]
         tables = [(point, schema) for point in everything for schema in point.schemas]

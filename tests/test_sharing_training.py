@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from ddlkit.core.units import KIB, MIB
 from ddlkit.jobs.clock import Budget
 from ddlkit.measure import networks
 from ddlkit.measure.given import known
+from ddlkit.measure.session import Unavailable
 from workbook.record import sharing_training as training_module
 from workbook.record import standin
 from workbook.record import zoo as zoo
@@ -185,5 +187,35 @@ def test_the_table_can_be_saved_and_agrees_with_itself(
     hidden_s = sent["communication_s"] - sent["exposed_communication_s"]
     shared_s = sent["overlap_share"] * sent["communication_s"]
     assert shared_s.tolist() == pytest.approx(hidden_s.clip(lower=0).tolist())
-    with pytest.raises(UserError, match=r"sent \d+ of \d+ chunks in the time"):
+
+
+def test_a_message_that_was_not_sent_costs_its_iteration_and_not_the_network(
+    sending_of: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    with pytest.raises(UserError, match="no setting is left of which a message"):
         measure_sending(sending_of("lenet5", most=1), [SLOW], TWICE)
+    assert re.search(r"round 0 is not kept: .*sent \d+ of \d+", capsys.readouterr().err)
+    whole = training_module.Run.columns
+    read: list[training_module.Run] = []
+
+    def second_fails(run: training_module.Run) -> dict[str, float]:
+        read.append(run)
+        if len(read) == 2:
+            raise training_module.Incomplete("sent 1 of 2 chunks")
+        return whole(run)
+
+    monkeypatch.setattr(training_module.Run, "columns", second_fails)
+    thrice = Budget(warmup=0, min_repeats=3, max_repeats=3)
+    rows = measure_sending(sending_of("lenet5"), [SLOW], thrice)
+    sent = rows[rows["quantity"] == "iteration"]
+    assert sent["sample"].tolist() == [0, 2]
+
+
+def test_settings_that_the_host_limits_are_not_kept(capsys: Any) -> None:
+    iterations_s = np.array([1.0, 1.0, 1.1])
+    host_bound = training_module.is_host_bound
+    assert not host_bound([0.5, 0.6, 0.7], iterations_s, SLOW)
+    assert host_bound([0.93, 0.95, 0.97], iterations_s, SLOW)
+    assert "the host needs 95% of an iteration" in capsys.readouterr().err
+    with pytest.raises(Unavailable, match="use a larger batch"):
+        host_bound([0.93, 0.95, 0.97], iterations_s, training_module.EMPTY)

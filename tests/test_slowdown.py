@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,10 +25,13 @@ from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan, improved
 from ddlkit.core.workload import Workload
 from ddlkit.jobs.launch import Loopback, launch
+from ddlkit.jobs.rank import Rank
+from ddlkit.measure import slowdown
 from ddlkit.measure.slowdown import PHASES, SlowdownSettings, slowdown_job
 from ddlkit.model import Calibration, Communication, forecast, make_plan
 from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING, Contention
 from ddlkit.model.predictor import plan_with_contention
+from places import PATIENCE_S, wait_for
 from strategies import random_workload
 from workbook.common import places
 from workbook.record import zoo as zoo  # makes lenet5 known to the ranks, too
@@ -100,6 +106,34 @@ def test_what_a_machine_takes_is_found_in_its_table() -> None:
     assert Contention.of(rows(0.3)).bucket_s == 0, "not in every round"
     with pytest.raises(UserError, match="one network"):
         Contention.of(pd.concat([rows(), rows(network="other")]))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_training_does_not_wait_for_the_posts_of_a_gpus_messages(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library whose posts block stands for thousands of small messages."""
+    may_post = threading.Event()
+
+    def post(buffer: torch.Tensor, async_op: bool) -> Any:
+        assert may_post.wait(PATIENCE_S)
+        if fails:
+            raise RuntimeError("the link is down")
+        future: Any = torch.futures.Future()
+        future.set_result(buffer)
+        return SimpleNamespace(wait=lambda: None, get_future=lambda: future)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", post)
+    me = Rank(0, 2, 0, torch.device("cpu"), "nccl", 1)
+    sending = slowdown._Sending(me, torch.zeros(4), count=5, in_thread=True)
+    assert not sending.done()
+    may_post.set()
+    assert wait_for(sending.done)
+    if fails:
+        with pytest.raises(RuntimeError, match="the link is down"):
+            sending.seconds()
+    else:
+        assert sending.seconds() > 0
 
 
 @given(SHARES, SHARES, st.floats(0, 3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import functools
 import gzip
 import hashlib
@@ -27,7 +29,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.collective import of_gradients
 from ddlkit.core.errors import UserError
 from ddlkit.formats import messages
-from ddlkit.store import machine, sheet
+from ddlkit.store import files, machine, sheet
 from fuzzing import LOG
 from places import PATIENCE_S
 from workbook.common import places, specs
@@ -54,6 +56,9 @@ def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
             "clock": "wall",
             "others": 0.0,
             "apart_s": 0.0,
+            "nodes": 1,
+            "ranks_per_node": 4,
+            "fastest_s": 0.05,
         },
     }
     return pd.DataFrame({**columns, **changed})
@@ -356,6 +361,64 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
     assert path.read_text() == ""
 
 
+def _flock_of_nfs(descriptor: int, operation: int) -> None:
+    """Lock as NFS does, which makes a lock for writing of a file that is open for writing."""
+    opened = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+    if opened == os.O_RDONLY:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def _flock_without_a_service(descriptor: int, operation: int) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+@pytest.mark.parametrize("flock", [_flock_of_nfs, _flock_without_a_service])
+@pytest.mark.fault(
+    fault="the file system is a network's, with locks on files alone or with none",
+    injected="flock as NFS has it: EBADF for a directory, or ENOLCK for everything",
+    holds="tables are written and sessions begin; scratch folders of others stay",
+)
+def test_tables_are_written_on_a_network_file_system(
+    flock: Callable[[int, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / f"{files.SCRATCH}other" / "files"
+    other.mkdir(parents=True)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = save(tmp_path / "out", collectives())
+    save(tmp_path / "out", collectives(1, sample=7), append=True)
+    assert len(store.load_table(path)) == 4
+    assert {each.name for each in path.parent.iterdir()} == {"c.csv", "c.json"}
+    with store.lock(tmp_path / "out" / ".lock"), files.scratch(tmp_path) as mine:
+        assert mine.is_dir()
+    assert other.is_dir()
+    other.rmdir()
+    other.parent.rmdir()
+
+
+@pytest.mark.fault(
+    fault="a writer removes the file that another is waiting to lock",
+    injected="the lock's file is removed as soon as it is locked for the first time",
+    holds="the other locks the file that then has its name",
+)
+def test_a_lock_on_a_removed_file_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[int] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        locked.append(descriptor)
+        if len(locked) == 1:
+            (lock_file,) = tmp_path.iterdir()
+            lock_file.unlink()
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with files.writing_in(tmp_path):
+        (lock_file,) = tmp_path.iterdir()
+        assert len(locked) == 2
+        assert os.path.samestat(os.fstat(locked[1]), lock_file.stat())
+    assert not [*tmp_path.iterdir()]
+
+
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     at=st.integers(0, 10**6),
@@ -425,7 +488,7 @@ def test_columns_that_came_later_may_be_left_out_and_read_as_before(
     [
         (lambda data: b"", "empty"),
         (lambda data: data[: data.index(b"\n")], "no rows"),
-        (lambda data: data[: data.rindex(b",")], "line 4, column apart_s"),
+        (lambda data: data[: data.rindex(b",")], "line 4, column fastest_s"),
         (
             lambda data: data.replace(b"\n", b",1\n", 2).replace(b",1\n", b"\n", 1),
             "line 2",

@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -146,8 +147,12 @@ def test_all_are_sampled_into_a_table(
     smi.install(tmp_path / "bin", monkeypatch, {}, BUSY)
     with vitals.Sampler(gpu=True, period_s=0.02) as sampler:
         assert wait_for(lambda: sampler.frame()["time_s"].nunique() >= 3)
+        assert wait_for(lambda: "gpu1" in set(sampler.frame()["device"]))
+        (reporter,) = psutil.Process().children()
+    assert not reporter.is_running(), "one process for all samples, which has ended"
     frame = sampler.frame()
     assert frame["time_s"].is_monotonic_increasing
+    assert {"load", "stolen"} <= set(frame["quantity"])
     loads = (
         frame[frame["quantity"] == "utilisation"].groupby("device")["value"].agg(set)
     )
@@ -158,6 +163,9 @@ def test_all_are_sampled_into_a_table(
     assert len(store.load_table(path)) == len(frame)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert vitals.gpu_in_use() == "" and vitals.gpu_vitals() == [], "without nvidia-smi"
+    with vitals.Sampler(gpu=True, period_s=0.02) as sampler:
+        assert wait_for(lambda: len(sampler.frame()) > 0)
+    assert set(sampler.frame()["device"]) == {"cpu"}
 
 
 @pytest.mark.gpu

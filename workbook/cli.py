@@ -169,8 +169,8 @@ def texts(arguments: argparse.Namespace) -> int:
 
 # -- recordings ------------------------------------------------------------------------
 
-_NAME = """What to measure: a suite (quick, full, cpu, gpu, smoke), a file of points
-(see examples/), or one part of a suite: layers, collectives, slowdown, copies,
+_NAME = """What to measure: a suite (quick, full, cpu, gpu, gpu-long, smoke), a file of
+points (see examples/), or one part of a suite: layers, collectives, slowdown, copies,
 training, replay, campaign, convergence, input, estimators (PyTorch's own cost
 models), or all. Of the suite quick, all leaves out copies, campaign, convergence,
 input and estimators, which are measured only if they are asked for by name. Or
@@ -237,7 +237,7 @@ def record(arguments: argparse.Namespace) -> int | None:
         return None
     from workbook.record.preflight import preflight
 
-    devices = {"cpu": "cpu", "gpu": "cuda"}
+    devices = {"cpu": "cpu", "gpu": "cuda", "gpu-long": "cuda"}
     device = arguments.device or devices.get(arguments.name)
     if device is None:
         raise UserError("--preflight: name a suite, cpu or gpu, or give --device")

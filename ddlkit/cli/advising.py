@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import math
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from ddlkit.cli.command import (
     group,
     lab_rate,
     minutes,
+    only_command_in,
     ranks_to_start,
     refuse_given,
     refuse_impossible_outputs,
@@ -45,6 +45,7 @@ from ddlkit.cli.inputs import (
 )
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
+from ddlkit.jobs.assignment import ranks_started
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -339,13 +340,14 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     measure_s, confirm_s = _measuring_times_s(arguments)
     # torchrun or srun may have started several copies of this command, each a rank.
     # Otherwise this process starts the ranks.
-    ranks_outside = ranks_started_outside()
+    ranks_outside = ranks_started(os.environ)
     if ranks_outside > 1:
         ranks = ranks_outside
     else:
         ranks = ranks_to_start(arguments.ranks, default=2)
-    from ddlkit.jobs.rank import joined
+    from ddlkit.jobs.rank import joined, layout
     from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
+    from ddlkit.measure.cluster import link_of, shared_facts
     from ddlkit.measure.given import check
 
     settings = AdviseSettings(
@@ -358,14 +360,16 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     refuse_impossible_outputs(out)
     try:
         if ranks_outside > 1:
-            with joined(MEETING_S) as me, _only_advise_in(out, me):
-                advise_job.run(replace(me, out=out), settings)
+            with joined(MEETING_S) as me, only_command_in(out, me):
+                shared_facts(me)  # refuses a mix of machines
+                link = link_of(me, layout())
+                advise_job.run(replace(me, out=out, link=link), settings)
             if me.rank != 0:
                 return {}, None
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
         # Ranks take a while to start. A mistake in the model is found here before that.
         check(arguments.model)
-        with _only_advise_in(out):
+        with only_command_in(out):
             _launch(arguments, settings, ranks, out)
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
     except KeyboardInterrupt:
@@ -384,53 +388,6 @@ def _measuring_times_s(arguments: argparse.Namespace) -> tuple[float, float]:
             "zero, or 0 for a prediction that is not tried"
         )
     return 60 * arguments.minutes, 60 * arguments.confirm_minutes
-
-
-@contextlib.contextmanager
-def _only_advise_in(out: Path, me: Any = None) -> Iterator[None]:
-    """Keep other advise commands out of a directory while the block runs.
-
-    ``me`` is this rank if torchrun or srun started the ranks, and None otherwise. With
-    ranks, rank 0 takes the lock for all, and all ranks raise an error together.
-
-    Raises
-    ------
-    UserError
-        If another process holds the directory.
-    """
-    from ddlkit import store
-
-    # The stack holds the lock until the block of the caller has ended.
-    with contextlib.ExitStack() as stack:
-        refusal: UserError | None = None
-        if me is None or me.rank == 0:
-            try:
-                stack.enter_context(store.lock(out / ".lock"))
-            except UserError as error:
-                refusal = UserError(f"--out {out}: {error}, or name another directory")
-        if me is not None:
-            from ddlkit.jobs.rank import agree_all
-
-            # If rank 0 alone raised its error, all other ranks would wait for it forever.
-            if not agree_all(refusal is None) and refusal is None:
-                refusal = UserError(f"--out {out}: rank 0 could not lock it")
-        if refusal:
-            raise refusal
-        yield
-
-
-def ranks_started_outside() -> int:
-    """Return how many ranks torchrun or srun started, 1 if neither did.
-
-    Returns
-    -------
-    int
-
-    Notes
-    -----
-    torchrun sets WORLD_SIZE, and srun SLURM_NTASKS.
-    """
-    return int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1)
 
 
 def _default_directory(arguments: argparse.Namespace, ranks: int) -> Path:
@@ -452,7 +409,8 @@ def _launch(
 
     The job writes its tables into ``out``.
     """
-    from ddlkit.jobs.launch import Loopback
+    import torch
+
     from ddlkit.measure.advise import MEETING_S, advise_job
     from ddlkit.measure.parts import Ranks, ranks_in_lab
 
@@ -460,11 +418,28 @@ def _launch(
         rate_bits_per_s, delay_s = lab_rate(arguments.lab)
         members, _ = ranks_in_lab(ranks, rate_bits_per_s, delay_s)
     else:
-        members = Ranks(ranks, place=Loopback, join={})
+        gpus = torch.cuda.device_count()
+        if gpus > ranks:
+            print(unused_gpus(ranks, gpus), file=sys.stderr)
+        members = Ranks.of(ranks, "cuda" if gpus else "cpu")
     # A large model takes longer to build than ranks may take to meet by default.
     members = replace(members, join={**members.join, "timeout_s": MEETING_S})
     estimate_s = MEETING_S + settings.measure_s + settings.confirm_s
     members.run(advise_job, settings, estimate_s=estimate_s, out=out)
+
+
+def unused_gpus(ranks: int, gpus: int) -> str:
+    """Return a line that says how many GPUs of this machine an advice leaves out.
+
+    Examples
+    --------
+    >>> unused_gpus(ranks=2, gpus=8)
+    'ddlkit: 2 ranks use 2 of the 8 GPUs here: give --ranks 8, or start it by torchrun'
+    """
+    return (
+        f"ddlkit: {ranks} ranks use {ranks} of the {gpus} GPUs here: give --ranks "
+        f"{gpus}, or start it by torchrun"
+    )
 
 
 def _result_and_advice(

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ddlkit.core import units
 from ddlkit.core.errors import UserError, shown
+from ddlkit.jobs.assignment import ranks_started
 
 Run = Callable[[argparse.Namespace], int | None]
 Value = TypeVar("Value")
@@ -402,10 +404,49 @@ def interrupt_says_kept() -> Iterator[None]:
         raise KeyboardInterrupt("what was measured is kept") from None
 
 
+@contextlib.contextmanager
+def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
+    """Keep other commands that measure out of a directory while the block runs.
+
+    Parameters
+    ----------
+    out : Path
+        The directory of --out.
+    me : Rank, optional
+        This rank, if torchrun or srun started the ranks. Then rank 0 takes the lock for
+        all, and all ranks are refused together.
+
+    Raises
+    ------
+    UserError
+        If another process holds the directory.
+    """
+    from ddlkit import store
+
+    # The stack holds the lock until the block of the caller has ended.
+    with contextlib.ExitStack() as stack:
+        refusal: UserError | None = None
+        if me is None or me.rank == 0:
+            try:
+                stack.enter_context(store.lock(out / ".lock"))
+            except UserError as error:
+                refusal = UserError(f"--out {out}: {error}, or name another directory")
+        if me is not None:
+            from ddlkit.jobs.rank import agree_all
+
+            # A rank that left alone would let all others wait for it.
+            if not agree_all(refusal is None) and refusal is None:
+                refusal = UserError(f"--out {out}: rank 0 could not lock it")
+        if refusal:
+            raise refusal
+        yield
+
+
 @command(
     "Measure on this machine what predictions need: layers, messages, and how much "
     "they slow each other down. An interrupted measurement continues where it "
-    "stopped.",
+    "stopped. Under torchrun or srun, the part collectives measures messages between "
+    "all ranks of the job, and rank 0 saves them.",
     *group(
         "what is measured",
         arg("part", metavar="PART", help=_PARTS),
@@ -438,6 +479,22 @@ def interrupt_says_kept() -> Iterator[None]:
             "GPUs]",
         ),
     ),
+    *group(
+        "the part collectives under torchrun or srun",
+        arg(
+            "--minutes",
+            type=minutes,
+            metavar="TIME",
+            help="The time for all sizes together: minutes, as in 3, or with a unit, as "
+            "in 90s. [default: 3]",
+        ),
+        arg(
+            "--link",
+            metavar="NAME",
+            help="How the table names what joins the ranks, as in infiniband. [default: "
+            "network between nodes; nvlink, pcie or loopback within one]",
+        ),
+    ),
     *session_options("measured"),
     example="ddlkit measure quick --out mine",
 )
@@ -450,6 +507,15 @@ def measure(arguments: argparse.Namespace) -> None:
     if arguments.model or "accumulate" in arguments.given_names:
         _measure_own_model(arguments)
         return
+    n_started = ranks_started(os.environ)
+    if n_started > 1:
+        _measure_in_job(arguments, n_started)
+        return
+    for name in _OF_A_JOB:
+        if getattr(arguments, name) is not None:
+            raise UserError(
+                f"--{name} has an effect under torchrun or srun only: leave it out"
+            )
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
     ranks = ranks_to_start(arguments.ranks, default=0)
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
@@ -488,6 +554,42 @@ def measure(arguments: argparse.Namespace) -> None:
             ignore_load=arguments.ignore_load,
         )
     print(directory)
+
+
+_OF_A_JOB = ("minutes", "link")
+"""Options that only a job of torchrun or srun takes."""
+
+
+def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
+    """Measure collectives between all ranks of a job, of which this process is one."""
+    if arguments.part != "collectives":
+        raise UserError(
+            f"measure {arguments.part}: torchrun or srun started {n_started} processes, "
+            "and each would measure this part for itself: start one process, or measure "
+            "collectives, or layers with --model"
+        )
+    for name in ("ranks", "lab", "dry_run", "pack", "budget", "ignore_load"):
+        if getattr(arguments, name):
+            option = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{option} has no effect under torchrun or srun: leave it out, and give "
+                "--minutes for the time"
+            )
+    from ddlkit.jobs.rank import joined
+    from ddlkit.measure import cluster
+
+    asked = cluster.MINUTES if arguments.minutes is None else arguments.minutes
+    if not 0 < asked < math.inf:
+        raise UserError(f"--minutes {asked:g}: give a finite time above zero")
+    out = arguments.out or Path("measured")
+    with (
+        interrupt_says_kept(),
+        joined(cluster.MEETING_S) as me,
+        only_command_in(out, me),
+    ):
+        path = cluster.measure_collectives(me, out, asked, arguments.link or "")
+    if me.rank == 0:
+        print(path)
 
 
 def refuse_impossible_outputs(out: Path, pack: Path | None = None) -> None:
@@ -691,7 +793,15 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
             "run ddlkit measure layers --model, or ddlkit advise --model for an advice"
         )
     require_model_file(arguments.model)
-    for name in ("networks", "ranks", "lab", "dry_run", "pack", "ignore_load"):
+    for name in (
+        "networks",
+        "ranks",
+        "lab",
+        "dry_run",
+        "pack",
+        "ignore_load",
+        *_OF_A_JOB,
+    ):
         if getattr(arguments, name):
             raise UserError(
                 f"{option_of(name)} has no effect with --model, which measures one model "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
-from ddlkit.cli.advising import ranks_started_outside
 from ddlkit.cli.command import (
     MODEL_FUNCTION,
     OUTPUT,
@@ -19,6 +19,7 @@ from ddlkit.cli.command import (
     whole_number,
 )
 from ddlkit.core.errors import UserError
+from ddlkit.jobs.assignment import ranks_started
 
 FEWEST_ITERATIONS = 8
 """The fewest iterations from which ``ddlkit explain`` can tell chance from cause."""
@@ -80,7 +81,7 @@ def trace(arguments: argparse.Namespace) -> None:
     # Refused before the imports below load torch, which takes seconds.
     require_model_file(arguments.model)
     out = arguments.out
-    ranks_outside = ranks_started_outside()
+    ranks_outside = ranks_started(os.environ)
     if ranks_outside > 1:
         ranks = ranks_outside
         is_first = _record_as_rank(arguments)

@@ -24,6 +24,8 @@ from ddlkit.store.files import scratch
 
 FLUSH_BYTES = {"cuda": 256 * MIB, "cpu": 64 * MIB}
 """Bytes by device that are more than its last cache holds."""
+HOLD_CYCLES = 6_000_000
+"""Cycles of a GPU, about 3 ms, in which the host issues what is to be timed."""
 
 Floats = NDArray[np.float64]
 Action = Callable[[], object]
@@ -151,8 +153,26 @@ class Marks:
         return np.array([duration_ms / 1e3 for duration_ms in durations_ms])
 
 
-def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
-    """Return an action that is timed by the device's own clock.
+def hold(device: torch.device | str) -> None:
+    """Let a GPU wait for a while, so that the host gets ahead of it.
+
+    What the host issues in the meantime follows without gaps. Otherwise the times of
+    small kernels would be those in which Python issues them.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        The device. A CPU does not wait, because its work is done as it is issued.
+    """
+    if torch.device(device).type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda._sleep(HOLD_CYCLES)
+
+
+def timed(
+    action: Action, device: torch.device | str, *, before: Action = _nothing
+) -> Callable[[], Marks]:
+    """Return an action that is timed by the device's own clock, behind a `hold`.
 
     Parameters
     ----------
@@ -160,6 +180,9 @@ def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
         The action, which takes no arguments.
     device : torch.device or str
         The device.
+    before : callable, optional
+        Called behind the hold and before the first mark, such as a message in which the
+        devices of all ranks meet.
 
     Returns
     -------
@@ -169,6 +192,8 @@ def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
 
     def run() -> Marks:
         marks = Marks(device)
+        hold(device)
+        before()
         marks.mark()
         action()
         marks.mark()

@@ -7,14 +7,25 @@ numbers, and part.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    NamedTuple,
+    TypeVar,
+    cast,
+    get_args,
+    get_type_hints,
+)
 
 import numpy as np
 import pandas as pd
@@ -24,7 +35,7 @@ from numpy.typing import NDArray
 
 from ddlkit import store
 from ddlkit.core.errors import UserError, one_line
-from ddlkit.jobs import PARENT, PROGRESS
+from ddlkit.jobs import PARENT, PROGRESS, assignment
 from ddlkit.jobs.vitals import Usage
 from ddlkit.store import machine
 
@@ -237,8 +248,8 @@ class Rank:
         Parameters
         ----------
         backend : str, optional
-            ``"gloo"`` or ``"nccl"``. The default is NCCL if every rank of this node has
-            a GPU, and gloo otherwise.
+            ``"gloo"`` or ``"nccl"``. The default is NCCL if this node has GPUs, and gloo
+            otherwise.
         timeout_s : float, optional
             Seconds that the meeting and each collective may take.
         torch_threads : int, optional
@@ -258,18 +269,19 @@ class Rank:
             If the environment is incomplete, if the node has too few GPUs, or if the
             ranks do not meet.
         """
-        rank = _number("RANK", "SLURM_PROCID")
-        world_size = _number("WORLD_SIZE", "SLURM_NTASKS")
-        local_rank = _number("LOCAL_RANK", "SLURM_LOCALID", default=rank)
-        ranks_on_node = _number(
-            "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", default=world_size
-        )
-        backend, device = _choose(backend, on_gpu, local_rank, ranks_on_node)
-        cores_each = max(1, machine.cores() // ranks_on_node)
+        mine = assignment.numbers(os.environ)
+        backend, device = _choose(backend, on_gpu, mine)
+        cores_each = max(1, machine.cores() // mine.ranks_on_node)
         torch.set_num_threads(torch_threads or cores_each)
-        _meet(rank, world_size, backend, device, datetime.timedelta(seconds=timeout_s))
+        timeout = datetime.timedelta(seconds=timeout_s)
+        _meet(mine.rank, mine.world_size, backend, device, timeout)
         return cls(
-            rank, world_size, local_rank, device, backend, torch.get_num_threads()
+            rank=mine.rank,
+            world_size=mine.world_size,
+            local_rank=mine.local_rank,
+            device=device,
+            backend=backend,
+            torch_threads=torch.get_num_threads(),
         )
 
     def leave(self) -> None:
@@ -309,8 +321,8 @@ def joined(timeout_s: float) -> Iterator[Rank]:
         If the environment is incomplete, if the node has too few GPUs, or if the ranks
         do not meet.
     """
-    count = os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or "1"
-    me = _join_alone() if count == "1" else Rank.join(timeout_s=timeout_s)
+    count = assignment.ranks_started(os.environ)
+    me = _join_alone() if count == 1 else Rank.join(timeout_s=timeout_s)
     try:
         yield me
         # After a failure nobody waits: the other ranks may never come this far.
@@ -325,9 +337,10 @@ def _join_alone() -> Rank:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     # Only the device is of interest here. The backend is always gloo, because nothing
     # is sent.
-    _, device = _choose(
-        backend=None, on_gpu=None, local_rank=local_rank, ranks_on_node=1
+    alone = assignment.Numbers(
+        rank=0, world_size=1, local_rank=local_rank, ranks_on_node=1, by_slurm=False
     )
+    _, device = _choose(None, None, alone)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("gloo", store=_torchs.HashStore(), rank=0, world_size=1)
@@ -341,48 +354,22 @@ def _join_alone() -> Rank:
     )
 
 
-def _number(torchrun_name: str, slurm_name: str, default: int | None = None) -> int:
-    """Return a number from a variable that torchrun or Slurm sets in the environment.
-
-    The variable of torchrun comes first, because torchrun may be started by Slurm, whose
-    variables then describe the launchers and not the ranks. Without ``default`` one of the
-    variables must be set.
-    """
-    text = os.environ.get(torchrun_name) or os.environ.get(slurm_name)
-    if not text and default is not None:
-        return default
-    if not text or not text.isdecimal():
-        state = f"{torchrun_name} is {text or 'not set'} in this rank's environment"
-        raise UserError(
-            f"{state}: start ranks with torchrun, srun or ddlkit.jobs.launch"
-        )
-    return int(text)
-
-
 def _choose(
-    backend: str | None, on_gpu: bool | None, local_rank: int, ranks_on_node: int
+    backend: str | None, on_gpu: bool | None, mine: assignment.Numbers
 ) -> tuple[str, torch.device]:
-    """Return the backend and the device of a rank.
-
-    If ``backend`` is None, it is NCCL if there is a GPU for each rank of this node. If
-    ``on_gpu`` is None, tensors lie on a GPU with NCCL only.
-    """
+    """Return the backend and the device of a rank, as `Rank.join` describes them."""
     gpus = torch.cuda.device_count()
-    if backend not in (None, "gloo", "nccl"):
-        raise UserError(f"unknown backend {backend!r}: use gloo or nccl")
-    if backend == "nccl" and gpus < ranks_on_node:
-        counts = f"{ranks_on_node} ranks on this node, {gpus} GPUs"
-        raise UserError(f"nccl needs a GPU for each rank: {counts}; use gloo")
-    if not backend:
-        gpu_for_each = 0 < ranks_on_node <= gpus
-        backend = "nccl" if gpu_for_each else "gloo"
+    # Slurm may let each rank see its own GPU only. If several ranks are bound to one
+    # GPU nevertheless, NCCL refuses to begin.
+    own_gpu = mine.by_slurm and gpus == 1
+    backend = assignment.choose_backend(backend, mine.ranks_on_node, gpus, own_gpu)
     if on_gpu is None:
         on_gpu = backend == "nccl"
     if not on_gpu:
         return backend, torch.device("cpu")
     if not gpus:
         raise UserError("tensors are to lie on a GPU, but torch sees none")
-    return backend, torch.device("cuda", local_rank % gpus)
+    return backend, torch.device("cuda", assignment.gpu_of(mine.local_rank, gpus))
 
 
 def _meet(
@@ -543,3 +530,55 @@ def agree_all(flag: bool) -> bool:
     """
     flags = everyones([float(flag)])
     return bool(flags.all())
+
+
+def everyones_text(text: str) -> list[str]:
+    """Return the text of every rank, in the order of ranks.
+
+    Parameters
+    ----------
+    text : str
+        This rank's text. Texts may have different lengths.
+
+    Returns
+    -------
+    list of str
+    """
+    # Ranks exchange float64 numbers only, which hold any byte exactly.
+    mine = np.frombuffer(text.encode(), dtype=np.uint8)
+    longest = int(slowest([len(mine)])[0])
+    # A byte of UTF-8 is never 255, so that it marks the end of a shorter text.
+    padded = np.full(max(1, longest), 255.0)
+    padded[: len(mine)] = mine
+    texts = []
+    for row in everyones(padded):
+        own_bytes = row[row != 255].astype(np.uint8).tobytes()
+        texts.append(own_bytes.decode())
+    return texts
+
+
+class Layout(NamedTuple):
+    """How the ranks of a job are spread over nodes.
+
+    Attributes
+    ----------
+    nodes : int
+        How many nodes there are.
+    ranks_per_node : int
+        How many ranks a node has; of nodes that differ, the most.
+    """
+
+    nodes: int
+    ranks_per_node: int
+
+
+def layout() -> Layout:
+    """Return how the ranks of this job are spread over nodes.
+
+    Nodes are told apart by what each rank knows of its own, and not by what a launcher
+    says, because two launchers may run on one node.
+    """
+    # Only a hash leaves the node, so that no table can ever name it.
+    node = hashlib.sha256(machine.identity().encode()).hexdigest()
+    ranks_of_node = Counter(everyones_text(node))
+    return Layout(len(ranks_of_node), max(ranks_of_node.values()))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import subprocess
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -268,12 +269,13 @@ class Watch:
 
 
 class Sampler:
-    """A thread that samples vitals within a ``with`` block.
+    """Threads that sample vitals within a ``with`` block.
 
     Parameters
     ----------
     gpu : bool
-        Whether nvidia-smi is asked, too.
+        Whether nvidia-smi is asked, too. A single process of it reports for the whole
+        block, because starting one takes a good part of a second of a core.
     period_s : float, optional
         Seconds between two samples.
     """
@@ -284,30 +286,81 @@ class Sampler:
         self._rows: list[tuple[float, str, str, float]] = []
         self._start_s = time.monotonic()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._threads = [threading.Thread(target=self._sample, daemon=True)]
+        self._reporter: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Sampler:
-        self._thread.start()
+        if self._gpu:
+            # Without nvidia-smi there are no samples of GPUs.
+            with contextlib.suppress(OSError):
+                self._reporter = _start_reporter(self._period_s)
+                self._threads.append(threading.Thread(target=self._read, daemon=True))
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *reason: Any) -> None:
         self._done.set()
-        self._thread.join()
+        if self._reporter:
+            self._reporter.kill()
+            self._reporter.wait()
+        for thread in self._threads:
+            thread.join()
+        if self._reporter and self._reporter.stdout:
+            self._reporter.stdout.close()
 
     def frame(self) -> pd.DataFrame:
         """Return the samples so far as table ``vitals``, which may have no rows."""
         columns = ["time_s", "device", "quantity", "value"]
-        return pd.DataFrame(list(self._rows), columns=columns)
+        frame = pd.DataFrame(list(self._rows), columns=columns)
+        return frame.sort_values("time_s", kind="stable", ignore_index=True)
 
     def _sample(self) -> None:
-        psutil.cpu_percent()  # each call gives the load since the call before
+        """Sample the processor and its memory until the block ends."""
+        before = processor_times()
         while not self._done.wait(self._period_s):
             available = float(psutil.virtual_memory().available)
-            vitals = gpu_vitals() if self._gpu else []
-            vitals.append(("cpu", "load", psutil.cpu_percent() / 100))
-            vitals.append(("cpu", "available_bytes", available))
-            now_s = time.monotonic() - self._start_s
-            self._rows.extend((now_s, *sample) for sample in vitals)
+            now = processor_times()
+            used = processor_usage(before, now)
+            before = now
+            self._add("cpu", "load", used.busy)
+            # What the host of a virtual machine took disturbs what is measured.
+            self._add("cpu", "stolen", used.stolen)
+            self._add("cpu", "available_bytes", available)
+
+    def _read(self) -> None:
+        """Keep what the process reports until it ends."""
+        assert self._reporter and self._reporter.stdout
+        for line in self._reporter.stdout:
+            for device, quantity, value in parse_vitals(line):
+                self._add(device, quantity, value)
+
+    def _add(self, device: str, quantity: str, value: float) -> None:
+        now_s = time.monotonic() - self._start_s
+        self._rows.append((now_s, device, quantity, value))
+
+
+def _start_reporter(period_s: float) -> subprocess.Popen[str]:
+    """Start nvidia-smi, which prints a sample of each visible GPU in every period.
+
+    If this process is killed, the next line that nvidia-smi prints ends it.
+    """
+    period_ms = max(1, round(1e3 * period_s))
+    return subprocess.Popen(
+        machine.gpu_question(
+            ("index", *_SAMPLED), f"--loop-ms={period_ms}", *_visible()
+        ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def _visible() -> list[str]:
+    """Return the options by which nvidia-smi reports only of GPUs that CUDA may see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return ["-i", visible] if visible else []
 
 
 def gpu_vitals() -> Vitals:
@@ -318,9 +371,7 @@ def gpu_vitals() -> Vitals:
     list of (str, str, float)
         Device, quantity and value. The list is empty without nvidia-smi.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    selection = ["-i", visible] if visible else []
-    return parse_vitals(machine.ask_gpus(("index", *_SAMPLED), *selection))
+    return parse_vitals(machine.ask_gpus(("index", *_SAMPLED), *_visible()))
 
 
 def parse_vitals(text: str) -> Vitals:

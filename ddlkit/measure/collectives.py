@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,25 +22,29 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.jobs import rank as peers
 from ddlkit.jobs.clock import (
+    Action,
     Budget,
-    Marks,
     measure,
     sample_rows,
     sleep_until,
     synchronizer,
     timed,
 )
-from ddlkit.jobs.rank import Floats, Rank, Tables, job, slowest
+from ddlkit.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.jobs.vitals import Retries, Usage, Watch
 
 SIZES = tuple(KIB << power for power in range(17))
 """Bytes of the messages that are measured by default: 1 KiB to 64 MiB."""
+NCCL_SIZES = tuple(KIB << power for power in range(21))
+"""Bytes of the messages between GPUs that are measured by default: 1 KiB to 1 GiB."""
+NCCL_MESSAGES = 16
+"""How many messages between GPUs a sample has, if they are small.
+
+A single small message would mostly show how exactly the ranks begin together."""
 BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
 """How long each size is measured by default."""
 SAMPLE_BYTES = 32 * MIB
 """The most bytes of all messages that are posted at once, unless one alone has more."""
-HOLD_CYCLES = 2_000_000
-"""Cycles of a GPU, about 1 ms, in which the host posts all messages of a sample."""
 
 _ELEMENT_BYTES = 4
 # float32 holds every integer up to 2**24 exactly. The sum over up to 4096 ranks of
@@ -49,6 +54,10 @@ _LARGEST_INTEGER = 4096
 # rank. The number is a prime, so that ranks seldom have equal inputs, and a message that
 # is put at a wrong place or comes from a wrong rank gives a wrong result.
 _ROTATION = 7919
+# Odd numbers of 64 bits, by which positions are turned into random integers.
+_MULTIPLIERS = (-7046029254386353131, -4417276706812531889)
+_CHUNK_ELEMENTS = 2**24
+"""Elements for which random integers are made at once, to bound the memory."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +67,13 @@ class Posting:
     Attributes
     ----------
     post : callable
-        Takes the buffer for the result and a rank's input. Posts the collective without
+        Takes the tensor for the result and a rank's input. Posts the collective without
         waiting, and returns what ``wait`` waits for.
     result : callable
         Takes the inputs of all ranks in their order, and this rank. Returns its result.
     in_place : bool
-        Whether the buffer holds the rank's input before, and the result replaces it.
-        ``post`` then ignores its second argument.
+        Whether the result always replaces the rank's input. ``post`` then ignores its
+        second argument.
     """
 
     post: Callable[[torch.Tensor, torch.Tensor], dist.Work]
@@ -72,16 +81,16 @@ class Posting:
     in_place: bool = False
 
 
-def _post_all_reduce(buffer: torch.Tensor, mine: torch.Tensor) -> dist.Work:
-    return dist.all_reduce(buffer, async_op=True)
+def _post_all_reduce(target: torch.Tensor, source: torch.Tensor) -> dist.Work:
+    return dist.all_reduce(target, async_op=True)
 
 
-def _post_all_gather(buffer: torch.Tensor, mine: torch.Tensor) -> dist.Work:
-    return peers.gather_single(buffer, mine, async_op=True)
+def _post_all_gather(target: torch.Tensor, source: torch.Tensor) -> dist.Work:
+    return peers.gather_single(target, source, async_op=True)
 
 
-def _post_reduce_scatter(buffer: torch.Tensor, mine: torch.Tensor) -> dist.Work:
-    return peers.scatter_single(buffer, mine, async_op=True)
+def _post_reduce_scatter(target: torch.Tensor, source: torch.Tensor) -> dist.Work:
+    return peers.scatter_single(target, source, async_op=True)
 
 
 def _sum(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
@@ -162,7 +171,8 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     ------
     mapping of str to DataFrame
         Table ``collectives`` of one collective: a row per sample, with ``seconds`` of
-        the slowest rank.
+        the slowest rank, and ``fastest_s`` of the fastest. Collectives of NCCL are in
+        place, and those of gloo are so only if they are all-reduces.
 
     Raises
     ------
@@ -172,12 +182,15 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     on_nccl = me.backend == "nccl"
     # NCCL chooses an algorithm by size, unless NCCL_ALGO says which. gloo's are rings.
     algorithm = os.environ.get("NCCL_ALGO", "auto") if on_nccl else "ring"
+    layout = peers.layout()
     columns_of_all_rows = {
         "backend": me.backend,
         "algorithm": algorithm,
         "link": me.link,
         "link_bits_per_s": me.link_bits_per_s,
         "ranks": me.world_size,
+        "nodes": layout.nodes,
+        "ranks_per_node": layout.ranks_per_node,
         # gloo has one thread here and NCCL one stream, so messages follow one another.
         "in_flight": 1,
         "apart_s": settings.apart_s,
@@ -195,9 +208,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
             make_collective = partial(
                 CheckedCollective, me, collective, size, seed, count
             )
-            seconds, usage = _measure_undisturbed(
-                me, make_collective, settings, retries
-            )
+            spread, usage = _measure_undisturbed(me, make_collective, settings, retries)
             labels = {
                 "collective": collective,
                 "messages_per_sample": count,
@@ -207,8 +218,9 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
                 "late": usage.late,
                 "others": usage.others,
             }
-            frames.append(sample_rows(labels, seconds))
-            median = format_seconds(float(np.median(seconds)))
+            rows = sample_rows(labels, spread.slowest_s)
+            frames.append(rows.assign(fastest_s=spread.fastest_s))
+            median = format_seconds(float(np.median(spread.slowest_s)))
             message = f"{collective} of {format_bytes(size)} on {me.world_size} ranks"
             me.say(f"{message}: {median}")
         yield {"collectives": pd.concat(frames, ignore_index=True)}
@@ -262,12 +274,23 @@ def messages_at(size: int, messages_per_sample: int) -> int:
     return max(1, min(messages_per_sample, SAMPLE_BYTES // size))
 
 
+class _Spread(NamedTuple):
+    """Seconds of a message in each sample, of the slowest rank and of the fastest.
+
+    A message of NCCL lasts from the moment in which a rank begins it. Ranks that begin
+    early wait within it, so that the shortest time is closest to the message itself.
+    """
+
+    slowest_s: Floats
+    fastest_s: Floats
+
+
 def _measure_undisturbed(
     me: Rank,
     make_collective: Callable[[], CheckedCollective],
     settings: CollectivesSettings,
     retries: Retries,
-) -> tuple[Floats, Usage]:
+) -> tuple[_Spread, Usage]:
     """Time a collective until other programs do not disturb it or no try is left.
 
     Two numbers limit the tries: ``settings.tries`` is for this collective at this size,
@@ -275,7 +298,7 @@ def _measure_undisturbed(
 
     Returns
     -------
-    seconds : ndarray, shape (n_samples,)
+    spread : _Spread
         Seconds of a message in each sample of the last try.
     usage : Usage
         What the processor did during that try.
@@ -283,7 +306,7 @@ def _measure_undisturbed(
     tries_left = settings.tries
     while True:
         watch = Watch(me.rank)
-        seconds = _measure(me, make_collective(), settings)
+        spread = _measure(me, make_collective(), settings)
         # All ranks know the largest usage of any, so that all decide alike whether to
         # try again. A single rank that went on would wait for the others for ever.
         usage = peers.usage_of_all(watch.usage())
@@ -291,13 +314,13 @@ def _measure_undisturbed(
         # `again` is false if nothing disturbed the measurement, or if the job may repeat no
         # more. Otherwise it pauses, in which others may end what disturbs.
         if not tries_left or not retries.again(usage):
-            return seconds, usage
+            return spread, usage
 
 
 def _measure(
     me: Rank, checked: CheckedCollective, settings: CollectivesSettings
-) -> Floats:
-    """Return seconds of a message by sample, of the slowest rank.
+) -> _Spread:
+    """Return seconds of a message by sample.
 
     The results that the last sample left in the buffers are checked.
     """
@@ -311,14 +334,16 @@ def _measure(
         dist.barrier()
         sleep_until(perf_counter() + me.rank * settings.apart_s)
 
-    def run_on_gpu() -> Marks:
-        # The GPU sleeps until the host has posted all messages of the sample, so that
-        # the time between two marks has no time of the host in it.
-        torch.cuda._sleep(HOLD_CYCLES)
-        return timed(checked.run, me.device)()
+    action: Action = checked.run
+    if me.backend == "nccl":
+        meeting = torch.zeros(1, device=me.device)
+        # Each rank leaves the barrier at another time. The GPUs themselves meet in a tiny
+        # all-reduce, so that all of them take the first mark together.
+        meet = partial(dist.all_reduce, meeting)
+        action = timed(checked.run, me.device, before=meet)
 
     seconds = measure(
-        run_on_gpu if me.backend == "nccl" else checked.run,
+        action,
         settings.budget,
         synchronize=synchronize,
         setup=start_together,
@@ -328,7 +353,13 @@ def _measure(
     # The rank with the largest number starts last, and no collective can end before all
     # ranks have started. What an earlier rank waited for the last start does not count.
     started_before_last_s = (me.world_size - 1 - me.rank) * settings.apart_s
-    return slowest(seconds - started_before_last_s) / len(checked.buffers)
+    own_s = (seconds - started_before_last_s) / len(checked.buffers)
+    of_all_ranks = peers.everyones(own_s)
+    slowest_s = of_all_ranks.max(axis=0)
+    fastest_s = of_all_ranks.min(axis=0)
+    # A rank that sleeps a little longer than it should may seem to end before the last
+    # start.
+    return _Spread(slowest_s, np.maximum(fastest_s, 0.0))
 
 
 class CheckedCollective:
@@ -353,42 +384,56 @@ class CheckedCollective:
         This rank's input.
     expected : Tensor, shape (n,)
         The right result.
-    buffers : Tensor, shape (count, n)
-        The results, a row per message.
+    buffers : Tensor, shape (count, m)
+        A row per message, which holds the result. In place it also holds the input, and
+        is as long as the longer of both.
     """
 
     def __init__(
         self, me: Rank, collective: str, size: int, seed: int, count: int = 1
     ) -> None:
         self.collective = collective
+        self._rank = me.rank
         self._posting = POSTINGS[collective]
+        # NCCL's own benchmarks and FSDP run in place.
+        self._in_place = self._posting.in_place or me.backend == "nccl"
         # The size of an all-gather is that of its result, of which each rank's input is
         # only one part. The input of an all-reduce is as large as its size.
-        parts = COLLECTIVES[collective].input_parts(me.world_size)
-        elements = size // _ELEMENT_BYTES // parts
+        known = COLLECTIVES[collective]
+        self._input_parts = known.input_parts(me.world_size)
+        self._output_parts = known.output_parts(me.world_size)
+        elements = size // _ELEMENT_BYTES
         # All ranks draw the same vector, so each knows the inputs of all others and can
         # compute the right result without any message.
-        generator = torch.Generator().manual_seed(seed)
-        integers = torch.randint(
-            -_LARGEST_INTEGER, _LARGEST_INTEGER, (elements,), generator=generator
-        )
-        vector = integers.float()
+        vector = random_integers(elements // self._input_parts, seed, me.device)
         # A generator, because the inputs of many ranks would not fit into memory at once.
         inputs = (vector.roll(rank * _ROTATION) for rank in range(me.world_size))
-        mine = vector.roll(me.rank * _ROTATION)
-        expected = self._posting.result(inputs, me)
-        # What each buffer holds before the collective: the input if the collective
-        # replaces it, and otherwise NaN, because a buffer that nothing is written to
-        # must not look right.
-        if self._posting.in_place:
-            initial = mine
-        else:
-            initial = torch.full_like(expected, float("nan"))
-        self.mine = mine.to(me.device)
-        self._initial = initial.to(me.device)
+        self.mine = vector.roll(me.rank * _ROTATION)
+        self.expected = self._posting.result(inputs, me)
+        # A buffer that nothing is written to must not look right, so all of it but the
+        # input is NaN before the collective.
+        row_elements = elements if self._in_place else self.expected.numel()
+        self._initial = self.mine.new_full((row_elements,), float("nan"))
+        if self._in_place:
+            self._source(self._initial).copy_(self.mine)
         # A row for each message of a sample.
-        self.expected = expected.to(me.device)
-        self.buffers = self.expected.new_empty((count, expected.numel()))
+        self.buffers = self.mine.new_empty((count, row_elements))
+
+    def _source(self, row: torch.Tensor) -> torch.Tensor:
+        """Return the input of a message, which is a part of the row if it is in place."""
+        if not self._in_place:
+            return self.mine
+        return self._part(row, self._input_parts)
+
+    def _target(self, row: torch.Tensor) -> torch.Tensor:
+        """Return the part of a row that gets the result of a message."""
+        if not self._in_place:
+            return row
+        return self._part(row, self._output_parts)
+
+    def _part(self, row: torch.Tensor, parts: int) -> torch.Tensor:
+        """Return this rank's part of a row, or all of it if there is one part."""
+        return row.chunk(parts)[self._rank] if parts > 1 else row
 
     def reset(self) -> None:
         """Restore what the buffers held before the collective."""
@@ -397,7 +442,8 @@ class CheckedCollective:
     def run(self) -> None:
         """Post all messages, then wait for them in order."""
         post = self._posting.post
-        for work in [post(buffer, self.mine) for buffer in self.buffers]:
+        works = [post(self._target(row), self._source(row)) for row in self.buffers]
+        for work in works:
             work.wait()
 
     def check(self) -> None:
@@ -408,14 +454,58 @@ class CheckedCollective:
         UserError
             If an element is not exactly right.
         """
-        wrong = int((self.buffers != self.expected).sum())
+        wrong = 0
+        for row in self.buffers:
+            wrong += int((self._target(row) != self.expected).sum())
         if wrong:
             size = format_bytes(max(self.expected.nbytes, self.mine.nbytes))
-            elements = f"{wrong} of {self.buffers.numel()} elements"
+            n_elements = len(self.buffers) * self.expected.numel()
+            elements = f"{wrong} of {n_elements} elements"
             raise UserError(
                 f"{self.collective} of {size}: {elements} came out wrong: "
                 "mend the network or the library first"
             )
+
+
+def random_integers(
+    elements: int, seed: int, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """Return random integers in float32, which are the same on every device.
+
+    They are a hash of their positions. torch's own random numbers depend on the model of
+    the GPU, and drawing a large vector on the host would take seconds.
+
+    Parameters
+    ----------
+    elements : int
+        How many.
+    seed : int
+        Another seed gives other integers.
+    device : torch.device or str, optional
+        Where they are made.
+
+    Returns
+    -------
+    Tensor, shape (elements,)
+        Integers from -4096 to 4095.
+
+    Examples
+    --------
+    >>> random_integers(3, seed=1).equal(random_integers(5, seed=1)[:3])
+    True
+    """
+    vector = torch.empty(elements, device=device)
+    for begin in range(0, elements, _CHUNK_ELEMENTS):
+        part = vector[begin : begin + _CHUNK_ELEMENTS]
+        # Positions of another seed are far away, so that no two seeds share integers.
+        first = (seed << 40) + begin
+        bits = torch.arange(first, first + len(part), device=device)
+        for multiplier in _MULTIPLIERS:
+            # A product of 64 bits wraps. Its high bits depend on all bits of the factor.
+            bits = bits * multiplier
+            bits = bits ^ (bits >> 32)
+        part.copy_(bits.remainder(2 * _LARGEST_INTEGER) - _LARGEST_INTEGER)
+    return vector
 
 
 def missing_sizes(

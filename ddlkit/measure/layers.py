@@ -16,6 +16,7 @@ for which nobody waits.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -585,10 +586,12 @@ class _Measured(NamedTuple):
 def _undisturbed(training: Training, budget: Budget, me: Rank | None) -> _Measured:
     """Return a measurement that nothing else on the machine disturbed.
 
-    A disturbed one is repeated twice at most. The third is returned in any case. ``me``
-    is None if this process profiles alone.
+    A disturbed one is repeated twice at most. The third is returned in any case. On a GPU
+    nothing is repeated: the GPU is not shared, vitals say what the host of a virtual
+    machine took of the processor, and minutes on a GPU are few. ``me`` is None if this
+    process profiles alone.
     """
-    retries = Retries(2)
+    retries = Retries(0 if training.device.type == "cuda" else 2)
     rank = me.rank if me else 0
     while True:
         watch = Watch(rank)
@@ -654,6 +657,8 @@ def _graph(training: Training) -> dict[str, Floats]:
     The result is empty if no graph can be captured: if the network waits for the GPU
     within its iteration, or if there is too little memory for a graph.
     """
+    # Freeing memory of the GPU would end a capture. What is garbage already is freed now.
+    gc.collect()
     try:
         # CUDA captures no graph on the default stream.
         stream = torch.cuda.Stream()
@@ -671,6 +676,8 @@ def _graph(training: Training) -> dict[str, Floats]:
         # CUDA explains over several lines.
         reason = str(error).strip().splitlines()[0]
         say(f"the iteration is not timed as a CUDA graph: {reason}")
+        # A capture that fails leaves its stream behind as the current one.
+        torch.cuda.set_stream(torch.cuda.default_stream())
         return {}
     return {"graph_iteration": seconds}
 

@@ -35,8 +35,12 @@ from ddlkit.measure.given import dtype_name
 from ddlkit.measure.session import Point, PointList, Tables, Unavailable, table_path
 from ddlkit.store import machine
 
+MEETING_OF_MANY_S = 60.0
+"""Seconds after which more than two ranks of one machine will never meet."""
 LAUNCH_S = 10.0
 """How long ranks are expected to take to start, in seconds."""
+LAYERS_S = 300.0
+"""Seconds that layers on several ranks are expected to take at most."""
 IN_LAB_S = 900.0
 """Seconds that ranks in a lab may always take, however little was expected."""
 PATIENCE = 3.0
@@ -88,7 +92,7 @@ class Here(NamedTuple):
 # -- ranks -----------------------------------------------------------------------------
 
 
-def on_gpus(gpus: int, point: Point) -> Point:
+def on_gpus(gpus: int, point: Point, here: Here) -> Point:
     """Return a point that is unavailable where the machine has too few GPUs.
 
     Parameters
@@ -97,6 +101,8 @@ def on_gpus(gpus: int, point: Point) -> Point:
         How many GPUs the point needs.
     point : Point
         The point.
+    here : Here
+        Where the session measures. A session of the processor has no GPU.
 
     Returns
     -------
@@ -104,12 +110,13 @@ def on_gpus(gpus: int, point: Point) -> Point:
         The point itself if the machine has enough GPUs. Otherwise a point that is
         expected to take no time, and whose measurement raises `Unavailable`.
     """
-    present = torch.cuda.device_count()
+    present = torch.cuda.device_count() if here.on_gpu else 0
     if present >= gpus:
         return point
 
     def refuse() -> Tables:
-        raise Unavailable(f"needs {gpus} GPUs, and this machine has {present}")
+        needed = "a GPU" if gpus == 1 else f"{gpus} GPUs"
+        raise Unavailable(f"needs {needed}, and there are {present} to measure here")
 
     return replace(point, measure=refuse, estimate_s=0.0)
 
@@ -150,7 +157,7 @@ class Ranks:
         cls,
         count: int,
         device: str,
-        link: str = "loopback",
+        link: str = "",
         *,
         on_gpu: bool | None = None,
     ) -> Ranks:
@@ -166,7 +173,8 @@ class Ranks:
         device : str
             The measured device, ``"cpu"`` or ``"cuda"``.
         link : str, optional
-            How tables name the link.
+            How tables name the link. By default it is "loopback" between processors,
+            and between GPUs "nvlink" or "pcie", as nvidia-smi says.
         on_gpu : bool, optional
             Whether tensors lie on a GPU. By default NCCL's do, and gloo's do not.
 
@@ -175,7 +183,11 @@ class Ranks:
         Ranks
         """
         backend = "nccl" if device == "cuda" else "gloo"
-        join: dict[str, Any] = {"backend": backend, "timeout_s": MEETING_S}
+        timeout_s = MEETING_OF_MANY_S if count > 2 else MEETING_S
+        join: dict[str, Any] = {"backend": backend, "timeout_s": timeout_s}
+        if not link:
+            on_nccl = backend == "nccl"
+            link = machine.gpu_link(machine.topology()) if on_nccl else "loopback"
         if on_gpu is not None:
             join["on_gpu"] = on_gpu
         return cls(count, partial(Loopback, name=link), join)
@@ -347,9 +359,10 @@ def layers(
         measure: Callable[[], Any]
         if count > 1:
             settings = layer_times.LayersSettings({name: batch}, budget=budget)
-            job = layer_times.layers_job
-            measure = partial(launch, job, settings, ranks=count, place=Loopback())
             estimate_s += LAUNCH_S
+            members = Ranks.of(count, here.device)
+            job = layer_times.layers_job
+            measure = partial(members.run, job, settings, max(LAYERS_S, estimate_s))
         else:
             # One rank has all cores. Without a number of ranks torch chooses.
             threads = machine.cores() if count else None
@@ -364,7 +377,10 @@ def layers(
             )
         suffix = f"r{count}" if count else precision
         key = f"{name}-b{batch}-{suffix}"
-        yield Point("layers", key, measure, estimate_s, ["layers", "samples"])
+        point = Point("layers", key, measure, estimate_s, ["layers", "samples"])
+        if count > 1:
+            point = on_gpus(_gpus_needed(here, count, in_lab=False), point, here)
+        yield point
 
 
 # -- collectives -----------------------------------------------------------------------
@@ -383,7 +399,7 @@ def collectives(
     budget: Budget,
     link: str = "",
     collectives: Sequence[str] = tuple(COLLECTIVES),
-    sizes: Sequence[int] = messages_alone.SIZES,
+    sizes: Sequence[int] = (),
     ranks: Sequence[int] = (),
     rate: Sequence[float] = (),
     delay: Sequence[float] = (0.0,),
@@ -409,7 +425,8 @@ def collectives(
     collectives : sequence of str, optional
         Names of collectives.
     sizes : sequence of int, optional
-        Sizes of messages in bytes.
+        Sizes of messages in bytes. By default they reach 1 GiB between GPUs, and 64 MiB
+        elsewhere.
     ranks : sequence of int, optional
         Numbers of ranks; by default 2 in a lab, and else those of `rank_counts`.
     rate : sequence of float, optional
@@ -417,7 +434,8 @@ def collectives(
     delay : sequence of float, optional
         Delays of a lab's links in seconds.
     messages : int, optional
-        How many messages are posted at once in a lab. Elsewhere it is one.
+        How many messages are posted at once in a lab, or between GPUs. Elsewhere it is
+        one.
     tries : int, optional
         How often a size is measured at most in a lab, if others disturb the machine.
         Elsewhere it is measured once.
@@ -429,12 +447,14 @@ def collectives(
     Point
         A point for each place, and thus for each table.
     """
-    estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
     in_lab = bool(rate)
+    on_nccl = here.on_gpu and link in ("", "one-rank") and not in_lab
     if not in_lab:
-        # These two arguments are for labs only.
-        messages = 1
         tries = 1
+        if not on_nccl:
+            messages = 1
+    sizes = sizes or (messages_alone.NCCL_SIZES if on_nccl else messages_alone.SIZES)
+    estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
     # Settings are checked when they are made. A mistake shall fail one point only, and
     # not the list of all points, so they are made when the point is measured.
     make_settings = partial(
@@ -458,7 +478,7 @@ def collectives(
         run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
         point = Point("collectives", name, run, estimate_s, left=to_measure)
         gpus_needed = members.count if one_gpu_each else 0
-        yield on_gpus(gpus_needed, point)
+        yield on_gpus(gpus_needed, point, here)
 
 
 def _ranks_by_table(
@@ -571,7 +591,7 @@ def slowdowns(
         members, place = place_of(here, count, bits_per_s, delay_s)
         run = partial(_measure_slowdown, members, name, batch, budget, estimate_s)
         point = Point("slowdown", f"{name}-b{batch}-{place}", run, estimate_s)
-        yield on_gpus(_gpus_needed(here, count, in_lab=bool(bits_per_s)), point)
+        yield on_gpus(_gpus_needed(here, count, in_lab=bool(bits_per_s)), point, here)
 
 
 def _measure_slowdown(
@@ -781,7 +801,7 @@ def training_point(
         training.training_job.tables,
         predicted=predicted,
     )
-    return on_gpus(_gpus_needed(here, case.members.count, case.in_lab), point)
+    return on_gpus(_gpus_needed(here, case.members.count, case.in_lab), point, here)
 
 
 def _train(

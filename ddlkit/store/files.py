@@ -19,6 +19,7 @@ import math
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -265,22 +266,37 @@ def append_text(path: Path, text: str) -> None:
 
 _WAIT_FOR_EXCLUSIVE = fcntl.LOCK_EX
 _EXCLUSIVE_OR_FAIL = fcntl.LOCK_EX | fcntl.LOCK_NB
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+# NFS locks a file only if it is open for writing, so no directory is ever locked.
+_OPEN_LOCK = os.O_RDWR | os.O_NOFOLLOW
+_MAKE_LOCK = _OPEN_LOCK | os.O_CREAT
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What a file system without locks reports, as NFS does without its lock service."""
+_WRITING = ".writing.lock"
+"""The file that is locked, and exists, while somebody writes into its folder."""
 
-SCRATCH = "ddlkit-run-"
+SCRATCH = "ddlkit-work-"
 """How the name of a scratch folder begins."""
+_OWNED = "lock"
+"""The file in a scratch folder that its owner locks."""
 
 
 @contextlib.contextmanager
-def _locked(path: Path, flags: int, operation: int) -> Iterator[int]:
-    """Hold an advisory lock on a file or directory, and yield its descriptor.
+def _locked(
+    path: Path, flags: int, operation: int, *, required: bool = False
+) -> Iterator[int]:
+    """Hold an advisory lock on a file, and yield its descriptor.
 
     ``flags`` are those of `os.open`, and ``operation`` is the one of `fcntl.flock`. The
-    operating system frees the lock when the process ends, however it ends.
+    operating system frees the lock when the process ends, however it ends. If the file
+    system has no locks, the block runs without one, unless a lock is ``required``.
     """
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(descriptor, operation)
+        try:
+            fcntl.flock(descriptor, operation)
+        except OSError as error:
+            if required or error.errno not in _UNSUPPORTED:
+                raise
         yield descriptor
     finally:
         # Closing the descriptor also frees the lock.
@@ -307,6 +323,11 @@ def lock(path: Path) -> Iterator[None]:
     ------
     UserError
         If another process holds the lock, or if the operating system refuses.
+
+    Notes
+    -----
+    Some network file systems have no locks. There the block runs without one, and
+    nobody notices if two processes run at once.
     """
     # The stack keeps the lock until the block of the caller has ended. Errors of that
     # block must not be taken for errors of locking, so the block runs outside of
@@ -320,10 +341,9 @@ def lock(path: Path) -> Iterator[None]:
                     f"{path.parent} is a file, not a directory: name another"
                 ) from error
         with _refusing("lock", path):
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             try:
                 descriptor = stack.enter_context(
-                    _locked(path, flags, _EXCLUSIVE_OR_FAIL)
+                    _locked(path, _MAKE_LOCK, _EXCLUSIVE_OR_FAIL)
                 )
             except BlockingIOError as error:
                 holder = path.read_text(errors="replace").strip() or "unknown"
@@ -363,8 +383,32 @@ def writing_in(directory: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with _refusing("write", directory):
             directory.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(directory, os.O_RDONLY, _WAIT_FOR_EXCLUSIVE))
+            _lock_for_writing(directory / _WRITING, stack)
         yield
+
+
+def _lock_for_writing(path: Path, stack: contextlib.ExitStack) -> None:
+    """Make and lock a file, which is removed and unlocked when the stack unwinds."""
+    while True:
+        attempt = contextlib.ExitStack()
+        descriptor = attempt.enter_context(
+            _locked(path, _MAKE_LOCK, _WAIT_FOR_EXCLUSIVE)
+        )
+        # Whoever held the lock before has removed the file, perhaps after this process
+        # had opened it. A lock on a removed file keeps nobody waiting.
+        if _is_open_as(descriptor, path):
+            stack.push(attempt)
+            stack.callback(path.unlink, missing_ok=True)
+            return
+        attempt.close()
+
+
+def _is_open_as(descriptor: int, path: Path) -> bool:
+    """Return whether a path still names the file of a descriptor."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
@@ -390,9 +434,10 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
 
     Notes
     -----
-    The folder that is yielded lies inside an outer folder, which its owner locks. A
-    process that is killed leaves both behind, unlocked. Whoever makes the next scratch
-    folder in the same place removes all that are not locked.
+    The folder that is yielded lies inside an outer folder, beside a file that its owner
+    locks. A process that is killed leaves them behind, unlocked. Whoever makes the next
+    scratch folder in the same place removes all that are not locked. On a file system
+    without locks they stay.
     """
     parent = Path(parent or tempfile.gettempdir())
     # When the block has ended, the stack frees the lock and then removes the folder.
@@ -401,9 +446,11 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
             _remove_abandoned(parent)
             outer = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=parent))
             stack.callback(shutil.rmtree, outer, ignore_errors=True)
-            stack.enter_context(_locked(outer, _OPEN_DIRECTORY, _WAIT_FOR_EXCLUSIVE))
+            stack.enter_context(
+                _locked(outer / _OWNED, _MAKE_LOCK, _WAIT_FOR_EXCLUSIVE)
+            )
             # `_remove_abandoned` of another process looks for inner folders. The inner
-            # folder is therefore made only when the outer one is locked.
+            # folder is therefore made only when the lock is held.
             inner = outer / "files"
             inner.mkdir()
         try:
@@ -420,14 +467,15 @@ def _remove_abandoned(parent: Path) -> None:
     """Remove the scratch folders of this user whose owners were killed."""
     for inner in parent.glob(f"{SCRATCH}*/files"):
         outer = inner.parent
-        # The lock fails while the owner still runs, and opening the folder fails if
+        # The lock fails while the owner still runs, and opening its file fails if
         # another process has just removed it. Such a folder is skipped.
-        with (
-            contextlib.suppress(OSError),
-            _locked(outer, _OPEN_DIRECTORY, _EXCLUSIVE_OR_FAIL) as descriptor,
-        ):
-            is_own = os.fstat(descriptor).st_uid == os.geteuid()
-            if is_own:
+        with contextlib.suppress(OSError):
+            # Not `stat`: a link of this name may lead to a folder of value.
+            facts = os.lstat(outer)
+            if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+                continue
+            lock_file = outer / _OWNED
+            with _locked(lock_file, _OPEN_LOCK, _EXCLUSIVE_OR_FAIL, required=True):
                 shutil.rmtree(outer)
 
 

@@ -13,7 +13,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,26 @@ def describe() -> dict[str, Any]:
     -------
     dict
         "name", "cpu" (with "model", "cores" and "quota_cores"), "memory_bytes", "os",
-        "kernel" and "gpus". "cores" are those that this process may use. "quota_cores"
-        is the limit of a container on them, 0 if there is none.
+        "kernel", "gpus" and "nics". "cores" are those that this process may use.
+        "quota_cores" is the limit of a container on them, 0 if there is none. "nics"
+        are the network adapters with their rates. Where there are GPUs, "topology" says
+        how they are connected, as nvidia-smi draws it. "nccl_variables" are those of
+        the environment that NCCL and PyTorch's use of NCCL obey.
     """
     cpu = {"model": _cpu_model(), "cores": cores(), "quota_cores": _quota_cores()}
-    return {
+    described = {
         "name": name(),
         "cpu": cpu,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "os": _operating_system(),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "gpus": list(_gpus()),
+        "gpus": _gpus_with_settings(),
+        "nics": nics(),
+        "nccl_variables": nccl_variables(os.environ),
     }
+    if described["gpus"]:
+        described["topology"] = topology()
+    return described
 
 
 def _quota_cores() -> float:
@@ -83,22 +91,34 @@ def name(device: str = "") -> str:
     return f"{len(gpus)}x-{slug}" if len(gpus) > 1 else slug
 
 
+def identity() -> str:
+    """Return a text that tells this machine from all others, and is never recorded.
+
+    Containers of one machine have the same text on Linux.
+    """
+    # The kernel draws this number when it boots.
+    boot_id = content(Path("/proc/sys/kernel/random/boot_id"))
+    return boot_id or platform.node()
+
+
 def versions() -> dict[str, str]:
     """Return the versions of the software that measures.
 
     Returns
     -------
     dict of str to str
-        The versions of python, torch, numpy, pandas, cuda and nccl. The version of
-        software that is absent is "none".
+        The versions of python, torch, torchvision, numpy, pandas, cuda, cudnn and nccl.
+        The version of software that is absent is "none".
     """
     cuda, nccl = _cuda_and_nccl()
     return {
         "python": platform.python_version(),
         "torch": installed("torch"),
+        "torchvision": installed("torchvision"),
         "numpy": installed("numpy"),
         "pandas": installed("pandas"),
         "cuda": cuda,
+        "cudnn": _cudnn(cuda),
         "nccl": nccl,
     }
 
@@ -217,8 +237,15 @@ def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
         A line for each GPU or process, with cells that are separated by commas. "" if
         there is no nvidia-smi.
     """
+    return output(*gpu_question(fields, *options, about=about))
+
+
+def gpu_question(
+    fields: Sequence[str], *options: str, about: str = "gpu"
+) -> tuple[str, ...]:
+    """Return the command by which nvidia-smi is asked, with arguments as of `ask_gpus`."""
     query = f"--query-{about}={','.join(fields)}"
-    return output("nvidia-smi", query, "--format=csv,noheader,nounits", *options)
+    return ("nvidia-smi", query, "--format=csv,noheader,nounits", *options)
 
 
 def cells(text: str) -> list[list[str]]:
@@ -265,6 +292,194 @@ def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
 def _gpus() -> tuple[dict[str, Any], ...]:
     fields = ("name", "driver_version", "memory.total", "compute_cap")
     return parse_gpus(ask_gpus(fields))
+
+
+_SETTINGS = {
+    "power_limit_w": ("power.limit",),
+    "sm_clock_mhz": ("clocks.sm",),
+    "most_sm_clock_mhz": ("clocks.max.sm",),
+    "memory_clock_mhz": ("clocks.mem",),
+    # Drivers from 535 on have the first name, and older ones the second.
+    "throttle_reasons": (
+        "clocks_event_reasons.active",
+        "clocks_throttle_reasons.active",
+    ),
+    "ecc": ("ecc.mode.current",),
+    "pcie_generation": ("pcie.link.gen.max",),
+    "pcie_width": ("pcie.link.width.max",),
+}
+"""What else is recorded of a GPU, and the names by which nvidia-smi knows it."""
+
+
+def gpu_settings(*options: str) -> list[dict[str, str]]:
+    """Return the limits, clocks and states of GPUs, as nvidia-smi prints them.
+
+    Parameters
+    ----------
+    *options : str
+        Options of nvidia-smi, such as ``"-i"`` and the UUID of a GPU.
+
+    Returns
+    -------
+    list of dict
+        The values of `_SETTINGS` that the driver knows, for each GPU. The list is empty
+        without nvidia-smi.
+    """
+    # nvidia-smi answers nothing at all if it does not know one of the fields. So they
+    # are asked for together, and one by one if that fails.
+    first_names = [names[0] for names in _SETTINGS.values()]
+    rows = cells(ask_gpus(first_names, *options))
+    if rows:
+        return [dict(zip(_SETTINGS, row, strict=False)) for row in rows]
+    gpus: list[dict[str, str]] = []
+    for setting, names in _SETTINGS.items():
+        answers = [cells(ask_gpus([name], *options)) for name in names]
+        rows = next((answer for answer in answers if answer), [])
+        for number, row in enumerate(rows):
+            if number == len(gpus):
+                gpus.append({})
+            gpus[number][setting] = row[0]
+    return gpus
+
+
+@functools.cache
+def _settings_at_start() -> tuple[dict[str, str], ...]:
+    # Asking takes up to a second, and the machine is described for every table.
+    return tuple(gpu_settings())
+
+
+def _gpus_with_settings() -> list[dict[str, Any]]:
+    """Return the GPUs with their settings at the first call."""
+    gpus = _gpus()
+    if not gpus:
+        return []
+    settings = _settings_at_start()
+    if len(settings) != len(gpus):
+        return [dict(gpu) for gpu in gpus]
+    return [{**gpu, **more} for gpu, more in zip(gpus, settings, strict=True)]
+
+
+@functools.cache
+def topology() -> str:
+    """Return how GPUs, network adapters and processors are connected, without host names.
+
+    Returns
+    -------
+    str
+        The matrix of ``nvidia-smi topo -m``, "" without nvidia-smi.
+    """
+    drawn = output("nvidia-smi", "topo", "-m")
+    # Heads are underlined by escape sequences of terminals.
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", drawn)
+    return _without_host(plain).strip()
+
+
+def gpu_link(matrix: str) -> str:
+    r"""Return what joins the GPUs of a node.
+
+    Parameters
+    ----------
+    matrix : str
+        What `topology` returns.
+
+    Returns
+    -------
+    str
+        "nvlink" if NVLink joins every pair of GPUs, "pcie" if not, and "nccl" if the
+        matrix does not say.
+
+    Examples
+    --------
+    >>> gpu_link("      GPU0 GPU1\nGPU0   X   NV18\nGPU1  NV18  X")
+    'nvlink'
+    """
+    between = []
+    for line in matrix.splitlines():
+        words = line.split()
+        # The row of a GPU has an X where it meets itself. The head of the matrix has none.
+        if re.match(r"\s*GPU\d+\s", line) and "X" in words:
+            between.append(words[1:])
+    n = len(between)
+    # The first n columns of the matrix are the GPUs, in the order of the rows.
+    pairs = [
+        words[column]
+        for row, words in enumerate(between)
+        for column in range(min(n, len(words)))
+        if column != row
+    ]
+    if not pairs:
+        return "nccl"
+    return "nvlink" if all(pair.startswith("NV") for pair in pairs) else "pcie"
+
+
+def nics() -> list[dict[str, str]]:
+    """Return the network adapters of this machine with their rates, as Linux names them."""
+    adapters = []
+    for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
+        adapter = {
+            "name": f"{port.parents[1].name}:{port.name}",
+            "kind": content(port / "link_layer") or "InfiniBand",
+            "rate": content(port / "rate"),
+        }
+        adapters.append(adapter)
+    # Interfaces of software, such as bridges, have no device.
+    for device in sorted(Path("/sys/class/net").glob("*/device")):
+        speed = content(device.parent / "speed")
+        rate = f"{speed} Mb/s" if speed.isdecimal() else "unknown"
+        adapters.append({"name": device.parent.name, "kind": "network", "rate": rate})
+    return adapters
+
+
+_OF_HOSTS = ("NCCL_COMM_ID", "NCCL_HOSTID")
+"""Variables whose values name hosts."""
+
+
+def nccl_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that NCCL and PyTorch's use of NCCL obey.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+        The environment of a process.
+
+    Returns
+    -------
+    dict of str to str
+        All ``NCCL_*`` and ``TORCH_NCCL_*``, by name. Of paths only the last name is
+        kept, and values that name a host are replaced by "(set)".
+
+    Examples
+    --------
+    >>> nccl_variables({"NCCL_ALGO": "Ring", "NCCL_TOPO_FILE": "/opt/site/h200.xml",
+    ...                 "NCCL_COMM_ID": "node17:4000", "PATH": "/bin"})
+    {'NCCL_ALGO': 'Ring', 'NCCL_COMM_ID': '(set)', 'NCCL_TOPO_FILE': 'h200.xml'}
+    """
+    variables = {}
+    for variable in sorted(environment):
+        if not variable.startswith(("NCCL_", "TORCH_NCCL_")):
+            continue
+        value = environment[variable]
+        if variable in _OF_HOSTS:
+            value = "(set)"
+        elif "/" in value:
+            value = value.rpartition("/")[2]
+        variables[variable] = _without_host(value)
+    return variables
+
+
+def _without_host(text: str) -> str:
+    """Return a text in which the name of this host is replaced."""
+    host = platform.node()
+    return text.replace(host, "(host)") if host else text
+
+
+def _cudnn(cuda: str) -> str:
+    """Return the version of cuDNN that torch uses, "none" if there is none."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return str(torch.backends.cudnn.version() or "none")
+    major, _, _ = cuda.partition(".")
+    return installed(f"nvidia-cudnn-cu{major}")
 
 
 def _cuda_and_nccl() -> tuple[str, str]:

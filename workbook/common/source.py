@@ -227,7 +227,10 @@ class Source:
         return dict(store.load_stamp(self._files(kind)[0])["machine"])
 
     def profile(self, network: str) -> LayerProfile:
-        """Return the first profile of a network that one rank measured alone in fp32.
+        """Return the profile of a network that one rank measured alone in fp32.
+
+        Of several batches it is the largest, at which the host limits a GPU least. If
+        several tables have it, the first one counts.
 
         Parameters
         ----------
@@ -239,10 +242,15 @@ class Source:
         UserError
             If there is no such profile.
         """
+        largest: tuple[int, Path] | None = None
         for path in self._files("layers"):
             rows = store.load_table(path, "layers")
-            if len(rows.query(f"network == @network and {ALONE}")):
-                return store.read_profile(path, network, ranks=1)
+            alone = rows.query(f"network == @network and {ALONE}")
+            if len(alone) and (largest is None or alone["batch"].max() > largest[0]):
+                largest = (int(alone["batch"].max()), path)
+        if largest:
+            batch, path = largest
+            return store.read_profile(path, network, batch=batch, ranks=1)
         raise UserError(
             f"no fp32 profile of {network} on one rank: run ddlkit measure layers"
         )

@@ -105,21 +105,34 @@ def recorded_shares(network: str) -> list[tuple[Floats, list[int]]]:
         The shares of the backward pass, which add up to 1, and the elements of the
         tensors, both in forward order. The workloads of the lab are first.
     """
+    return [
+        (backward_s / backward_s.sum(), elements)
+        for backward_s, elements, _ in _recorded_layers(network)
+    ]
+
+
+def recorded_devices(network: str) -> list[str]:
+    """Return the device of each of `recorded_shares`, "cpu" or "cuda"."""
+    return [device for _, _, device in _recorded_layers(network)]
+
+
+def _recorded_layers(network: str) -> list[tuple[Floats, list[int], str]]:
+    """Return backward times, elements and the device of each recording of a network."""
     layers = []
     campaign = source.open_campaign(name=source.OMGS).alone
     for workload in campaign.workloads().values():
         # The campaign's networks are told apart by their numbers of tensors. A workload
-        # is in ready order.
+        # is in ready order, and labs compute on processors.
         if workload.n == len(tensors(network)):
-            layers.append((workload.backward_s[::-1], workload.parameters[::-1]))
+            backward_s = workload.backward_s[::-1]
+            elements = workload.parameters[::-1].tolist()
+            layers.append((backward_s, elements, "cpu"))
     if network == RESNET:
         for machine in source.recordings("layers").values():
             profile = machine.profile("resnet50")
-            layers.append((profile.backward_s, profile.parameters))
-    return [
-        (backward_s / backward_s.sum(), elements.tolist())
-        for backward_s, elements in layers
-    ]
+            elements = profile.parameters.tolist()
+            layers.append((profile.backward_s, elements, profile.device))
+    return layers
 
 
 def topk_parts(network: str, gathers: int, elements: float = 0) -> tuple[float, float]:

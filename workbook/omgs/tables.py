@@ -11,7 +11,7 @@ import pandas as pd
 from workbook.common import claims, source
 from workbook.common.claims import Result, check, counted, measured, own
 from workbook.omgs import fig04
-from workbook.omgs.code_costs import LEFT, message_counts, recorded_shares
+from workbook.omgs.code_costs import LEFT, message_counts, recorded_devices
 from workbook.omgs.equations import (
     LSTM,
     NETWORKS,
@@ -145,8 +145,12 @@ def _listed(cases: pd.DataFrame) -> str:
 def _messages_of_omgs(network: str) -> Result:
     """Return every number of messages that OMGS-SGD sends in some unstated setting."""
     cases = message_counts(network)
+    devices = recorded_devices(network)
+    profiles = f"profiles from CPUs: {devices.count('cpu')}"
+    if "cuda" in devices:
+        profiles += f", from GPUs: {devices.count('cuda')}"
     note = (
-        f"profiles from CPUs: {len(recorded_shares(network))}, backward 1/2, 2/3 or "
+        f"{profiles}, backward 1/2, 2/3 or "
         f"3/4 of {LEFT} with one gather or, as in the code, both; messages "
         f"(of {len(cases)} cases): {_listed(cases)}"
     )

@@ -63,7 +63,8 @@ def _backward_over_forward() -> Result:
     The paper calls the ratio one of time complexity, and uses it for times.
     """
     layers = source.everywhere("layers").query("ranks == 1")
-    recording = ["network", "place", "precision"]
+    # A recording of a GPU has a network at several batches, which are not added up.
+    recording = ["network", "place", "precision", "device", "batch"]
     sums_s = layers.groupby(recording)[["forward_s", "backward_s"]].sum()
     ratios = sums_s["backward_s"] / sums_s["forward_s"]
 
@@ -78,6 +79,9 @@ def _backward_over_forward() -> Result:
         "one rank on CPUs, two machines, fp32 and bf16; in operations 2 "
         "(sharing-backward-flop)"
     )
+    gpus = sorted(layers.loc[layers["device"] == "cuda", "machine"].unique())
+    if gpus:
+        note += f"; one rank on a GPU, too: {', '.join(gpus)}"
     in_operations = claims.counted(
         [_operations_ratio(network) for network in cluster.FIVE], "matrix products"
     )

@@ -64,7 +64,15 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
         # Lines of progress are no part of the notebook.
         with redirect_stderr(StringIO()):
             tables = dict(layer_tables(network, batch, device, "fp32", budget, None))
-            messages = launch(collectives_job, settings, ranks=2, place=Loopback())
+            # Two ranks have a GPU each, or exchange messages between processors.
+            backend = "nccl" if torch.cuda.device_count() >= 2 else "gloo"
+            messages = launch(
+                collectives_job,
+                settings,
+                ranks=2,
+                place=Loopback(),
+                join={"backend": backend},
+            )
     except UserError as error:
         return str(error)
     tables["peaks"] = _products(device, clock)

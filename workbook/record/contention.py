@@ -6,7 +6,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ddlkit.core.units import MIB, format_seconds
 from ddlkit.jobs import clock
 from ddlkit.jobs.clock import Budget, Floats, Marks
 from ddlkit.measure.layers import compute_on
-from ddlkit.measure.session import Unavailable, all_or_partial
+from ddlkit.measure.session import all_or_partial
 from workbook.record.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 
 # -- kernels ---------------------------------------------------------------------------
@@ -143,10 +143,6 @@ def _rows(
 
 # -- in turn ---------------------------------------------------------------------------
 
-QUICK_S = 0.05
-"""Seconds below which a kernel is quick enough to be repeated `QUICK_REPEATS` times."""
-QUICK_REPEATS = 20
-"""Repeats of a quick kernel, enough for a useful interval of the median."""
 LEAST_OVERLAP = 0.98
 """With a smaller share of overlap, a kernel and its neighbour took turns."""
 MOST_EXTRA_S = 0.2
@@ -202,9 +198,6 @@ def measure_in_turn(
             failure = error
             passages.drop(way)
             break
-    is_quick = alone_s < QUICK_S
-    if is_quick and budget.min_repeats < QUICK_REPEATS <= budget.max_repeats:
-        budget = replace(budget, min_repeats=QUICK_REPEATS)
     samples = clock.measure_interleaved(
         {way: partial(passages.run, way) for way in passages.ways},
         budget,
@@ -289,8 +282,6 @@ class _Passages:
 # least a while.
 AS_LONG = 4.0
 LEAST_S = 0.05
-HOLD_CYCLES = 2_000_000
-"""Cycles for which the GPU waits, about 1 ms, until the host has given it the computation."""
 BOTH = "both"
 """The way in which all streams have operations at the same time."""
 _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
@@ -357,7 +348,7 @@ class Queues(ABC):
                 # The computation begins once the first operation of each stream has ended.
                 for name in ways:
                     current.wait_stream(self.streams[name])
-        torch.cuda._sleep(HOLD_CYCLES)
+        clock.hold(self._device)
         line.mark()
         inside.mark()
         compute()
@@ -455,18 +446,16 @@ BLOCKS = (1, 2, 3, 4, 8, 16, 32)
 THREADS = (64, 128, 256, 512)
 FEW = ("convolution", "attention")
 _BRIEF_BUDGET = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
-_LONG_BUDGET = Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
+_LONG_BUDGET = Budget(warmup=1, min_repeats=6, max_repeats=40, max_s=6.0)
 
 
 def measure_beside(
-    device: str, name: str, ways: Sequence[Any], tiny: bool, budget: Budget
+    name: str, ways: Sequence[Any], tiny: bool, budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``contention`` of one kernel, alone and beside each way of communicating.
+    """Return table ``contention`` of one kernel on a GPU, alone and beside each way of communicating.
 
     Parameters
     ----------
-    device : str
-        "cuda", or "cpu", where this raises Unavailable.
     name, tiny
         The name and size of a kernel, of `kernels`.
     ways : sequence
@@ -474,9 +463,7 @@ def measure_beside(
     budget : Budget
         How long to measure.
     """
-    if device == "cpu":
-        raise Unavailable("no stand-in and no copy engine: needs a GPU")
-    with compute_on(f"{name} beside communication", device) as place, torch.no_grad():
+    with compute_on(f"{name} beside communication", "cuda") as place, torch.no_grad():
         neighbour: GpuStandIn | CopyEngine
         if isinstance(ways[0], Footprint):
             neighbour = GpuStandIn()
@@ -486,15 +473,11 @@ def measure_beside(
         return all_or_partial("contention", frames)
 
 
-def cases(device: str, brief: bool, copies: bool = False) -> Iterator[Any]:
+def cases(brief: bool, copies: bool = False) -> Iterator[Any]:
     """Yield the name, the measurement and the estimated seconds of each kernel.
-
-    On a processor there is one case, whose measurement says why it is not available.
 
     Parameters
     ----------
-    device : str
-        "cuda" or "cpu".
     brief : bool
         Whether few, tiny kernels are measured for a short time.
     copies : bool, optional
@@ -505,11 +488,8 @@ def cases(device: str, brief: bool, copies: bool = False) -> Iterator[Any]:
     ways: Sequence[Any] = COPIES if copies else footprints(brief)
     suffix = "-copies" if copies else ""
     estimate_s = 3.0 + 1.5 * budget.max_s
-    if device == "cpu":
-        names = names[:1]
-        estimate_s = 0.0
     for name in names:
-        measure = partial(measure_beside, device, name, ways, brief, budget)
+        measure = partial(measure_beside, name, ways, brief, budget)
         yield name + suffix, measure, estimate_s
 
 

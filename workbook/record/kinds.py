@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ddlkit.measure.parts import (
     Here,
     Networks,
     Ranks,
+    on_gpus,
     ranks_in_lab,
 )
 from ddlkit.measure.session import Point, Tables
@@ -41,6 +42,16 @@ from workbook.record.campaigns import CAMPAIGN, Grid
 from workbook.record.trained import Trained, recorded
 
 DISTINCT_PLANS = 8  # that a network is replayed under, at most
+IMAGE_S = {
+    "alexnet": 1.2e-4,
+    "vgg16": 1.7e-3,
+    "vgg19": 2.15e-3,
+    "resnet18": 3.7e-4,
+    "resnet50": 8.3e-4,
+    "resnet101": 1.6e-3,
+    "vit_b_16": 2.5e-3,
+}
+"""Seconds in which an H200 is expected to train on an image in fp32, for estimates."""
 
 KINDS: dict[str, tuple[str, Callable[..., Any]]] = {CAMPAIGN: (CAMPAIGN, Grid)}
 """By kind, the part that its points belong to, such as "layers", and the function that makes the points.
@@ -49,12 +60,25 @@ The function takes a `Here` and the keys of a file as its arguments.
 """
 
 
-def kind(part: str) -> Callable[[Any], Any]:
-    """Return a decorator that registers a function as the kind of its name, whose points belong to a part."""
+def kind(part: str, gpus: int = 0) -> Callable[[Any], Any]:
+    """Return a decorator that registers a function as the kind of its name.
+
+    Parameters
+    ----------
+    part : str
+        The part that its points belong to.
+    gpus : int, optional
+        How many GPUs each point needs. Where there are fewer, its points are unavailable.
+    """
 
     def register(make: Callable[..., Iterator[Point]]) -> Any:
-        KINDS[make.__name__] = (part, make)
-        return make
+        @wraps(make)
+        def make_available(here: Here, *words: Any, **keys: Any) -> Iterator[Point]:
+            for point in make(here, *words, **keys):
+                yield on_gpus(gpus, point, here)
+
+        KINDS[make.__name__] = (part, make_available if gpus else make)
+        return KINDS[make.__name__][1]
 
     return register
 
@@ -119,16 +143,16 @@ def selections(here: Here, brief: bool = False) -> Iterator[Point]:
         yield Point("selection", *case)
 
 
-@kind("contention")
+@kind("contention", gpus=1)
 def kernels_beside_messages(
     here: Here, brief: bool = False, copies: bool = False
 ) -> Iterator[Point]:
     """Yield kernels next to the stand-in of communication, or next to a copy engine."""
-    for case in contention.cases(here.device, brief, copies):
+    for case in contention.cases(brief, copies):
         yield Point("contention", *case)
 
 
-@kind("sharing")
+@kind("sharing", gpus=1)
 def training_beside_messages(
     here: Here, networks: Networks, budget: Budget, brief: bool = False
 ) -> Iterator[Point]:
@@ -136,14 +160,14 @@ def training_beside_messages(
     compared = sharing_training.sharing_settings(brief)
     for name, batch in networks:
         measure = partial(
-            sharing_training.measure_sharing,
-            here.device,
-            name,
-            batch,
-            compared,
-            budget,
+            sharing_training.measure_sharing, name, batch, compared, budget
         )
-        estimate_s = 2 * BUILD_S + WARMTH * budget.max_s
+        # The fewest rounds of a heavy network take longer than the budget. Each round has
+        # an iteration by each setting, and one that sends nothing.
+        n_iterations = (budget.warmup + budget.min_repeats) * (1 + len(compared))
+        image_s = IMAGE_S.get(name, IMAGE_S["resnet50"])
+        fewest_s = n_iterations * batch * image_s
+        estimate_s = 2 * BUILD_S + max(WARMTH * budget.max_s, fewest_s)
         yield Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
 
 

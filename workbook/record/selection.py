@@ -171,12 +171,12 @@ def cases(
         sizes = ELEMENTS
         densities = DENSITIES
         # Kernels of a GPU take milliseconds, so that a well-known median costs little there.
-        on_gpu = Budget(1, 20, 20, 2.0)
+        on_gpu = Budget(1, 10, 40, 1.0)
         on_cpu = Budget(1, 6, 15, 5.0)
         budget = on_gpu if device == "cuda" else on_cpu
     for size in sizes:
         if device == "cuda":
-            estimate_s = len(densities) * budget.max_s / 2
+            estimate_s = len(densities) * budget.max_s
         else:
             estimate_s = 2 + size * 1e-6
         measure = partial(measure_selection, device, size, densities, budget)

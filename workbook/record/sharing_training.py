@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.plan import ddp
 from ddlkit.core.workload import Workload
 from ddlkit.jobs import clock
-from ddlkit.jobs.clock import Budget, Marks
+from ddlkit.jobs.clock import Budget, Floats, Marks
 from ddlkit.measure.given import Training, known
 from ddlkit.measure.layers import compute_on
-from ddlkit.measure.session import Unavailable
+from ddlkit.measure.session import Unavailable, say
 from ddlkit.measure.training import PRECISION
+from ddlkit.model.predictor import HOST_BOUND
 from workbook.record.standin import TICK_S, Footprint, GpuStandIn, read_message
 
 
@@ -105,6 +107,10 @@ def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> li
     return chunks
 
 
+class Incomplete(UserError):
+    """A message of an iteration was not sent completely, so that the iteration is no sample."""
+
+
 class Run:
     """One iteration and the messages that are sent in it.
 
@@ -153,13 +159,13 @@ class Run:
     def columns(self) -> dict[str, float]:
         """Return the columns of table ``sharing`` that follow from marks and records.
 
-        Raises UserError if a message was not sent completely.
+        Raises Incomplete if a message was not sent completely.
         """
         messages_s, sent_chunks = zip(*map(read_message, self.records), strict=True)
         blocks = [footprint.blocks for footprint in self.footprints]
         expected_chunks = np.multiply(self.chunks, blocks)
         if list(sent_chunks) != expected_chunks.tolist():
-            raise UserError(
+            raise Incomplete(
                 f"stand-in as {self.footprints[-1]}: sent {sum(sent_chunks)} of "
                 f"{expected_chunks.sum()} chunks in the time that a message may take; "
                 "ask for a higher rate"
@@ -245,21 +251,17 @@ class SendingTraining:
 
 
 def measure_sharing(
-    device: str, network: str, batch: int, compared: Sequence[Setting], budget: Budget
+    network: str, batch: int, compared: Sequence[Setting], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``sharing`` of one network: iterations without messages, and with them by each setting.
+    """Return table ``sharing`` of one network on a GPU: iterations without messages, and by each setting.
 
     Column ``seconds`` has the times of iterations by the device's own clock. Of quantity "compute", the
     messages have no bytes. There are as many, so that the host issues the same calls. Column
     ``communication_s`` has the time in which messages were under way, and ``exposed_communication_s`` the
     time from the end of the backward pass to the update. ``overlap_share`` is the share of
     ``communication_s`` that is not exposed.
-
-    Raises Unavailable on a processor.
     """
-    if device == "cpu":
-        raise Unavailable("no stand-in: needs a GPU")
-    with compute_on(f"{network} at batch {batch} beside the stand-in", device) as place:
+    with compute_on(f"{network} at batch {batch} beside the stand-in", "cuda") as place:
         training = known(network, batch, place, PRECISION)
         sending = SendingTraining(training, GpuStandIn())
         rows = measure_sending(sending, compared, budget)
@@ -271,11 +273,25 @@ def measure_sharing(
 def measure_sending(
     sending: SendingTraining, compared: Sequence[Setting], budget: Budget
 ) -> pd.DataFrame:
-    """Return the rows of `measure_sharing` without the columns that name the training."""
+    """Return the rows of `measure_sharing` without the columns that name the training.
+
+    Iterations with a message that was not sent completely are left out, and so are settings under which
+    the host needs most of an iteration to issue it, because their times are those of the host.
+
+    Raises
+    ------
+    Unavailable
+        If the host needs most of an iteration even without messages.
+    UserError
+        If nothing is left of any setting.
+    """
     runs: dict[Setting, list[Run]] = {setting: [] for setting in (EMPTY, *compared)}
+    issued_s: dict[Setting, list[float]] = {setting: [] for setting in runs}
 
     def iterate(setting: Setting) -> Marks:
+        begun_s = perf_counter()
         run = sending.iterate(setting)
+        issued_s[setting].append(perf_counter() - begun_s)
         runs[setting].append(run)
         return run.marks
 
@@ -285,35 +301,80 @@ def measure_sending(
             budget,
             synchronize=clock.synchronizer(sending.training.device),
         )
+    on_gpu = sending.training.device.type == "cuda"
     frames = []
     for setting, seconds in samples.items():
-        columns: dict[str, Any] = {
-            "quantity": "compute",
-            "ranks": setting.ranks,
-            "policy": "none",
-            **_NONE,
-        }
+        # Runs of the warm-up come first, and are no samples.
+        issue_s = issued_s[setting][-len(seconds) :]
+        if on_gpu and is_host_bound(issue_s, seconds, setting):
+            continue
+        rows = _none_sent(setting, seconds)
         if setting != EMPTY:
-            # Runs of the warm-up come first, and are no samples.
-            sampled = runs[setting][-len(seconds) :]
-            columns |= _sent_columns(sending, setting, sampled)
-        frames.append(clock.sample_rows(columns, seconds))
-    return pd.concat(frames, ignore_index=True)
+            rows = _sent_rows(sending, setting, runs[setting][-len(seconds) :], seconds)
+        frames.append(rows)
+    whole = pd.concat(frames, ignore_index=True)
+    if set(whole["quantity"]) == {"compute"}:
+        raise UserError("no setting is left of which a message was sent completely")
+    return whole
 
 
-def _sent_columns(
-    sending: SendingTraining, setting: Setting, runs: Sequence[Run]
-) -> dict[str, Any]:
-    """Return the columns of iterations with messages: values, and a series of all runs where they differ."""
+def is_host_bound(issue_s: Sequence[float], seconds: Floats, setting: Setting) -> bool:
+    """Return whether the host needs most of an iteration to issue it, and say so.
+
+    Parameters
+    ----------
+    issue_s : sequence of float
+        The time in which the host issued each iteration.
+    seconds : ndarray
+        The iterations by the clock of the device.
+    setting : Setting
+        How gradients were sent.
+
+    Raises
+    ------
+    Unavailable
+        If nothing was sent: no setting can then be compared with computing alone.
+    """
+    share = float(np.median(issue_s) / np.median(seconds))
+    if share <= HOST_BOUND:
+        return False
+    line = f"the host needs {share:.0%} of an iteration to issue it"
+    if setting == EMPTY:
+        raise Unavailable(f"{line}: use a larger batch")
+    say(f"{setting.footprint}, policy {setting.policy}: not kept, {line}")
+    return True
+
+
+def _none_sent(setting: Setting, seconds: Floats) -> pd.DataFrame:
+    """Return the rows of iterations without messages."""
+    columns = {"quantity": "compute", "ranks": setting.ranks, "policy": "none", **_NONE}
+    return clock.sample_rows(columns, seconds)
+
+
+def _sent_rows(
+    sending: SendingTraining, setting: Setting, runs: Sequence[Run], seconds: Floats
+) -> pd.DataFrame:
+    """Return the rows of iterations whose messages were sent completely."""
     taken = sending.stand_in.columns(setting.footprint)
-    return {
-        "quantity": "iteration",
-        "policy": setting.policy,
-        "buckets": len(sending.sizes),
+    columns = {
+        **_NONE,
         # Table ``sharing`` has only some of the columns of table ``contention``.
         **{name: value for name, value in taken.items() if name in _NONE},
-        **pd.DataFrame([run.columns() for run in runs]),
+        "quantity": "iteration",
+        "ranks": setting.ranks,
+        "policy": setting.policy,
+        "buckets": len(sending.sizes),
     }
+    sent = []
+    # The number of a sample is that of its round, by which settings are compared.
+    for number, (run, taken_s) in enumerate(zip(runs, seconds, strict=True)):
+        try:
+            of_run = run.columns()
+        except Incomplete as incomplete:
+            say(f"round {number} is not kept: {incomplete}")
+            continue
+        sent.append({**columns, **of_run, "sample": number, "seconds": taken_s})
+    return pd.DataFrame(sent)
 
 
 _NONE: dict[str, Any] = {

@@ -2,9 +2,10 @@
 
 The kernel takes the resources of NCCL's ring kernel (2.28 on Hopper): a block for each channel, 96 registers
 a thread, about 102 KiB of dynamic shared memory a block, and clusters of 4 blocks where that divides. It
-reads two buffers and writes their sum, at a given rate. The kernel is not faithful in two ways. NCCL's
-buffers live largely in the L2 cache, and nobody waits for the stand-in. At full speed it is therefore an
-upper bound, while at the rate of a link it is a fair comparison.
+reads two buffers and writes their sum, at a given rate. Like NCCL, it adds a warp to the threads that are
+asked for and never launches fewer than 128. The kernel is not faithful in two ways. NCCL's buffers live
+largely in the L2 cache, and NCCL polls for its peers and waits, while nobody waits for the stand-in. At full
+speed it is therefore an upper bound, while at the rate of a link it is a fair comparison.
 """
 
 from __future__ import annotations

@@ -39,7 +39,9 @@ def _backward_flop() -> Result:
     names = [specs.network_named(name) for name in throughput().index.levels[0]]
     of_paper = profiles[profiles["network"].isin(names)]
     rows = of_paper.query("ranks == 1 and flops > 0")
-    by_profile = rows.groupby(["network", "machine", "precision"])["flops"]
+    # Of each batch alone: the first layer has its share of the FLOP of its own batch.
+    profile = ["network", "machine", "device", "precision", "batch"]
+    by_profile = rows.groupby(profile)["flops"]
     ratios = 2 - by_profile.first() / by_profile.sum()
     networks = ", ".join(ratios.index.unique("network"))
     return counted(ratios, f"matrix products, as PyTorch counts them in {networks}")

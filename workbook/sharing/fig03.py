@@ -113,7 +113,10 @@ def _recorded_slowdowns() -> dict[str, pd.Series]:
     by_recording = {}
     for machine, recording in source.recordings("contention").items():
         rows = compare.slowdowns(recording.table("contention"))
-        by_recording[machine] = rows.query("communication == 'gloo'")["slowdown"]
+        by_gloo = rows.query("communication == 'gloo'")
+        # A single GPU has a stand-in beside its kernels, and no all-reduce.
+        if len(by_gloo):
+            by_recording[machine] = by_gloo["slowdown"]
     for directory in sorted(places.RECORDED.glob("*/sharing*")):
         grid = source.Source((directory,))
         if grid.has("sharing_kernels"):

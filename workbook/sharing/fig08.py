@@ -16,6 +16,7 @@ from workbook.sharing.recordings import (
     CELL,
     DEFAULTS,
     ENDS,
+    SENDERS,
     Tables,
     by_link,
     one_group,
@@ -84,8 +85,7 @@ def texts(tables: Tables) -> dict[str, pd.DataFrame]:
         upper = others["upper"].fillna(others["value"])
         where = "Paper, two V100S GPUs"
         if name != PAPER:
-            rate = readable(name).removeprefix("Processor, ")
-            where = f"Two processor cores, link of {rate}"
+            where = _where(readable(name))
         heading = (
             f"{where}: of {len(others)} gains, {sum(lower > 0)} are above zero and "
             f"{sum(upper < 0)} are below zero"
@@ -94,6 +94,19 @@ def texts(tables: Tables) -> dict[str, pd.DataFrame]:
         written = plots.texts(panel, "{:+.0f}")
         tables_by_heading[heading] = written.rename(columns=_in_words)
     return tables_by_heading
+
+
+def _where(link: str) -> str:
+    """Return which machine a readable link joins, and its rate.
+
+    Examples
+    --------
+    >>> _where("Processor, 1 Gbit/s"), _where("stand-in, 10 GB/s")
+    ('Two processor cores, link of 1 Gbit/s', 'One GPU beside a stand-in, 10 GB/s')
+    """
+    if link.startswith(SENDERS["standin"]):
+        return f"One GPU beside a {link}"
+    return f"Two processor cores, link of {link.removeprefix('Processor, ')}"
 
 
 def _in_words(configuration: str) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from ddlkit.core.fit import interval
 from ddlkit.core.units import format_bytes
+from ddlkit.model.predictor import HOST_BOUND, issue_share
 from workbook.common import specs
 from workbook.common.source import Source
 
@@ -37,14 +38,35 @@ def steps(source: Source) -> pd.DataFrame:
         return pd.DataFrame(columns=[*profile, "rate", "c"])
     layers = source.table("layers").groupby(profile)
     sums = layers[["flops", "forward_s", "backward_s"]].sum()
+    layers_s = sums["forward_s"] + sums["backward_s"]
+    scales = _scales_to_graph(source)
+    layers_s *= [scales.get(key, 1.0) for key in sums.index]
     # Backward does twice as many operations as forward.
-    rates = sums.eval("3 * flops / (forward_s + backward_s)").rename("rate")
-    rates = rates.reset_index()
+    rates = (3 * sums["flops"] / layers_s).rename("rate").reset_index()
     peaks: dict[tuple[str, str], float] = {}
     if source.has("peaks"):
         peaks = specs.measured_peaks(source.table("peaks"))
     keys = zip(rates["device"], rates["precision"], strict=True)
     return rates.assign(c=rates["rate"] / [peaks.get(key, np.nan) for key in keys])
+
+
+def _scales_to_graph(source: Source) -> dict[tuple[object, ...], float]:
+    """Return by how much to scale profiles whose iterations the host limited.
+
+    The GPU itself needs the time of the iteration as one CUDA graph, which the host does
+    not have to issue. The keys are network, device, precision, batch and ranks. Profiles
+    without such a time are left out.
+    """
+    scales: dict[tuple[object, ...], float] = {}
+    if not source.has("samples"):
+        return scales
+    key = ["network", "device", "precision", "batch", "ranks"]
+    for profile, samples in source.table("samples").groupby(key):
+        medians = samples.groupby("quantity")["seconds"].median()
+        if "graph_iteration" in medians and issue_share(samples) > HOST_BOUND:
+            scale = medians["graph_iteration"] / medians["unhooked_iteration"]
+            scales[profile] = min(1.0, float(scale))
+    return scales
 
 
 def kernel_shares(
@@ -107,6 +129,10 @@ def _network_steps(source: Source, networks: Sequence[str]) -> pd.DataFrame:
     """Return the `steps` of networks on one rank with their ``unit`` and ``kernel``."""
     rows = steps(source).query("ranks == 1 and network in @networks")
     names = "step of " + rows["network"].map(specs.network_title)
+    # Medians over batches would be of no step at all, so that each batch has its own name.
+    of_network = rows.groupby(["network", "device"])["batch"]
+    has_several = of_network.transform("nunique") > 1
+    names = names.mask(has_several, names + ", batch " + rows["batch"].astype(str))
     rows = rows.assign(unit="FLOP/s", kernel=names)
     order = [*networks]
     return rows.sort_values("network", key=lambda names: names.map(order.index))

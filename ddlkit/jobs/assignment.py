@@ -1,0 +1,207 @@
+"""What torchrun or Slurm assigns to a rank: its numbers, its backend and its GPU.
+
+These are pure functions of the environment and of the number of GPUs that the rank
+sees. There is no torch here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ddlkit.core.errors import UserError
+
+GLOO_INSTEAD = (
+    "or set CUDA_VISIBLE_DEVICES to nothing to measure the processors by gloo"
+)
+"""What a user may do who does not mean the GPUs of a node."""
+
+
+class Numbers(NamedTuple):
+    """The numbers that a launcher gives to a rank.
+
+    Attributes
+    ----------
+    rank, world_size : int
+        The number of the rank, and how many ranks there are.
+    local_rank, ranks_on_node : int
+        The number of the rank among those of its node, and how many these are.
+    by_slurm : bool
+        Whether Slurm numbered the ranks. Slurm can let each rank see its own GPU only.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    ranks_on_node: int
+    by_slurm: bool
+
+
+def ranks_started(environment: Mapping[str, str]) -> int:
+    """Return how many ranks torchrun or srun started, 1 if neither did.
+
+    The script of a Slurm job, which runs once, also sees how many tasks the job has. It
+    is no rank. Only the processes that srun starts have the number of a step.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+        The environment of this process.
+
+    Raises
+    ------
+    UserError
+        If the variable is not a whole number.
+
+    Examples
+    --------
+    >>> ranks_started({"WORLD_SIZE": "16"})
+    16
+    >>> ranks_started({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"})
+    4
+    >>> ranks_started({"SLURM_NTASKS": "4"}), ranks_started({})
+    (1, 1)
+    """
+    in_step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")
+    of_slurm = "SLURM_NTASKS" if in_step else ""
+    return _number(environment, "WORLD_SIZE", of_slurm, default=1)
+
+
+def numbers(environment: Mapping[str, str]) -> Numbers:
+    """Return the numbers that torchrun or Slurm gives to this rank.
+
+    The variables of torchrun come first, because Slurm may start torchrun. Its own
+    variables then describe the launchers and not the ranks.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+        The environment of this process.
+
+    Raises
+    ------
+    UserError
+        If the environment is incomplete or not made of whole numbers.
+
+    Examples
+    --------
+    The third of 16 tasks, 8 of which run on each of two nodes:
+
+    >>> numbers({"SLURM_PROCID": "2", "SLURM_NTASKS": "16", "SLURM_LOCALID": "2",
+    ...          "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": "8(x2)"})
+    Numbers(rank=2, world_size=16, local_rank=2, ranks_on_node=8, by_slurm=True)
+    """
+    rank = _number(environment, "RANK", "SLURM_PROCID")
+    world_size = _number(environment, "WORLD_SIZE", "SLURM_NTASKS")
+    local_rank = _number(environment, "LOCAL_RANK", "SLURM_LOCALID", default=rank)
+    by_slurm = not environment.get("RANK")
+    if by_slurm:
+        ranks_on_node = _tasks_on_node(environment, default=world_size)
+    else:
+        ranks_on_node = _number(environment, "LOCAL_WORLD_SIZE", "", default=world_size)
+    return Numbers(rank, world_size, local_rank, ranks_on_node, by_slurm)
+
+
+def _tasks_on_node(environment: Mapping[str, str], default: int) -> int:
+    """Return how many tasks Slurm started on this node, or the default if it is silent.
+
+    Slurm lists the tasks of each node, as in "8(x2),3" for 8, 8 and 3. The list of a
+    step comes first: a step may have fewer tasks than its job. Only with the option
+    --ntasks-per-node there is SLURM_NTASKS_PER_NODE.
+    """
+    listed = environment.get("SLURM_STEP_TASKS_PER_NODE")
+    listed = listed or environment.get("SLURM_TASKS_PER_NODE")
+    if not listed:
+        return _number(environment, "", "SLURM_NTASKS_PER_NODE", default=default)
+    by_node: list[int] = []
+    for part in listed.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if not match:
+            raise UserError(f"SLURM_TASKS_PER_NODE is {listed}: start ranks with srun")
+        tasks, nodes = match.groups(default="1")
+        by_node += [int(tasks)] * int(nodes)
+    node = _number(environment, "", "SLURM_NODEID", default=0)
+    # A list that is shorter than the number of this node is of another step.
+    return by_node[node] if node < len(by_node) else default
+
+
+def _number(
+    environment: Mapping[str, str],
+    torchrun_name: str,
+    slurm_name: str,
+    default: int | None = None,
+) -> int:
+    """Return a number from the variable of torchrun or else of Slurm.
+
+    Either name may be empty. Without ``default``, one of the variables must be set.
+    """
+    text = environment.get(torchrun_name) or environment.get(slurm_name)
+    if not text and default is not None:
+        return default
+    if not text or not text.isdecimal():
+        name = torchrun_name or slurm_name
+        raise UserError(
+            f"{name} is {text or 'not set'} in this rank's environment: start ranks "
+            "with torchrun, srun or ddlkit.jobs.launch"
+        )
+    return int(text)
+
+
+def choose_backend(
+    asked: str | None, ranks_on_node: int, gpus: int, own_gpu: bool
+) -> str:
+    """Return the backend of a rank, which is never gloo on a GPU node unless it is asked for.
+
+    Parameters
+    ----------
+    asked : str or None
+        ``"gloo"``, ``"nccl"``, or None for NCCL on GPUs and gloo elsewhere.
+    ranks_on_node : int
+        How many ranks this node has.
+    gpus : int
+        How many GPUs this rank sees.
+    own_gpu : bool
+        Whether the single GPU that the rank sees is its own, as Slurm may bind it.
+
+    Returns
+    -------
+    str
+        ``"gloo"`` or ``"nccl"``.
+
+    Raises
+    ------
+    UserError
+        If the backend is unknown, or if ranks would have to share a GPU.
+
+    Examples
+    --------
+    >>> choose_backend(None, ranks_on_node=8, gpus=8, own_gpu=False)
+    'nccl'
+    >>> choose_backend(None, ranks_on_node=8, gpus=1, own_gpu=True)
+    'nccl'
+    >>> choose_backend(None, ranks_on_node=8, gpus=0, own_gpu=False)
+    'gloo'
+    """
+    if asked not in (None, "gloo", "nccl"):
+        raise UserError(f"unknown backend {asked!r}: use gloo or nccl")
+    backend = asked or ("nccl" if gpus else "gloo")
+    if backend == "gloo" or own_gpu or ranks_on_node <= gpus:
+        return backend
+    raise UserError(
+        f"nccl needs a GPU for each rank: {ranks_on_node} ranks on this node, {gpus} "
+        f"GPUs: start fewer ranks, {GLOO_INSTEAD}"
+    )
+
+
+def gpu_of(local_rank: int, gpus: int) -> int:
+    """Return the number of a rank's GPU among those that it sees.
+
+    A rank that sees one GPU takes that one, whatever its own number is.
+
+    Examples
+    --------
+    >>> gpu_of(local_rank=3, gpus=8), gpu_of(local_rank=3, gpus=1)
+    (3, 0)
+    """
+    return local_rank % gpus

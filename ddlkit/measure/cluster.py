@@ -1,0 +1,260 @@
+"""Collectives between all ranks of a job that torchrun or Slurm started.
+
+Every rank calls `measure_collectives`, and rank 0 writes the table. All ranks must run
+on equal machines, because the stamp of the table can describe only one kind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from ddlkit import store
+from ddlkit.core.collective import COLLECTIVES
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import format_bytes
+from ddlkit.jobs import rank as peers
+from ddlkit.jobs.clock import Budget
+from ddlkit.jobs.rank import Layout, Rank
+from ddlkit.measure import collectives as messages
+from ddlkit.measure.collectives import CollectivesSettings, collectives_job
+from ddlkit.measure.session import Origin, table_path, this_machine
+from ddlkit.store import machine
+
+MINUTES = 3.0
+"""How long all sizes of all collectives take together by default, in minutes."""
+MEETING_S = 120.0
+"""Seconds until all ranks must have met. Nodes of a job may start one after another."""
+_LEAST_S = 0.02
+"""The least time for each size of each collective."""
+
+
+def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> Path:
+    """Measure the collectives that a table lacks, between all ranks of this job.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank. NCCL is measured if it is the backend, and gloo otherwise.
+    out : Path
+        The directory of the table, which only rank 0 uses.
+    minutes : float
+        How long to measure altogether.
+    link : str, optional
+        How the table names what joins the ranks. By default it is "network" between
+        nodes. Within a node it is "nvlink" or "pcie" between GPUs, else "loopback".
+
+    Returns
+    -------
+    Path
+        The table.
+
+    Raises
+    ------
+    UserError
+        If ranks run on different machines, if a result is wrong, and if the table
+        cannot be written.
+    """
+    layout = peers.layout()
+    shared = shared_facts(me)
+    me = replace(me, link=link or link_of(me, layout))
+    sizes = messages.NCCL_SIZES if me.backend == "nccl" else messages.SIZES
+    path = table_path(out, "collectives", _name(me, layout))
+    me.say(_in_words(me, layout, sizes))
+    missing = _missing(me, path, sizes)
+    if not missing:
+        me.say(f"{path.name} has all sizes already: nothing is left to do")
+        return path
+    budget = _budget(60.0 * minutes / (len(COLLECTIVES) * len(sizes)))
+    for collective, missing_sizes in missing.items():
+        settings = CollectivesSettings(
+            collectives=(collective,),
+            sizes=missing_sizes,
+            budget=budget,
+            messages_per_sample=messages.NCCL_MESSAGES if me.backend == "nccl" else 1,
+        )
+        for tables in collectives_job.part(me, settings):
+            # The clocks right after a measurement show whether a GPU was slowed down.
+            clocks = [json.loads(text) for text in _clocks_of_all(me)]
+            if me.rank == 0:
+                described = {**this_machine(), "ranks": shared, "clocks": clocks}
+                origin = Origin(machine=described)
+                origin.save(path, tables["collectives"], "collectives", append=True)
+    return path
+
+
+def _name(me: Rank, layout: Layout) -> str:
+    """Return the name of the table, as in "nccl-network-p16-n2" for 16 ranks on 2 nodes."""
+    return f"{me.backend}-{me.link}-p{me.world_size}-n{layout.nodes}"
+
+
+def _in_words(me: Rank, layout: Layout, sizes: Sequence[int]) -> str:
+    """Return a line that says what is measured."""
+    nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes"
+    line = (
+        f"{me.backend} between {me.world_size} ranks on {nodes} over {me.link}, "
+        f"{format_bytes(sizes[0])} to {format_bytes(sizes[-1])}"
+    )
+    if me.backend != "nccl":
+        line += "; there are no GPUs here, so this is not NCCL"
+    return line
+
+
+def _budget(size_s: float) -> Budget:
+    """Return the budget of one size of one collective that has so many seconds."""
+    return Budget(warmup=2, min_repeats=5, max_repeats=200, max_s=max(_LEAST_S, size_s))
+
+
+def _missing(me: Rank, path: Path, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return the sizes that the table lacks of each collective, of which it lacks any.
+
+    Only rank 0 sees the table, so that its answer holds for all ranks.
+    """
+    rows = pd.DataFrame()
+    if me.rank == 0 and store.has_table(path):
+        rows = store.load_table(path, "collectives")
+    missing = {}
+    for collective in COLLECTIVES:
+        lacking = messages.missing_sizes(rows, collective, sizes, me.world_size)
+        is_missing = [float(size in lacking) for size in sizes]
+        flags_of_rank_0 = peers.everyones(is_missing)[0]
+        chosen = tuple(
+            size for size, flag in zip(sizes, flags_of_rank_0, strict=True) if flag
+        )
+        if chosen:
+            missing[collective] = chosen
+    return missing
+
+
+def link_of(me: Rank, layout: Layout) -> str:
+    """Return how tables name what joins the ranks, if the user does not name it.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    layout : Layout
+        How the ranks are spread over nodes.
+
+    Returns
+    -------
+    str
+        "network" between nodes; within a node "nvlink", "pcie" or "nccl" between GPUs,
+        as `ddlkit.store.machine.gpu_link` says, and "loopback" between processors.
+    """
+    if layout.nodes > 1:
+        return "network"
+    if me.backend == "nccl":
+        return machine.gpu_link(machine.topology())
+    return "loopback"
+
+
+# -- which machines the ranks run on -----------------------------------------------------
+
+
+def facts_of(me: Rank) -> dict[str, str]:
+    """Return what must be equal in all ranks, without the name of a host.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+
+    Returns
+    -------
+    dict of str to str
+        The processor and the versions of the software. On a GPU also its model and the
+        driver.
+    """
+    described = this_machine()
+    facts = {"processor": described["cpu"]["model"]}
+    if me.device.type == "cuda":
+        # A node has GPUs of one model, and of one driver.
+        gpu = described["gpus"][0] if described["gpus"] else {}
+        facts["gpu"] = torch.cuda.get_device_name(me.device)
+        facts["driver"] = str(gpu.get("driver", "unknown"))
+    versions = machine.versions()
+    for name in ("torch", "cuda", "cudnn", "nccl"):
+        facts[name] = versions[name]
+    return facts
+
+
+def shared_facts(me: Rank) -> dict[str, str]:
+    """Return the `facts_of` the machines of this job, which are equal.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank. All ranks call this function.
+
+    Returns
+    -------
+    dict of str to str
+
+    Raises
+    ------
+    UserError
+        If ranks run on different machines.
+    """
+    return equal_machines(peers.everyones_text(json.dumps(facts_of(me))))
+
+
+def equal_machines(texts: Sequence[str]) -> dict[str, str]:
+    """Return the facts that all ranks share.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        The `facts_of` each rank as JSON, in the order of ranks.
+
+    Returns
+    -------
+    dict of str to str
+        The facts of rank 0.
+
+    Raises
+    ------
+    UserError
+        If the facts of a rank differ from those of rank 0.
+
+    Examples
+    --------
+    >>> equal_machines(['{"gpu": "H200"}', '{"gpu": "H200"}'])
+    {'gpu': 'H200'}
+    """
+    first, *others = (json.loads(text) for text in texts)
+    shared: dict[str, str] = first
+    for rank, facts in enumerate(others, start=1):
+        for name, value in _differences(shared, facts):
+            raise UserError(
+                f"ranks run on different machines: the {name} of rank 0 is "
+                f"{shared.get(name, 'none')}, that of rank {rank} is {value}: start "
+                "the job on equal nodes with the same software"
+            )
+    return shared
+
+
+def _differences(
+    first: Mapping[str, str], other: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield each fact in which another rank differs from the first, with its value."""
+    for name in sorted({*first, *other}):
+        value = other.get(name, "none")
+        if value != first.get(name, "none"):
+            yield name, value
+
+
+def _clocks_of_all(me: Rank) -> list[str]:
+    """Return the settings and clocks of each rank's GPU as JSON, "{}" without a GPU."""
+    settings: dict[str, Any] = {}
+    if me.device.type == "cuda":
+        uuid = str(torch.cuda.get_device_properties(me.device).uuid)
+        gpu = f"GPU-{uuid.removeprefix('GPU-')}"
+        settings = next(iter(machine.gpu_settings("-i", gpu)), {})
+    return peers.everyones_text(json.dumps(settings))
