@@ -383,6 +383,10 @@ def _refuse_wrong_choices(
         raise UserError(f"kernel_steps is {kernel_steps}: give at least 1")
 
 
+_JOB = ("nodes", "gpus", "job")
+"""The columns that distinguish jobs."""
+
+
 def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     """Return the jobs of each count, in the order of nodes and GPUs.
 
@@ -393,35 +397,42 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
             raise UserError(f"the steps have no column {column}: add it")
     if not len(steps):
         raise UserError("there are no steps: measure one GPU and several nodes")
-    # A part of a node may be written as no node.
-    steps = steps.assign(nodes=steps["nodes"].clip(lower=1))
-    if not (steps["step_s"] > 0).all() or not np.isfinite(steps["step_s"]).all():
+    is_right = np.isfinite(steps["step_s"]) & (steps["step_s"] > 0)
+    if not is_right.all():
         raise UserError("the column step_s must have times above zero")
+    # A part of a node may be written as no node.
+    steps = steps.reset_index(drop=True)
+    steps = steps.assign(nodes=steps["nodes"].clip(lower=1))
     steps = _of_equal_samples(steps, findings)
-    keys = ["nodes", "gpus", "job"]
-    sizes = steps.groupby(keys)["step_s"].transform("size")
-    is_single = sizes > 1
-    if is_single.any():
-        order = [*keys, "step"] if "step" in steps else keys
-        # A stable order keeps the rows of a file without the column step.
-        steps = steps.sort_values(order, kind="stable")
-        is_single = is_single.loc[steps.index]
-        is_launch = is_single & (steps.groupby(keys).cumcount() == 0)
-        steps = steps[~is_launch]
-        is_single = is_single[~is_launch]
+    steps = _without_launches(steps, findings)
+    _refuse_copies(steps)
+    jobs = []
+    for key, rows in steps.groupby(["nodes", "gpus"]):
+        nodes, gpus = key
+        means_s = tuple(rows.groupby("job")["step_s"].mean())
+        single_s = tuple(rows.loc[rows["is_single"], "step_s"])
+        jobs.append(_Jobs(int(gpus), int(nodes), means_s, single_s))
+    return jobs
+
+
+def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
+    """Return steps without the first one of each job that has several, with ``is_single``.
+
+    That column says whether a row is a single step. A job of one row has its mean step.
+    """
+    order = [*_JOB, "step"] if "step" in steps else [*_JOB]
+    # A stable order keeps the rows of a file without the column step.
+    steps = steps.sort_values(order, kind="stable")
+    by_job = steps.groupby([*_JOB])["step_s"]
+    steps = steps.assign(is_single=by_job.transform("size") > 1)
+    is_launch = steps["is_single"] & (by_job.cumcount() == 0)
+    if is_launch.any():
         text = (
             f"the first step of {int(is_launch.sum())} jobs with single steps is left out, "
             "because it includes the launch"
         )
         findings.append(Finding("launch", (), text))
-    _refuse_copies(steps, keys)
-    jobs = []
-    for key, rows in steps.groupby(["nodes", "gpus"]):
-        means_s = rows.groupby("job")["step_s"].mean()
-        single_s = rows.loc[is_single.loc[rows.index], "step_s"]
-        nodes, gpus = key
-        jobs.append(_Jobs(int(gpus), int(nodes), tuple(means_s), tuple(single_s)))
-    return jobs
+    return steps[~is_launch]
 
 
 def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
@@ -462,10 +473,10 @@ def _usual_samples(steps: DataFrame, samples: Any) -> Any:
     return by_count.agg(lambda values: values.mode().iloc[-1])
 
 
-def _refuse_copies(steps: DataFrame, keys: Sequence[str]) -> None:
+def _refuse_copies(steps: DataFrame) -> None:
     """Raise UserError if two jobs have the same times to the last digit."""
     seen: dict[tuple[Any, ...], Any] = {}
-    for key, times_s in steps.groupby([*keys])["step_s"]:
+    for key, times_s in steps.groupby([*_JOB])["step_s"]:
         times = tuple(times_s)
         nodes, gpus, job = key
         if len(times) == 1 and len(f"{times[0]:.15g}".strip("0.")) <= DIGITS_OF_A_COPY:
