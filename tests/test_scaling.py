@@ -275,11 +275,17 @@ def test_the_verdict_is_of_messages_alone(beta_s: float, verdict: str) -> None:
 # -- what is refused -----------------------------------------------------------------
 
 
-def refuse(words: str, **arguments: object) -> None:
-    steps = arguments.pop("steps", table_of(COUNTS))
-    nodes = arguments.pop("nodes", 64)
+def refuse(
+    words: str,
+    steps: pd.DataFrame | None = None,
+    nodes: int = 64,
+    *,
+    workload: Workload | None = None,
+    collectives: pd.DataFrame | None = None,
+) -> None:
+    given_steps = table_of(COUNTS) if steps is None else steps
     with pytest.raises(UserError, match=words) as caught:
-        scale(steps, nodes, **arguments)  # type: ignore[arg-type]
+        scale(given_steps, nodes, workload=workload, collectives=collectives)
     assert "\n" not in str(caught.value)
 
 

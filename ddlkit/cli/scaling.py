@@ -39,8 +39,8 @@ if TYPE_CHECKING:
             required=True,
             help="The step times, with the columns gpus, nodes, job and step_s (seconds), and "
             "perhaps step, samples, nccl and settings. A row is a single step, or a job "
-            "with its mean step. At least one GPU, or one node, and two nodes or more are "
-            "needed, with as many samples per GPU.",
+            "with its mean step. It needs a count on one GPU or one node, and one on two "
+            "nodes or more, all with as many samples per GPU.",
         ),
         arg(
             "--collectives",
@@ -112,8 +112,8 @@ if TYPE_CHECKING:
             "--wish",
             type=share,
             metavar="FACTOR",
-            help="A wished scaling factor on the largest number of nodes, as in 0.8: is it "
-            "met?",
+            help="Say whether this scaling factor, as in 0.8, is met on the largest number "
+            "of nodes.",
         ),
     ),
     *group(

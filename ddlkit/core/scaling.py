@@ -119,9 +119,9 @@ def step_interval_s(
     by 2^(0.75 + |log2(n/m)| / 4), and 3% of the step is added to either side. The upper
     limit assumes a loss of at least 1% at the anchor, because a smaller one cannot be told from none.
 
-    On the curves named in `step_s`, for up to 10 times the nodes, such intervals contain about
-    93% of the steps. Most of these steps come from Pollux, and the widths were chosen
-    with them in sight, so new curves are expected to be covered less often.
+    On the curves named in `step_s`, for up to 10 times the nodes, such intervals contain
+    91% of 3,192 steps. Nearly all of these come from Pollux, and the widths were chosen with
+    them in sight.
 
     Examples
     --------
@@ -282,8 +282,9 @@ def all_reduce_s(
     measured time grows as the logarithm of the number of nodes.
 
     On Perlmutter (A100, one to four GPUs on each of 2 to 128 nodes), all-reduces of 1 to 64 MiB are
-    predicted with a median error of 6% at 4 times the nodes of the anchor and of 10% at 16
-    times (unchanged: 27% and 47%).
+    predicted with a median error of 5.5% at 4 times the nodes of the anchor and of 9.5% at
+    16 times (unchanged: 27% and 47%). On ABCI, whose tables end at 32 MiB, the errors are 16 to
+    20% and 30%: a table should reach sizes at which the bus bandwidth grows no more.
 
     Examples
     --------
