@@ -610,7 +610,7 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
         ax,
         [count.gpus for count in measured],
         [count.scaling_factor for count in measured],
-        "measured",
+        replace(look("measured"), hollow=False),
     )
     set_log(ax, "x")
     ax.set(xlabel="GPUs", ylabel="scaling factor", ylim=(0, 1.08))
