@@ -297,6 +297,7 @@ def test_what_cannot_be_predicted_is_refused_with_what_to_measure() -> None:
     twice = pd.concat([table_of(COUNTS)] * 2).assign(step_s=1.23456789)
     twice["job"] = [f"j{number}" for number in range(len(twice))]
     refuse("identical to the digit", steps=twice)
+    refuse("fixed batch", table_of({(1, 1): 1.0, (8, 2): 0.2}))
     large = all_reduces(2, 4, 8, smallest=2**29)
     refuse("above the largest bucket", workload=WORKLOAD, collectives=large)
     refuse("above PyTorch's largest bucket", collectives=large)
@@ -308,6 +309,15 @@ def test_what_cannot_be_predicted_is_refused_with_what_to_measure() -> None:
     refuse("version of NCCL", steps=other, collectives=times)
     ring = times.assign(settings="NCCL_ALGO=Ring")
     refuse("settings", steps=table_of(COUNTS, settings="none"), collectives=ring)
+
+
+def test_equal_times_are_a_copy_unless_they_have_few_digits() -> None:
+    rows = table_of(COUNTS)
+    rounded = pd.concat([rows, rows.assign(job=rows["job"] + "again")])
+    warnings = [one for one in scale(rounded, 64).findings if one.what == "warning"]
+    assert len(warnings) == len(COUNTS)
+    single = pd.concat([rows.assign(step_s=time_s) for time_s in (1.0, 1.01, 1.02)])
+    refuse("identical", pd.concat([single, single.assign(job="copy")]))
 
 
 def test_what_is_not_known_of_the_software_is_said() -> None:

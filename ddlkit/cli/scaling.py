@@ -230,7 +230,9 @@ def _screen(result: Scaling) -> Iterator[str]:
     yield ""
     yield from _paragraph("hidden", _hidden(result))
     yield from _paragraph("explained", _explained(result))
-    yield from _paragraph("verdict", f"messages are {_verdict(result)}")
+    yield from _paragraph("verdict", _verdict(result))
+    for collective in dict.fromkeys(time.collective for time in result.collectives):
+        yield from _paragraph("messages", _messages(result, collective))
     if result.wish:
         yield from _paragraph("wish", _wish(result))
     for finding in result.findings:
@@ -316,8 +318,24 @@ def _verdict(result: Scaling) -> str:
     from ddlkit.model.scaling import NOT_KNOWN
 
     if result.verdict == NOT_KNOWN:
-        return f"{NOT_KNOWN}, without tables of all-reduces and the gradients"
-    return f"{result.verdict} on {result.target.nodes} nodes"
+        return (
+            "whether messages are hidden: not known without tables of all-reduces and the "
+            "gradients"
+        )
+    return f"messages alone on {result.target.nodes} nodes: {result.verdict}"
+
+
+def _messages(result: Scaling, collective: str) -> str:
+    """Return the times of the smallest, a middle and the largest listed size."""
+    times = [time for time in result.collectives if time.collective == collective]
+    listed = []
+    for time in (times[0], times[len(times) // 2], times[-1]):
+        seconds = units.format_seconds(time.seconds)
+        bad_day = units.format_seconds(time.bad_day_s)
+        listed.append(f"{units.format_bytes(time.bytes)} {seconds} ({bad_day})")
+    return (
+        f"{collective} on {times[0].gpus} GPUs, and on a bad day: {', '.join(listed)}"
+    )
 
 
 def _wish(result: Scaling) -> str:

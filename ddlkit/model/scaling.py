@@ -33,8 +33,10 @@ HIDDEN_SHARE = 0.05
 """Messages count as hidden if they lengthen a step by less than this share of it."""
 LEAST_SCATTER = 0.02
 """Jobs count as different only if their steps differ by more than this share."""
-DIGITS_OF_A_COPY = 4
-"""Single times with as many digits are not equal by chance."""
+LEAST_WEAK_STEP = 0.6
+"""With as many samples per GPU, no step is shorter than this share of one on fewer GPUs."""
+DIGITS_OF_CHANCE = 4
+"""The times of two jobs may be equal by chance if they have no more digits than these."""
 LARGEST_BUCKET_BYTES = 25 * units.MIB
 """The cap of PyTorch's buckets, which is taken if nothing is known of the gradients."""
 SHOWN_SIZES = tuple(2**power for power in range(20, 27))
@@ -111,7 +113,7 @@ class Explained:
     gpus, nodes : int
         The numbers of GPUs and of nodes.
     loss_s : float
-        The step less the one of the smallest placement, in seconds.
+        The step less the one of the smallest placement, in seconds. 0 if it is not longer.
     messages_s : float or None
         What messages explain on a quiet network, in seconds. None if it is not known.
     messages_at_most_s : float or None
@@ -405,7 +407,7 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     steps = steps.assign(nodes=steps["nodes"].clip(lower=1))
     steps = _of_equal_samples(steps, findings)
     steps = _without_launches(steps, findings)
-    _refuse_copies(steps)
+    _refuse_copies(steps, findings)
     jobs = []
     for key, rows in steps.groupby(["nodes", "gpus"]):
         nodes, gpus = key
@@ -446,20 +448,19 @@ def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
             Finding("samples", (), "samples per GPU: not known, taken as equal")
         )
         return steps
-    of_all = steps["samples"] / steps["gpus"]
-    usual = _usual_samples(steps, steps["samples"])
+    # The column has the samples of one GPU, or those of all GPUs.
+    samples = steps["samples"]
+    usual = _usual_samples(steps, samples)
     if usual.nunique() > 1:
-        usual_of_all = _usual_samples(steps, of_all)
-        if usual_of_all.nunique() > 1:
-            few = usual.idxmin()
-            many = usual.idxmax()
+        samples = samples / steps["gpus"]
+        few = usual.idxmin()
+        many = usual.idxmax()
+        if _usual_samples(steps, samples).nunique() > 1:
             raise UserError(
-                f"the samples change from {usual[few]:g} on {few[1]} GPUs to {usual[many]:g} on "
-                f"{many[1]} GPUs, in proportion to nothing: measure all counts with as many samples per GPU"
+                f"the samples per GPU change: {usual[few]:g} samples with {_gpus(few[1])}, "
+                f"{usual[many]:g} with {many[1]}: measure all counts with as many samples per GPU"
             )
-        samples, usual = of_all, usual_of_all
-    else:
-        samples = steps["samples"]
+        usual = _usual_samples(steps, samples)
     is_usual = samples == usual.iloc[0]
     if not is_usual.all():
         text = f"{int((~is_usual).sum())} steps with another number of samples are left out"
@@ -473,22 +474,37 @@ def _usual_samples(steps: DataFrame, samples: Any) -> Any:
     return by_count.agg(lambda values: values.mode().iloc[-1])
 
 
-def _refuse_copies(steps: DataFrame) -> None:
-    """Raise UserError if two jobs have the same times to the last digit."""
+def _refuse_copies(steps: DataFrame, findings: list[Finding]) -> None:
+    """Raise UserError if two jobs have the same times to the last digit.
+
+    Times of few digits may be equal by chance. Then ``findings`` get a warning.
+    """
     seen: dict[tuple[Any, ...], Any] = {}
     for key, times_s in steps.groupby([*_JOB])["step_s"]:
-        times = tuple(times_s)
         nodes, gpus, job = key
-        if len(times) == 1 and len(f"{times[0]:.15g}".strip("0.")) <= DIGITS_OF_A_COPY:
-            # Rounded times may be equal by chance.
-            continue
+        times = tuple(times_s)
+        # Mean steps of different counts may be equal, but hardly several single steps.
         place = (nodes, gpus, times) if len(times) == 1 else times
-        if place in seen:
+        if place not in seen:
+            seen[place] = job
+            continue
+        problem = f"the jobs {seen[place]} and {job} on {_gpus(gpus)} have equal times"
+        if sum(map(_digits, {*times})) > DIGITS_OF_CHANCE:
             raise UserError(
-                f"the jobs {seen[place]} and {job} on {gpus} GPUs are identical to the digit: "
-                "one is a copy, so leave it out, or measure the job again"
+                f"{problem}, identical to the digit: one is a copy, so leave it out, or measure "
+                "the job again"
             )
-        seen[place] = job
+        findings.append(Finding("warning", (), f"{problem}: one may be a copy"))
+
+
+def _gpus(number: int) -> str:
+    """Return a number of GPUs in words, as in "8 GPUs"."""
+    return f"{number} GPU" if number == 1 else f"{number} GPUs"
+
+
+def _digits(seconds: float) -> int:
+    """Return how many digits a time has without the zeros around them."""
+    return len(f"{seconds:.15g}".replace(".", "").strip("0"))
 
 
 def _measured_counts(jobs: Sequence[_Jobs]) -> list[Count]:
@@ -521,18 +537,25 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
     anchor = measured[-1]
     if len(measured) == 1:
         raise UserError(
-            f"only {anchor.gpus} GPUs on {anchor.nodes} nodes were measured: measure one GPU, and "
+            f"only {_gpus(anchor.gpus)} on {anchor.nodes} nodes were measured: measure one GPU, and "
             "two nodes or more"
         )
     if anchor.nodes == 1:
         raise UserError(
-            f"only counts on one node were measured, up to {anchor.gpus} GPUs: measure two "
+            f"only counts on one node were measured, up to {_gpus(anchor.gpus)}: measure two "
             "nodes or more"
         )
     if anchor.gpus % anchor.nodes:
         raise UserError(
-            f"the largest count has {anchor.gpus} GPUs on {anchor.nodes} nodes: measure one with "
+            f"the largest count has {_gpus(anchor.gpus)} on {anchor.nodes} nodes: measure one with "
             "as many GPUs on each node"
+        )
+    one = measured[0]
+    if anchor.step_s < LEAST_WEAK_STEP * one.step_s:
+        raise UserError(
+            f"a step on {_gpus(anchor.gpus)} takes {units.format_seconds(anchor.step_s)}, much less "
+            f"than {units.format_seconds(one.step_s)} on {one.gpus}, as with a fixed batch of all GPUs: "
+            "measure all counts with as many samples per GPU"
         )
     most = scaling.MOST_TIMES * anchor.nodes
     if targets[-1] > most:
@@ -567,9 +590,9 @@ def _slower_than_larger(jobs: Sequence[_Jobs]) -> list[Finding]:
         fastest = min(larger, key=lambda other: other.step_s)
         if own.step_s > fastest.step_s * (1 + scatter):
             text = (
-                f"a step on {own.gpus} GPUs takes {units.format_seconds(own.step_s)}, longer than on "
-                f"{fastest.gpus} GPUs ({units.format_seconds(fastest.step_s)}) by more than jobs "
-                f"scatter: repeat the measurement on {own.gpus} GPUs"
+                f"a step on {_gpus(own.gpus)} takes {units.format_seconds(own.step_s)}, longer than on "
+                f"{_gpus(fastest.gpus)} ({units.format_seconds(fastest.step_s)}) by more than jobs "
+                f"scatter: repeat the measurement on {_gpus(own.gpus)}"
             )
             findings.append(Finding("warning", (), text))
     return findings
@@ -723,12 +746,13 @@ def _explained(
 ) -> Explained:
     """Return what lengthens the step on the largest measured count."""
     one = jobs[0]
-    loss_s = anchor.step_s - one.step_s
+    loss_s = max(0.0, anchor.step_s - one.step_s)
     messages_s = None
     at_most_s = None
     if anchor.messages_s is not None and anchor.messages_bad_day_s is not None:
-        messages_s = anchor.messages_s - one.step_s
-        at_most_s = anchor.messages_bad_day_s - one.step_s
+        # Rounding may leave less than nothing.
+        messages_s = max(0.0, anchor.messages_s - one.step_s)
+        at_most_s = max(0.0, anchor.messages_bad_day_s - one.step_s)
     elif kernels is not None:
         is_nccl = kernels["collective"] != ""
         at_most_s = float(kernels.loc[is_nccl, "total_s"].sum()) / kernel_steps
@@ -785,8 +809,8 @@ def _advice(
     loss_s = asked.step_s - one.step_s
     if explained.messages_at_most_s is None:
         text = (
-            "whether messages explain the loss: not known: give --collectives and --profile, or "
-            "--kernels"
+            "whether messages explain the loss: not known: give --collectives and a --profile, "
+            "or --kernels"
         )
         findings.append(Finding("messages", (), text))
     elif explained.loss_s > 0:
@@ -810,7 +834,7 @@ def _on_messages(explained: Explained) -> Finding:
     share = at_most_s / explained.loss_s
     facts = (
         f"messages explain at most {units.format_seconds(at_most_s)} of the "
-        f"{units.format_seconds(explained.loss_s)} that a step on {explained.gpus} GPUs loses"
+        f"{units.format_seconds(explained.loss_s)} that a step on {_gpus(explained.gpus)} loses"
     )
     if share < 0.5:
         text = (
