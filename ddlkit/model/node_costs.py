@@ -92,6 +92,36 @@ class NodeCosts:
             tables.append(table)
         return cls(tuple(tables))
 
+    def with_per_node(self, gpus: int) -> NodeCosts:
+        """Return the costs with a number of GPUs on each node.
+
+        Parameters
+        ----------
+        gpus : int
+            The number of GPUs on each node.
+
+        Returns
+        -------
+        NodeCosts
+            The tables with as many.
+
+        Raises
+        ------
+        UserError
+            If no table of several nodes has as many.
+        """
+        alike = tuple(
+            table for table in self.tables if table.ranks == gpus * table.nodes
+        )
+        if not any(table.nodes > 1 for table in alike):
+            known = sorted({table.ranks / table.nodes for table in self.tables})
+            listed = ", ".join(f"{number:g}" for number in known)
+            raise UserError(
+                f"the training has {gpus} GPUs on each node, and the tables of collectives "
+                f"{listed}: measure them on two nodes or more with {gpus} GPUs on each"
+            )
+        return NodeCosts(alike)
+
     @property
     def collectives(self) -> list[str]:
         """Return the names of the measured collectives, sorted."""

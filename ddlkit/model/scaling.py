@@ -345,7 +345,7 @@ def scale(
     )
     costs = None
     if collectives is not None:
-        costs = NodeCosts.of(collectives)
+        costs = NodeCosts.of(collectives).with_per_node(per_node)
         _refuse_large_sizes(costs, workload)
         _refuse_far_collectives(costs, counts[-1].nodes)
     counts = [_with_messages(count, measured[0], workload, costs) for count in counts]
