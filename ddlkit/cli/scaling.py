@@ -158,7 +158,7 @@ def scale(arguments: argparse.Namespace) -> None:
             wish=arguments.wish,
         )
     except UserError as error:
-        raise UserError(f"{arguments.steps}: {error}") from error
+        raise UserError(f"{_inputs(arguments)}: {error}") from error
     if arguments.plot:
         _draw(result, arguments)
     warnings = [
@@ -187,6 +187,15 @@ def _refuse_wrong_options(arguments: argparse.Namespace) -> None:
         needs("--plot", DRAWING)
         if arguments.plot.suffix.lower() != ".png":
             raise UserError(f"--plot {arguments.plot}: name a file that ends in .png")
+
+
+def _inputs(arguments: argparse.Namespace) -> str:
+    """Return the names of the files whose measurements do not allow a prediction."""
+    tables = arguments.collectives or []
+    if not tables:
+        return str(arguments.steps)
+    further = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
+    return f"{arguments.steps}, with {tables[0]}{further}"
 
 
 def _workload(arguments: argparse.Namespace) -> Any:

@@ -497,9 +497,17 @@ def _refuse_copies(steps: DataFrame, findings: list[Finding]) -> None:
         findings.append(Finding("warning", (), f"{problem}: one may be a copy"))
 
 
+def _counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as in "1 node" and "8 GPUs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _gpus(number: int) -> str:
-    """Return a number of GPUs in words, as in "8 GPUs"."""
-    return f"{number} GPU" if number == 1 else f"{number} GPUs"
+    return _counted(number, "GPU")
+
+
+def _nodes(number: int) -> str:
+    return _counted(number, "node")
 
 
 def _digits(seconds: float) -> int:
@@ -537,7 +545,7 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
     anchor = measured[-1]
     if len(measured) == 1:
         raise UserError(
-            f"only {_gpus(anchor.gpus)} on {anchor.nodes} nodes were measured: measure one GPU, and "
+            f"only {_gpus(anchor.gpus)} on {_nodes(anchor.nodes)} were measured: measure one GPU, and "
             "two nodes or more"
         )
     if anchor.nodes == 1:
@@ -547,7 +555,7 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
         )
     if anchor.gpus % anchor.nodes:
         raise UserError(
-            f"the largest count has {_gpus(anchor.gpus)} on {anchor.nodes} nodes: measure one with "
+            f"the largest count has {_gpus(anchor.gpus)} on {_nodes(anchor.nodes)}: measure one with "
             "as many GPUs on each node"
         )
     one = measured[0]
@@ -676,7 +684,7 @@ def _refuse_large_sizes(costs: NodeCosts, workload: Workload | None) -> None:
     for table in costs.tables:
         if table.sizes[0] > largest_bytes:
             raise UserError(
-                f"the table of {table.collective} on {table.nodes} nodes begins at "
+                f"the table of {table.collective} on {_nodes(table.nodes)} begins at "
                 f"{units.format_bytes(table.sizes[0])}, above {bucket} of "
                 f"{units.format_bytes(largest_bytes)}: measure sizes down to 1 MiB"
             )
@@ -819,7 +827,7 @@ def _advice(
         twice = 2 * one.step_s / (2 * one.step_s + loss_s)
         text = (
             "helps: accumulating two batches before each update halves the loss per sample if it "
-            f"is one of each step: scaling factor {twice:.2f} on {asked.nodes} nodes instead of "
+            f"is one of each step: scaling factor {twice:.2f} on {_nodes(asked.nodes)} instead of "
             f"{asked.scaling_factor:.2f}"
         )
         findings.append(Finding("helps", (), text))
@@ -852,14 +860,14 @@ def _next_measurement(base: Count, anchor: Count, asked: Count, jobs: _Jobs) -> 
     width_s = most_s - least_s
     if jobs.scatter > LEAST_SCATTER and jobs.scatter * anchor.step_s > width_s / 4:
         text = (
-            f"measure next: more jobs on {anchor.nodes} nodes, whose steps differ by "
+            f"measure next: more jobs on {_nodes(anchor.nodes)}, whose steps differ by "
             f"{2 * jobs.scatter:.0%}"
         )
         return Finding("measure", (), text)
     # Half of the way, in doublings, is the cheapest count that is worth its job.
     halfway = max(anchor.nodes + 1, round(math.sqrt(anchor.nodes * asked.nodes)))
     if halfway >= asked.nodes:
-        text = f"measure next: {asked.nodes} nodes themselves"
+        text = f"measure next: {_nodes(asked.nodes)} themselves"
         return Finding("measure", (), text)
     there_s = scaling.step_s(base.step_s, anchor.step_s, halfway / anchor.nodes)
     lower_s, upper_s = scaling.step_interval_s(
@@ -868,7 +876,7 @@ def _next_measurement(base: Count, anchor: Count, asked: Count, jobs: _Jobs) -> 
     now = width_s / 2 / asked.step_s
     then = float(upper_s - lower_s) / 2 / asked.step_s
     text = (
-        f"measure next: one job on {halfway} nodes: the interval on {asked.nodes} nodes would narrow "
+        f"measure next: one job on {_nodes(halfway)}: the interval on {_nodes(asked.nodes)} would narrow "
         f"from \u00b1{now:.0%} to about \u00b1{then:.0%}"
     )
     return Finding("measure", (), text)
