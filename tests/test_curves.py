@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from ddlkit.core.errors import UserError
 from workbook.common import places
 from workbook.course import scaling_out
 from workbook.validate.clusters import scaling
 
-CURVES = {
-    (source, name): steps
-    for source in scaling.BLIND
-    for name, steps in scaling.published_curves(source).items()
-}
+CURVES = scaling.published_curves(scaling.BLIND)
 GOALS = pd.read_csv(places.ROOT / "reports" / "goals.csv", keep_default_na=False)
 
 
@@ -26,13 +25,12 @@ def test_every_curve_is_one_that_counts() -> None:
         ).any()
         assert len(steps) >= 4 and (steps["nodes"] > 1).sum() >= 2
     copies = {tuple(steps["step_s"]) for steps in CURVES.values()}
-    assert len(copies) == len(CURVES) == 97
+    assert len(copies) == len(CURVES) == 5
 
 
 def test_a_prediction_does_not_depend_on_what_it_predicts() -> None:
     """Larger counts may have any times: what smaller ones predict stays as it is."""
-    name = ("tensorflow-ec2", "ResNet-152")
-    steps = CURVES[name]
+    steps = CURVES["ResNet-152"]
     cases = scaling.cases({"": steps}, 8)
     for nodes in (2, 4):
         is_larger = steps["nodes"] > nodes
@@ -45,15 +43,32 @@ def test_a_prediction_does_not_depend_on_what_it_predicts() -> None:
 
 
 def test_the_blind_test_reaches_what_was_reported() -> None:
+    """As far as its curves are in this repository."""
     cases = scaling.blind_cases()
     now = scaling.judged(cases).set_index("goal")
-    rows = GOALS[GOALS["campaign"] == "scaling-blind"]
+    rows = GOALS[GOALS["campaign"] == "scaling-tensorflow-ec2"]
     assert len(rows) == len(now) == 8
     for row in rows.itertuples():
         own = now.loc[row.goal]
         assert float(row.reached) == pytest.approx(own["reached"], rel=1e-5)
         assert (row.wanted, row.held) == (own["wanted"], str(own["holds"]))
         assert int(row.n) == len(cases)
+
+
+def test_further_curves_are_cases_of_the_blind_test_too(tmp_path: Path) -> None:
+    """Each folder with rates is a source; rates in another unit change no relative error."""
+    with pytest.raises(UserError, match="no curves"):
+        scaling.blind_cases(tmp_path)
+    rates = pd.read_csv(scaling.BLIND / "rates.csv")
+    for source, unit in (("slower", 0.1), ("faster", 10)):
+        (tmp_path / source).mkdir()
+        other = rates.assign(samples_per_s=unit * rates["samples_per_s"])
+        other.to_csv(tmp_path / source / "rates.csv", index=False)
+    cases = scaling.blind_cases(tmp_path)
+    errors = dict(iter(cases.groupby("source")["error"]))
+    assert errors.keys() == {"slower", "faster", scaling.BLIND.name}
+    for error in errors.values():
+        assert error.to_numpy() == pytest.approx(scaling.blind_cases()["error"])
 
 
 def test_collectives_are_predicted_as_reported() -> None:

@@ -847,7 +847,8 @@ def _on_messages(explained: Explained) -> Finding:
     if share < 0.5:
         text = (
             f"does not help: a faster network or other buckets, because {facts}; look for ranks "
-            "that wait for their input or for one another, in traces of all ranks"
+            "that wait for their input or for one another: ddlkit explain shows them by the "
+            "traces of all ranks"
         )
         return Finding("does not help", (), text)
     text = f"may help: a faster network or other buckets, because {facts}"

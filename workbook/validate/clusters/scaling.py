@@ -1,13 +1,15 @@
 """Curves of step times over nodes that others published, and how well they are predicted.
 
-The law of `ddlkit.core.scaling` was chosen with the curves of `sets` in sight. The sources of
-`BLIND` were looked for after the law and its goals had been committed.
+The law of `ddlkit.core.scaling` was chosen with the curves of `sets` in sight. Four further
+sources were looked for after the law and its goals had been committed. The curves of one of
+them are in this repository. `blind_cases` reads those of the others from a folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,8 +22,8 @@ from ddlkit.model.scaling import Scaling, scale
 from workbook.validate.accuracy import Goal, goals
 from workbook.validate.clusters import EXTERNAL, pollux_iterations, table
 
-BLIND = ("azure-horovod", "dlperf", "llm-foundry", "tensorflow-ec2")
-"""The sources of curves that were opened after the law had been committed."""
+BLIND = EXTERNAL / "tensorflow-ec2"
+"""The one source of the blind test whose curves are in this repository."""
 MOST_TIMES = 8
 """The goals are about steps on at most so many times the nodes of the anchor."""
 WISH = 0.8
@@ -121,20 +123,22 @@ def pollux_curves(network: str) -> dict[str, pd.DataFrame]:
     return curves
 
 
-def published_curves(source: str) -> dict[str, pd.DataFrame]:
+def published_curves(source: Path) -> dict[str, pd.DataFrame]:
     """Return the curves of a source that publishes rates.
 
     Parameters
     ----------
-    source : str
-        One of `BLIND`.
+    source : Path
+        The folder of the source, as in `BLIND`. Its file ``rates.csv`` has one row for each
+        curve and number of GPUs. The columns are ``curve``, ``gpus``, ``nodes``,
+        ``samples_per_gpu`` (in a step) and ``samples_per_s`` (of all GPUs).
 
     Returns
     -------
     dict of str to DataFrame
         Tables with the columns of `anemoi_steps`, by the names of the curves.
     """
-    frame = table(EXTERNAL / source / "rates.csv")
+    frame = table(source / "rates.csv")
     samples = frame["gpus"] * frame["samples_per_gpu"]
     frame = frame.assign(step_s=samples / frame["samples_per_s"], job="run")
     columns = ["gpus", "nodes", "job", "step_s"]
@@ -237,19 +241,37 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     }
 
 
-@cache
-def blind_cases() -> pd.DataFrame:
-    """Return the cases of the blind test.
+def blind_cases(further: Path | None = None) -> pd.DataFrame:
+    """Return the cases of the blind test, as far as its curves are there.
+
+    Parameters
+    ----------
+    further : Path, optional
+        A folder with one folder for each further source, as `published_curves` reads it. By
+        default only the source in this repository is read.
 
     Returns
     -------
     DataFrame
-        The columns of `cases`, after ``source``.
+        The columns of `cases`, after ``source``, the name of the source's folder.
+
+    Raises
+    ------
+    UserError
+        If ``further`` has no folder with a file ``rates.csv``.
     """
+    sources = [BLIND]
+    if further is not None:
+        found = sorted(path.parent for path in further.glob("*/rates.csv"))
+        if not found:
+            raise UserError(
+                f"{further} has no curves: put each source's rates.csv into a folder of its own there"
+            )
+        sources += found
     tables = []
-    for source in BLIND:
+    for source in sources:
         own = cases(published_curves(source), MOST_TIMES)
-        own.insert(0, "source", source)
+        own.insert(0, "source", source.name)
         tables.append(own)
     return pd.concat(tables, ignore_index=True)
 
