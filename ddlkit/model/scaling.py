@@ -847,7 +847,7 @@ def _on_messages(explained: Explained) -> Finding:
     if share < 0.5:
         text = (
             f"does not help: a faster network or other buckets, because {facts}; look for ranks "
-            "that wait for their input or for one another: ddlkit explain shows them by the "
+            "that wait for their input or for one another: ddlkit explain finds them in the "
             "traces of all ranks"
         )
         return Finding("does not help", (), text)
