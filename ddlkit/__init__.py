@@ -74,7 +74,10 @@ if TYPE_CHECKING:
     from ddlkit.formats import import_file as import_file
     from ddlkit.formats import read_plan as read_plan
     from ddlkit.formats import save_profile as save_profile
+    from ddlkit.formats.kernel_sums import read_kernel_sums as read_kernel_sums
     from ddlkit.formats.messages import read_bytes_seconds as read_bytes_seconds
+    from ddlkit.formats.node_tables import read_node_tables as read_node_tables
+    from ddlkit.formats.steps import read_steps as read_steps
     from ddlkit.jobs.launch import launch as launch
     from ddlkit.measure.advise import measure_model as measure_model
     from ddlkit.measure.collectives import CollectivesSettings as CollectivesSettings
@@ -94,6 +97,8 @@ if TYPE_CHECKING:
     from ddlkit.model.explanation import Explanation as Explanation
     from ddlkit.model.explanation import Remedy as Remedy
     from ddlkit.model.explanation import explain as explain
+    from ddlkit.model.scaling import Scaling as Scaling
+    from ddlkit.model.scaling import scale as scale
     from ddlkit.store import load_table as load_table
     from ddlkit.store import read_profile as read_profile
 
@@ -133,11 +138,13 @@ _MODULES = {
     "predict": {
         "predict": "ddlkit.core.iteration",
         "forecast": "ddlkit.model",
+        "scale": "ddlkit.model.scaling",
         "no_overlap": "ddlkit.core.iteration",
         "perfect_overlap": "ddlkit.core.iteration",
         "Iteration": "ddlkit.core.iteration",
         "Prediction": "ddlkit.core.iteration",
         "Forecast": "ddlkit.model",
+        "Scaling": "ddlkit.model.scaling",
         "Case": "ddlkit.core.case",
         "Timeline": "ddlkit.core.timeline",
     },
@@ -165,6 +172,9 @@ _MODULES = {
     "read": {
         "read_profile": "ddlkit.store",
         "read_bytes_seconds": "ddlkit.formats.messages",
+        "read_steps": "ddlkit.formats.steps",
+        "read_node_tables": "ddlkit.formats.node_tables",
+        "read_kernel_sums": "ddlkit.formats.kernel_sums",
         "import_file": "ddlkit.formats",
         "read_plan": "ddlkit.formats",
         "save_profile": "ddlkit.formats",

@@ -19,12 +19,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ddlkit.core import units
+from ddlkit.core import scaling, units
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit
 from ddlkit.core.plan import PLANNERS
 from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.model.advice import DEFAULT, Advice
+from ddlkit.model.scaling import Scaling
 from ddlkit.store.files import atomic_write, atomic_write_text, read_text
 
 if TYPE_CHECKING:
@@ -525,6 +526,97 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     add_legend(ax, "inside")
 
 
+def scaling_curves(result: Scaling) -> pd.DataFrame:
+    """Return scaling factors by the number of nodes, as laws predict them.
+
+    Parameters
+    ----------
+    result : Scaling
+        How a training scales.
+
+    Returns
+    -------
+    DataFrame
+        One row for each of 60 numbers of nodes, from the anchor to the largest count. The columns
+        are ``nodes``, ``gpus``, ``predicted`` with ``lower`` and ``upper``, and the rivals
+        ``log2`` and ``linear``.
+    """
+    anchor = result.anchor
+    base = result.base
+    one_s = result.counts[0].step_s
+    most_nodes = max(result.target.nodes, anchor.nodes)
+    nodes = np.geomspace(anchor.nodes, most_nodes, 60)
+    ratio = nodes / anchor.nodes
+    lower_s, upper_s = scaling.step_interval_s(base.step_s, anchor.step_s, ratio)
+    rivals = {
+        law: one_s
+        / scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes)
+        for law in ("log2", "linear")
+    }
+    return pd.DataFrame(
+        {
+            "nodes": nodes,
+            "gpus": nodes * (anchor.gpus / anchor.nodes),
+            "predicted": one_s / scaling.step_s(base.step_s, anchor.step_s, ratio),
+            "lower": one_s / upper_s,
+            "upper": one_s / lower_s,
+            **rivals,
+        }
+    )
+
+
+def scaling_factors(ax: Axes, result: Scaling) -> None:
+    """Draw the scaling factor of a training by its number of GPUs.
+
+    Measured counts are points, and the prediction is a line with its interval. The step with
+    messages alone is drawn where it is known, and two other laws as thin lines.
+
+    Parameters
+    ----------
+    ax : Axes
+        The axes to draw in.
+    result : Scaling
+        How the training scales.
+    """
+    curves = scaling_curves(result)
+    style = look("model")
+    ax.fill_between(
+        curves["gpus"],
+        curves["lower"],
+        curves["upper"],
+        color=style.color,
+        alpha=0.18,
+        linewidth=0,
+        label="nominal 90% interval",
+    )
+    ax.plot(curves["gpus"], curves["predicted"], color=style.color, label="predicted")
+    for law, line in (("log2", ":"), ("linear", "--")):
+        label = f"loss grows as {law}" if law == "log2" else "loss grows linearly"
+        ax.plot(
+            curves["gpus"], curves[law], color=SOFT, linestyle=line, lw=0.8, label=label
+        )
+    one_s = result.counts[0].step_s
+    alone = [count for count in result.counts if count.messages_s is not None]
+    if alone:
+        ax.plot(
+            [count.gpus for count in alone],
+            [one_s / (count.messages_s or one_s) for count in alone],
+            color=look("all_reduce").color,
+            linestyle="-.",
+            label="messages alone",
+        )
+    measured = [count for count in result.counts if count.measured]
+    points(
+        ax,
+        [count.gpus for count in measured],
+        [count.scaling_factor for count in measured],
+        replace(look("measured"), hollow=False),
+    )
+    set_log(ax, "x")
+    ax.set(xlabel="GPUs", ylabel="scaling factor", ylim=(0, 1.08))
+    ax.legend(loc="lower left")
+
+
 def gantt(
     axes: Axes | np.ndarray,
     timelines: Mapping[str, Timeline],
@@ -720,6 +812,37 @@ def _draw_gains_by_cap(ax: Axes, advice: Advice, capped: Sequence[Any]) -> None:
         legend="",
     )
     ax.set_title("Predicted gain over PyTorch's default, by cap")
+
+
+def write_scaling(result: Scaling, path: Path) -> None:
+    """Write the drawing of how a training scales.
+
+    Parameters
+    ----------
+    result : Scaling
+        How the training scales.
+    path : Path
+        The file to write.
+
+    Raises
+    ------
+    UserError
+        If matplotlib is not installed, or the file cannot be written.
+    """
+    needs("the drawing of a scaling factor", DRAWING)
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(fname=THEME):
+        figure = Figure(figsize=(WIDTH, 3.6))
+        ax = figure.subplots()
+        scaling_factors(ax, result)
+        target = result.target
+        ax.set_title(
+            f"scaling factor {target.scaling_factor:.2f} on {target.gpus} GPUs"
+        )
+        image = png(figure)
+    atomic_write(path, image)
 
 
 def png(figure: Figure, *, tight: bool = False) -> bytes:

@@ -119,6 +119,33 @@ def asked(cost: Any, *options: str, **files: str) -> Input:
 
 
 PROFILED_TRAINING = places.ROOT / "examples" / "torch_profile_lenet5.json.gz"
+STEPS = """gpus,nodes,job,step_s,step,samples,nccl,settings
+1,1,a,0.9,0,8,2.27.3,
+1,1,a,0.5,1,8,2.27.3,
+1,1,a,0.51,2,8,2.27.3,
+4,2,b,0.55,1,8,2.27.3,
+8,4,c,0.57,1,8,2.27.3,
+"""
+MORE = """bytes,seconds,ranks,nodes,nccl,settings
+1024,2e-5,4,2,2.27.3,
+1048576,2e-4,4,2,2.27.3,
+33554432,4e-3,4,2,2.27.3,
+"""
+KERNELS = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name
+60.0,6000000,10,600000.0,600000.0,500000,700000,1.0,"void gemm<float, 4>(int, int)"
+40.0,3000000,20,150000.0,150000.0,100000,900000,1.0,"ncclDevKernel_AllReduce_Sum_f32_RING_LL(x<4096>)"
+"""
+SCALED = (
+    "scale",
+    "--steps",
+    "s.csv",
+    "--nodes",
+    "8",
+    "--json",
+    "--wish",
+    "0.8",
+    "--collectives",
+)
 COUNTS = ("--peak", "1e12", "--utilisation", "0.5", "--batch", "8")
 SPARSE = ("--density", "0.01", "--selection", "s.json")
 MEASURED = (
@@ -161,6 +188,19 @@ CHOSEN = {
             {
                 "p.csv": PROFILE.encode(),
                 "m.csv": f"bytes,seconds\n{2 * TIMES}".encode(),
+            },
+        ),
+    ],
+    "scale": [
+        Input(SCALED[:-1], {"s.csv": STEPS.encode()}),
+        Input(
+            (*SCALED, "log", "more.csv", "--kernels", "k.csv", "--profile", "p.csv"),
+            {
+                "s.csv": STEPS.encode(),
+                "log": LOG.encode(),
+                "more.csv": MORE.encode(),
+                "k.csv": KERNELS.encode(),
+                "p.csv": PROFILE.encode(),
             },
         ),
     ],

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ddlkit import __version__
-from ddlkit.cli import advising, explaining, predicting, tracing
+from ddlkit.cli import advising, explaining, predicting, scaling, tracing
 from ddlkit.cli.command import COMMANDS, Argument, Command
 from ddlkit.core.errors import UserError, one_line
 
 # These modules are imported because importing them registers their commands.
-assert advising and explaining and predicting and tracing
+assert advising and explaining and predicting and scaling and tracing
 
 MAKE_ROOM = "make room there, or choose another directory"
 ALLOW_MORE = "end other programs, or raise the limit"

@@ -57,12 +57,18 @@ _FENCE = re.compile(r"```|~~~")
 # Where another benchmark begins. A command may be printed for several of them, so that
 # it does not count. OSU says where its buffers are, as in "OSU MPI-CUDA Allreduce".
 _TITLE = re.compile(r"test starting: |\bOSU \w+(?P<memory>-\S+)?\s|# Benchmarking ")
-# nccl-tests lists its ranks, since 2023 with the group of each: NCCL_TESTS_SPLIT puts
-# ranks into groups that each work for themselves. Intel prints the number of ranks.
+# nccl-tests lists its ranks with the host of each, since 2023 also with the group of each:
+# NCCL_TESTS_SPLIT puts ranks into groups that each work for themselves. Intel prints the
+# number of ranks.
 _RANK = re.compile(
     r"(?:#\s+)?Rank\s+(?P<rank>\d{1,9})\b(?:\s+Group\s+(?P<group>\d{1,9})\b)?"
-    r".*\bPid\b"
+    r".*\bPid\b(?:\s+\d+\s+on\s+(?P<host>\S+)\s+device\b)?"
     r"|# #processes = (?P<count>\d{1,9})\b"
+)
+# nccl-tests prints the version of NCCL since 2025 as a number, and NCCL_DEBUG=VERSION prints
+# it as it is written.
+_NCCL_VERSION = re.compile(
+    r"\bnccl-library=(?P<number>\d{4,6})\b|^NCCL version (?P<written>\d+(?:\.\d+)+)"
 )
 _OTHER_TEST = re.compile(
     r"(?:# Benchmarking|\bOSU MPI\S*) (?P<test>\S[^\n]{0,60}?)(?: Test v|\s*$)", re.M
@@ -164,6 +170,10 @@ class Table:
         The number of ranks as a line of Intel's states it, 0 if none does.
     listed_ranks : Counter of (int, int)
         How often each rank is listed by nccl-tests, by its rank and its group.
+    hosts : Counter of str
+        How many ranks nccl-tests lists on each host.
+    nccl : str
+        The version of NCCL, such as "2.19.3", "" if it is not stated.
     memory : str
         Of OSU, where the buffers are: "-CUDA", for example.
     layout : Layout
@@ -186,6 +196,8 @@ class Table:
     collectives: set[str] = field(default_factory=set)
     stated_ranks: int = 0
     listed_ranks: Counter[tuple[int, int]] = field(default_factory=Counter)
+    hosts: Counter[str] = field(default_factory=Counter)
+    nccl: str = ""
     memory: str = ""
     layout: Layout = LAYOUTS[0]
     columns: list[str] = field(default_factory=list)
@@ -216,6 +228,21 @@ class Table:
         return distinct_sizes.pop()
 
     @property
+    def nodes(self) -> int:
+        """Return on how many hosts the ranks are, 0 if it is unknown.
+
+        A long list of ranks is cut by nccl-tests. Then all hosts are taken to have as many
+        ranks as the one with the most.
+        """
+        groups = {group for _, group in self.listed_ranks}
+        if not self.hosts or len(groups) > 1:
+            return 0
+        if self.hosts.total() == self.ranks:
+            return len(self.hosts)
+        most_ranks = max(self.hosts.values())
+        return -(-self.ranks // most_ranks)
+
+    @property
     def runs_at_once(self) -> int:
         """Return how many runs print into the table at once.
 
@@ -238,6 +265,7 @@ class Table:
             self.collectives = set()
             self.stated_ranks = 0
             self.listed_ranks = Counter()
+            self.hosts = Counter()
             self.memory = title["memory"] or ""
         for name in _NAME.finditer(line):
             # Of the three groups of `_NAME`, one for each program, only one has matched.
@@ -245,12 +273,17 @@ class Table:
             # OSU calls its alltoall "All-to-All Personalized Exchange".
             letters = re.sub("[^a-z]|personalized exchange", "", spelling)
             self.collectives.add(_BY_SPELLING.get(letters, letters))
+        version = _NCCL_VERSION.search(line)
+        if version:
+            self.nccl = version["written"] or _nccl_version(int(version["number"]))
         match = _RANK.match(line)
         # Intel states the number of ranks, and nccl-tests lists each rank.
         if match and match["count"]:
             self.stated_ranks = int(match["count"])
         elif match:
             self.listed_ranks[int(match["rank"]), int(match["group"] or 0)] += 1
+            if match["host"]:
+                self.hosts[match["host"]] += 1
 
     def cells(
         self, words: list[str], where: str
@@ -303,6 +336,14 @@ class Table:
             names = timed[start : start + columns_of_place]
             places.append(dict(zip(names, words[first_time + start :], strict=False)))
         return dict(zip(before, words, strict=False)), places
+
+
+def _nccl_version(number: int) -> str:
+    """Return the version of NCCL that nccl.h encodes as a number."""
+    # Since 2.9 a version 2.19.3 is 21903. Before, a version 2.8.4 was 2804.
+    major, rest = divmod(number, 10_000 if number >= 10_000 else 1_000)
+    minor, patch = divmod(rest, 100)
+    return f"{major}.{minor}.{patch}"
 
 
 def matches(text: str) -> bool:

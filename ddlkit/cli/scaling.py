@@ -1,0 +1,361 @@
+"""``scale``: whether a training will scale to more nodes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlkit.cli.command import (
+    JSON,
+    OUTPUT,
+    arg,
+    collective_name,
+    command,
+    count,
+    group,
+    share,
+    show,
+)
+from ddlkit.cli.inputs import print_warnings
+from ddlkit.core import units
+from ddlkit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from ddlkit.model.scaling import Count, Scaling
+
+
+@command(
+    "Predict the step of a data-parallel training on more nodes from steps that were "
+    "measured on fewer, with an interval. It says what explains the loss, whether a wished "
+    "scaling factor is met, and what to measure next.",
+    *group(
+        "measured",
+        arg(
+            "--steps",
+            type=Path,
+            metavar="STEPS.csv",
+            required=True,
+            help="The step times, with the columns gpus, nodes, job and step_s (seconds), and "
+            "perhaps step, samples, nccl and settings. A row is a single step, or a job "
+            "with its mean step. It needs a count on one GPU or one node, and one on two "
+            "nodes or more, all with as many samples per GPU.",
+        ),
+        arg(
+            "--collectives",
+            type=Path,
+            nargs="+",
+            metavar="LOG",
+            help="Logs of nccl-tests, each on one number of nodes, or a CSV with the columns "
+            "bytes, seconds, ranks and nodes.",
+        ),
+        arg(
+            "--collective",
+            type=collective_name,
+            metavar="NAME",
+            help="The collective of logs that do not name it.",
+        ),
+        arg(
+            "--kernels",
+            type=Path,
+            metavar="SUMS.csv",
+            help="Sums of GPU kernels on the largest count, as nsys stats --report "
+            "cuda_gpu_kern_sum --format csv writes them.",
+        ),
+        arg(
+            "--kernel-steps",
+            type=count,
+            metavar="N",
+            default=1,
+            help="The number of steps in which these kernels ran. [default: 1]",
+        ),
+    ),
+    *group(
+        "gradients, for messages alone (one of the two)",
+        arg(
+            "--profile",
+            type=Path,
+            metavar="FILE.csv",
+            help="The layer profile: the time and the size of each parameter tensor.",
+        ),
+        arg(
+            "--trace",
+            type=Path,
+            metavar="FILE",
+            help="A trace from which ddlkit import can read the layers.",
+        ),
+        arg(
+            "--network",
+            metavar="NAME",
+            help="The network to use, if the profile holds several.",
+        ),
+        arg(
+            "--batch",
+            type=count,
+            metavar="N",
+            help="The batch size to use, if the profile holds several.",
+        ),
+    ),
+    *group(
+        "what is asked",
+        arg(
+            "--nodes",
+            type=count,
+            nargs="+",
+            metavar="N",
+            required=True,
+            help="The numbers of nodes to predict for, at most ten times the largest "
+            "measured one.",
+        ),
+        arg(
+            "--wish",
+            type=share,
+            metavar="FACTOR",
+            help="Say whether this scaling factor, as in 0.8, is met on the largest number "
+            "of nodes.",
+        ),
+    ),
+    *group(
+        OUTPUT,
+        arg(
+            "--plot",
+            type=Path,
+            metavar="FILE.png",
+            help="Draw the scaling factor by the number of GPUs into this file. Drawing "
+            "needs the extra ddlkit[plot].",
+        ),
+        JSON,
+    ),
+    example="ddlkit scale --steps steps.csv --nodes 100 --wish 0.8",
+)
+def scale(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit scale``."""
+    _refuse_wrong_options(arguments)
+    from ddlkit.formats.kernel_sums import read_kernel_sums
+    from ddlkit.formats.node_tables import read_node_tables
+    from ddlkit.formats.steps import read_steps
+    from ddlkit.model.scaling import scale as predict_scaling
+
+    steps = read_steps(arguments.steps)
+    collectives = None
+    if arguments.collectives:
+        collectives = read_node_tables(
+            arguments.collectives, collective=arguments.collective
+        )
+    kernels = None
+    if arguments.kernels:
+        kernels = read_kernel_sums(arguments.kernels)
+    workload = _workload(arguments)
+    try:
+        result = predict_scaling(
+            steps,
+            arguments.nodes,
+            workload=workload,
+            collectives=collectives,
+            kernels=kernels,
+            kernel_steps=arguments.kernel_steps,
+            wish=arguments.wish,
+        )
+    except UserError as error:
+        raise UserError(f"{_inputs(arguments)}: {error}") from error
+    if arguments.plot:
+        _draw(result, arguments)
+    warnings = [
+        finding.text for finding in result.findings if finding.what == "warning"
+    ]
+    print_warnings(warnings)
+    if arguments.json:
+        show(result.to_dict(), as_json=True)
+        return
+    print("\n".join(_screen(result)))
+
+
+def _refuse_wrong_options(arguments: argparse.Namespace) -> None:
+    """Raise UserError for options that contradict each other or have no effect."""
+    if arguments.profile and arguments.trace:
+        raise UserError("--profile and --trace both give the gradients: leave one out")
+    if not arguments.profile and (arguments.network or arguments.batch):
+        raise UserError("--network and --batch choose in a --profile: give one")
+    if arguments.collective and not arguments.collectives:
+        raise UserError("--collective names what --collectives are of: give them")
+    if arguments.kernel_steps != 1 and not arguments.kernels:
+        raise UserError("--kernel-steps counts the steps of --kernels: give them")
+    if arguments.plot:
+        from ddlkit.show import DRAWING, needs
+
+        needs("--plot", DRAWING)
+        if arguments.plot.suffix.lower() != ".png":
+            raise UserError(f"--plot {arguments.plot}: name a file that ends in .png")
+
+
+def _inputs(arguments: argparse.Namespace) -> str:
+    """Return the names of the files whose measurements do not allow a prediction."""
+    tables = arguments.collectives or []
+    if not tables:
+        return str(arguments.steps)
+    further = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
+    return f"{arguments.steps}, with {tables[0]}{further}"
+
+
+def _workload(arguments: argparse.Namespace) -> Any:
+    """Return the gradients of the network, or None if they are not given."""
+    if arguments.profile:
+        from ddlkit.store import read_profile
+
+        profile = read_profile(arguments.profile, arguments.network, arguments.batch)
+        return profile.workload()
+    if arguments.trace:
+        from ddlkit.formats import import_file
+
+        return import_file(arguments.trace).profile.workload()
+    return None
+
+
+def _draw(result: Scaling, arguments: argparse.Namespace) -> None:
+    """Write the drawing of a result, over none of the files that were read."""
+    from ddlkit.show import write_scaling
+    from ddlkit.store import own_output
+
+    read = [arguments.steps, *(arguments.collectives or ())]
+    for source in (arguments.kernels, arguments.profile, arguments.trace):
+        if source:
+            read.append(source)
+    write_scaling(result, own_output(arguments.plot, *read))
+
+
+# ---------------------------------------------------------------- one screen
+
+
+def _screen(result: Scaling) -> Iterator[str]:
+    """Yield the lines for a person."""
+    has_messages = any(row.messages_s is not None for row in result.counts)
+    head = f"{'GPUs':>6} {'nodes':>6} {'step':>9}  {'':<32} {'scaling factor':<20}"
+    if has_messages:
+        head += " messages alone (quiet, bad day)"
+    yield head.rstrip()
+    for row in result.counts:
+        yield _row(row).rstrip()
+    yield ""
+    yield from _paragraph("hidden", _hidden(result))
+    yield from _paragraph("explained", _explained(result))
+    yield from _paragraph("verdict", _verdict(result))
+    for collective in dict.fromkeys(time.collective for time in result.collectives):
+        yield from _paragraph("messages", _messages(result, collective))
+    if result.wish:
+        yield from _paragraph("wish", _wish(result))
+    for finding in result.findings:
+        if finding.what != "warning":
+            yield from _paragraph("", finding.text)
+
+
+def _row(row: Count) -> str:
+    """Return the line of a count."""
+    seconds = units.format_seconds
+    if row.measured:
+        noun = "job" if row.jobs == 1 else "jobs"
+        origin = f"measured, {row.jobs} {noun}"
+    else:
+        origin = "predicted"
+    factor = f"{row.scaling_factor:.2f}"
+    if row.interval_s and not row.measured:
+        origin += f", {seconds(row.interval_s[0])} to {seconds(row.interval_s[1])}"
+    if row.scaling_factor_interval and not row.measured:
+        low, high = row.scaling_factor_interval
+        factor += f" ({low:.2f} to {high:.2f})"
+    line = (
+        f"{row.gpus:>6} {row.nodes:>6} {seconds(row.step_s):>9}  "
+        f"{origin:<32} {factor:<20}"
+    )
+    if row.messages_s is not None and row.messages_bad_day_s is not None:
+        line += f" {seconds(row.messages_s)}, {seconds(row.messages_bad_day_s)}"
+    return line
+
+
+def _paragraph(heading: str, text: str) -> Iterator[str]:
+    """Yield a text with its heading in lines of a terminal."""
+    import textwrap
+
+    yield from textwrap.wrap(
+        text,
+        width=96,
+        initial_indent=f"{heading:<10} ",
+        subsequent_indent=" " * 11,
+        break_long_words=False,
+    )
+
+
+def _hidden(result: Scaling) -> str:
+    hidden = result.hidden
+    if hidden is None:
+        return (
+            "only one count has several nodes, so that the prediction cannot be tried on a "
+            "measured one"
+        )
+    return (
+        f"the step on {hidden.gpus} GPUs, predicted from the smaller counts, is "
+        f"{units.format_seconds(hidden.predicted_s)}, and measured "
+        f"{units.format_seconds(hidden.measured_s)} ({hidden.error:+.1%}); this error says "
+        "little about that of the prediction, which is not scaled by it"
+    )
+
+
+def _explained(result: Scaling) -> str:
+    seconds = units.format_seconds
+    explained = result.explained
+    if explained.loss_s <= 0:
+        return (
+            f"a step on {explained.gpus} GPUs is not longer than on the smallest count"
+        )
+    parts = []
+    if explained.messages_at_most_s is not None:
+        at_most = seconds(max(explained.messages_at_most_s, 0.0))
+        parts.append(f"messages at most {at_most}")
+    if explained.scatter_s is not None:
+        parts.append(f"scatter of single ranks {seconds(explained.scatter_s)}")
+    rest = "waiting or input"
+    if explained.messages_at_most_s is None:
+        rest = "messages, waiting or input"
+    parts.append(f"the rest {seconds(explained.rest_s)} ({rest})")
+    return (
+        f"a step on {explained.gpus} GPUs is longer by {seconds(explained.loss_s)}: "
+        f"{', '.join(parts)}"
+    )
+
+
+def _verdict(result: Scaling) -> str:
+    from ddlkit.model.scaling import NOT_KNOWN
+
+    if result.verdict == NOT_KNOWN:
+        return (
+            "whether messages are hidden: not known without tables of all-reduces and the "
+            "gradients"
+        )
+    return f"messages alone on {result.target.nodes} nodes: {result.verdict}"
+
+
+def _messages(result: Scaling, collective: str) -> str:
+    """Return the times of the smallest, a middle and the largest listed size."""
+    times = [time for time in result.collectives if time.collective == collective]
+    listed = []
+    for time in (times[0], times[len(times) // 2], times[-1]):
+        seconds = units.format_seconds(time.seconds)
+        bad_day = units.format_seconds(time.bad_day_s)
+        listed.append(f"{units.format_bytes(time.bytes)} {seconds} ({bad_day})")
+    return (
+        f"{collective} on {times[0].gpus} GPUs, and on a bad day: {', '.join(listed)}"
+    )
+
+
+def _wish(result: Scaling) -> str:
+    wish = result.wish
+    assert wish is not None
+    meanings = {
+        "yes": "all of the interval is above it",
+        "no": "all of the interval is below it",
+        "open": "the interval contains it",
+    }
+    return (
+        f"a scaling factor of {wish.factor:g} on {wish.nodes} nodes: {wish.answer}, "
+        f"{meanings[wish.answer]}"
+    )

@@ -1,0 +1,113 @@
+"""Sums of GPU kernels, as ``nsys stats --report cuda_gpu_kern_sum --format csv`` writes them.
+
+NCCL names each of its kernels after one protocol, whatever protocol runs, so that a name tells
+the collective, and whether it goes along a ring or a tree, and no more. The time of a kernel
+includes waiting for the slowest rank.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddlkit.core.errors import UserError
+from ddlkit.formats.benchmark_rows import BY_SPELLING
+from ddlkit.store import files
+from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# Versions of Nsight Systems differ in blanks and in how much they abbreviate.
+_NAMES = {
+    "instances": "instances",
+    "totaltimens": "total_ns",
+    "minns": "least_ns",
+    "minimumns": "least_ns",
+    "name": "name",
+}
+_COLUMNS = ("instances", "total_ns", "least_ns", "name")
+_SCHEMA = Schema(
+    "of kernels",
+    (
+        Column("instances", "int", "positive"),
+        Column("total_ns", "float", "non_negative"),
+        Column("least_ns", "float", "non_negative"),
+        Column("name", "str", "named"),
+    ),
+)
+_NCCL = re.compile(r"nccl(?:Dev)?Kernel_?(?P<collective>[A-Za-z]+?)_", re.ASCII)
+_ADVICE = (
+    "give what nsys stats --report cuda_gpu_kern_sum --format csv prints, with the columns "
+    "Instances, Total Time (ns), Min (ns) and Name"
+)
+
+
+def read_kernel_sums(path: Path | str) -> DataFrame:
+    """Return the sums of GPU kernels in a file of Nsight Systems.
+
+    Parameters
+    ----------
+    path : Path or str
+        A CSV that ``nsys stats`` wrote.
+
+    Returns
+    -------
+    DataFrame
+        One row for each kernel. The columns are ``name``, ``instances``, ``total_s``, ``least_s``
+        (the shortest instance), ``collective`` ("" for a kernel that is not of NCCL) and
+        ``shape`` ("ring", "tree" or "").
+
+    Raises
+    ------
+    UserError
+        If the file is no such table, or if a value is wrong.
+    """
+    path = Path(path)
+    file = str(path)
+    lines = files.read_text(path).splitlines(keepends=True)
+    # nsys prints lines about its progress before the table.
+    first = next((row for row, line in enumerate(lines) if _is_head(line)), None)
+    if first is None:
+        raise UserError(f"{file}: has no sums of kernels: {_ADVICE}")
+    sheet = read_sheet("".join(lines[first:]), file)
+    # Errors count the lines before the table, too.
+    numbers = [number + first for number in sheet.lines]
+    header = tuple(_NAMES.get(_letters(name), name) for name in sheet.header)
+    frame = _SCHEMA.frame(Sheet(file, header, numbers, sheet.rows), exact=False)
+    return frame.assign(
+        total_s=frame.pop("total_ns") / 1e9,
+        least_s=frame.pop("least_ns") / 1e9,
+        collective=[_collective(name) for name in frame["name"]],
+        shape=[_shape(name) for name in frame["name"]],
+    )
+
+
+def _letters(name: str) -> str:
+    """Return the letters of a column's name, in small letters."""
+    return re.sub("[^a-z]", "", name.lower())
+
+
+def _is_head(line: str) -> bool:
+    """Return whether a line names all columns that are needed."""
+    names = {_NAMES.get(_letters(name), "") for name in line.split(",")}
+    return set(_COLUMNS) <= names
+
+
+def _collective(kernel: str) -> str:
+    """Return the collective of a kernel of NCCL, "" for another kernel."""
+    match = _NCCL.match(kernel)
+    if match is None:
+        return ""
+    spelling = match["collective"].lower()
+    return BY_SPELLING.get(spelling, spelling)
+
+
+def _shape(kernel: str) -> str:
+    """Return "ring" or "tree" for a kernel of NCCL that says so, "" otherwise."""
+    if not _NCCL.match(kernel):
+        return ""
+    if "_TREE" in kernel:
+        return "tree"
+    return "ring" if "_RING" in kernel else ""

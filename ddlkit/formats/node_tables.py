@@ -1,0 +1,155 @@
+"""Times of collectives on several numbers of nodes, from logs or tables.
+
+A log of nccl-tests lists the host of each rank. A user's own table needs a column of nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddlkit.core.errors import UserError
+from ddlkit.formats import benchmark_logs, size_time_csv
+from ddlkit.formats.benchmark_rows import rows_of_place
+from ddlkit.formats.contract import MessageOptions
+from ddlkit.store import files
+from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+COLUMNS = (
+    "collective",
+    "nodes",
+    "ranks",
+    "bytes",
+    "seconds",
+    "nccl",
+    "settings",
+    "file",
+)
+"""The columns of `read_node_tables`."""
+
+_NODES_NAMES = frozenset({"nodes", "num_nodes", "n_nodes", "nnodes", "hosts"})
+_EXTRA = Schema(
+    "of collectives",
+    (
+        Column("nodes", "int", "positive"),
+        Column("nccl", "str", default=""),
+        Column("settings", "str", default=""),
+    ),
+)
+
+
+def read_node_tables(
+    paths: Sequence[Path | str], *, collective: str | None = None
+) -> DataFrame:
+    """Return the times of collectives on several numbers of nodes.
+
+    Parameters
+    ----------
+    paths : sequence of Path or str
+        Logs of nccl-tests or rccl-tests, each of one number of nodes, or tables (CSV) with the columns
+        ``bytes``, ``seconds``, ``ranks``, ``nodes`` and perhaps ``collective``, ``nccl`` and
+        ``settings``.
+    collective : str, optional
+        The collective, for a file that does not name it.
+
+    Returns
+    -------
+    DataFrame
+        One row for each time, with the columns of `COLUMNS`. The last ones are "" where they are not
+        known.
+
+    Raises
+    ------
+    UserError
+        If a file is wrong, or if its nodes, its ranks or its collective are not known.
+    """
+    import pandas as pd
+
+    tables = []
+    for path in paths:
+        text = files.read_text(Path(path))
+        file = str(path)
+        if benchmark_logs.matches(text):
+            table = _of_log(text, file, collective)
+        else:
+            table = _of_csv(text, file)
+        if "collective" not in table:
+            table = table.assign(collective=collective or "all_reduce")
+        tables.append(table.assign(file=file)[[*COLUMNS]])
+    return pd.concat(tables, ignore_index=True)
+
+
+def _of_log(text: str, file: str, collective: str | None) -> DataFrame:
+    """Return the times of a log, with its nodes and its version of NCCL."""
+    rows, table = benchmark_logs.read_log(
+        benchmark_logs.read_tables(text, file), file, collective=collective or ""
+    )
+    rows, _ = rows_of_place(rows, None, file)
+    if not table.nodes:
+        raise UserError(
+            f"{file}: does not list the host of each rank, so its number of nodes is not known: "
+            "give a CSV with the columns bytes, seconds, ranks and nodes"
+        )
+    return rows.assign(nodes=table.nodes, nccl=table.nccl, settings="")
+
+
+def _of_csv(text: str, file: str) -> DataFrame:
+    """Return the times of a user's own table that has a column of nodes."""
+    import pandas as pd
+
+    if not size_time_csv.matches(text):
+        raise UserError(
+            f"{file}: neither a log of nccl-tests nor a CSV with the columns bytes, seconds, "
+            "ranks and nodes: give one of these"
+        )
+    sheet = read_sheet(text, file)
+    extra = _extra_columns(sheet)
+    rest = _without_extra(sheet)
+    tables = []
+    # Times of different nodes are tables of their own, because a size may come in each.
+    for key, own_rows in extra.groupby(["nodes", "nccl", "settings"]):
+        lines = [""] * max(sheet.lines)
+        for row in own_rows.index:
+            lines[sheet.lines[row] - 1] = rest[row + 1]
+        # Each row stays in its line, so that errors name the right one.
+        lines[0] = rest[0]
+        part = size_time_csv.read("\n".join(lines), file, MessageOptions()).rows
+        nodes, nccl, settings = key
+        tables.append(part.assign(nodes=nodes, nccl=nccl, settings=settings))
+    table = pd.concat(tables, ignore_index=True)
+    if "ranks" not in table:
+        raise UserError(
+            f"{file}: has no column ranks, the number of GPUs that exchange messages: add it"
+        )
+    return table
+
+
+def _is_extra(name: str) -> bool:
+    return _plain(name) in _NODES_NAMES | {"nccl", "settings"}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z_]", "", name.lower())
+
+
+def _extra_columns(sheet: Sheet) -> DataFrame:
+    """Return the nodes, the version of NCCL and the settings of each row."""
+    header = []
+    for name in sheet.header:
+        header.append("nodes" if _plain(name) in _NODES_NAMES else name)
+    named = Sheet(sheet.file, tuple(header), sheet.lines, sheet.rows)
+    return _EXTRA.frame(named, exact=False)
+
+
+def _without_extra(sheet: Sheet) -> list[str]:
+    """Return the lines of a table without the columns that `_extra_columns` has read."""
+    kept = [
+        position for position, name in enumerate(sheet.header) if not _is_extra(name)
+    ]
+    rows = [sheet.header, *sheet.rows]
+    return [",".join(row[position] for position in kept) for row in rows]

@@ -1,0 +1,77 @@
+"""A user's own table of step times, measured on several numbers of GPUs: CSV.
+
+A row is a single step of a job, or a whole job with its mean step.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddlkit.core.errors import UserError
+from ddlkit.store import files
+from ddlkit.store.sheet import Column, Schema
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+REQUIRED = ("gpus", "nodes", "job", "step_s")
+"""Columns that a table of steps must have."""
+OPTIONAL = ("step", "samples", "nccl", "settings")
+"""Columns that it may have."""
+
+_SCHEMA = Schema(
+    "of steps",
+    (
+        Column("gpus", "int", "positive"),
+        Column("nodes", "int", "non_negative"),
+        Column("job", "str", "named"),
+        Column("step_s", "float", "positive"),
+        # The defaults are dropped again, so that it is known which columns a file has.
+        Column("step", "int", "non_negative", default="0"),
+        Column("samples", "float", "positive", default="1"),
+        Column("nccl", "str", default=""),
+        Column("settings", "str", default=""),
+    ),
+)
+
+
+def read_steps(path: Path | str) -> DataFrame:
+    """Return the step times of a training on several numbers of GPUs.
+
+    Parameters
+    ----------
+    path : Path or str
+        A CSV with the columns ``gpus``, ``nodes`` (0 or 1 for a part of a node), ``job`` and
+        ``step_s`` (seconds). It may have the columns ``step`` (the number of a single step), ``samples``
+        (of one GPU in a step, or of all GPUs), ``nccl`` (the version) and ``settings`` (any
+        text). Other columns are ignored.
+
+    Returns
+    -------
+    DataFrame
+        One row for each row of the file, with those of these columns that it has.
+
+    Raises
+    ------
+    UserError
+        If the file is no such table, or if a value is wrong.
+    """
+    path = Path(path)
+    file = str(path)
+    text = files.read_text(path)
+    frame = _SCHEMA.read(text, file, exact=False)
+    first_line, _, _ = text.lstrip().partition("\n")
+    header = {name.strip().strip('"') for name in first_line.split(",")}
+    absent = [name for name in OPTIONAL if name not in header]
+    frame = frame.drop(columns=absent)
+    is_spread = (frame["gpus"] < frame["nodes"]).to_numpy()
+    if is_spread.any():
+        row = frame.iloc[int(np.argmax(is_spread))]
+        raise UserError(
+            f"{file}: job {row['job']} has {row['gpus']} GPUs on {row['nodes']} nodes, "
+            "fewer than one on each: correct the columns gpus and nodes"
+        )
+    return frame

@@ -1,0 +1,311 @@
+"""Costs of collectives on more nodes than were measured.
+
+The laws themselves are in `ddlkit.core.scaling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlkit.core import scaling, units
+from ddlkit.core.collective import find_collective
+from ddlkit.core.cost import Table
+from ddlkit.core.errors import UserError
+from ddlkit.core.workload import Floats
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, eq=False)
+class NodeTable:
+    """The times of a collective on one number of nodes.
+
+    Attributes
+    ----------
+    collective : str
+        The name of the collective.
+    nodes : int
+        The number of nodes.
+    ranks : int
+        The number of GPUs.
+    sizes : ndarray, shape (k,)
+        The sizes in bytes, increasing.
+    seconds : ndarray, shape (k,)
+        The median time of each size.
+    """
+
+    collective: str
+    nodes: int
+    ranks: int
+    sizes: Floats
+    seconds: Floats
+
+    @property
+    def best_bytes_per_s(self) -> float:
+        """Return the largest bus bandwidth over all sizes, in bytes per second."""
+        factor = find_collective(self.collective).bus_factor(self.ranks)
+        return float(np.max(self.sizes * factor / self.seconds))
+
+
+@dataclass(frozen=True, eq=False)
+class NodeCosts:
+    """The costs of collectives by their number of nodes.
+
+    Attributes
+    ----------
+    tables : tuple of NodeTable
+        The measured tables, in the order of their nodes.
+    """
+
+    tables: tuple[NodeTable, ...]
+
+    @classmethod
+    def of(cls, times: DataFrame) -> NodeCosts:
+        """Return the costs in measured times.
+
+        Parameters
+        ----------
+        times : DataFrame
+            The columns ``collective``, ``nodes``, ``ranks``, ``bytes`` and ``seconds``.
+
+        Returns
+        -------
+        NodeCosts
+            A table for each collective, number of nodes and number of ranks.
+        """
+        tables = []
+        for key, rows in times.groupby(["nodes", "ranks", "collective"]):
+            medians_s = rows.groupby("bytes")["seconds"].median()
+            nodes, ranks, collective = key
+            table = NodeTable(
+                str(collective),
+                int(nodes),
+                int(ranks),
+                medians_s.index.to_numpy(float),
+                medians_s.to_numpy(),
+            )
+            tables.append(table)
+        return cls(tuple(tables))
+
+    def with_per_node(self, gpus: int) -> NodeCosts:
+        """Return the costs with a number of GPUs on each node.
+
+        Parameters
+        ----------
+        gpus : int
+            The number of GPUs on each node.
+
+        Returns
+        -------
+        NodeCosts
+            The tables with as many.
+
+        Raises
+        ------
+        UserError
+            If no table of several nodes has as many.
+        """
+        alike = tuple(
+            table for table in self.tables if table.ranks == gpus * table.nodes
+        )
+        if not any(table.nodes > 1 for table in alike):
+            known = sorted({table.ranks / table.nodes for table in self.tables})
+            listed = ", ".join(f"{number:g}" for number in known)
+            raise UserError(
+                f"the training has {gpus} GPUs on each node, and the tables of collectives "
+                f"{listed}: measure them on two nodes or more with {gpus} GPUs on each"
+            )
+        return NodeCosts(alike)
+
+    @property
+    def collectives(self) -> list[str]:
+        """Return the names of the measured collectives, sorted."""
+        return sorted({table.collective for table in self.tables})
+
+    def of_collective(self, collective: str) -> Iterator[NodeTable]:
+        """Yield the tables of a collective, in the order of their nodes.
+
+        Parameters
+        ----------
+        collective : str
+            The name of the collective.
+
+        Yields
+        ------
+        NodeTable
+            A table.
+        """
+        return (table for table in self.tables if table.collective == collective)
+
+    def measured(self, collective: str, nodes: int, ranks: int) -> NodeTable | None:
+        """Return the table of exactly these nodes and ranks, or None.
+
+        Parameters
+        ----------
+        collective : str
+            The name of the collective.
+        nodes, ranks : int
+            The numbers of nodes and of GPUs.
+
+        Returns
+        -------
+        NodeTable or None
+            The table.
+        """
+        for table in self.of_collective(collective):
+            if (table.nodes, table.ranks) == (nodes, ranks):
+                return table
+        return None
+
+    def anchor(self, collective: str, nodes: int) -> NodeTable:
+        """Return the table from which a number of nodes is predicted.
+
+        Parameters
+        ----------
+        collective : str
+            The name of the collective.
+        nodes : int
+            The number of nodes to predict for.
+
+        Returns
+        -------
+        NodeTable
+            The table of the largest number of nodes that is at most ``nodes``, or else the
+            smallest table of several nodes.
+
+        Raises
+        ------
+        UserError
+            If there is no table of several nodes, or if the largest one is too small for the
+            prediction.
+        """
+        several = [table for table in self.of_collective(collective) if table.nodes > 1]
+        if not several:
+            raise UserError(
+                f"the tables of {collective} are of one node, which says nothing of the network: "
+                "measure it on two nodes or more"
+            )
+        below = [table for table in several if table.nodes <= nodes]
+        anchor = below[-1] if below else several[0]
+        most_times = scaling.MOST_TIMES_OF_COLLECTIVE.get(collective, 0.0)
+        if not most_times:
+            known = ", ".join(scaling.MOST_TIMES_OF_COLLECTIVE)
+            raise UserError(
+                f"{collective} is not predicted for more nodes: give tables of {known}"
+            )
+        if nodes > most_times * anchor.nodes:
+            needed = int(np.ceil(nodes / most_times))
+            raise UserError(
+                f"{nodes} nodes are more than {most_times:g} times the {anchor.nodes} nodes of "
+                f"the largest table of {collective}: measure it on {needed} nodes or more"
+            )
+        return anchor
+
+    def cost(self, collective: str, nodes: int, ranks: int) -> Table:
+        """Return what a collective costs on a number of nodes on a quiet network.
+
+        Parameters
+        ----------
+        collective : str
+            The name of the collective.
+        nodes, ranks : int
+            The numbers of nodes and of GPUs.
+
+        Returns
+        -------
+        Table
+            The measured times if these nodes were measured, or else predicted times.
+
+        Raises
+        ------
+        UserError
+            If the tables do not allow a prediction.
+        """
+        measured = self.measured(collective, nodes, ranks)
+        if measured is not None:
+            return _table(measured.sizes, measured.seconds, collective, ranks)
+        anchor = self.anchor(collective, nodes)
+        seconds = self._predicted_s(anchor, nodes, ranks)
+        is_known = np.isfinite(seconds)
+        if is_known.sum() < 2:
+            smallest = units.format_bytes(anchor.sizes[0])
+            raise UserError(
+                f"the table of {collective} on {anchor.nodes} nodes begins at {smallest}, too "
+                f"large to predict for {nodes} nodes: measure smaller sizes"
+            )
+        return _table(anchor.sizes[is_known], seconds[is_known], collective, ranks)
+
+    def _predicted_s(self, anchor: NodeTable, nodes: int, ranks: int) -> Floats:
+        """Return the predicted seconds of each size of a table, shape (k,).
+
+        They are NaN where the table does not allow a prediction.
+        """
+        if anchor.collective != "all_reduce":
+            ratio = nodes / anchor.nodes
+            return scaling.gathered_s(anchor.sizes, anchor.seconds, anchor.sizes, ratio)
+        # The best bandwidth may have been measured on fewer nodes than the anchor has.
+        bandwidths = [
+            table.best_bytes_per_s
+            for table in self.of_collective(anchor.collective)
+            if 1 < table.nodes <= anchor.nodes
+        ]
+        return scaling.all_reduce_s(
+            anchor.seconds,
+            anchor.sizes,
+            max(bandwidths),
+            (anchor.nodes, anchor.ranks),
+            (nodes, ranks),
+        )
+
+
+def _table(sizes: Floats, seconds: Floats, collective: str, ranks: int) -> Table:
+    return Table(sizes, seconds, collective=collective, workers=ranks)
+
+
+def slowed(cost: Table, factor: float) -> Table:
+    """Return a cost whose times are multiplied by a factor.
+
+    Parameters
+    ----------
+    cost : Table
+        The cost.
+    factor : float
+        The factor.
+
+    Returns
+    -------
+    Table
+        The slower cost.
+
+    Examples
+    --------
+    >>> cost = Table(bytes=np.array([1e3, 1e5]), seconds=np.array([0.1, 10.0]))
+    >>> slowed(cost, 2.0)(1e3)
+    0.2
+    """
+    return replace(cost, seconds=factor * cost.seconds)
+
+
+def facts_of(times: DataFrame, column: str) -> set[Any]:
+    """Return what is known in a column of measured times, such as the versions of NCCL.
+
+    Parameters
+    ----------
+    times : DataFrame
+        A table.
+    column : str
+        The column, which the table may lack.
+
+    Returns
+    -------
+    set
+        The distinct values but "".
+    """
+    if column not in times:
+        return set()
+    return {value for value in times[column].unique() if value != ""}

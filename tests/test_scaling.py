@@ -1,0 +1,516 @@
+"""Scaling to more nodes: laws of the prediction, what is refused, and what is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlkit import cli
+from ddlkit.core import scaling
+from ddlkit.core.errors import UserError
+from ddlkit.core.workload import Workload
+from ddlkit.formats.kernel_sums import read_kernel_sums
+from ddlkit.formats.node_tables import read_node_tables
+from ddlkit.formats.steps import read_steps
+from ddlkit.model.node_costs import NodeCosts
+from ddlkit.model.scaling import (
+    COMMUNICATION_BOUND,
+    HIDDEN_EVEN_ON_A_BAD_DAY,
+    HIDDEN_ONLY_ON_A_QUIET_FABRIC,
+    scale,
+)
+from workbook.validate.clusters import EXTERNAL
+
+SECONDS = st.floats(1e-3, 1e3)
+SHARES = st.floats(0.0, 4.0)
+RATIOS = st.floats(1.0, 16.0)
+COUNTS = {(1, 1): 1.0, (4, 1): 1.03, (8, 2): 1.05, (32, 8): 1.1}
+"""A step by GPUs and nodes, in seconds."""
+
+
+def table_of(counts: dict[tuple[int, int], float], **columns: object) -> pd.DataFrame:
+    rows = [
+        {"gpus": gpus, "nodes": nodes, "job": f"j{gpus}", "step_s": step_s}
+        for (gpus, nodes), step_s in counts.items()
+    ]
+    return pd.DataFrame(rows).assign(**columns)
+
+
+def all_reduces(
+    *nodes: int, smallest: int = 2**10, beta_s: float = 1e-10
+) -> pd.DataFrame:
+    """Return a table whose times obey the law of all-reduces exactly."""
+    rows = []
+    for number in nodes:
+        for power in range(smallest.bit_length() - 1, 31):
+            ranks = 4 * number
+            bytes_s = 2**power * 2 * (ranks - 1) / ranks * beta_s
+            start_s = 0.0 if power == 30 else 1e-5 * np.log2(number)
+            rows.append(("all_reduce", number, ranks, 2**power, bytes_s + start_s))
+    return pd.DataFrame(
+        rows, columns=["collective", "nodes", "ranks", "bytes", "seconds"]
+    )
+
+
+# -- laws of steps -------------------------------------------------------------------
+
+
+@given(SECONDS, SHARES, RATIOS, RATIOS)
+def test_more_nodes_never_shorten_a_step_and_the_interval_contains_it(
+    node_s: float, loss: float, ratio: float, further: float
+) -> None:
+    anchor_s = node_s * (1 + loss)
+    step_s = scaling.step_s(node_s, anchor_s, ratio)
+    lower_s, upper_s = scaling.step_interval_s(node_s, anchor_s, ratio)
+    assert lower_s <= step_s <= upper_s
+    later_s = scaling.step_s(node_s, anchor_s, ratio * further)
+    later_lower_s, later_upper_s = scaling.step_interval_s(
+        node_s, anchor_s, ratio * further
+    )
+    tolerance_s = 1e-12 * later_upper_s
+    assert later_s >= step_s - tolerance_s
+    assert later_lower_s >= lower_s - tolerance_s
+    assert later_upper_s >= upper_s - tolerance_s
+
+
+@given(SECONDS, st.floats(-0.5, 4.0))
+def test_at_the_anchor_the_step_is_the_measured_one(node_s: float, loss: float) -> None:
+    anchor_s = node_s * (1 + loss)
+    assert scaling.step_s(node_s, anchor_s, 1.0) == pytest.approx(anchor_s, rel=1e-15)
+
+
+@given(SECONDS, SHARES, RATIOS, st.sampled_from([1e-6, 1e-3, 60.0]))
+def test_units_of_time_cancel(
+    node_s: float, loss: float, ratio: float, unit: float
+) -> None:
+    anchor_s = node_s * (1 + loss)
+    step_s = scaling.step_s(node_s, anchor_s, ratio)
+    other = scaling.step_s(unit * node_s, unit * anchor_s, ratio)
+    assert other == pytest.approx(unit * step_s, rel=1e-12)
+
+
+@given(SECONDS, st.floats(0.0, 1e-4), RATIOS)
+def test_a_small_loss_grows_as_a_power_of_the_nodes(
+    node_s: float, loss: float, ratio: float
+) -> None:
+    """The square of the law changes nothing to first order."""
+    step_s = scaling.step_s(node_s, node_s * (1 + loss), ratio)
+    grown = loss * ratio**scaling.GROWTH
+    assert step_s / node_s - 1 == pytest.approx(grown, rel=2e-3, abs=1e-13)
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=6), st.integers(1, 40))
+def test_the_slowest_of_ranks_lies_between_the_mean_and_the_longest_step(
+    steps_s: list[float], ranks: int
+) -> None:
+    slowest_s = scaling.expected_maximum_s(steps_s, ranks)
+    assert np.mean(steps_s) * (1 - 1e-12) <= slowest_s <= max(steps_s) * (1 + 1e-12)
+    assert scaling.expected_maximum_s(steps_s, ranks + 1) >= slowest_s * (1 - 1e-12)
+
+
+def test_the_slowest_of_ranks_is_the_mean_over_all_draws() -> None:
+    steps_s = [1.0, 2.0, 5.0]
+    draws = np.stack(np.meshgrid(*[steps_s] * 3)).reshape(3, -1)
+    expected_s = draws.max(axis=0).mean()
+    assert scaling.expected_maximum_s(steps_s, 3) == pytest.approx(expected_s)
+
+
+# -- laws of collectives -------------------------------------------------------------
+
+
+def test_a_table_that_obeys_the_law_of_all_reduces_is_continued_by_it() -> None:
+    costs = NodeCosts.of(all_reduces(2, 4))
+    continued = costs.cost("all_reduce", 64, 256)
+    measured = NodeCosts.of(all_reduces(64)).cost("all_reduce", 64, 256)
+    np.testing.assert_allclose(continued.seconds, measured.seconds, rtol=1e-12)
+
+
+def test_a_measured_number_of_nodes_keeps_its_times() -> None:
+    times = all_reduces(2, 4, 8)
+    cost = NodeCosts.of(times).cost("all_reduce", 4, 16)
+    own = times[times["nodes"] == 4]
+    assert cost.seconds.tolist() == own["seconds"].tolist()
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(1e-12, 1e-9), st.sampled_from([1, 2, 4]))
+def test_a_ring_of_gathers_is_continued_exactly(
+    alpha_s: float, beta_s: float, ratio: int
+) -> None:
+    """On a ring, a step for each node takes a start and the bytes of a shard."""
+    sizes = 2.0 ** np.arange(10, 31)
+
+    def ring_s(n_bytes: np.ndarray, nodes: int) -> np.ndarray:
+        return nodes * (alpha_s + beta_s * n_bytes / nodes)
+
+    predicted_s = scaling.gathered_s(sizes, ring_s(sizes, 4), sizes, ratio)
+    is_known = np.isfinite(predicted_s)
+    assert is_known.sum() == len(sizes) - np.log2(ratio)
+    expected_s = ring_s(sizes, 4 * ratio)[is_known]
+    np.testing.assert_allclose(predicted_s[is_known], expected_s, rtol=1e-9)
+
+
+# -- a whole result ------------------------------------------------------------------
+
+
+def test_counts_that_obey_the_law_are_predicted_exactly() -> None:
+    def step_s(nodes: int) -> float:
+        return float(np.sqrt(1 + 0.05 * nodes**scaling.GROWTH))
+
+    counts = {(4, 1): 1.0} | {(4 * n, n): step_s(n) for n in (2, 8)}
+    result = scale(table_of(counts), [16, 80])
+    assert result.target.step_s == pytest.approx(step_s(80))
+    assert result.hidden is not None
+    assert result.hidden.error == pytest.approx(0.0, abs=1e-12)
+    assert [count.nodes for count in result.counts] == [1, 2, 8, 16, 80]
+
+
+def test_order_of_rows_and_unit_of_time_change_no_factor() -> None:
+    steps = table_of(COUNTS)
+    result = scale(steps, 64, wish=0.8)
+    shuffled = steps.iloc[::-1].assign(step_s=1e3 * steps["step_s"])
+    other = scale(shuffled, 64, wish=0.8)
+    factors = [count.scaling_factor for count in result.counts]
+    assert [count.scaling_factor for count in other.counts] == pytest.approx(factors)
+    assert other.wish == result.wish
+    assert other.hidden and result.hidden
+    assert other.hidden.error == pytest.approx(result.hidden.error)
+
+
+def test_a_result_does_not_change() -> None:
+    result = scale(table_of(COUNTS), 64)
+    with pytest.raises(FrozenInstanceError):
+        result.verdict = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("wish", "answer"), [(0.3, "yes"), (0.97, "no"), (0.8, "open")]
+)
+def test_a_wish_is_answered_only_by_the_whole_interval(
+    wish: float, answer: str
+) -> None:
+    result = scale(table_of(COUNTS), 64, wish=wish)
+    assert result.wish and result.wish.answer == answer
+    interval = result.target.scaling_factor_interval
+    assert interval is not None
+    contains = interval[0] < wish <= interval[1]
+    assert contains == (answer == "open")
+
+
+def test_a_job_is_the_mean_of_its_steps_without_the_launch() -> None:
+    rows = []
+    for (gpus, nodes), step_s in COUNTS.items():
+        for number, factor in enumerate((30.0, 0.9, 1.1)):
+            rows.append((gpus, nodes, "one", number, factor * step_s))
+    columns = ["gpus", "nodes", "job", "step", "step_s"]
+    single = pd.DataFrame(rows, columns=columns)
+    result = scale(single, 64)
+    of_jobs = scale(table_of(COUNTS), 64)
+    assert result.target.step_s == pytest.approx(of_jobs.target.step_s)
+    assert any(finding.what == "launch" for finding in result.findings)
+    assert result.explained.scatter_s == pytest.approx(0.1, rel=1e-6)
+    assert of_jobs.explained.scatter_s is None
+    reversed_rows = scale(single.iloc[::-1], 64)
+    assert reversed_rows.target == result.target
+
+
+def test_samples_may_be_those_of_a_gpu_or_of_all() -> None:
+    steps = table_of(COUNTS)
+    target = scale(steps, 64).target
+    assert scale(steps.assign(samples=8), 64).target == target
+    assert scale(steps.assign(samples=8 * steps["gpus"]), 64).target == target
+
+
+def test_steps_with_a_part_of_a_batch_are_left_out() -> None:
+    whole = table_of(COUNTS, samples=8)
+    part = whole.assign(samples=4, step_s=whole["step_s"] / 2)
+    steps = pd.concat([whole, whole, whole, part])
+    steps["step"] = np.repeat(range(4), len(COUNTS))
+    assert scale(steps, 64).target.step_s == pytest.approx(
+        scale(whole, 64).target.step_s
+    )
+
+
+def test_a_slow_count_is_to_be_repeated() -> None:
+    slow = COUNTS | {(8, 2): 1.3}
+    result = scale(table_of(slow), 16)
+    (warning,) = (one for one in result.findings if one.what == "warning")
+    assert "8 GPUs" in warning.text
+    assert not [
+        one for one in scale(table_of(COUNTS), 16).findings if one.what == "warning"
+    ]
+
+
+WORKLOAD = Workload.from_arrays(0.3, np.full(20, 0.03), np.full(20, 2**24))
+"""320 MiB of gradients in a step of 0.9 s."""
+
+
+@pytest.mark.parametrize(
+    ("beta_s", "verdict"),
+    [
+        (1e-11, HIDDEN_EVEN_ON_A_BAD_DAY),
+        (8e-10, HIDDEN_ONLY_ON_A_QUIET_FABRIC),
+        (1e-8, COMMUNICATION_BOUND),
+    ],
+)
+def test_the_verdict_is_of_messages_alone(beta_s: float, verdict: str) -> None:
+    times = all_reduces(2, 4, 8, beta_s=beta_s)
+    result = scale(table_of(COUNTS), 64, workload=WORKLOAD, collectives=times)
+    assert result.verdict == verdict
+    target = result.target
+    assert target.messages_s is not None and target.messages_bad_day_s is not None
+    assert target.messages_bad_day_s >= target.messages_s >= 1.0
+    explained = result.explained
+    assert explained.messages_at_most_s is not None
+    assert explained.rest_s <= explained.loss_s
+
+
+# -- what is refused -----------------------------------------------------------------
+
+
+def refuse(
+    words: str,
+    steps: pd.DataFrame | None = None,
+    nodes: int = 64,
+    *,
+    workload: Workload | None = None,
+    collectives: pd.DataFrame | None = None,
+) -> None:
+    given_steps = table_of(COUNTS) if steps is None else steps
+    with pytest.raises(UserError, match=words) as caught:
+        scale(given_steps, nodes, workload=workload, collectives=collectives)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_predicted_is_refused_with_what_to_measure() -> None:
+    refuse("measure one GPU", steps=table_of({(4, 1): 1.0}))
+    refuse("measure two nodes", steps=table_of({(1, 1): 1.0, (4, 1): 1.1}))
+    refuse("measure 9 nodes or more", nodes=81)
+    refuse("as many samples per GPU", steps=table_of(COUNTS, samples=[8, 8, 8, 4]))
+    twice = pd.concat([table_of(COUNTS)] * 2).assign(step_s=1.23456789)
+    twice["job"] = [f"j{number}" for number in range(len(twice))]
+    refuse("identical to the digit", steps=twice)
+    refuse("fixed batch", table_of({(1, 1): 1.0, (8, 2): 0.2}))
+    large = all_reduces(2, 4, 8, smallest=2**29)
+    refuse("above the largest bucket", workload=WORKLOAD, collectives=large)
+    refuse("above PyTorch's largest bucket", collectives=large)
+    refuse("on two nodes or more with 4", collectives=all_reduces(1))
+    alone = all_reduces(2, 4, 8).assign(ranks=lambda times: times["nodes"])
+    refuse("4 GPUs on each node", collectives=alone)
+    gathers = all_reduces(2, 4, 8).assign(collective="all_gather")
+    refuse("measure it on 16 nodes", collectives=gathers)
+    times = all_reduces(2, 4, 8).assign(nccl="2.19.3", settings="")
+    other = table_of(COUNTS, nccl="2.18.1")
+    refuse("version of NCCL", steps=other, collectives=times)
+    ring = times.assign(settings="NCCL_ALGO=Ring")
+    refuse("settings", steps=table_of(COUNTS, settings="none"), collectives=ring)
+
+
+def test_equal_times_are_a_copy_unless_they_have_few_digits() -> None:
+    rows = table_of(COUNTS)
+    rounded = pd.concat([rows, rows.assign(job=rows["job"] + "again")])
+    warnings = [one for one in scale(rounded, 64).findings if one.what == "warning"]
+    assert len(warnings) == len(COUNTS)
+    single = pd.concat([rows.assign(step_s=time_s) for time_s in (1.0, 1.01, 1.02)])
+    refuse("identical", pd.concat([single, single.assign(job="copy")]))
+
+
+def test_what_is_not_known_of_the_software_is_said() -> None:
+    times = all_reduces(2, 4, 8).assign(nccl="2.19.3+cuda12.3", settings="")
+    result = scale(table_of(COUNTS, nccl="2.19.3"), 64, collectives=times)
+    said = {one.what for one in result.findings if "not known" in one.text}
+    assert "settings" in said and "nccl" not in said
+
+
+GOOD = "gpus,nodes,job,step_s\n1,1,a,1.0\n8,2,b,1.1\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "gpus,nodes,job,step_s\n",
+        "gpus,nodes,job,step_s\n1,1,a,1.0\n",
+        GOOD.replace("step_s", "seconds"),
+        GOOD.replace(",job", ""),
+        GOOD.replace("1.1", "0"),
+        GOOD.replace("1.1", "-1.1"),
+        GOOD.replace("1.1", "nan"),
+        GOOD.replace("1.1", ""),
+        GOOD.replace("8,2", "1,2"),
+        GOOD.replace("8,2", "8.5,2"),
+        GOOD.replace("8,2,b,1.1", "8,2,b"),
+        GOOD.replace("8,2", "0,2"),
+        '{"gpus": 1}',
+        "\0",
+    ],
+)
+def test_a_wrong_table_of_steps_is_one_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(text)
+    assert cli.main(["scale", "--steps", str(path), "--nodes", "4"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("ddlkit: error: ")
+
+
+def test_a_million_rows_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    rows = ["1,1,a,1.0"] * 500_000 + ["8,2,b,1.1"] * 500_000
+    path.write_text("\n".join(["gpus,nodes,job,step_s", *rows]) + "\n")
+    result = scale(read_steps(path), 4)
+    assert [count.step_s for count in result.counts[:2]] == pytest.approx([1.0, 1.1])
+
+
+# -- what is read --------------------------------------------------------------------
+
+
+def test_nodes_are_counted_by_the_hosts_of_a_log() -> None:
+    paths = sorted((EXTERNAL / "abci").glob("allreduce_inter_vnode_*.log.gz"))
+    times = read_node_tables(paths)
+    counts = times.groupby("nodes")["ranks"].unique().map(list).to_dict()
+    assert counts == {nodes: [4 * nodes] for nodes in (2, 4, 8, 16, 32)}
+
+
+LOG = """# nccl-tests version 2.17.1 nccl-headers=22703 nccl-library=22703
+# Collective test starting: all_reduce_perf
+#  Rank  0 Group  0 Pid   7 on    node1 device  0 [0x00] NVIDIA A100
+#  Rank  1 Group  0 Pid   7 on    node2 device  0 [0x00] NVIDIA A100
+#    size   count   type  redop root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
+#     (B) (elements)                   (us) (GB/s) (GB/s)          (us) (GB/s) (GB/s)
+  1048576  262144  float   sum   -1  100.0  10.49  10.49      0  100.0  10.49  10.49      0
+  2097152  524288  float   sum   -1  180.0  11.65  11.65      0  180.0  11.65  11.65      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 11.0700
+"""
+SHORT = """bytes,seconds,gpus,num_nodes,nccl
+1048576,1e-4,2,2,2.27.3
+2097152,1.8e-4,2,2,2.27.3
+1048576,2e-4,8,8,2.27.3
+"""
+
+
+def test_a_log_and_a_table_of_the_same_times_are_read_alike(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text(LOG)
+    table = tmp_path / "table.csv"
+    table.write_text(SHORT)
+    times = read_node_tables([log, table])
+    of_log = times[times["file"] == str(log)].drop_duplicates().drop(columns="file")
+    of_table = times[(times["file"] == str(table)) & (times["nodes"] == 2)]
+    of_table = of_table.drop(columns="file")
+    assert of_log.to_numpy().tolist() == of_table.to_numpy().tolist()
+    assert set(times["nccl"]) == {"2.27.3"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("on    node1 device", "at").replace(
+            "on    node2", ""
+        ),
+        lambda text: "bytes,seconds,ranks\n1024,1e-4,2\n",
+        lambda text: "bytes,seconds,nodes\n1024,1e-4,2\n",
+        lambda text: "bytes,seconds,ranks,nodes\n1024,1e-4,2,0\n",
+        lambda text: "nothing of the kind\n",
+        lambda text: "",
+    ],
+)
+def test_a_wrong_table_of_collectives_is_one_line(
+    change: Callable[[str], str], tmp_path: Path
+) -> None:
+    path = tmp_path / "table"
+    path.write_text(change(LOG))
+    with pytest.raises(UserError, match="table") as caught:
+        read_node_tables([path])
+    assert "\n" not in str(caught.value)
+
+
+KERNELS = """Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...
+
+Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name
+60.0,6000000,10,600000.0,600000.0,500000,700000,1.0,"void gemm<float, 4>(int, int)"
+30.0,3000000,20,150000.0,150000.0,100000,900000,1.0,"ncclDevKernel_AllReduce_Sum_f32_RING_LL(x<4096>)"
+10.0,1000000,5,200000.0,200000.0,190000,210000,1.0,ncclKernel_AllReduce_TREE_LL_Sum_float(ncclDevComm*)
+"""
+
+
+def test_sums_of_kernels_bound_what_messages_explain(tmp_path: Path) -> None:
+    path = tmp_path / "sums.csv"
+    path.write_text(KERNELS)
+    kernels = read_kernel_sums(path)
+    assert kernels["collective"].tolist() == ["", "all_reduce", "all_reduce"]
+    assert kernels["shape"].tolist() == ["", "ring", "tree"]
+    result = scale(table_of(COUNTS), 64, kernels=kernels, kernel_steps=2)
+    assert result.explained.messages_at_most_s == pytest.approx(4e-3 / 2)
+    for wrong in ("", "Instances,Name\n1,a\n", KERNELS.replace("6000000", "-6")):
+        path.write_text(wrong)
+        with pytest.raises(UserError, match=r"sums\.csv"):
+            read_kernel_sums(path)
+
+
+# -- the command ---------------------------------------------------------------------
+
+
+def test_the_command_and_the_function_say_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps = table_of(COUNTS, samples=8, nccl="2.27.3")
+    steps.to_csv("steps.csv", index=False)
+    times = all_reduces(2, 4, 8).assign(nccl="2.27.3")
+    times.to_csv("times.csv", index=False)
+    printed = cli.ask(
+        "scale",
+        steps="steps.csv",
+        collectives=["times.csv"],
+        nodes=[16, 64],
+        wish=0.8,
+        plot="out.png",
+    )
+    result = scale(
+        read_steps("steps.csv"),
+        [16, 64],
+        collectives=read_node_tables(["times.csv"]),
+        wish=0.8,
+    )
+    assert printed == json.loads(json.dumps(result.to_dict()))
+    assert Path("out.png").read_bytes().startswith(b"\x89PNG")
+    keys = {"gpus", "nodes", "step_s", "interval_s", "scaling_factor", "measured"}
+    assert all(keys <= {*count} for count in printed["counts"])
+    assert cli.main(["scale", "--steps", "steps.csv", "--nodes", "64"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--nodes 0",
+        "--nodes 64 --wish 1.5",
+        "--nodes 64 --plot out.pdf",
+        "--nodes 64 --plot steps.png",
+        "--nodes 64 --profile a.csv --trace b.json",
+        "--nodes 64 --batch 4",
+        "--nodes 64 --collective all_reduce",
+        "--nodes 64 --kernel-steps 4",
+        "--nodes 64 --collectives absent.log",
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table_of(COUNTS).to_csv("steps.png", index=False)
+    assert cli.main(["scale", "--steps", "steps.png", *words.split()]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.png"]

@@ -1,0 +1,391 @@
+"""Curves of step times over nodes that others published, and how well they are predicted.
+
+The law of `ddlkit.core.scaling` was chosen with the curves of `sets` in sight. Four further
+sources were looked for after the law and its goals had been committed. The curves of one of
+them are in this repository. `blind_cases` reads those of the others from a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ddlkit.core import scaling
+from ddlkit.core.errors import UserError
+from ddlkit.formats.node_tables import COLUMNS
+from ddlkit.model.node_costs import NodeCosts
+from ddlkit.model.scaling import Scaling, scale
+from workbook.validate.accuracy import Goal, goals
+from workbook.validate.clusters import EXTERNAL, pollux_iterations, table
+
+BLIND = EXTERNAL / "tensorflow-ec2"
+"""The one source of the blind test whose curves are in this repository."""
+MOST_TIMES = 8
+"""The goals are about steps on at most so many times the nodes of the anchor."""
+WISH = 0.8
+"""The wished scaling factor of the goals."""
+RECONSTRUCTED_S = 1.226
+"""Anemoi's mean step on 100 nodes if all steps had whole batches, as computed from its steps."""
+
+
+# -- curves --------------------------------------------------------------------------
+
+
+def anemoi_steps(statistic: str = "mean") -> pd.DataFrame:
+    """Return the steps of Anemoi's weather model on 1 to 400 GPUs.
+
+    Parameters
+    ----------
+    statistic : {"mean", "median"}, optional
+        Which step of a job is taken. The mean leaves out the longest step, which is the
+        launch.
+
+    Returns
+    -------
+    DataFrame
+        One row for each job, with the columns ``gpus``, ``nodes``, ``job`` and ``step_s``.
+
+    Notes
+    -----
+    On 100 nodes, 8 of 24 steps had half a batch. The mean step there is the reconstructed one.
+    """
+    column = {"mean": "step_mean_without_longest_ms", "median": "step_median_ms"}
+    frame = table(EXTERNAL / "anemoi" / "steps.csv")
+    frame["step_s"] = frame[column[statistic]] / 1e3
+    if statistic == "mean":
+        frame.loc[frame["nodes"] == 100, "step_s"] = RECONSTRUCTED_S
+    return frame[["gpus", "nodes", "job", "step_s"]]
+
+
+def abci_steps(gpu: str) -> pd.DataFrame:
+    """Return the steps of ResNet-50 on ABCI, from the times of whole trainings.
+
+    Parameters
+    ----------
+    gpu : {"A100", "V100"}
+        The GPUs.
+
+    Returns
+    -------
+    DataFrame
+        The columns of `anemoi_steps`. A training has a fixed number of samples, so its time
+        multiplied by its nodes is proportional to a step.
+    """
+    frame = table(EXTERNAL / "abci" / "training.csv")
+    frame = frame[frame["device"] == gpu]
+    per_node = {"A100": 8, "V100": 4}[gpu]
+    return pd.DataFrame(
+        {
+            "gpus": per_node * frame["nodes"],
+            "nodes": frame["nodes"],
+            "job": "training",
+            "step_s": frame["training_s"] * frame["nodes"],
+        }
+    )
+
+
+def pollux_curves(network: str) -> dict[str, pd.DataFrame]:
+    """Return the steps of a network of Pollux, by GPUs per node and batch.
+
+    Parameters
+    ----------
+    network : str
+        The name of the network in the files of Pollux.
+
+    Returns
+    -------
+    dict of str to DataFrame
+        Tables with the columns of `anemoi_steps`. Each has one GPU, and all placements with as many
+        GPUs on each node.
+    """
+    files = [
+        EXTERNAL / "pollux" / f"{network}-{kind}.csv.gz"
+        for kind in ("placements", "scalability")
+    ]
+    frame = pd.concat([pollux_iterations(path) for path in files], ignore_index=True)
+    frame["per_node"] = frame["ranks"] / frame["nodes"]
+    # In a placement such as 1124 nodes have different numbers of GPUs.
+    is_even = frame["placement"].map(lambda text: len({*text}) <= 1)
+    frame = frame[is_even & (frame["per_node"] % 1 == 0)]
+    columns = {"ranks": "gpus", "iteration_s": "step_s"}
+    frame = frame.rename(columns=columns).assign(job="run")
+    curves = {}
+    for (per_node, batch), rows in frame.groupby(["per_node", "batch"]):
+        one = frame[(frame["gpus"] == 1) & (frame["batch"] == batch)]
+        steps = pd.concat([one, rows]).drop_duplicates(["gpus", "nodes"])
+        curves[f"{per_node:g} a node, batch {batch}"] = steps[
+            ["gpus", "nodes", "job", "step_s"]
+        ]
+    return curves
+
+
+def published_curves(source: Path) -> dict[str, pd.DataFrame]:
+    """Return the curves of a source that publishes rates.
+
+    Parameters
+    ----------
+    source : Path
+        The folder of the source, as in `BLIND`. Its file ``rates.csv`` has one row for each
+        curve and number of GPUs. The columns are ``curve``, ``gpus``, ``nodes``,
+        ``samples_per_gpu`` (in a step) and ``samples_per_s`` (of all GPUs).
+
+    Returns
+    -------
+    dict of str to DataFrame
+        Tables with the columns of `anemoi_steps`, by the names of the curves.
+    """
+    frame = table(source / "rates.csv")
+    samples = frame["gpus"] * frame["samples_per_gpu"]
+    frame = frame.assign(step_s=samples / frame["samples_per_s"], job="run")
+    columns = ["gpus", "nodes", "job", "step_s"]
+    return {str(name): rows[columns] for name, rows in frame.groupby("curve")}
+
+
+@cache
+def sets() -> dict[str, dict[str, pd.DataFrame]]:
+    """Return the ten sets of curves on which the law was chosen, by name.
+
+    Returns
+    -------
+    dict of str to dict of str to DataFrame
+        The curves of each set.
+    """
+    chosen_on = {
+        "Anemoi, mean": {"": anemoi_steps("mean")},
+        "Anemoi, median": {"": anemoi_steps("median")},
+        "ABCI, A100": {"": abci_steps("A100")},
+        "ABCI, V100": {"": abci_steps("V100")},
+    }
+    for network in ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"):
+        chosen_on[f"Pollux, {network}"] = pollux_curves(network)
+    return chosen_on
+
+
+# -- predictions ---------------------------------------------------------------------
+
+
+def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame:
+    """Return each larger count of curves as it is predicted from each anchor.
+
+    Parameters
+    ----------
+    curves : mapping of str to DataFrame
+        Tables of steps.
+    most_times : float
+        The most times the nodes of an anchor that are predicted.
+
+    Returns
+    -------
+    DataFrame
+        One row for each curve, anchor of at least two nodes, and larger count. The columns are those that
+        data/goals.yml explains, ``curve``, ``anchor`` and ``nodes``, the measured and
+        the predicted step, and the relative errors of the rival laws.
+    """
+    rows = []
+    for name, steps in curves.items():
+        counts = sorted({*zip(steps["nodes"], steps["gpus"], strict=True)})
+        per_node = counts[-1][1] / counts[-1][0]
+        anchors = [
+            count
+            for count in counts[1:]
+            if count[0] > 1 and count[1] == per_node * count[0]
+        ]
+        for anchor in anchors:
+            shown = steps[(steps["nodes"] <= anchor[0]) & (steps["gpus"] <= anchor[1])]
+            targets = [
+                count[0] for count in anchors if 1 < count[0] / anchor[0] <= most_times
+            ]
+            if targets:
+                result = scale(shown, targets, wish=WISH)
+                for target in targets:
+                    rows.append({"curve": name, **_case(result, steps, target)})
+    return pd.DataFrame(rows)
+
+
+def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]:
+    """Return one predicted count of a result, compared with the measured steps."""
+    predicted = next(count for count in result.counts if count.nodes == nodes)
+    is_target = (steps["nodes"] == nodes) & (steps["gpus"] == predicted.gpus)
+    measured_s = float(steps.loc[is_target, "step_s"].median())
+    one_s = result.counts[0].step_s
+    factor = one_s / measured_s
+    assert predicted.interval_s and predicted.scaling_factor_interval
+    lower_s, upper_s = predicted.interval_s
+    lowest, highest = predicted.scaling_factor_interval
+    is_yes = lowest >= WISH
+    is_no = highest < WISH
+    anchor = result.anchor
+    rivals = {
+        law: float(scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes))
+        / measured_s
+        - 1
+        for law in scaling.RIVALS
+    }
+    return {
+        "anchor": anchor.nodes,
+        "nodes": nodes,
+        "measured_s": measured_s,
+        "predicted_s": predicted.step_s,
+        "error": predicted.step_s / measured_s - 1,
+        "factor_error": predicted.scaling_factor - factor,
+        "inside": lower_s <= measured_s <= upper_s,
+        "half": (upper_s - lower_s) / 2 / predicted.step_s,
+        "loss": 1 - factor,
+        "answered": is_yes or is_no,
+        "right": (is_yes and factor >= WISH) or (is_no and factor < WISH),
+        **rivals,
+    }
+
+
+def blind_cases(further: Path | None = None) -> pd.DataFrame:
+    """Return the cases of the blind test, as far as its curves are there.
+
+    Parameters
+    ----------
+    further : Path, optional
+        A folder with one folder for each further source, as `published_curves` reads it. By
+        default only the source in this repository is read.
+
+    Returns
+    -------
+    DataFrame
+        The columns of `cases`, after ``source``, the name of the source's folder.
+
+    Raises
+    ------
+    UserError
+        If ``further`` has no folder with a file ``rates.csv``.
+    """
+    sources = [BLIND]
+    if further is not None:
+        found = sorted(path.parent for path in further.glob("*/rates.csv"))
+        if not found:
+            raise UserError(
+                f"{further} has no curves: put each source's rates.csv into a folder of its own there"
+            )
+        sources += found
+    tables = []
+    for source in sources:
+        own = cases(published_curves(source), MOST_TIMES)
+        own.insert(0, "source", source.name)
+        tables.append(own)
+    return pd.concat(tables, ignore_index=True)
+
+
+# -- collectives ---------------------------------------------------------------------
+
+
+def perlmutter() -> pd.DataFrame:
+    """Return the collectives that were timed on Perlmutter.
+
+    Returns
+    -------
+    DataFrame
+        The columns of `ddlkit.formats.node_tables.COLUMNS`, with times out of place.
+    """
+    path = EXTERNAL / "perlmutter" / "nccl-tests.csv.gz"
+    frame = table(path)
+    names = {
+        "allreduce": "all_reduce",
+        "allgather": "all_gather",
+        "reducescatter": "reduce_scatter",
+    }
+    frame = frame.assign(
+        collective=frame["op"].map(names),
+        nodes=frame["num_nodes"],
+        ranks=frame["num_nodes"] * frame["gpus_per_node"],
+        bytes=frame["size"],
+        seconds=frame["time-o"] / 1e6,
+        nccl="",
+        settings="",
+        file=path.name,
+    )
+    return frame[[*COLUMNS]]
+
+
+def collective_cases(times: pd.DataFrame, collective: str, ratio: int) -> pd.DataFrame:
+    """Return the times of messages of 1 to 64 MiB as fewer nodes predict them.
+
+    Parameters
+    ----------
+    times : DataFrame
+        Measured collectives with the columns of `ddlkit.formats.node_tables.COLUMNS`.
+    collective : str
+        The collective.
+    ratio : int
+        How many times the nodes of the table are predicted.
+
+    Returns
+    -------
+    DataFrame
+        One row for each table with a table of ``ratio`` times its nodes, and each size. The columns
+        are ``anchor``, ``nodes``, ``ranks``, ``bytes``, ``measured_s``, ``predicted_s``, ``error``
+        and ``unchanged``.
+    """
+    times = times[times["collective"] == collective]
+    per_node = times["ranks"] / times["nodes"]
+    tables = []
+    for _, own in times.groupby(per_node):
+        tables += list(_extrapolated(own, collective, ratio))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _extrapolated(
+    times: pd.DataFrame, collective: str, ratio: int
+) -> Iterator[pd.DataFrame]:
+    """Yield the cases of each anchor among tables with as many GPUs on each node."""
+    costs = NodeCosts.of(times)
+    for anchor in costs.tables:
+        nodes = ratio * anchor.nodes
+        measured = costs.measured(collective, nodes, ratio * anchor.ranks)
+        if anchor.nodes == 1 or measured is None:
+            continue
+        shown = NodeCosts.of(times[times["nodes"] <= anchor.nodes])
+        try:
+            cost = shown.cost(collective, nodes, measured.ranks)
+        except UserError:
+            # Gathers are promised to four times only.
+            continue
+        is_asked = (measured.sizes >= 2**20) & (measured.sizes <= 2**26)
+        sizes = measured.sizes[is_asked & np.isin(measured.sizes, cost.bytes)]
+        measured_s = measured.seconds[np.isin(measured.sizes, sizes)]
+        unchanged_s = anchor.seconds[np.isin(anchor.sizes, sizes)]
+        predicted_s = cost(sizes)
+        yield pd.DataFrame(
+            {
+                "anchor": anchor.nodes,
+                "nodes": nodes,
+                "ranks": measured.ranks,
+                "bytes": sizes,
+                "measured_s": measured_s,
+                "predicted_s": predicted_s,
+                "error": predicted_s / measured_s - 1,
+                "unchanged": unchanged_s / measured_s - 1,
+            }
+        )
+
+
+# -- goals ---------------------------------------------------------------------------
+
+
+def judged(own_cases: pd.DataFrame, name: str = "scaling_steps") -> pd.DataFrame:
+    """Return which goals of data/goals.yml some cases reach.
+
+    Parameters
+    ----------
+    own_cases : DataFrame
+        The cases.
+    name : str, optional
+        The goals.
+
+    Returns
+    -------
+    DataFrame
+        One row for each goal, with the columns ``goal``, ``wanted``, ``reached`` and ``holds``.
+    """
+    wanted: list[Goal] = goals(name)
+    return pd.DataFrame([goal.judged(own_cases) for goal in wanted])
