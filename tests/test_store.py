@@ -296,6 +296,34 @@ def test_a_crash_at_any_moment_leaves_one_whole_table(
     assert set(survived) == {3} | after
 
 
+def leave_unfinished(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the temporary file that a writer of ``path`` leaves if it is killed."""
+    left: dict[Path, bytes] = {}
+
+    def killed(temporary: Path, target: Path) -> None:
+        left[temporary] = temporary.read_bytes()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", killed)
+        files.atomic_write_text(path, "half")
+    # An exception lets `atomic_write` clean up, which a kill does not.
+    ((temporary, data),) = left.items()
+    temporary.write_bytes(data)
+    return temporary
+
+
+@pytest.mark.parametrize("removed", ["t.csv", "t.csv.gz", "t", "[t]*", ""])
+def test_only_unfinished_files_of_the_given_name_are_removed(
+    removed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["t.csv", "t.csv.gz", "t.csv2", "tt.csv", "t", "[t]*"]
+    left = {name: leave_unfinished(tmp_path / name, monkeypatch) for name in names}
+    files.remove_unfinished(tmp_path, removed)
+    kept = {name for name, temporary in left.items() if temporary.exists()}
+    assert kept == ({*names} - {removed} if removed else set())
+
+
 @pytest.fixture
 def readonly() -> Iterator[Path]:
     """A directory with one table that this process may read but not write, also when it is root."""

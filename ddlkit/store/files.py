@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import gzip
 import hashlib
 import io
@@ -237,9 +236,11 @@ def remove_unfinished(directory: Path, name: str = "") -> None:
         The name of the file that was to be written. By default, "", the temporary files
         of all names are removed.
     """
-    # `atomic_write` names them .NAME.RANDOM.tmp.
-    for path in directory.glob(f".{glob.escape(name)}*.tmp"):
-        path.unlink(missing_ok=True)
+    # `atomic_write` names them .NAME.RANDOM.tmp, where RANDOM has no dot.
+    for path in directory.glob(".*.tmp"):
+        written_name, _, _ = path.name[1:].removesuffix(".tmp").rpartition(".")
+        if name in ("", written_name):
+            path.unlink(missing_ok=True)
 
 
 def append_text(path: Path, text: str) -> None:
