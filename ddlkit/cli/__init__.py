@@ -327,7 +327,8 @@ class _Parser(argparse.ArgumentParser):
     command = ""
 
     def error(self, message: str) -> NoReturn:
-        # argparse writes "argument --plan: expected one argument", or "the following
+        # argparse writes "argument --plan: expected one argument", "argument --json:
+        # ignored explicit argument 'yes'" for the word --json=yes, or "the following
         # arguments are required: --profile".
         problem = one_line(message).removeprefix("argument ")
         problem = re.sub(
@@ -357,7 +358,7 @@ def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespac
             f"{command} has no argument {one_line(unknown[0])} "
             f"(see {program.called} {command} --help)"
         )
-    # Of a parser without defaults, the result has only what the words give.
+    # A parser without defaults returns only the arguments that are given in ``words``.
     only_given, _ = _parser(program, with_defaults=False).parse_known_args(words)
     arguments.given_names = frozenset(vars(only_given))
     return arguments
@@ -368,7 +369,8 @@ def _parser(
 ) -> argparse.ArgumentParser:
     """Return the parser of a program, with a subparser for each command.
 
-    Without defaults, an argument that the words do not give is not in the result.
+    Without defaults, the namespace of parsed arguments lacks each argument that the
+    command line does not give.
     """
     parser = _Parser(
         prog=program.called,
@@ -391,8 +393,9 @@ def _parser(
             description=_description(command.text, command.example),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        # argparse takes -5 for a value and -5s for an option. No option here begins with a
-        # digit, so that both are values, which their option may refuse.
+        # By default argparse takes -5 for a value, but -5s for an option. No option here
+        # begins with a digit, so this pattern makes both values. The option to which a
+        # value is given can then refuse it with a message of its own.
         subparser._negative_number_matcher = re.compile(r"-\.?\d")
         # Error messages begin with the name of the command.
         subparser.command = name

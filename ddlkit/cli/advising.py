@@ -159,7 +159,8 @@ def advise(arguments: argparse.Namespace) -> None:
     # Only rank 0 has an advice.
     if not advice:
         return
-    result["snippet"] = snippet(advice, result["advice"])
+    advised_plan = result["advice"]
+    result["snippet"] = snippet(advice, advised_plan)
     result["origin"] = origin()
     if "tables" in result:
         result["origin"]["measured"] = _measured_when(Path(result["tables"]))
@@ -728,13 +729,16 @@ def in_words(plan: str) -> str:
     Returns
     -------
     str
-        The words, with the option of DistributedDataParallel if one value stands for the
-        plan.
+        "PyTorch's default", or the option of DistributedDataParallel that makes all
+        buckets of the plan. All other plans are lists of buckets, and the words say how
+        the list was found.
 
     Examples
     --------
     >>> in_words("ddp"), in_words("ddp:10MiB")
     ("PyTorch's default", 'bucket_cap_mb=10')
+    >>> in_words("mg_wfbp")
+    'a list of buckets by the rule of MG-WFBP (plan mg_wfbp)'
     """
     if plan == "ddp":
         return "PyTorch's default"
@@ -761,13 +765,13 @@ def screen(result: dict[str, Any]) -> list[str]:
     best = result["best"]
     title = f"{result['network']} on {result['workers']} ranks: {_headline(result)}"
     lines = [title, ""]
-    # Without measured slowdowns, the predicted intervals hold only a part of what makes
-    # iterations differ. This is that part in words, and "" with measured slowdowns.
-    holds = result.get("interval_holds", "")
-    lines += _plan_lines(in_words("ddp"), result["default_plan"], holds)
+    # Without measured slowdowns, the predicted intervals include only some of the causes
+    # by which iterations differ: these, in words. With measured slowdowns, this is "".
+    causes_included = result.get("interval_holds", "")
+    lines += _plan_lines(in_words("ddp"), result["default_plan"], causes_included)
     if best != "ddp":
         name = f"predicted best: {in_words(best)}"
-        lines += _plan_lines(name, result["best_plan"], holds)
+        lines += _plan_lines(name, result["best_plan"], causes_included)
         lines.append(
             _line("predicted gain", _gain(result["gain"], result["gain_interval"]))
         )
@@ -782,9 +786,9 @@ def screen(result: dict[str, Any]) -> list[str]:
     measured_best = result.get("measured_best", best)
     if measured_best != best:
         lines.append(_line("fastest in the trial", in_words(measured_best)))
-    # This is about all predicted intervals in the lines above.
-    if holds:
-        lines.append(_line("intervals hold only", holds))
+    # This line is about all predicted intervals in the lines above.
+    if causes_included:
+        lines.append(_line("intervals hold only", causes_included))
     lines.append(_line("limited by", result["limited_by"]))
     for remedy, gain in result["shorter_by"].items():
         lines.append(_line("", f"{gain:+.1%} by {remedy}"))
@@ -835,8 +839,8 @@ def _plan_lines(
     """
     predicted = f"{_seconds(plan['iteration_s'], plan['interval_s'])} an iteration"
     if interval_holds:
-        # The interval may be so narrow that both ends round to the same number, as if the
-        # prediction were certain. How far the ends are off is printed instead.
+        # The interval may be so narrow that both ends are rounded to the same number, as if
+        # the prediction were certain. So the distances of the ends are printed instead.
         lower_s, upper_s = plan["interval_s"]
         shortest = lower_s / plan["iteration_s"] - 1
         longest = upper_s / plan["iteration_s"] - 1

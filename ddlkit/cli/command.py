@@ -238,7 +238,7 @@ def show(result: Mapping[str, Any], as_json: bool) -> None:
     Parameters
     ----------
     result : mapping of str to object
-        The result: values that JSON can express.
+        The result. With ``as_json`` it must have only values that JSON can express.
     as_json : bool
         Whether to print one JSON document, instead of an aligned line for each value.
 
@@ -247,6 +247,8 @@ def show(result: Mapping[str, Any], as_json: bool) -> None:
     UserError
         If a number of the result is infinite or not a number.
     """
+    # JSON has no infinity and no NaN, and no result should have them. Only numbers are
+    # checked here: aligned lines may also show other objects, such as paths.
     for name, value in result.items():
         try:
             json.dumps(value, allow_nan=False, default=str)

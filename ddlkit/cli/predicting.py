@@ -644,7 +644,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     forecast, warnings, profile, communication = forecast_of(arguments, arguments.plan)
     plan = forecast.iteration.plan
     cost = forecast.iteration.cost
-    # A cost that does not say its number of ranks is taken for that of one.
+    # A cost that does not state a number of ranks counts as the cost for one rank.
     gpus = cost.workers or 1
     gpus_after = gpus if arguments.gpus is None else arguments.gpus
     _refuse_unknown_stragglers(
@@ -657,6 +657,8 @@ def what_if(arguments: argparse.Namespace) -> None:
     profile_after = profile.resized(layer_factors)
     # `forecast_of` has already applied --dilation to the workload before the change.
     workload_after = profile_after.workload().scaled(arguments.dilation)
+    # `forecast.iteration` may also have a link that messages share, or copies of buckets.
+    # The graph has no tasks for these, so both iterations are made without them.
     before = Iteration(forecast.iteration.workload, plan, cost)
     after = Iteration(workload_after, plan, cost_after)
 

@@ -665,11 +665,11 @@ class HeldOut(Form):
         The mean error near each size. For a table this is divided by the `gap` between
         the neighbours of the size to the power ``apart``.
     below, above : float
-        How much the error grows for a size that is smaller than all sizes of the fit by
-        the factor e, or larger by this factor.
+        How much the error grows from the smallest size of the fit to a size that is
+        smaller by the factor e, and from the largest size to one that is larger by e.
     apart : float
-        The errors of a table grow with this power of the gap between two sizes. With 0
-        gaps do not matter.
+        The power of the gap between two sizes with which the errors of a table grow. 0
+        stands for errors that do not depend on gaps.
 
     Raises
     ------
@@ -727,7 +727,7 @@ class HeldOut(Form):
     def draws(self, cost: MessageCost, count: int) -> tuple[MessageCost, ...]:
         """Return draws of a cost, at evenly spaced quantiles of its error.
 
-        By turns a draw is too fast and too slow.
+        Draws are too fast and too slow by turns.
 
         Parameters
         ----------
@@ -755,7 +755,7 @@ class HeldOut(Form):
         draw = np.arange(count)
         pairs = (count + 1) // 2
         quantiles = (draw // 2 + 0.5) / max(pairs, 1)
-        # The quantiles of the predictive distribution above.
+        # The quantiles of the Lomax distribution, by the inverse of P.
         ratios = ERRORS_IN_MEAN * np.expm1(-np.log1p(-quantiles) / ERRORS_IN_MEAN)
         signed = np.where(draw % 2, ratios, -ratios)
         return tuple(

@@ -138,11 +138,13 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
 
 @cache
 def _order_statistic(n: int, rarity: int) -> int:
-    """Return the largest k with P(Binomial(n, 1/2) < k) <= 1 / rarity, or 0.
+    """Return which order statistic bounds the median of n samples, 0 if none does.
 
-    ``rarity`` is the inverse of a probability: 40 stands for once in 40 times. The
-    probability of the binomial is the number of subsets with fewer than k of n members,
-    over 2**n. Integers make the comparison exact.
+    Order statistics are counted from 1. The result is the largest k for which the k-th
+    smallest sample exceeds the median with a probability of at most 1 / rarity: 40
+    stands for once in 40 times. This probability is P(Binomial(n, 1/2) < k), the number
+    of subsets of n samples with fewer than k members, divided by 2**n. The comparison
+    is exact, because only integers are compared.
     """
     # The numbers of subsets with exactly k members, and with k members or fewer.
     k = 0
@@ -576,13 +578,13 @@ def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutE
     if distinct.size <= max(least_sizes, 2):
         candidates = np.empty(0)
     # At most MOST_SIZES_HELD_OUT of the candidates, evenly spaced from first to last.
-    spaced = np.linspace(
+    positions = np.linspace(
         0, candidates.size - 1, min(candidates.size, MOST_SIZES_HELD_OUT)
     )
     held_out_sizes = []
     errors = []
     predictions_s = []
-    for size in candidates[spaced.round().astype(int)].tolist():
+    for size in candidates[positions.round().astype(int)].tolist():
         is_held_out = sizes == size
         try:
             fitted = fit(form, sizes[~is_held_out], seconds[~is_held_out], draws=0)
@@ -674,9 +676,9 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
 def unseen_errors(
     make: Callable[..., Any], fitted: Sequence[Floats], tested: Sequence[Floats]
 ) -> tuple[Floats, Floats]:
-    """Return errors at tested sizes of costs that are made without the tested size.
+    """Return how far costs are off at sizes from which they were not made.
 
-    A cost is made anew for each size that is tested.
+    For each tested size, a cost is made anew from all other sizes.
 
     Parameters
     ----------

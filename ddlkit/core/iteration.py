@@ -131,13 +131,14 @@ class Iteration:
         What messages share beyond their cost. By default they share nothing.
     copy_s_per_byte : float, optional
         Seconds per byte to copy a gradient into its message when the gradient is ready,
-        and to copy it out once the message has arrived, one message after the other.
-        PyTorch's DistributedDataParallel does this with its buckets.
+        and as many to copy it out once the message has arrived. Messages are copied out
+        one after the other. PyTorch's DistributedDataParallel copies in this way into
+        its buckets and out of them.
     leave_s : ndarray, shape (G,), optional
         When each message may start, in seconds, if that is not when its last gradient
         is ready.
     bucket_s : float, optional
-        Seconds that each message costs compute besides its bytes, when its last
+        Seconds of compute that each message takes whatever its size, when its last
         gradient is ready.
 
     Attributes
@@ -215,8 +216,8 @@ class Iteration:
         ends_s = group_ends(may_start_s, self.communication_s)
         # The link is free for a message when the message before it has ended.
         link_free_s = np.append(0.0, ends_s[:-1])
-        # The cumulative sums of `group_ends` round. Without this maximum a message
-        # could start a rounding error before it is ready.
+        # The cumulative sums of `group_ends` are rounded. Without this maximum, the start
+        # of a message could come out slightly before the message is ready.
         starts_s = np.maximum(may_start_s, link_free_s)
         return starts_s, ends_s
 
@@ -248,9 +249,9 @@ class Iteration:
         costs : sequence of MessageCost, length B
             Draws of the cost of a message.
         message_factors : array_like, shape (B, G), optional
-            Factors on the time of each message.
+            Factors on the time of each message in each draw.
         compute_factors : array_like, shape (B,), optional
-            Factors on all compute times.
+            The factor on all compute times in each draw.
         slowdowns : ndarray, shape (2, B, G), optional
             Draws of the two slowdowns of the link: of compute by messages, and of
             messages by compute. By default both are those of ``link``.
@@ -420,14 +421,15 @@ class Iteration:
                 kind=kind,
                 stream="communication",
                 start_s=start_s,
-                # The cumulative sums of `group_ends` round. Without this maximum a
-                # message could end a rounding error before it starts.
+                # The cumulative sums of `group_ends` are rounded. Without this maximum,
+                # the end of a message could come out slightly before its start.
                 end_s=max(start_s, float(ends_s[group])),
                 group=group,
                 bytes=n_bytes,
             )
 
         if workload.update_s:
+            # The update starts when all messages have been copied out of their buckets.
             start_s = float(self._copied_out_s(ends_s))
             yield _Span(
                 task="update",

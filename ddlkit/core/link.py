@@ -203,7 +203,8 @@ class Link:
                 slowdown=slowdown,
                 message_slowdown=message_slowdown,
             )
-        # Without this check no next event would be found, and the loop would not end.
+        # A time that is not finite would leave the simulation without a next event, and it
+        # would not end.
         if not all(np.isfinite(values).all() for values in inputs):
             raise UserError("messages on a link: every time must be finite")
         starts_s = np.empty(inputs[0].shape)
@@ -450,7 +451,7 @@ def one_by_one(
         The most tokens that a rested link has saved, in seconds of link time.
     slowdown, message_slowdown : array_like, shape (G,) or (..., G), optional
         How much longer compute takes while a message is under way, and how much longer
-        a message takes while something is computed.
+        a message takes while something is computed: 0.1 is a tenth longer.
 
     Returns
     -------
@@ -482,13 +483,14 @@ def one_by_one(
         # While the link rested, it saved up tokens. They let bytes through at once.
         tokens_s = np.minimum(burst_s, tokens_s + start_s - link_free_s)
         on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
-        # With a burst, software runs while bytes move. Without, it follows the bytes.
+        # On a link with a token bucket, the software of a message runs while its bytes
+        # wait for tokens, so the longer of both counts. On any other link, the software
+        # runs after the bytes have moved.
         if burst_s:
             took_s = np.maximum(on_link_s, software_s[..., k])
         else:
             took_s = software_s[..., k] + on_link_s
-        # By how much compute lengthens the time in which bytes move.
-        longer_s: Floats | float = 0.0
+        bytes_delayed_s: Floats | float = 0.0  # by how much compute delays the bytes
         if slows_messages:
             took_s = _overlapped_s(
                 took_s, compute_left_s, slowdown_of_compute, slowdown_of_message
@@ -496,10 +498,12 @@ def one_by_one(
             slowed_on_link_s = _overlapped_s(
                 on_link_s, compute_left_s, slowdown_of_compute, slowdown_of_message
             )
-            longer_s = slowed_on_link_s - on_link_s
-        # Tokens grow while the message is under way, except in the time by which
-        # compute lengthens the moving of its bytes. The bytes use tokens up.
-        tokens_s = np.minimum(burst_s, tokens_s + took_s - wire_s[..., k] - longer_s)
+            bytes_delayed_s = slowed_on_link_s - on_link_s
+        # The link earns tokens while the message is under way, but none in the seconds by
+        # which compute delays the bytes. The bytes spend ``wire_s``.
+        tokens_s = np.minimum(
+            burst_s, tokens_s + took_s - wire_s[..., k] - bytes_delayed_s
+        )
 
         if slows_compute:
             # While the message is under way compute advances at the pace 1 / (1 + s),

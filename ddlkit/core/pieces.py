@@ -185,8 +185,8 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
         # spread in x, and its best line is the mean of y.
         explained = np.divide(xy * xy, xx, out=np.zeros_like(xx), where=xx > 0)
         unexplained = np.maximum(yy - explained, 0.0)
-        # A run that ends with the newest point is long enough if it begins at point
-        # newest + 1 - least or before. Counted from point 0, these are so many runs.
+        # A run that ends with the newest point is long enough if it begins at one of the
+        # points 0 to newest + 1 - least.
         n_long_enough = max(0, newest + 2 - least)
         losses[:n_long_enough, newest + 1] = unexplained[:n_long_enough]
     return losses

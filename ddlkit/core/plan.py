@@ -63,9 +63,9 @@ class FusionPlan:
         for which the plan was made, if messages are sent one at a time. In seconds.
     order : tuple of int, length n, optional
         The gradients in the order in which they fill the groups, if that is not the
-        order in which they become ready. Each gradient is given by its index in ready
-        order. ``ends`` then counts along this order. An empty order, the default, is
-        the ready order. Gradients of several types need an order, because a group of
+        order in which they become ready. A gradient is given by its index in ready
+        order, and ``ends`` counts along ``order``. An empty order, the default, stands
+        for the ready order. Gradients of several types need an order, because a group of
         one type may pass over gradients of another one.
 
     Raises
@@ -90,7 +90,7 @@ class FusionPlan:
     order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        # Not strict: without ends there is still the start of the first group.
+        # Not strict, because `starts` always begins with 0, even if there is no end.
         bounds = zip(self.starts, self.ends, strict=False)
         if not self.ends or any(start >= end for start, end in bounds):
             raise UserError(
@@ -158,8 +158,8 @@ class FusionPlan:
         """
         if not self.order:
             return np.array(self.ends) - 1
-        # The gradient of each group that is ready last, and then of all groups so far.
         last_of_group = np.maximum.reduceat(np.array(self.order), self.starts)
+        # The running maximum is the last gradient of a group and all groups before it.
         return np.maximum.accumulate(last_of_group)
 
     def group_bytes(self, workload: Workload) -> Ints:
@@ -219,7 +219,8 @@ class FusionPlan:
         Returns
         -------
         dict
-            The planner, the groups in forward-order indices, and the iteration.
+            The planner, the gradients of each group as indices in forward order, and
+            ``iteration_s``.
         """
         return {
             "planner": self.planner,
@@ -362,10 +363,10 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
         bucket.bytes += n_bytes
         if bucket.bytes >= bucket.limit_bytes:
             buckets.append(bucket.gradients)
-            # A new bucket takes the place of the old one, so that the order of the
-            # types in this dictionary stays.
+            # A new bucket takes the place of the old one, so that the dictionary keeps
+            # the order in which types first occurred.
             open_buckets[dtype] = _OpenBucket(cap_bytes or DDP_BUCKET_BYTES)
-    # The order in which PyTorch sends the buckets that no gradient has closed.
+    # PyTorch sends the buckets that are still open last, in reverse order of types.
     for bucket in reversed(open_buckets.values()):
         if bucket.gradients:
             buckets.append(bucket.gradients)
@@ -431,7 +432,7 @@ def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> Fusion
         tried_in_vain += 1
         ends = _with_a_change(best.ends, cut, shift)
         if ends is None:
-            continue  # there is no such cut to be moved
+            continue  # the cut cannot be moved in this plan
         candidate = FusionPlan(plan.planner, ends)
         candidate_s = seconds(candidate)
         if candidate_s < best_s:
@@ -499,14 +500,15 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
 
     Notes
     -----
-    A dynamic programme over prefixes. Let E[i] be the earliest end of communication of
-    the first i gradients. If the last of their groups begins with gradient j,
+    This is a dynamic programme over prefixes. Let E[i] be the earliest time at which
+    the first i gradients can have been communicated. The last of their groups begins
+    with some gradient j, hence
 
         E[i] = min over j < i of  max(E[j], ready[i]) + cost(bytes of j..i).
 
-    An earlier E[j] never makes a later message end later, so the best of each prefix is
-    enough. This takes O(n**2) time and O(n) memory. Of plans that tie to rounding, the
-    one with the smallest j is taken.
+    An earlier E[j] never makes a later message end later, so it is enough to know the
+    best plan of each prefix. This takes O(n**2) time and O(n) memory. If several plans
+    are equally fast up to rounding, the plan with the smallest j is taken.
 
     If the cost selects gradients first, one number for each prefix is not enough. Each
     prefix then has a Pareto front (`ddlkit.core.fronts`).
@@ -527,8 +529,8 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     earliest_s = np.zeros(n + 1)
     # The first gradient of the last group in the best plan of each prefix.
     last_group_start = np.zeros(n + 1, dtype=int)
-    # The costs of all n**2 groups may not fit into memory. So they are computed for a
-    # few last gradients at a time, about AT_ONCE costs together.
+    # The costs of all n**2 groups may not fit into memory. So about AT_ONCE costs are
+    # computed at a time, those of all groups that end with one of a few last gradients.
     lasts_at_once = max(1, AT_ONCE // n)
     for begin in range(0, n, lasts_at_once):
         lasts = range(begin, min(begin + lasts_at_once, n))
@@ -541,8 +543,8 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
             least_s = ends_s.min()
             earliest_s[end] = least_s
             # Processors sum in different orders, so times that ought to be equal may
-            # differ in the last digit. With this margin they tie on every processor,
-            # and `argmax` takes the first of them.
+            # differ in the last digit. With the margin ROUNDING they count as equal on
+            # every processor, and `argmax` takes the first of them.
             ties = ends_s <= least_s * (1 + ROUNDING)
             last_group_start[end] = np.argmax(ties)
     # From the last group back to the first: a group ends where the next one begins.
@@ -554,10 +556,10 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
 
 
 def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
-    """Return the best plan of sparsified gradients, as `exact` does.
+    """Return the plan with the shortest iteration if gradients are sparsified.
 
-    Of each group the largest elements are selected, which takes compute time, and only
-    these are sent.
+    Only the largest elements of each group are sent. To select them takes compute time,
+    which delays all later gradients.
     """
     n = workload.n
     if n > MOST_SELECTED:
@@ -608,8 +610,8 @@ def _group_times_s(
         If a time is negative.
     """
     bytes_before = np.concatenate([[0.0], np.cumsum(workload.bytes)])
-    # In row 0 the last gradient is lasts.start, and the first gradient is any one up to
-    # it. Each later row has one more first gradient.
+    # Row 0 is for the last gradient lasts.start, with which groups of lasts.start + 1
+    # different first gradients end. Each later row has one more first gradient.
     rows, firsts = np.tril_indices(len(lasts), k=lasts.start, m=workload.n)
     sizes = bytes_before[rows + lasts.start + 1] - bytes_before[firsts]
     times_s = np.zeros((len(lasts), workload.n))
@@ -661,13 +663,11 @@ class Planner:
 
     def takes(self, text: str) -> bool:
         """Return whether the text may stand after the colon of a plan's name."""
-        # The examples of a planner with variants have colons, too, although ``make``
-        # does not read the text. So variants are checked first.
+        # An example with a colon shows that ``make`` reads the text itself, and refuses
+        # what it cannot read. Only variants have such examples, too.
         has_colon = any(":" in example for example in self.examples)
-        if self.variants or not has_colon:
-            return not text or text in self.variants
-        # Here ``make`` reads the text itself, and refuses what it cannot read.
-        return True
+        make_reads_text = has_colon and not self.variants
+        return make_reads_text or not text or text in self.variants
 
 
 PLANNERS: dict[str, Planner] = {}
@@ -727,7 +727,7 @@ def make_plan(
     Returns
     -------
     FusionPlan
-        The messages of the plan, with the name as its `planner`.
+        The plan, whose `planner` is the name.
 
     Raises
     ------
@@ -758,6 +758,7 @@ def make_plan(
 
 @planner("buffer", examples=("buffer:25MB", "buffer:64MB:5ms"))
 def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Return the plan of a buffer, whose size and timeout are in ``text``: "64MB:5ms"."""
     size, _, timeout = text.partition(":")
     if not size:
         raise UserError("plan 'buffer': give the size of the buffer, as in buffer:25MB")
@@ -915,8 +916,9 @@ def fusing_pays(
 
     Notes
     -----
-    In print t_wait has the index i. The buffer waits for the backward pass of layer i
-    itself, which is t_wait^(i+1).
+    The paper prints t_wait^(i). We take this for a misprint: the buffer B^(i+1) holds
+    the layers down to i+1, and waits for the backward pass of layer i. The wait of this
+    buffer is t_wait^(i+1).
     """
     return update(buffered + size) + waited_s < update(buffered) + update(size)
 
@@ -932,9 +934,9 @@ def adafusion(workload: Workload, cost: MessageCost | None, variant: str) -> Fus
     cost : MessageCost
         The time of a message.
     variant : {"", "repaired"}
-        With "" the wait is zero. This is what the printed equation gives without a
-        limit of the buffer and without a timeout. With "repaired" the buffer waits for
-        the next backward.
+        With "" the wait is zero, as it is by the printed equation if the buffer has
+        neither a limit nor a timeout. With "repaired" the buffer waits for the backward
+        pass of the next gradient.
 
     Returns
     -------
@@ -974,11 +976,11 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> Fusio
 
     Notes
     -----
-    As published, a gradient joins while ready - tau_c < a, that is, if the gradient is
-    ready before the start-up of the message would be over. Here tau_c is the earliest
-    start of the message, and a is the start-up time or, for any cost, the time that
-    merging saves. As osf describes the rule, a gradient joins while its backward is
-    shorter than the message and a start-up.
+    By the published rule, a gradient joins if ready - tau_c < a, that is, if the
+    gradient is ready before the start-up of the message would be over. Here tau_c is
+    the earliest start of the message. For a straight line, a is the start-up time. For
+    any other cost, a is the time that merging saves. By the rule that osf describes, a
+    gradient joins if its backward is shorter than the message plus a.
     """
     message_cost = needed_cost(cost, "mg_wfbp")
     ready_s = workload.ready_s.tolist()

@@ -76,8 +76,8 @@ class Shared:
                 [resources.message_slowdown for resources in self.given]
             ),
         )
-        # Each message has a cost of its own, so the costs are divided into processor
-        # time and link time one by one.
+        # The resources of a message decide its cost, so the costs are divided into
+        # processor time and link time message by message.
         sizes = self.plan.group_bytes(self.workload).tolist()
         parts_of_message = [
             link.parts(resources.cost, n_bytes)
@@ -153,8 +153,8 @@ def jointly(
     # Without a plan, a message may end after any gradient.
     ends = plan.ends_in_ready_order if plan is not None else tuple(range(1, n + 1))
     starts = (0, *ends[:-1])
-    # Before the first message no time has passed and nothing is computed. This state has
-    # no last message, so that its other columns are never read.
+    # Before the first message no time has passed and nothing is computed. The search back
+    # from the end stops at this state, so what describes its last message is never read.
     unused = np.zeros(1, np.int64)
     before_all = _States(
         end_s=np.zeros(1), work_s=np.zeros(1), first=unused, state=unused, choice=unused
@@ -184,7 +184,7 @@ def jointly(
         kept = front[spaced.astype(int)]
         states[end] = _States._make(column[kept] for column in reached)
 
-    # Follow the states back from the shortest one.
+    # Follow the states back from the one whose last message arrives first.
     state = int(np.argmin(states[n].end_s))
     cuts = []
     given = []
@@ -207,16 +207,20 @@ def _with_one_more_message(
     costs_s: Floats,
     choices: Sequence[Resources],
 ) -> _States:
-    """Return the states after one more message, for each prefix and each resource.
+    """Return all states to which one more message leads, with any choice of resources.
 
-    There are two kinds of seconds. ``ready_s``, ``last_ready_s`` and all names with
-    "work" are amounts of compute, in seconds of undisturbed compute. All other names
-    are seconds of the clock.
+    A state says when the last message has arrived, and how much has been computed by
+    then.
+
+    There are three kinds of seconds. ``ready_s``, ``last_ready_s`` and all names with
+    "work" are amounts of compute, in seconds of undisturbed compute. ``costs_s`` and
+    all names with "alone" are amounts of a message, in seconds of a message that
+    compute does not slow down. All other names are seconds of the clock.
 
     Parameters
     ----------
     before : mapping of int to _States
-        The states of each prefix (P of them) after which the message may begin, by the
+        The states of each of the P prefixes after which the message may begin, by the
         first gradient of the message.
     ready_s : float
         The amount of compute after which the last gradient of the message is ready.
@@ -230,7 +234,7 @@ def _with_one_more_message(
     Returns
     -------
     _States
-        C states for each state of ``before``.
+        C states for each state of ``before``, one for each of the choices.
     """
     counts = [len(states.end_s) for states in before.values()]
     end_s = np.concatenate([states.end_s for states in before.values()])
@@ -249,13 +253,13 @@ def _with_one_more_message(
         [[1 + resources.message_slowdown] for resources in choices]
     )
     alone_s = costs_s[:, prefix]
-    # How long it takes to compute the rest while the message is sent, if the message
-    # lasts so long. Until then compute slows the message down. Afterwards the message
-    # is as fast as it is alone.
+    # If the message lasts that long, compute ends ``until_computed_s`` after the message
+    # has started. Up to this moment, compute and the message slow each other down. After
+    # this moment, the message is as fast as it is alone.
     until_computed_s = (last_ready_s - work_at_start_s) * compute_factor
     during_compute_s = np.minimum(alone_s * message_factor, until_computed_s)
-    done_by_then_s = until_computed_s / message_factor
-    after_compute_s = np.maximum(0.0, alone_s - done_by_then_s)
+    alone_until_computed_s = until_computed_s / message_factor
+    after_compute_s = np.maximum(0.0, alone_s - alone_until_computed_s)
     took_s = during_compute_s + after_compute_s
     # Where the message outlasts compute, the work is exactly all work. The sum below
     # could miss this amount by a rounding error.

@@ -171,7 +171,10 @@ class SparseGather(MessageCost, described=False):
         return np.asarray(seconds, dtype=float)
 
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Return the whole output of both gathers together.
+        """Return the size of both all-gathers together: the bytes of their outputs.
+
+        The size of an all-gather is what a rank has received in the end, which is a part
+        of each worker.
 
         Parameters
         ----------
@@ -186,9 +189,9 @@ class SparseGather(MessageCost, described=False):
         selected_elements = np.maximum(
             1.0, np.rint(self.density * elements_of(n_bytes))
         )
-        # Each worker contributes a value and an index for each selected element. The
-        # number of workers is always known (`__post_init__`), so 1 is never used.
-        return 2 * ELEMENT_BYTES * (self.workers or 1) * selected_elements
+        assert self.workers is not None  # `__post_init__` refuses a cost without it
+        # Each worker contributes a value and an index for each selected element.
+        return 2 * ELEMENT_BYTES * self.workers * selected_elements
 
 
 # -- iterations ------------------------------------------------------------------------
@@ -428,6 +431,7 @@ class SelectionTimes(SelectionCost):
         self.check(np.all(self.seconds > 0), "every time in seconds must be above zero")
 
     def _check_axis(self, name: str, values: Floats, least: int) -> None:
+        """Raise UserError unless there are ``least`` values, positive and rising."""
         # Values that rise from 0 on are also positive.
         rising = np.all(np.diff(values, prepend=0.0) > 0)
         self.check(

@@ -201,7 +201,8 @@ class TaskGraph:
         ndarray, shape (n,)
             Numbers of edges.
         """
-        # If every task takes a second, a path is as long as it has edges.
+        # If every task takes a second, the longest path to the start of a task, which does
+        # not count the task itself, has as many seconds as edges.
         return _longest_paths(np.ones(self.n), self.edges).astype(np.int64)
 
 
@@ -738,10 +739,11 @@ def _one_iteration(
     resource_of: Mapping[str, Ints],
     decode_s: float,
 ) -> _OneIteration:
-    """Return the tasks and edges of one iteration, and its edges to later ones.
+    """Return the tasks and edges of one iteration, and its edges to later iterations.
 
-    ``ends`` has the number of gradients that are ready when each message is complete,
-    as `FusionPlan.ends` does.
+    ``ends`` has for each message how many gradients must be ready before the message is
+    complete, as in `FusionPlan`. ``resource_of`` has the index of the resource of each
+    rank, by the class of resources. Without decoding, ``decode_s`` is 0.
     """
     tasks = _Tasks(resource_of)
     n_layers = len(times.backward_s)
@@ -788,9 +790,11 @@ def _one_iteration(
         messages.append(message)
     update = tasks.add_for_all("update", "all", times.update_s, after=messages)
 
+    # An update frees a buffer, into which a later iteration then reads its batch. The
+    # read is that of the later iteration, whose tasks are numbered like those here.
     to_fetch = []
     if strategy.batches_ahead:
-        to_fetch = [(update, task) for task in io]
+        to_fetch = [(update, read) for read in io]
     return _OneIteration(
         tasks=np.array(tasks.rows),
         within=_as_edges(tasks.edges),

@@ -84,10 +84,10 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     n_bytes = round(payload * _UNITS[match["unit"]])
     if n_bytes < 1:
         raise UserError(f"{where}, payload: less than a byte")
-    # `benchmark_times` computes the bus bandwidth from the time, and compares it with the
-    # printed one. The time comes from the printed algbw, so that rounding changes the
-    # computed busbw by up to rounding x (busbw / algbw). It changes the printed busbw by
-    # up to the rounding itself. Together this is the largest difference that is no error.
+    # `benchmark_times` computes a bus bandwidth from the time, and compares it with the
+    # printed one. Both are rounded. The time comes from the printed algbw, so the computed
+    # busbw is off by up to rounding x (busbw / algbw). The printed busbw is off by up to
+    # the rounding itself. A difference up to the sum of both is no error.
     largest_difference_bytes_per_s = _ROUNDING_BYTES_PER_S * (
         1 + busbw_gb_per_s / algbw_gb_per_s
     )

@@ -188,9 +188,10 @@ class Table:
         Whether algbw and busbw are printed, as by nccl-tests.
     is_whole : bool
         Whether no row can be missing at the end. nccl-tests prints a last line after the
-        rows, so that its tables are whole when that line has been read. It is not
-        expected in two cases, in which the table was copied out of the log: if the head
-        is not a comment, and if the rows end with a code block of a Markdown page.
+        rows, so a table of nccl-tests is whole when this line has been read. A table
+        that was copied out of its log is whole without this line. Such a table has a
+        head that is not a comment, or rows that end with a code block of a Markdown
+        page.
     """
 
     collectives: set[str] = field(default_factory=set)
@@ -246,10 +247,10 @@ class Table:
     def runs_at_once(self) -> int:
         """Return how many runs print into the table at once.
 
-        Each of them lists its rank 0, so that the result is how often rank 0 is listed.
+        Each run lists its rank 0, so the result is how often rank 0 is listed.
         """
-        # Several runs at once print several heads, or are each of a single rank. Otherwise
-        # further lists of ranks are of earlier attempts that failed.
+        # Runs at once print several heads, or have one rank each. In any other table, a
+        # rank is listed twice only because an earlier attempt failed after its list.
         if self.n_heads <= 1 and self.ranks > 1:
             return 1
         lists_of_rank_0 = [
@@ -302,39 +303,43 @@ class Table:
         before_times : dict of str to str
             The cells before the first time.
         places : list of dict of str to str
-            The time and the cells after it: once, or for each of `PLACES`.
+            The time and the cells after it: once or, where the table has a time for
+            each of `PLACES`, twice.
 
         Raises
         ------
         UserError
             If cells are missing.
         """
-        # `before` has the columns before the first time, `timed` that time and all after it.
+        # `before` has the columns before the first time. `timed` has this time and all
+        # columns after it.
         n_before = self.columns.index(self.layout.time)
         before = self.columns[:n_before]
         timed = self.columns[n_before:]
-        # A row is matched from its end. A time stamp has one name and two words.
+        # A row is matched from its end. A time stamp is one column and two words.
         n_timed_words = len(timed) + timed.count("timestamp")
-        first_time = len(words) - n_timed_words
-        # nccl-tests leaves redop blank where there is none, so that a word may be
-        # missing.
+        n_words_before = len(words) - n_timed_words
+        # Only nccl-tests prints rates. It leaves the column redop blank where there is no
+        # operation, so that one word may be missing.
         fewest = n_before - 1 if self.has_rates else n_before
-        if not fewest <= first_time <= n_before:
+        if not fewest <= n_words_before <= n_before:
             problem = f"truncated after {len(words)} words"
             if "NCCL" in words:
                 problem = "text of NCCL_DEBUG is inside: write it to NCCL_DEBUG_FILE"
             raise UserError(f"{where}, column time: {problem}")
-        if first_time < n_before:
+        if n_words_before < n_before:
             before = [name for name in before if name != "redop"]
-        # A time and the columns after it, such as algbw, are there once, or once for
-        # each place.
+        # nccl-tests prints the time and the columns after it, such as algbw, twice: out of
+        # place and in place. The second place then begins with the second "time".
         columns_of_place = len(timed)
         if "time" in timed[1:]:
             columns_of_place = timed.index("time", 1)
         places = []
         for start in range(0, len(timed), columns_of_place):
             names = timed[start : start + columns_of_place]
-            places.append(dict(zip(names, words[first_time + start :], strict=False)))
+            place_words = words[n_words_before + start :]
+            # Not strict, because the words of the second place may follow.
+            places.append(dict(zip(names, place_words, strict=False)))
         return dict(zip(before, words, strict=False)), places
 
 
@@ -354,9 +359,8 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the times of the one table of a log that the options choose.
 
-    The options ``collective`` and ``ranks`` choose a table, or are facts that the log
-    does not state. The option ``place`` chooses between times in place and out of
-    place, as in `rows_of_place`.
+    The options ``collective`` and ``ranks`` choose a table, or state what the log does
+    not. The option ``place`` chooses between times in place and out of place.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
@@ -489,8 +493,8 @@ class _TableCollector:
         words = _WORD.findall(line)
         columns = self.current.columns
         _, row = self.current.rows[-1]
-        # A time stamp has one name and two words. If NCCL's text came after a whole row, the
-        # next line is another row, and the two together have too many words.
+        # A time stamp is one column and two words. If NCCL's text came after a whole row,
+        # this line is another row, and the two rows together have too many words.
         most_words = len(columns) + columns.count("timestamp")
         if not words or len(row) + len(words) > most_words:
             return False
@@ -531,7 +535,8 @@ class _TableCollector:
 def _head(line: str) -> tuple[Layout, list[str]] | None:
     """Return the layout and the column names in a line that is the head of a table."""
     # "Avg Latency(us)" becomes "avg_us", "P50 Tail Lat(us)" becomes "p50_us", and
-    # "t_avg[usec]" becomes "t_avg_us". Few blanks are allowed, so that no line takes long.
+    # "t_avg[usec]" becomes "t_avg_us". At most 9 blanks are matched: with any number, the
+    # search would take quadratic time in a line of many blanks.
     lower = re.sub(
         r"\s{0,9}(tail )?lat(ency)?\s{0,9}\(us\)|\[usec\]", "_us", line.lower()
     )
@@ -703,11 +708,12 @@ def _chosen_table(
 
 
 def _collectives_of_table(table: Table, file: str, ranks: int) -> list[str]:
-    """Return the collectives of which a table may be, by name or by rates.
+    """Return the collectives that a table may have timed, by name or by rates.
 
     These are the collectives that the table names. If it names none, these are all
     collectives for which such algorithm and bus bandwidths would be printed. ``ranks`` is
-    the number of ranks if the table does not state it, 0 if it is unknown.
+    the user's number of ranks, which counts if the table does not state one. 0 stands
+    for an unknown number.
     """
     if table.collectives:
         return sorted(table.collectives)
@@ -763,12 +769,12 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
         variants.append((size, variant))
         for place, cells in zip(PLACES, places, strict=False):
             time = cells.get(table.layout.time, "")
-            # A place that the program does not time has N/A.
+            # The program prints N/A as the time of a place that it does not time.
             if size == "0" or time == "N/A":
                 continue
-            # N/A means that the values were not checked. Until 2022, a log had no column
-            # "wrong", but the largest deviation as "error", which is not read. The
-            # values of such a log count as right.
+            # N/A means that the values were not checked. Until 2022, logs had a column
+            # "error" with the largest deviation, which is not read, and no column
+            # "wrong". Values that were not checked, or in such a log, count as right.
             n_wrong = cells.get("wrong", "0").replace("N/A", "0")
             cells_by_name = {
                 **cells,
@@ -787,8 +793,7 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     if not table.has_rates:
         _check_last_time(sheet)
     frame = _PRINTED.frame(sheet, exact=False)
-    # `_PRINTED` reads every time as microseconds. A layout whose unit is a millisecond
-    # has 1000 microseconds in it, by which the times are multiplied.
+    # `_PRINTED` has read every time as microseconds, which some layouts do not print.
     return sheet, frame.assign(time=frame["time"] * table.layout.time_unit_us)
 
 
@@ -808,7 +813,7 @@ def _check_last_time(sheet: Sheet) -> None:
 def _possible_collectives(
     table: Table, frame: DataFrame, ranks: int
 ) -> dict[str, Convention]:
-    """Return the collectives that a table may be of, and how each would be printed.
+    """Return the collectives that a table may have timed, and how each would be printed.
 
     If the log names collectives, these are the named ones that would be printed with
     the rates of the table. If the log names none, they are all known collectives that
@@ -830,8 +835,8 @@ def _possible_collectives(
         printed with such rates.
     """
     # MPI benchmarks print no rates. For some collectives they print the size of one
-    # rank's part. The message is larger than that by the number of ranks. If this number
-    # is unknown, the factor is 0, too, which stands for an unknown factor.
+    # rank's part, so the message is larger by a factor: the number of ranks. 0 stands for
+    # an unknown number of ranks, and for an unknown factor, too.
     if not table.has_rates:
         names = sorted(table.collectives) or list(KNOWN)
         return {
@@ -918,11 +923,15 @@ def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
     """Return the number of ranks, at least 2, at which a collective has this bus factor.
 
     With r rounds of a ring of n ranks, the factor is b = r (n - 1) / n if a message is
-    divided, so that n = r / (r - b). Else the factor does not depend on n.
+    divided, so that n = r / (r - b). If a message is not divided, the factor does not
+    depend on n, and the result is 2.
     """
-    rounds = collective.rounds if collective.divided else 0
-    # A factor of r or more belongs to another collective. It gives a huge number of
-    # ranks here, with which the rates are compared and found to differ.
+    if not collective.divided:
+        return 2
+    rounds = collective.rounds
+    # A factor of r or more belongs to another collective. The result is then a huge
+    # number of ranks. The caller compares the rates at this number with those of the
+    # log, finds that they differ, and rejects the collective.
     return max(2, round(rounds / max(rounds - bus_factor, 1e-9)))
 
 

@@ -42,8 +42,9 @@ BY_SPELLING = {
 }
 """Collectives by their names in small letters without anything else."""
 
-# By how much of the printed bus bandwidth the one of size and time may differ, besides
-# the rounding of what is printed. Some programs average rates and others times.
+# How far the printed bus bandwidth may be from the one that follows from size and time,
+# as a share of the printed one and besides rounding. Some programs average rates, and
+# others average times.
 _RATE_TOLERANCE = 0.03
 
 
@@ -186,8 +187,8 @@ def benchmark_times(
     Returns
     -------
     MessageTimes
-        The times of one place, or of both if ``options.place`` is None. Of both, only
-        those of "in_place" are returned if the two differ by more than they scatter.
+        The times of one place. If ``options.place`` is None, these are the times of
+        both places, or of "in_place" alone if the two differ by more than they scatter.
 
     Raises
     ------
@@ -240,15 +241,15 @@ def refuse_several_variants(
     Parameters
     ----------
     rows : iterable of pairs
-        What is known of the message of a row, such as its size, and the values of the
-        row in the columns that tell kinds apart.
+        For each row, what identifies its message, such as the size, and the values of
+        the columns that tell kinds of messages apart, by the names of these columns.
     file : str
         The file, as errors name it.
 
     Raises
     ------
     UserError
-        For the first message that has several values in a column.
+        If a message has several values in a column.
     """
     first_variants: dict[object, Mapping[str, str]] = {}
     for message, variant in rows:

@@ -109,8 +109,8 @@ def _row(
     duration_s = duration * _SECONDS[unit]
     rate_unit = _BYTES_PER_S[head["unit"]]
     busbw_bytes_per_s = float(match["busbw"]) * rate_unit
-    # A duration has few decimals, of a unit that may be large compared with it. It is
-    # rounded by up to half a unit of its last decimal.
+    # A duration is rounded by up to half a unit of its last decimal. There are few
+    # decimals, so that this can be much of a short duration.
     decimals = len(match["duration"].partition(".")[2])
     relative_duration_error = 0.5 * 10.0**-decimals / duration
     # The printed bus bandwidth is compared with the one that follows from size and

@@ -97,7 +97,10 @@ def read_flops(sheet: Sheet) -> list[Tensor]:
     """
     return [
         Tensor(
-            row.tensor, row.layer or row.tensor, row.parameters, row.flops / row.batch
+            name=row.tensor,
+            layer=row.layer or row.tensor,
+            elements=row.parameters,
+            flops=row.flops / row.batch,
         )
         for row in FLOPS.frame(sheet, exact=False).itertuples()
     ]

@@ -295,8 +295,8 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     Raises
     ------
     UserError
-        If the text is not JSON or no Chrome trace, or if the trace has no span, or
-        launches of kernels without kernels.
+        If the text is not JSON or no Chrome trace, if the trace has no span, or if it
+        has launches of kernels but no kernel.
     """
     try:
         document = parse_json(text)
@@ -445,9 +445,10 @@ def _event(entry: Mapping[str, Any], first_us: float) -> Event:
 
 
 def _with_launches(events: Sequence[Event]) -> list[Event]:
-    """Return the spans, each with the instant of its launch, and messages with sizes.
+    """Return the spans, those of a GPU with the instants of their launches.
 
-    A span of a GPU and its launch on the processor have one correlation number.
+    Messages also get their sizes, as far as their operators note them. A span of a GPU
+    and its launch on the processor have the same correlation number.
     """
     launches = {}
     for event in events:
@@ -492,8 +493,8 @@ def _size_args(
         correlation: {} for correlation in message_correlations
     }
 
-    # Operators are nested. The innermost one starts last, and its arguments replace
-    # the rest.
+    # Operators are nested. The innermost one starts last, so its arguments replace those
+    # of the operators around it.
     operators = [event for event in events if _MESSAGE_OPERATOR.match(event.name)]
     for operator in sorted(operators, key=lambda event: event.start_s):
         first = bisect_left(launches_of_messages, (operator.thread, operator.start_s))
@@ -594,12 +595,13 @@ class TracedIteration(NamedTuple):
         ]
 
     def repeats_forward(self) -> bool:
-        """Return whether forward runs again after backward began, outside of it.
+        """Return whether forward runs again after backward began, and not inside backward.
 
         This is so where gradients of several batches are summed up. Activation
         checkpointing also runs operators of forward again, but inside a function of
         backward.
         """
+        # The functions of backward, a span for each, in the order in which they start.
         functions = [e for e in self.events if e.name.startswith(EVALUATE)]
         starts_s = [function.start_s for function in functions]
         # latest_end_s[k] is when the last of the first k functions ends.
@@ -619,8 +621,11 @@ class TracedIteration(NamedTuple):
             if event.identifier(_SEQUENCE_NUMBER) not in sequence_numbers:
                 continue
             n_begun = bisect_right(starts_s, event.start_s)
-            # Backward has begun, and no function that has begun contains the operator.
-            if n_begun > 0 and event.end_s > latest_end_s[n_begun]:
+            # An event that ends after all functions that had begun before it lies in none
+            # of them. A function of backward lies in itself, so it is not taken for an
+            # operator of forward.
+            is_outside = event.end_s > latest_end_s[n_begun]
+            if n_begun > 0 and is_outside:
                 return True
         return False
 
@@ -660,8 +665,8 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
     """
     by_launch = sorted(trace.events, key=lambda event: event.launched_s)
     launched_s = [event.launched_s for event in by_launch]
-    # When the GPU had computed each event. Other events, and messages and copies of
-    # inputs, do not keep the GPU from computing.
+    # When the GPU had computed each event, minus infinity for what it does not compute.
+    # Messages and copies of inputs do not keep the GPU from computing.
     computed_s = [
         event.end_s if _is_computed_on_gpu(event) else -math.inf for event in by_launch
     ]
@@ -671,7 +676,7 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
     steps = _steps(trace)
     traced: list[TracedIteration] = []
     for number, (start_s, end_s) in enumerate(steps):
-        # This many events were launched before the step.
+        # The index of the first event of the step, in the order of launches.
         first = bisect_left(launched_s, start_s)
         events = tuple(by_launch[first : bisect_left(launched_s, end_s)])
         phases = _phases(events)
@@ -705,9 +710,10 @@ def _is_computed_on_gpu(event: Event) -> bool:
 def _steps(trace: KinetoTrace) -> list[tuple[float, float]]:
     """Return when each step starts and ends by the processor's clock, in seconds.
 
-    The steps are, in this order of preference, the spans in which the profiler notes
-    its steps, and the times between updates, either as the user has marked them or as
-    the optimizer notes them. Without any of these, the whole trace is one step.
+    Steps are the spans in which the profiler notes its steps. Without such spans, they
+    are the times between the updates that the user has marked, and without marks, the
+    times between the steps that the optimizer notes. Without any of these, the whole
+    trace is one step.
     """
     profiler_steps = [
         (event.start_s, event.end_s)
@@ -793,8 +799,8 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
         phases["backward"] = (backward_start_s, end_s)
     if updates:
         phases["update"] = (updates[0].start_s, updates[-1].end_s)
-    # Of several marks of a phase the first one counts. Going backward, each mark
-    # replaces a later one.
+    # If a phase is marked several times, the first mark counts. In reversed order, each
+    # mark replaces the one that comes later in the trace.
     for event in reversed(events):
         phase = _marked_phase(event)
         if phase:
@@ -983,9 +989,9 @@ def _kinds_of_iterations(
 ) -> Finding:
     """Return how long the iterations take, slow ones apart from the others.
 
-    Raises UserError if nobody has chosen them, and if the rarer kind, slow or not, is
-    more than a third of them. A few slow iterations, such as the first one of a training,
-    are usual, and do not change a median.
+    Raises UserError if the user has not chosen iterations, and if the rarer kind, slow
+    or not, has more than a third of them. A few slow iterations, such as the first one of
+    a training, are usual, and do not change a median.
     """
     numbers = np.array([iteration.number for iteration in used])
     slow = iteration_s > MOST_TIMES_SHORTEST * iteration_s.min()

@@ -164,17 +164,21 @@ class LayerTrace:
         return sums_s.astype(float)
 
     def iteration_times_and_plan(self) -> tuple[IterationTimes, FusionPlan]:
-        """Return the mean iteration as the tasks of a graph (dag Section IV-B).
+        """Return the mean times of an iteration, and the plan that sends gradients alone.
+
+        A graph of tasks is made from both (dag Section IV-B).
 
         Returns
         -------
         times : IterationTimes
-            The times of the layers from the first one with a gradient on. The layers
-            before it are taken for the reading of data (t_io). A trace has no copies
-            and no update.
+            Forward and backward have a value for each layer from the first one with a
+            gradient on. Communication has a value for each gradient. The time of the
+            layers before the first gradient counts as reading of data (t_io). A trace
+            has no copies and no update.
         plan : FusionPlan
-            One message for each gradient. It groups all layers, so the message of a
-            gradient also has the layers without a gradient that are ready before it.
+            A group for each gradient. A layer without a gradient is in the group of the
+            next gradient that is ready, and adds no time to its message. The plan has
+            the layers of ``times``.
 
         Raises
         ------
@@ -327,11 +331,11 @@ def _cells(line: str) -> list[str]:
 def _sheet(text: str, file: str) -> Sheet:
     """Return the cells of a trace.
 
-    Its columns always have the names of `_TRACE`, however the header of the file spells
-    them, and also if the file has no header.
+    The columns of the result always have the names of `_TRACE`, however the header of
+    the file spells them, and also if the file has no header.
     """
     names = _TRACE.names
-    # The reader of sheets takes CSV with a header, so that this is made of the trace.
+    # `read_sheet` takes CSV with a header, so the trace is turned into such CSV.
     lines = [",".join(_cells(line)) for line in text.splitlines()]
     has_header = lines[0][:2].lower() == "id"
     n_added_lines = 0

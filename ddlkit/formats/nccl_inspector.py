@@ -120,6 +120,7 @@ def _row(operation: _Operation) -> BenchmarkRow:
     n_bytes = whole(
         performance.get("coll_msg_size_bytes"), where, "coll_msg_size_bytes"
     )
+    # For these collectives, the file has the size of one rank's part of the message.
     if collective in _SIZED_BY_PART:
         n_bytes *= ranks
     time_us = positive(performance.get("coll_exec_time_us"), where, "coll_exec_time_us")
@@ -133,7 +134,7 @@ def _row(operation: _Operation) -> BenchmarkRow:
         collective=collective,
         ranks=ranks,
         busbw_bytes_per_s=1e9 * busbw_gb_per_s,
-        # The time may be rounded by half a microsecond, even where the rate is not. This
-        # share of the time is the same share of the rate that follows from it.
+        # The time may be rounded by half a microsecond, even where the rate is not. The
+        # rate that follows from the time is then off by the same share as the time.
         busbw_rounding_bytes_per_s=1e9 * busbw_gb_per_s / (2 * time_us),
     )

@@ -84,8 +84,8 @@ _UNKNOWN_UNIT = 0
 _LARGE_BYTES = 65536
 _SLOWEST_BYTES_PER_S = 1e4
 
-# A column divides the times of a share of the sizes if it tells several kinds apart. At
-# fewer sizes it may be chance, as with rounded rates.
+# A column that tells several kinds of messages apart has several values at this share of
+# the sizes or more. At fewer sizes this may be chance, as with rounded rates.
 _DIVIDED_SHARE = 0.5
 
 
@@ -340,8 +340,8 @@ def _in_bytes_and_seconds(
 ) -> DataFrame:
     """Return a table with columns "bytes" and "seconds" in place of ``size`` and ``time``.
 
-    Values in the units of the file may be plausible, and implausibly small or large in
-    bytes or seconds. Raises UserError for such a value.
+    ``size`` and ``time`` are the columns of the file, which have units of their own.
+    Raises UserError for a value that is implausibly small or large in bytes or seconds.
     """
     n_bytes = (frame[size.name] * size.unit).round()
     seconds = frame[time.name] * time.unit
@@ -381,10 +381,10 @@ def _refuse_dividing(
 ) -> None:
     """Raise UserError if an unknown column divides the times into several kinds.
 
-    A column does so if most sizes have several of its values, and most of its values
-    occur at several sizes. This is not so for a column of measured numbers, such as a
-    standard deviation, which has other values at each size. ``cells`` are the values of
-    the column ``name``.
+    A column divides the times if it has several values at most sizes, and if most of
+    its values occur at several sizes. A column of measured numbers, such as a standard
+    deviation, has other values at each size, and divides nothing. ``cells`` are the
+    values of the column ``name``.
     """
     if _plain(name) in REPEATS_NAMES:
         return

@@ -204,9 +204,10 @@ class Decoder:
         Notes
         -----
         Gradients become ready from the last tensor to the first. The FLOP of an operation
-        are those of the tensor whose gradient is the first to wait for the backward of the
-        operation. For a matrix this is its bias, if it has one. For attention it is the
-        last matrix before attention, and for a tied head it is the norm before the head.
+        count at one tensor: the one with the first gradient that must wait for the
+        backward of the operation. The FLOP of a matrix count at its bias, if there is one.
+        Those of attention count at the last matrix before attention, and those of a tied
+        head at the norm before the head.
         """
         most = self.positions or MOST_SIZE
         if not 1 <= tokens <= most:
@@ -226,7 +227,7 @@ class Decoder:
         """Yield the tensors of a block: of attention, then of feed-forward."""
         width = self.d_model
         # Two products of matrices, of 2 T d_model FLOP for each of T tokens. Their FLOP
-        # are added to the last matrix before attention, as `tensors` says.
+        # count at the last matrix before attention, whose gradient waits for them first.
         attention_flops = 4.0 * tokens * tokens * width
         yield from self._norm(f"{prefix}attention_norm")
         if self.attention_matrices == 2:
@@ -258,9 +259,9 @@ class Decoder:
     ) -> Iterator[Tensor]:
         """Yield the weight of a matrix and its bias, if it has one.
 
-        The FLOP are those of the matrix for all ``tokens`` of a sample, and
-        ``attention_flops`` of the attention that follows the matrix. Both are those of the
-        last tensor, whose gradient is ready first.
+        The FLOP of the matrix for all ``tokens`` of a sample, and the ``attention_flops``
+        of an attention that follows the matrix, count at the last of the yielded tensors,
+        whose gradient is ready first.
         """
         elements = inputs * outputs
         flops = 2.0 * inputs * outputs * tokens + attention_flops
@@ -273,8 +274,8 @@ class Decoder:
     def _norm(self, layer: str, flops: float = 0.0) -> Iterator[Tensor]:
         """Yield the scale of a norm and its shift, if it has one.
 
-        ``flops`` are those of a tied head that follows the norm. They become those of the
-        last tensor of the norm. The norm itself counts as no work.
+        ``flops`` are those of a tied head that follows the norm. They count at the last
+        tensor of the norm. The norm itself counts as no work.
         """
         if self.norm_tensors == 2:
             yield Tensor(f"{layer}.scale", layer, self.d_model, 0.0)

@@ -98,7 +98,8 @@ class Option(NamedTuple):
         Returns
         -------
         dict
-            Seconds, the number of messages, and the interval of a single iteration.
+            The predicted times in seconds, the scaling factor, the interval of a single
+            iteration, and the number of messages.
         """
         predicted = self.iteration.prediction
         return {
@@ -282,8 +283,9 @@ class Advice:
             two_deviations = np.ptp(np.quantile(relative_s, ONE_DEVIATION))
             relative_deviations.append(two_deviations / 2)
         # A round's time is the median of its iterations, and the gain is the median over
-        # rounds. Medians of normal noise scatter more than means: by 1.18 for a few
-        # values, as there are rounds, and by 1.25 for many, as there may be iterations.
+        # rounds. The median of normal noise scatters more than the mean: 1.18 times as
+        # much for a few values, such as rounds, and 1.25 times as much for many values,
+        # such as iterations.
         ratio_noise = 1.18 * math.hypot(*relative_deviations) / math.sqrt(rounds)
         # With one iteration a round's median is that iteration.
         ratio_noise *= min(1.0, 1.25 / math.sqrt(iterations_per_round))
@@ -383,7 +385,7 @@ class Advice:
             the interval of that gain is narrow.
         """
         best = self.ranked[0]
-        # WIDE is half the width from which on an interval counts as wide.
+        # WIDE is a half-width, hence the factor of 2.
         if np.ptp(self.gain(best).interval) < 2 * WIDE:
             return 0
         sent_bytes = np.concatenate(
@@ -490,7 +492,7 @@ def is_supported(measured: Gain) -> bool:
 
 
 def is_decided(measured: Gain) -> bool:
-    """Return whether further rounds of a trial could hardly change the decision.
+    """Return whether further rounds of a trial could hardly change its result.
 
     Parameters
     ----------
@@ -500,7 +502,9 @@ def is_decided(measured: Gain) -> bool:
     Returns
     -------
     bool
-        True if the interval of the gain lies above zero or ends below `WORTH`.
+        True if the plan is surely faster, because the interval of the gain lies above
+        zero, or if the gain is surely not worth a change of the plan, because the
+        interval ends below `WORTH`.
     """
     lower, upper = measured.interval
     return lower > 0 or upper < WORTH

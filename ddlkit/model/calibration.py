@@ -406,23 +406,24 @@ def shared_link(samples: pd.DataFrame) -> Link:
     Returns
     -------
     Link
-        A link that saves up tokens, if it belongs to a lab, has a known rate, and has a
-        token bucket according to its name.
+        How many messages can use the processor at once. For a lab's link whose rate is
+        limited by a token bucket, according to the name of the link, also the burst of
+        the bucket and the time of a byte.
     """
     first = samples.iloc[0]
     name = str(first["link"])
     rate_bits_per_s = float(first["link_bits_per_s"])
-    software = software_at_once(samples)
+    messages_at_once = software_at_once(samples)
     burst_s = 0.0
     # In tables, a link whose rate is not limited has the rate 0.
     if is_lab(name) and rate_bits_per_s:
         burst_s = read_link(name).burst_s
     if not burst_s:
-        return Link(software=software)
+        return Link(software=messages_at_once)
     wire_s = wire_s_per_byte(
         str(first["collective"]), int(first["ranks"]), rate_bits_per_s, _framing(name)
     )
-    return Link(software=software, burst_s=burst_s, wire_s_per_byte=wire_s)
+    return Link(software=messages_at_once, burst_s=burst_s, wire_s_per_byte=wire_s)
 
 
 def _framing(link: str) -> float:

@@ -278,9 +278,9 @@ def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
     ------
     str
         A warning, if the median relative error of single rows is above 1%, and more
-        than ten times the median error at sizes that are held out of the fit. There the
-        median of each size is predicted. So the rows of one size differ among
-        themselves more than any curve through the medians could explain.
+        than ten times the median error at sizes that are held out of the fit. At a
+        held-out size, the error is that of the median of its rows. So the curve passes
+        close to the medians, and the rows of one size differ among themselves.
     """
     error = fitted["median_abs_relative_error"]
     held_out_error = fitted["median_abs_held_out_error"]

@@ -86,14 +86,14 @@ def interval_holds(communication: Communication) -> str:
     -------
     str
         The causes that the interval includes and those that it lacks, in words. Empty
-        if contention was measured, so that the nominal share of single iterations
-        should lie in the interval.
+        if the interval lacks none, which is so if contention was measured.
 
     Notes
     -----
-    Draws of an iteration have slowdowns only if contention was measured, and a drift of
-    compute only if a contention is given. Without them the interval has the scatter
-    and the drift of messages alone. If compute hides most messages, such an interval is
+    There are three cases. Without a contention, the interval has only the scatter and
+    the drift of messages. With a contention that is assumed, it also has the drift of
+    compute. With a contention that was measured, it also has the slowdowns, and lacks
+    nothing. If compute hides most messages, an interval of the first two cases is
     hardly wider than a point, and would be wrong as an interval of 95%.
 
     The interval could be widened by the errors of recorded training. But iterations of
@@ -101,8 +101,8 @@ def interval_holds(communication: Communication) -> str:
     on the link, and other machines were not recorded. A width taken from there would
     look measured without being so. The interval therefore states what it includes.
 
-    Replays sleep for their compute times, so nothing slows their compute down. Their
-    intervals include all causes also without a contention.
+    This function is not for replays. They sleep for their compute times, so nothing
+    slows their compute down, and their intervals lack nothing.
 
     Examples
     --------
@@ -114,17 +114,17 @@ def interval_holds(communication: Communication) -> str:
     if contention is not None and contention.is_measured:
         return ""
     if communication.noise is None:
-        held = "the uncertainty of the fitted cost of messages"
+        included = "the uncertainty of the fitted cost of messages"
     else:
-        held = "the scatter and drift of messages"
+        included = "the scatter and drift of messages"
     if contention is None:
         missing = "contention with compute and the drift of compute were"
     else:
         # With any contention, also an assumed one, draws have the drift of compute that
         # was found in recorded training.
-        held += " and the drift of compute"
+        included += " and the drift of compute"
         missing = "contention with compute was"
-    return f"{held}; {missing} not measured"
+    return f"{included}; {missing} not measured"
 
 
 def forecast(
@@ -301,10 +301,16 @@ def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
         The workload, plan and cost of ``iteration`` with the slowdowns of the contention
         in its link.
     """
-    of_compute, of_messages = contention.of_messages(iteration.group_bytes)
+    slowdown_of_compute, slowdown_of_messages = contention.of_messages(
+        iteration.group_bytes
+    )
     # If copies were not timed with the contention, it states 0 seconds per byte.
     copy_s_per_byte = contention.copy_s_per_byte or iteration.copy_s_per_byte
-    link = replace(iteration.link, slowdown=of_compute, message_slowdown=of_messages)
+    link = replace(
+        iteration.link,
+        slowdown=slowdown_of_compute,
+        message_slowdown=slowdown_of_messages,
+    )
     return replace(
         iteration,
         link=link,

@@ -369,8 +369,8 @@ class Sharding:
         if not reshard:
             return sum(self.bytes)
         units = [unit for unit, _, _ in self.runs if unit != ROOT]
-        # If only the root computes between two runs of a unit, both of a pair are this
-        # unit. The set counts it once.
+        # Both units of a pair are the same one if only the root computes between two of
+        # its runs. The set counts this unit once.
         gathered_together = [{ROOT, *pair} for pair in pairwise(units)]
         # A network of a single unit has no pair, and a network may be all root.
         first_unit = units[:1]
@@ -411,7 +411,7 @@ class Sharding:
             if prefetch:
                 program.gather_next(later_units)
             program.compute(forward_s)
-            # The root always stays whole. A unit stays whole if it computes again.
+            # The root always stays whole. Any other unit stays whole if it computes again.
             if reshard and unit != ROOT and unit not in later_units:
                 program.reshard(unit)
 
@@ -452,11 +452,13 @@ def _with_later_units(
 
 
 def _units_by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
-    """Return for each tensor the one module of its unit, or () for the root.
+    """Return the unit of each tensor: a tuple of its module, or () for the root.
 
-    ``spec`` has patterns of module names, with commas between them. A unit is the
-    outermost module around a tensor that one of the patterns matches. A tensor without
-    such a module belongs to the root. Raises UserError if a pattern makes no unit.
+    A unit is a tuple, because the units of `_units_by_size` have several modules.
+    ``spec`` has patterns of module names, with commas between them. The unit of a
+    tensor is the outermost module around it that one of the patterns matches. A tensor
+    without such a module belongs to the root. Raises UserError if a pattern makes no
+    unit.
     """
     patterns = [pattern.strip() for pattern in spec.split(",")]
     used: set[str] = set()

@@ -768,7 +768,10 @@ def _tables_to_pack(
     new_packs: dict[tuple[str, str, int], dict[Path, list[str]]] = defaultdict(dict)
     characters_so_far = 0
     for path in list_tables(folder):
-        if not path.exists() or not is_stamped(path):
+        # A table that is in a pack already is listed, too, but is no file.
+        is_loose = path.exists()
+        # Only a stamp says which schema a table has.
+        if not is_loose or not is_stamped(path):
             continue
         text, stamp = _text_of(path)
         header, *rows = text.splitlines()
