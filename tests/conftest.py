@@ -162,7 +162,7 @@ def require_lab() -> None:
     """The shaped-network lab must be possible here (root, iproute2, tbf)."""
     from ddlkit.lab import network
 
-    reason = network.available()
+    reason = network.why_unavailable()
     if reason:
         _missing(reason)
 

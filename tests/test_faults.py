@@ -443,7 +443,7 @@ def test_without_root_a_lab_is_one_line(require_lab: None, tmp_path: Path) -> No
     try:
         with pytest.raises(UserError, match="^the lab needs root"):
             Lab(LabShape(2, 1e9)).up()
-        assert network.available.__wrapped__() == network.NEEDS_ROOT
+        assert network.why_unavailable.__wrapped__() == network.NEEDS_ROOT
     finally:
         os.seteuid(0)
 

@@ -175,7 +175,7 @@ def test_the_arguments_of_a_point_fit_the_function_that_measures(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr("ddlkit.lab.network.available", lambda: "")
+    monkeypatch.setattr("ddlkit.lab.network.why_unavailable", lambda: "")
     if kind in GPU and device == "cpu":
         pytest.skip("there is nothing to measure without a GPU")
     described = GPU[kind] if kind in GPU else SMALLEST[kind][0]

@@ -334,7 +334,8 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
 
     On all ranks but rank 0 the result is empty and the advice is None.
     """
-    # Refused before the imports below load torch, which takes seconds.
+    # These calls refuse wrong options before the imports below load torch, which takes
+    # seconds. The rate of --lab is read again by `_launch`.
     lab_rate(arguments.lab)
     require_lab(arguments.lab)
     require_model_file(arguments.model)
@@ -467,7 +468,6 @@ def _result_and_advice(
         "tables": str(out),
         "warnings": warnings,
     }
-    # `Advice` calls a plan an option, and the table of trials calls it a policy.
     # If the default is the only plan, there was nothing to compare it with.
     only_default = len(advice.options) == 1
     if not tried or only_default or not store.has_table(trials_path):
@@ -476,9 +476,9 @@ def _result_and_advice(
         return result, advice
 
     trials = store.load_table(trials_path, "trials")
-    # Each repeat in the table is a round of the trial, in which every plan trains for some
-    # iterations. `rounds` has a row for each round, a column for each plan, and in each
-    # cell the median iteration in seconds.
+    # Each repeat in the table is a round of the trial, in which every plan (called policy)
+    # trains for some iterations. `rounds` has a row for each round, a column for each
+    # plan, and in each cell the median iteration in seconds.
     rounds = trials.pivot_table(
         values="seconds", index="repeat", columns="policy", aggfunc="median"
     )

@@ -653,7 +653,7 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
 
 
 def advice_to_assume_ring(cost: Any) -> str:
-    """Return what to add to a command whose cost is of another number of ranks, in words.
+    """Return in words how to use a cost between other ranks than it was measured for.
 
     Parameters
     ----------
@@ -691,8 +691,8 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
             f"{origin}: the messages were sent by {cost.algorithm}, not by a ring: "
             "leave --assume-ring out"
         )
-    # A ring divides the start-up of the line among its steps, none of which takes less
-    # than no time.
+    # The steps of a ring share the start-up of the line, and no step can take a negative
+    # time.
     if cost.alpha_s < 0:
         raise UserError(
             f"{origin}: the line that fits best has a start-up below zero, which no ring "
@@ -780,7 +780,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     from ddlkit.store.readers import choose
 
     default = of_gradients(sparse=arguments.density is not None)
-    # The values that the rows must have. None takes the only value that there is.
+    # The values that the rows must have. With None, the rows must have a single value.
     required = {
         "collective": arguments.collective or default,
         "ranks": arguments.ranks,

@@ -140,11 +140,11 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
 def _order_statistic(n: int, rarity: int) -> int:
     """Return which order statistic bounds the median of n samples, 0 if none does.
 
-    Order statistics are counted from 1. The result is the largest k for which the k-th
-    smallest sample exceeds the median with a probability of at most 1 / rarity: 40
-    stands for once in 40 times. This probability is P(Binomial(n, 1/2) < k), the number
-    of subsets of n samples with fewer than k members, divided by 2**n. The comparison
-    is exact, because only integers are compared.
+    The result is the largest k for which the k-th smallest sample exceeds the median
+    with a probability of at most 1 / ``rarity``. A rarity of 40 stands for once in 40
+    times. The probability is P(Binomial(n, 1/2) < k): the number of subsets of n
+    samples with fewer than k members, divided by 2**n. Only integers are compared, so
+    the comparison is exact.
     """
     # The numbers of subsets with exactly k members, and with k members or fewer.
     k = 0

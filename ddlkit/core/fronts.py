@@ -164,9 +164,9 @@ class Front(NamedTuple):
     def runs(self, most: int) -> Ints:
         """Return the index of the first point of each of at most ``most`` runs.
 
-        The runs are equally long, and a run without points is left out. The distance
-        between neighbours is their difference in the coordinate in which they differ
-        less.
+        The front is cut into ``most`` runs of equal length, and a run without points is
+        left out. The length between two neighbours is their difference in the coordinate
+        in which they differ less.
         """
         # Along the front, selected_s rises and arrived_s falls, so both differences
         # between neighbours are positive.
@@ -174,8 +174,8 @@ class Front(NamedTuple):
             self.selected_s[1:] - self.selected_s[:-1],
             self.arrived_s[:-1] - self.arrived_s[1:],
         )
-        # The front is cut into ``most`` runs of equal length along_s. A point that lies
-        # in another run than the point before it begins a run.
+        # The length from the first point to each later one. A point that lies in another
+        # run than the point before it begins a run.
         along_s = steps_s.cumsum()
         run_of_later_points = np.minimum(
             along_s * (most / along_s[-1]), most - 1
@@ -279,10 +279,10 @@ class _Pass(NamedTuple):
 def _passes() -> Iterator[_Pass]:
     """Yield passes without end, by prefixes and suffixes in turn, with ever more points.
 
-    Most passes compute lower bounds. A pass that only looks for a plan precedes each of
-    them over prefixes, except for the first. Its fronts keep the most promising points,
-    so they are no lower bounds. Suffixes need no such pass, because a plan that is found
-    by prefixes is a plan of the whole network.
+    Most passes compute lower bounds. Before each of them that goes over prefixes, except
+    for the first, another pass over prefixes only looks for a plan. The fronts of this
+    pass keep the most promising points, so they are no lower bounds. Suffixes need no
+    such pass, because a plan that is found by prefixes is a plan of the whole network.
     """
     # A cheap first bound, for which one point of each front is enough.
     yield _Pass(PREFIXES, most=1, is_lower_bound=True)
@@ -546,7 +546,8 @@ def _useful(
     # message arrives at minus infinity. Their sum is not a number, which compares as
     # False, so that such a group counts as not useful.
     with np.errstate(invalid="ignore"):
-        # max(a + q, b + p) of the module's docstring.
+        # This is max(b + p, a + q) of the module's docstring, with the point (a, b) of
+        # the prefix that ends with the group, and the corner (p, q) of the suffix.
         ends_s = np.maximum(arrived_s + after_sent_s, selected_s + after_arrived_s)
     # Where the first tensor comes after the last one, there is no group.
     return np.asarray(np.tril(ends_s <= limit_s * (1 + ROUNDING)))

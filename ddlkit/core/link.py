@@ -133,12 +133,13 @@ class Link:
         Without a burst the start-up is software, and the rest of the cost is link time.
 
         With a burst the software of a message overlaps with its bytes, so that a row of
-        equal messages is as fast as the slower of the two. Let the limit be the size
-        whose bytes occupy the link for as long as the start-up takes. A message above
-        the limit was limited by the link when its cost was measured. Its cost is link
-        time, and its software takes as long as a message of the limit. A smaller
-        message was limited by its software. Its cost is processor time, and its link
-        time follows from the rate.
+        equal messages is as fast as the slower of the two. Which of them is slower
+        depends on the size. The limit between them is the size whose bytes occupy the
+        link for as long as the start-up takes. A message above the limit was limited by
+        the link when its cost was measured. Its cost is link time, and its processor
+        time is the cost of a message of the limit. A message below the limit was
+        limited by its software. Its cost is processor time, and its link time follows
+        from the rate.
         """
         cost_s = np.asarray(cost(n_bytes))
         startup_s = max(0.0, cost.startup_s())
@@ -150,13 +151,13 @@ class Link:
         wire_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
         limited_by_link = wire_s > startup_s
         # The limit of the notes, in bytes of a message. A message can send more or
-        # fewer bytes than its own, such as the largest gradients of a group.
+        # fewer bytes than it has, for example if only the largest gradients are sent.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
         software_s = np.minimum(cost_s, cost(limit_bytes))
         # A measured cost is the mean over a row of messages. The first of them found
-        # the bucket full. Without these tokens each message would have kept the link
-        # busy for longer, by its share of the time that they saved.
+        # the bucket full of tokens, which saved ``burst_s`` of link time in all. Without
+        # these tokens, each message would have kept the link busy for its share longer.
         saved_s = self.burst_s / cost.messages_per_sample(n_bytes)
         return Parts(
             software_s=np.where(limited_by_link, software_s, cost_s),
@@ -539,11 +540,12 @@ def _overlapped_s(
     ndarray, one value for each scenario
         Seconds from the start of the message to its end.
     """
-    # The message slows compute down, so the rest of compute takes this time if the
-    # message lasts so long. Until then compute slows the message down. Afterwards the
-    # rest of the message is as fast as it is alone.
+    # If the message lasts that long, compute ends ``until_computed_s`` after the message
+    # has started. Up to this moment, both slow each other down. After it, the rest of the
+    # message is as fast as it is alone.
     until_computed_s = compute_left_s * (1 + slowdown)
     during_compute_s = np.minimum(alone_s * (1 + message_slowdown), until_computed_s)
-    done_by_then_s = until_computed_s / (1 + message_slowdown)
-    after_compute_s = np.maximum(0.0, alone_s - done_by_then_s)
+    # How much of the message is sent by then, in seconds of the message alone.
+    alone_until_computed_s = until_computed_s / (1 + message_slowdown)
+    after_compute_s = np.maximum(0.0, alone_s - alone_until_computed_s)
     return np.asarray(during_compute_s + after_compute_s)

@@ -173,8 +173,7 @@ class SparseGather(MessageCost, described=False):
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
         """Return the size of both all-gathers together: the bytes of their outputs.
 
-        The size of an all-gather is what a rank has received in the end, which is a part
-        of each worker.
+        The size of an all-gather is what a rank has in the end: a part from each worker.
 
         Parameters
         ----------

@@ -873,7 +873,7 @@ def of_iteration(
     decode_s : float, optional
         Seconds to decode the batch of one GPU, if the strategy decodes on the CPU.
     h2d_s : float, optional
-        Seconds to copy the batch of one GPU to the GPU.
+        Seconds to copy the batch of one GPU from the host to this GPU.
 
     Returns
     -------

@@ -976,10 +976,10 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
     # All rates are in GB/s, as they are printed.
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
-    # In each row, the factor that comes closest is taken.
+    # How far algbw is off, by the factor that comes closest in each row.
     off = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
-    # Both are rounded: the time, by which the rate is divided, and algbw itself. The
-    # other terms leave room for the errors of these computations.
+    # The printed time, from which the rate follows, is rounded, and so is algbw. The
+    # factor 1.02 and the terms 0.001 and 1e-4 leave some room for other roundings.
     time_column = sheet.header.index("time")
     algbw_column = sheet.header.index("algbw")
     time_rounding = np.array(

@@ -865,10 +865,10 @@ def layer_profile(
 
     Notes
     -----
-    Backward of a tensor is the time since the gradient before was accumulated. The
-    times are medians over the iterations. The backward times are then multiplied by one
-    factor, so that their sum is the median backward time of the iterations: a sum of
-    medians is not the median of sums.
+    Backward of a tensor is the time from the accumulation of the gradient before to the
+    accumulation of its own. The times are medians over the iterations. A sum of medians
+    is not the median of sums, so all backward times are then multiplied by one factor.
+    Their sum becomes the median backward time of the iterations.
     """
     used = iterations(trace, chosen)
     gradients = [_gradients(iteration) for iteration in used]

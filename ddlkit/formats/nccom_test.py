@@ -127,7 +127,8 @@ def _row(
         busbw = float(cells["busbw(gb/s)"])
     except (KeyError, ValueError):
         raise UserError(f"{where}, algbw and busbw: a number is missing") from None
-    # Of the two units, the one with which algbw is closer to size over time.
+    # The log may be in either of two units. It is taken to be in the one in which algbw is
+    # closer to size over time.
     unit = min(_UNITS_BYTES_PER_S, key=lambda unit: abs(algbw - size / seconds / unit))
     allowed = _RATE_TOLERANCE * algbw + _ROUNDING
     if not abs(algbw - size / seconds / unit) <= allowed:

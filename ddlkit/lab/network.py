@@ -460,7 +460,7 @@ def clean() -> list[str]:
 
 
 def lacking() -> str:
-    """Return what this machine lacks for a lab, or "", without trying to build one."""
+    """Return what this machine lacks for a lab, "" if nothing, without building one."""
     if sys.platform != "linux":
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
@@ -471,8 +471,8 @@ def lacking() -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def available() -> str:
-    """Return why no lab is possible here, or "".
+def why_unavailable() -> str:
+    """Return why no lab is possible here, "" if one is.
 
     A small lab is built and removed to see whether that works. This is done only once.
     """

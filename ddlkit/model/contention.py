@@ -181,18 +181,20 @@ class Contention:
             chosen = np.random.default_rng(1).integers(0, len(self.draws), drawn)
             # From the shape (drawn, 2, k) to (2, drawn, k).
             values = np.moveaxis(self.draws[chosen], 1, 0)
-        sizes = np.log(np.asarray(n_bytes, float))
-        known = np.log(self.bytes)
-        if len(known) == 1:
+        log_sizes = np.log(np.asarray(n_bytes, float))
+        log_measured = np.log(self.bytes)
+        if len(log_measured) == 1:
             # There is nothing to interpolate: the one slowdown counts for every size.
-            return np.broadcast_to(values, (*values.shape[:-1], len(sizes))).copy()
-        # This is `np.interp` for all draws at once, which itself takes one row only.
-        right = np.clip(np.searchsorted(known, sizes), 1, len(known) - 1)
+            return np.broadcast_to(values, (*values.shape[:-1], len(log_sizes))).copy()
+        # `np.interp` takes one row of values only. This interpolates all draws at once,
+        # between the measured sizes to the left and to the right of each size.
+        right = np.searchsorted(log_measured, log_sizes)
+        right = np.clip(right, 1, len(log_measured) - 1)
         left = right - 1
+        gap = log_measured[right] - log_measured[left]
         # For a size outside the measured ones, the clipped share gives the slowdown of
         # the nearest one.
-        position = (sizes - known[left]) / (known[right] - known[left])
-        share = np.clip(position, 0.0, 1.0)
+        share = np.clip((log_sizes - log_measured[left]) / gap, 0.0, 1.0)
         return np.asarray(values[..., left] * (1 - share) + values[..., right] * share)
 
 

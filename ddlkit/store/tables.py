@@ -213,11 +213,11 @@ def _appended(
             f"{path}: recorded by benchmark version {version}, this is "
             f"{BENCHMARK_VERSION}: save under a new name"
         )
-    # The old rows were read and have all columns, but the new ones may lack columns with
-    # a default. Writing and reading the new rows adds these columns.
-    kind = schema_named(schema)
-    new_text = write_sheet(new, kind, str(path))
-    new_with_all_columns = kind.read(new_text, str(path))
+    # Reading has given the old rows all columns, but the new ones may lack columns with a
+    # default. Writing and reading the new rows adds these columns.
+    schema_of_table = schema_named(schema)
+    new_text = write_sheet(new, schema_of_table, str(path))
+    new_with_all_columns = schema_of_table.read(new_text, str(path))
     # The history is a flat list: the stamp that joins it must not contain one itself.
     history = stamp.pop("history", [])
     rows = concat([old, new_with_all_columns], ignore_index=True)

@@ -459,7 +459,7 @@ def _points_and_grids(
             if make is Grid:
                 grids.append(Grid(**arguments))
                 continue
-            lacking = lab.available() if is_in_lab else ""
+            lacking = lab.why_unavailable() if is_in_lab else ""
             if lacking:
                 say(f"no lab, so no {part} there: {lacking}")
             else:

@@ -98,7 +98,7 @@ def record(
     if dry_run:
         return estimate(make_points, out)
     if suite.is_campaign or part == CAMPAIGN:
-        lacking = network.available()
+        lacking = network.why_unavailable()
         if lacking:
             raise UserError(f"no campaign here: {lacking}")
     return run_session(
