@@ -629,8 +629,8 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
     Raises
     ------
     UserError
-        If the cost is not of the form alpha_beta, does not say its number of ranks, has a
-        start-up below zero, or is that of another algorithm.
+        If the cost is not of the form alpha_beta, does not state its number of ranks, has
+        a start-up below zero, or holds for another algorithm.
     """
     cost = communication.cost
     _refuse_other_than_ring(cost, ranks, origin)
@@ -955,7 +955,7 @@ def _measured_slowdown(
 
 
 def _stamped_tables(arguments: argparse.Namespace, first: Path) -> list[Path]:
-    """Return those of the input tables that have a stamp, which names their machine.
+    """Return the input tables that have a stamp, which names the machine of a table.
 
     The table ``first`` comes first, then the profile and the tables of messages.
     """
@@ -1097,8 +1097,8 @@ def _tables_by_collective(
 ) -> dict[str, list[Path]]:
     """Return the tables of --collectives that have times of each collective.
 
-    The benchmarks write a log for each collective, so that a table usually has one of
-    them. A recorded table has several.
+    Benchmarks write a log for each collective, so a log usually has one of them. A
+    recorded table has several.
 
     Raises
     ------

@@ -293,8 +293,8 @@ class Fit(Generic[C]):
             # written.
             summary["held_out"] = {"draws": len(self.draws), **self.held_out.to_dict()}
         elif self.draws:
-            # Only what differs from the cost is written. The sizes of a table ("bytes")
-            # are those of the cost in all draws.
+            # Only what differs from the cost is written. All draws of a table have the
+            # sizes ("bytes") of the cost.
             names = [name for name in parameters(type(self.cost)) if name != "bytes"]
             described_draws = [draw.to_dict() for draw in self.draws]
             summary["draws"] = [
@@ -323,7 +323,7 @@ def fit(
     form : str
         A form of `ddlkit.core.pieces.METHODS`, also with a variant, as in
         "piecewise:45KB" or "alpha_beta:ends". "auto" stands for the form of a message
-        cost that predicts sizes best that are held out of its fit.
+        cost with the least errors at sizes that are held out of its fit.
     sizes : array_like, shape (n,)
         Bytes of messages, or elements of selections. Sizes may repeat.
     seconds : array_like, shape (n,)
@@ -542,9 +542,9 @@ class HeldOutErrors(NamedTuple):
 
 
 def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutErrors:
-    """Return the errors of a form at sizes, each of which is held out of a fit.
+    """Return how far a form is off at sizes that are held out of its fit, one at a time.
 
-    The form is fitted anew to all other sizes for each size that is held out.
+    For each size that is held out, the form is fitted anew to all other sizes.
 
     Parameters
     ----------

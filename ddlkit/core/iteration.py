@@ -254,7 +254,7 @@ class Iteration:
             The factor on all compute times in each draw.
         slowdowns : ndarray, shape (2, B, G), optional
             Draws of the two slowdowns of the link: of compute by messages, and of
-            messages by compute. By default both are those of ``link``.
+            messages by compute. By default ``link`` states both.
 
         Returns
         -------

@@ -272,8 +272,8 @@ def best_breaks(
 def _refuse_one_size(sizes: Floats, piece: int, breaks: Sequence[float]) -> None:
     """Raise UserError if a piece has fewer sizes than the two that a line needs.
 
-    ``sizes`` are those of the piece, ``piece`` is its index, and ``breaks`` are all
-    limits between pieces, which the error names.
+    ``sizes`` has the measured sizes of the piece, ``piece`` is its index, and ``breaks``
+    has all limits between pieces, which the error names.
     """
     n_sizes = np.unique(sizes).size
     if n_sizes >= 2:
@@ -361,7 +361,7 @@ def _line(variant: str) -> Fitter:
         alpha_s, beta = least_squares(straight(points), times_s, one_second).tolist()
         if alpha_s < 0:
             # In seconds the errors of the largest messages dominate, and a slight bend
-            # there can make the start-up negative. Then fit a line through the origin.
+            # there can make the start-up negative. A line through the origin replaces it.
             alpha_s = 0.0
             (beta,) = least_squares(points[:, None], times_s, one_second).tolist()
         return {"alpha_s": alpha_s, "beta_s_per_byte": beta}

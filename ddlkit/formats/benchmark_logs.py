@@ -262,7 +262,7 @@ class Table:
         """Add the facts about the table that a line before its head states."""
         title = _TITLE.search(line)
         if title:
-            # Another benchmark begins, whose facts are not those of the one before.
+            # Another benchmark begins, to which the facts of the last one do not apply.
             self.collectives = set()
             self.stated_ranks = 0
             self.listed_ranks = Counter()
@@ -511,8 +511,8 @@ class _TableCollector:
         """
         table = self.following
         if self.current is not None and not self.current.rows:
-            # Several runs print into one log. Their heads follow one another, and are
-            # those of one table.
+            # Several runs print into one log. Their heads follow one another, and belong
+            # to one table.
             table = self.current
         else:
             self.tables.append(table)
@@ -863,7 +863,7 @@ def _possible_by_rates(
     The columns are redop, root and #wrong. The rates are two ratios: algbw over size
     per time, and busbw over algbw.
     """
-    # Bandwidths are printed to 0.01 GB/s, so that only large ones show their ratio.
+    # Bandwidths are printed to 0.01 GB/s. Only the ratio of large ones is precise.
     fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
     # The mean is 0 if all bandwidths are rounded to 0. A divisor must be above 0.
     mean_algbw_gb_per_s = max(float(fast["algbw"].mean()), 1e-9)
@@ -873,7 +873,7 @@ def _possible_by_rates(
     # How far the two ratios may be off, as a share. The two bandwidths of a ratio are
     # rounded by 0.01 GB/s together.
     rate_error = 0.001 + 0.01 / mean_algbw_gb_per_s
-    # Times of seconds are printed to two digits, so that rounding changes them by up to 5%.
+    # Times of seconds are printed to two digits, so rounding changes them by up to 5%.
     time_error = rate_error + 0.05
 
     _, last_words = table.rows[-1]

@@ -312,8 +312,8 @@ def rows_of_place(
         The columns "bytes", "seconds" and "place", which has one of `PLACES`.
     place : str or None
         The place. If it is None, all rows are returned, unless the two places differ by
-        more than their times scatter. Then the rows in place are returned, as training
-        works in place.
+        more than their times scatter. In that case the rows in place are returned,
+        because training works in place.
     file : str
         The file, as errors name it.
 
@@ -351,9 +351,9 @@ def rows_of_place(
 def _scatter(medians_s: DataFrame) -> float:
     """Return how much times scatter: their mean relative distance from a smooth curve.
 
-    The distance is that of the time at a size from the straight line (chord) between the
-    times at the next smaller and the next larger size, in logarithms. ``medians_s`` has a
-    row for each size, increasing, and the columns "in_place" and "out_of_place".
+    The curve at a size is the straight line (chord) between the times of the next smaller
+    and the next larger size, in logarithms. ``medians_s`` has a row for each size,
+    increasing, and the columns "in_place" and "out_of_place".
     """
     log_sizes = np.log(medians_s.index.to_numpy(float))
     log_times = np.log(medians_s.to_numpy())

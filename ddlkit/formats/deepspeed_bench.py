@@ -109,12 +109,12 @@ def _row(
     duration_s = duration * _SECONDS[unit]
     rate_unit = _BYTES_PER_S[head["unit"]]
     busbw_bytes_per_s = float(match["busbw"]) * rate_unit
-    # A duration is rounded by up to half a unit of its last decimal. There are few
-    # decimals, so that this can be much of a short duration.
+    # A duration is rounded by up to half a unit of its last decimal. It has few decimals,
+    # so the rounding can be a large share of a short duration.
     decimals = len(match["duration"].partition(".")[2])
     relative_duration_error = 0.5 * 10.0**-decimals / duration
     # The printed bus bandwidth is compared with the one that follows from size and
-    # duration. Both are rounded, so that the two roundings add up.
+    # duration. Both are rounded, so the two roundings add up.
     busbw_rounding_bytes_per_s = (
         _RATE_ROUNDING * rate_unit + relative_duration_error * busbw_bytes_per_s
     )

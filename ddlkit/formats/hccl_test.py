@@ -89,8 +89,8 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     """Return the row of a table that `_ROW` has matched.
 
     ``where`` is the file and the line of the row. ``ranks`` is the number of ranks that
-    the user has given, 0 if none. With a number, the printed size must be that of the
-    message, or that of one rank's part.
+    the user has given, 0 if none. With a number, the printed size must be the size of the
+    message, or of one rank's part of it.
     """
     # NULL means that the results were not checked.
     if match["result"] not in ("success", "NULL"):
@@ -101,8 +101,8 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     size = whole(match["size"], where, "data_size")
     seconds = positive(match["time"], where, "aveg_time") / 1e6
     algbw_bytes_per_s = 1e9 * positive(match["algbw"], where, "alg_bandwidth")
-    # Which multiple of the printed size the bandwidth counts: 1, or the number of ranks
-    # if the size is that of one rank's part.
+    # How many times the printed size the bandwidth counts: once or, if this is the size
+    # of one rank's part of a message, as many times as there are ranks.
     parts = max(1, round(algbw_bytes_per_s * seconds / size))
     n_bytes = parts * size
     error = abs(algbw_bytes_per_s * seconds / n_bytes - 1)

@@ -148,8 +148,8 @@ class Event(NamedTuple):
         is_kernel = self.on_gpu and _NCCL_KERNEL.match(self.name)
         if not (is_kernel or self.name.startswith("gloo:")):
             return ""
-        # Some kernels of NCCL serve several collectives, so that only the
-        # launch shows which one.
+        # Some kernels of NCCL serve several collectives. Only the name that the operator
+        # of the message noted, which is in ``args``, says which one was sent.
         names = f"{self.args.get(_COLLECTIVE_NAME)} {self.name}"
         names = names.lower().replace("_", "")
         for kind, collective in COLLECTIVES.items():
@@ -769,12 +769,12 @@ def _marked_phase(event: Event) -> str:
 def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     """Return when each phase of a step starts and ends, in seconds.
 
-    Phases are those that the user has marked, or else follow from autograd and the
-    optimizer: backward from the first to the last function of autograd, forward from the
-    first operator with a gradient until backward starts, and the update from the first to
-    the last step of the optimizer. A phase that cannot be told is left out. All instants
-    are by the processor's clock. ``events`` are those of one step, in the order in which
-    the processor launched them.
+    A phase that the user has marked lasts as long as the mark. Any other phase follows
+    from autograd and the optimizer. Backward lasts from the first to the last function of
+    autograd, forward from the first operator with a gradient until backward starts, and
+    the update from the first to the last step of the optimizer. A phase that cannot be
+    told is left out. All instants are by the processor's clock. ``events`` has the spans
+    of one step, in the order in which the processor launched them.
     """
     phases: dict[str, tuple[float, float]] = {}
     functions = [event for event in events if event.name.startswith(EVALUATE)]
@@ -1018,7 +1018,7 @@ def _kinds_of_iterations(
 
 def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[Finding]:
     """Yield the parts of a trace that a profile of ``used`` iterations leaves out."""
-    # The gradients of all iterations are alike, so that those of the first are counted.
+    # All iterations have the same gradients, so the first iteration stands for all.
     first = used[0]
     n_undefined = sum(e.undefined for e in first.events if e.name == ACCUMULATE)
     n_early = sum(event.is_launched_before_trace for event in trace.events)

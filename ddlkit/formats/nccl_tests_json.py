@@ -153,8 +153,8 @@ def _ranks(document: dict[str, Any]) -> int:
         return 0
     if ranks_of_process < 1:
         return 0
-    # Ranks count from 0. The last rank that is listed may be the first one of several of
-    # its process, all of which count.
+    # Ranks count from 0. The last rank that is listed may be the first of several ranks of
+    # its process, so the number is rounded up to whole processes.
     n_ranks = (last_rank // ranks_of_process + 1) * ranks_of_process
     # NCCL_TESTS_SPLIT puts ranks into groups that send messages only among themselves.
     # The result is the size of a group, which is unknown if the groups differ in size.

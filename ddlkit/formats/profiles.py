@@ -59,9 +59,9 @@ def import_file(
     Returns
     -------
     Imported
-        The profile. Its network, batch size and device are those of the options, or else
-        what the file says. A network that neither names is called as the file, and an
-        unstated batch size is 1.
+        The profile. The options replace the network and the device that the file names.
+        A network that neither names is called like the file. The batch size is the option,
+        or 1 without it.
 
     Raises
     ------

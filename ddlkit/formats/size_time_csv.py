@@ -108,8 +108,8 @@ def matches(text: str) -> bool:
     r"""Return whether the first line of a file names a column of sizes and one of times.
 
     One of the two is enough if it is called "bytes" or "seconds", or if it is a column of
-    times in a table whose columns are not separated by blanks. Then `read` takes the file,
-    and reports that the other column is missing.
+    times in a table whose columns are not separated by blanks. In these cases `read`
+    takes the file, and reports that the other column is missing.
 
     Examples
     --------

@@ -234,7 +234,7 @@ class Advice:
             One of ``options``.
         rounds : int, optional
             The number of rounds of a measurement that compares the two plans. By
-            default (0) there is no measurement, and the interval is that of the gain in
+            default (0) there is no measurement, and the interval holds for the gain in
             the long run.
         iterations_per_round : int, optional
             The number of iterations of each plan in a round.
@@ -404,8 +404,8 @@ class Advice:
         ----------
         rounds : int, optional
             The number of rounds of a measurement that compares the best option with the
-            default. "gain_interval" is then the interval of the gain that the
-            measurement finds. By default (0) it is that of the gain in the long run.
+            default. "gain_interval" then holds for the gain that the measurement finds.
+            By default (0), "gain_interval" holds for the gain in the long run.
         iterations_per_round : int, optional
             The number of iterations of each plan in a round.
 

@@ -100,8 +100,8 @@ class Communication:
         Raises
         ------
         UserError
-            If the cost is not that of an all-gather with a known number of workers, or
-            if the density is not above 0 and at most 1.
+            If the cost is not the cost of an all-gather with a known number of workers,
+            or if the density is not above 0 and at most 1.
         """
         if density == 1.0 and selecting is None:
             return self
@@ -628,9 +628,9 @@ class Noise:
             exp(drift[k] * t[b]) * ratio[b, k],
 
         where t[b] has Student's t distribution and is drawn once for all messages of a
-        draw, and where ratio[b, k] is drawn from the measured ratios. The drift and the
-        ratios are those of the measured size that is nearest to the message, in the
-        logarithm of the size.
+        draw, and where ratio[b, k] is drawn from the measured ratios. A message has the
+        drift and the ratios of the measured size that is nearest to its own size, in
+        logarithms.
         """
         from scipy.stats import t as student
 

@@ -394,7 +394,7 @@ def _size_and_time(n_bytes: float, seconds: float) -> str:
 
 
 def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
-    """Return the index of the size whose time is farthest from those of its neighbours.
+    """Return the index of the size that is strangest compared with its neighbours.
 
     The result is None if no size is strangely slow or fast.
 

@@ -292,8 +292,8 @@ def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
     iteration : Iteration
         The iteration without contention.
     contention : Contention
-        The measured slowdowns, and what copies and buckets cost compute. A measured
-        time of copies replaces the one of ``iteration``.
+        The measured slowdowns, and the compute time of copies and buckets. A measured
+        time of copies replaces the time that ``iteration`` has.
 
     Returns
     -------

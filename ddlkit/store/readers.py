@@ -227,7 +227,7 @@ def _refuse_wrong_times(frame: DataFrame, path: Path) -> None:
             raise UserError(
                 f"{path}: column {name}: all times are zero: measure the layers again"
             )
-    # Every row has the time of the same update, that of the whole model.
+    # Every row repeats the time of the update of the whole model.
     if frame["update_s"].nunique() > 1:
         raise UserError(f"{path}: column update_s: differs between rows of one profile")
 
@@ -254,7 +254,7 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
     if not needs_forward:
         defaults["forward_s"] = "0"
     schema = SCHEMAS["layers"]
-    # A file with the times of backward is taken for a profile that lacks only those of
+    # A file with times of backward is taken for a profile that lacks only the times of
     # forward. Any other file is refused by the schema, below.
     if (
         needs_forward
@@ -331,8 +331,8 @@ def read_copy_s_per_byte(path: Path) -> float:
     Returns
     -------
     float
-        The median of the copies whose size is nearest to that of a bucket of PyTorch's
-        DistributedDataParallel.
+        The median over the copies of one size: the measured size that is nearest to the
+        size of a bucket of PyTorch's DistributedDataParallel.
 
     Raises
     ------
@@ -546,8 +546,8 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
         If none of them was measured.
     """
     rows = load_table(path, "inputs")
-    # Reading and copying by several ranks at once shares a disk or a bus. Decoding
-    # shares nothing, so that it counts with any number of ranks.
+    # Several ranks that read or copy at once share a disk or a bus, so only rows of one
+    # rank count. Ranks that decode share nothing, so rows of any number of ranks count.
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
     # Pictures that are stored "raw" need no decoding. The input of training is one JPEG
     # file for each picture.

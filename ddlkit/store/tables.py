@@ -112,8 +112,8 @@ def save_table(
     remark : str, optional
         What else the stamp should say.
     append : bool, optional
-        Whether the rows are added below those of the table that already has this path,
-        if there is one. Its stamps so far are kept under "history".
+        Whether the rows are added to the table that already has this path, if there is
+        one. The stamps of this table so far are kept under "history".
 
     Returns
     -------
@@ -476,9 +476,9 @@ def _checked_stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
 def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the bytes of a loose table, and the stamp that has their hash.
 
-    Another process may be exchanging the table at the same time, so that one of the two
-    files is newer than the other. Therefore a table counts as damaged only if its bytes
-    are still the same when they are read again.
+    Another process may be exchanging the table at the same time, and one of the two
+    files can then be newer than the other. So a table without a matching stamp counts as
+    damaged only if its bytes are still the same when they are read again.
     """
     data_of_last_try = None
     data = files.read(path)
@@ -618,9 +618,9 @@ def _part_of(path: Path) -> Part | None:
 def _file_state(path: Path) -> tuple[int, ...]:
     """Return the time, size and inode of a file, or () if there is no file.
 
-    They change when the file is exchanged. Cached functions take them as further
-    arguments, which they do not use: the cache then has an entry for each state of the
-    file, so that a file that was exchanged is read again.
+    The three numbers change when the file is exchanged. Cached functions take them as
+    further arguments, which they do not use. The cache then has an entry for each state
+    of a file, so a file that was exchanged is read again.
     """
     try:
         status = path.stat()
