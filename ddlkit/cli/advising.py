@@ -59,7 +59,7 @@ processes; otherwise --ranks processes of this machine, 2 by default."""
 
 
 def _with_model(argument: Argument) -> Argument:
-    """Return an option of a prediction, whose help says what it means with --model."""
+    """Return an option of a prediction. The help of --ranks also explains it with --model."""
     if argument.names != RANKS.names:
         return argument
     text = (
@@ -362,6 +362,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     refuse_impossible_outputs(out)
     try:
         if ranks_outside > 1:
+            # MEETING_S is how long ranks wait until all of them have built the model.
             with joined(MEETING_S) as me, only_command_in(out, me):
                 shared_facts(me)  # refuses a mix of machines
                 link = link_of(me, layout())

@@ -376,7 +376,7 @@ def fit(
     # A cost of messages has the first four of these fields, and a cost of selections
     # the last two. Neither accepts the fields of the other, so those that are None are
     # not passed.
-    known = {
+    stated = {
         "collective": collective,
         "workers": workers,
         "algorithm": algorithm,
@@ -384,7 +384,7 @@ def fit(
         "operation": operation,
         "device": device,
     }
-    holds_for = {name: value for name, value in known.items() if value is not None}
+    holds_for = {name: value for name, value in stated.items() if value is not None}
     cost = kind(**fitter(sizes, seconds), **holds_for)
 
     # If sizes were repeated often enough, draws are fits to bootstrap samples. If not,
@@ -654,6 +654,7 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
         for form, median in medians.items()
     }
     # The simplest form comes first, so the first form below the limit is the simplest.
+    # Differences up to NEGLIGIBLE are due to rounding.
     limit = AS_GOOD * min(counted.values()) + NEGLIGIBLE
     chosen = next(form for form, error in counted.items() if error <= limit)
 
@@ -850,6 +851,7 @@ def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
     mean of all errors, which has the share SHARED. If the form is far off in one range
     of sizes, the errors of other ranges therefore grow by this share only.
     """
+    # An error below LEAST_ERROR is chance, and would pull the geometric mean down.
     log_errors = np.log(np.maximum(errors, LEAST_ERROR))
     log_bytes = np.log(at_bytes)
     mean_step = (log_bytes[-1] - log_bytes[0]) / (log_bytes.size - 1)
@@ -859,6 +861,8 @@ def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
     near = np.exp(weight @ log_errors / weight.sum(axis=1))
     everywhere = np.exp(log_errors.mean())
     geometric_mean = (1 - SHARED) * near + SHARED * everywhere
+    # Errors are taken to be exponentially distributed, so their mean is this multiple of
+    # their geometric mean.
     return np.asarray(MEAN_OVER_GEOMETRIC * geometric_mean)
 
 

@@ -252,6 +252,7 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
             # No complete plan arrives before the corner of the front of all tensors.
             _, arrived_s = fronts[n].corner
             least_s = max(least_s, arrived_s)
+        # The lower bound and the best plan meet, up to rounding.
         if least_s >= best_s * (1 - ROUNDING):
             break
     return best_ends, min(least_s, best_s)
@@ -422,8 +423,8 @@ def _fronts(
         arrived_s = np.maximum(states.arrived_s[before], ready_s + selected_s)
         arrived_s += sending_s
 
-        # Bound: drop points that are dominated, and those from which no iteration can
-        # end by the limit. `kept` are indices into the points.
+        # Bound: drop points that are dominated, and points from which no iteration can
+        # end by the limit, up to rounding. `kept` has indices of points.
         kept = undominated(selected_s, arrived_s)
         suffix = suffixes[n - last - 1]
         ends_s = suffix.earliest_end_s(selected_s[kept], arrived_s[kept])

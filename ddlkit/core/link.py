@@ -151,7 +151,8 @@ class Link:
         wire_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
         limited_by_link = wire_s > startup_s
         # The limit of the notes, in bytes of a message. A message can send more or
-        # fewer bytes than it has, for example if only the largest gradients are sent.
+        # fewer bytes than it has, for example if only the largest gradients are sent. The
+        # ratio is that of a large message, where rounding to whole elements is negligible.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
         software_s = np.minimum(cost_s, cost(limit_bytes))

@@ -521,7 +521,7 @@ class Gpus:
         -------
         names : tuple of str
             The names of all resources.
-        used : dict of str to ndarray, shape (R,) or (1,)
+        resource_of : dict of str to ndarray, shape (R,) or (1,)
             For each class of resources, such as "disk" or "gpu", an index in ``names``
             for each of the R ranks: the resource of this class that the rank uses.
             Tasks of all ranks together are on the only resource of the classes "link"
@@ -541,21 +541,21 @@ class Gpus:
 
         # Resources of one class have consecutive indices, one class after the other.
         names: list[str] = []
-        used: dict[str, Ints] = {}
+        resource_of: dict[str, Ints] = {}
         for class_name, numbers in number_of_rank.items():
-            used[class_name] = len(names) + numbers
+            resource_of[class_name] = len(names) + numbers
             names += [f"{class_name} {number}" for number in range(numbers.max() + 1)]
         if self.shared_disk:
             # Disks come first, and there is only one.
             names[0] = "disk all"
         # The core that trains has the role of the GPU, and decodes, too.
         if self.decoding == "trains":
-            used["cpu"] = used["gpu"]
+            resource_of["cpu"] = resource_of["gpu"]
         # Tasks of all ranks together: messages run on the link, updates on "gpu all".
         for class_name, name in (("link", "link"), ("all", "gpu all")):
-            used[class_name] = np.array([len(names)])
+            resource_of[class_name] = np.array([len(names)])
             names.append(name)
-        return tuple(names), used
+        return tuple(names), resource_of
 
 
 # -- synchronous SGD -------------------------------------------------------------------

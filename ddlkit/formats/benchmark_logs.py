@@ -877,7 +877,7 @@ def _possible_by_rates(
     time_error = rate_error + 0.05
 
     _, last_words = table.rows[-1]
-    before_times, places = table.cells(last_words, "")
+    before_times, places = table.cells(last_words, where="")
     redop = before_times.get("redop", before_times.get("op", "none"))
     root = before_times.get("root", "-1")
     # nccl-tests prints "none" and "-1" for a collective without reduction or root.
@@ -977,7 +977,7 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
     # How far algbw is off, by the factor that comes closest in each row.
-    off = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
+    distance = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
     # The printed time, from which the rate follows, is rounded, and so is algbw. The
     # factor 1.02 and the terms 0.001 and 1e-4 leave some room for other roundings.
     time_column = sheet.header.index("time")
@@ -987,8 +987,8 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
     )
     algbw_rounding = np.array([_half_digit(row[algbw_column]) for row in sheet.rows])
     allowed = 1.02 * algbw_rounding + (time_rounding + 0.001) * algbw + 1e-4
-    if (off > allowed).any():
-        row = int(np.argmax(off > allowed))
+    if (distance > allowed).any():
+        row = int(np.argmax(distance > allowed))
         problem = "contradicts size over time: mixed units? "
         problem += "the time must be in microseconds"
         sheet.fail(row, f"{frame['place'][row]}_algbw", problem)

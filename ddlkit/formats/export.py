@@ -62,10 +62,12 @@ def tested(kind: str, version: str | None) -> str:
             ) from None
     # The first two numbers of a version are its release.
     release = ".".join(version.split(".")[:2])
-    known = TESTED[kind]
-    if release not in known:
-        problem = f"--to {kind} is known to work with {' or '.join(known)}"
-        raise UserError(f"torch {shown(version)}: {problem}: say --torch {known[0]}")
+    known_releases = TESTED[kind]
+    if release not in known_releases:
+        problem = f"--to {kind} is known to work with {' or '.join(known_releases)}"
+        raise UserError(
+            f"torch {shown(version)}: {problem}: say --torch {known_releases[0]}"
+        )
     return version
 
 

@@ -107,6 +107,8 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     n_bytes = parts * size
     error = abs(algbw_bytes_per_s * seconds / n_bytes - 1)
     is_whole_or_part = parts == 1 or parts == ranks or ranks == 0
+    # The size is divided among the ranks and rounded up to whole elements, and the printed
+    # bandwidth is rounded, too.
     allowed = _SIZE_TOLERANCE + _ROUNDING_BYTES_PER_S / algbw_bytes_per_s
     if not is_whole_or_part or error > allowed or not math.isfinite(error):
         raise UserError(

@@ -1211,7 +1211,11 @@ def _messages(
         is_of_no_bucket = len(buckets) > 0 and not sends_buckets
         for number, event in enumerate(messages):
             span = _span(
-                f"{kind} {number}", kind, "communication", event.start_s, event.end_s
+                f"{kind} {number}",
+                kind=kind,
+                stream="communication",
+                start_s=event.start_s,
+                end_s=event.end_s,
             )
             # In a timeline, group -1 means that a message is of no group of gradients.
             span["group"] = -1 if is_of_no_bucket else number
@@ -1231,11 +1235,23 @@ def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
         return
     for kernel in iteration.kernels():
         if kernel.name.startswith(HOST_TO_DEVICE):
-            yield _span("copy", "h2d", "input", kernel.start_s, kernel.end_s)
+            yield _span(
+                "copy",
+                kind="h2d",
+                stream="input",
+                start_s=kernel.start_s,
+                end_s=kernel.end_s,
+            )
     for phase, (start_s, end_s) in iteration.phases.items():
         for kernel in iteration.kernels(start_s, end_s):
             if not kernel.name.startswith(HOST_TO_DEVICE):
-                yield _span(kernel.name, phase, "compute", kernel.start_s, kernel.end_s)
+                yield _span(
+                    kernel.name,
+                    kind=phase,
+                    stream="compute",
+                    start_s=kernel.start_s,
+                    end_s=kernel.end_s,
+                )
 
 
 def _computed_by_processor(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
@@ -1249,12 +1265,15 @@ def _computed_by_processor(iteration: TracedIteration) -> Iterator[dict[str, Any
     }
     for phase, (start_s, end_s) in phases.items():
         if end_s > start_s:
-            yield _span(phase, phase, "compute", start_s, end_s)
+            yield _span(
+                phase, kind=phase, stream="compute", start_s=start_s, end_s=end_s
+            )
 
 
 def _span(
-    task: str, kind: str, stream: str, start_s: float, end_s: float
+    task: str, *, kind: str, stream: str, start_s: float, end_s: float
 ) -> dict[str, Any]:
+    """Return a row of a timeline with the columns that every span has."""
     return {
         "task": task,
         "kind": kind,

@@ -390,6 +390,8 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
     )
     yield Finding("totals", (), totals)
 
+    # Usually, backward takes twice as long as forward: it computes the gradients of the
+    # parameters and of the input. The first layer needs no gradient of its input.
     usual_ratio = np.full(len(rows), USUAL_RATIO)
     usual_ratio[0] = FIRST_RATIO
     # A layer without a time of backward has no ratio: it is infinite or NaN here.

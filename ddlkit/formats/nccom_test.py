@@ -143,7 +143,8 @@ def _row(
         collective=collective,
         ranks=ranks,
         busbw_bytes_per_s=busbw * unit,
-        # If algbw has few digits, both units may fit, and `unit` may be the wrong one.
+        # If algbw has few digits, both units may fit, and `unit` may be the wrong one. The
+        # rate is then wrong by the difference between the units.
         busbw_rounding_bytes_per_s=(
             2 * _ROUNDING * unit + _SHARE_BETWEEN_UNITS * busbw * unit
         ),

@@ -238,6 +238,7 @@ def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
         if match is None:
             continue
         unit = re.sub("bytes?", "b", match["unit"] or "")
+        # A name such as "n_bytes" has no unit behind it, but says that sizes are in bytes.
         if not unit and "bytes" in match[0]:
             unit = "b"
         sizes.append(_Quantity(name, _BYTES.get(unit, _UNKNOWN_UNIT)))

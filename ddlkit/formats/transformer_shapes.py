@@ -214,9 +214,11 @@ class Decoder:
             raise UserError(f"--sequence {tokens}: must be from 1 to {most} tokens")
         width = self.d_model
         head_flops = 2.0 * width * self.vocabulary * tokens
-        yield Tensor("tokens.weight", "tokens", self.vocabulary * width, 0.0)
+        # To look up a row of an embedding takes no FLOP.
+        yield Tensor("tokens.weight", "tokens", self.vocabulary * width, flops=0.0)
         if self.positions:
-            yield Tensor("positions.weight", "positions", self.positions * width, 0.0)
+            n_elements = self.positions * width
+            yield Tensor("positions.weight", "positions", n_elements, flops=0.0)
         for number in range(self.layers):
             yield from self._block(f"{number}.", tokens)
         yield from self._norm("norm", head_flops if self.tied else 0.0)
@@ -266,7 +268,7 @@ class Decoder:
         elements = inputs * outputs
         flops = 2.0 * inputs * outputs * tokens + attention_flops
         if self.biased:
-            yield Tensor(f"{layer}.weight", layer, elements, 0.0)
+            yield Tensor(f"{layer}.weight", layer, elements, flops=0.0)
             yield Tensor(f"{layer}.bias", layer, outputs, flops)
         else:
             yield Tensor(f"{layer}.weight", layer, elements, flops)
@@ -278,7 +280,7 @@ class Decoder:
         tensor of the norm. The norm itself counts as no work.
         """
         if self.norm_tensors == 2:
-            yield Tensor(f"{layer}.scale", layer, self.d_model, 0.0)
+            yield Tensor(f"{layer}.scale", layer, self.d_model, flops=0.0)
             yield Tensor(f"{layer}.shift", layer, self.d_model, flops)
         else:
             yield Tensor(f"{layer}.scale", layer, self.d_model, flops)

@@ -165,7 +165,8 @@ class Advice:
         messages : Communication
             What is known of the messages, with draws.
         scatter : ndarray, shape (n,), optional
-            Times of successive iterations of one worker alone over their median.
+            Times of successive iterations of one worker alone over their median. By
+            default, compute does not scatter.
         lists : bool, optional
             Whether PyTorch has the option ``bucket_cap_mb_list``, which can impose any
             plan.
@@ -323,6 +324,7 @@ class Advice:
             "bandwidth": predicted.communication_s - startups_s,
             "contention": max(0.0, predicted.iteration_s - unslowed.iteration_s),
         }
+        # Even without any communication, the gain would not be worth a change.
         if predicted.exposed_communication_s < WORTH * predicted.iteration_s:
             return "compute", seconds
         limit = max(seconds, key=lambda cause: seconds[cause])

@@ -329,7 +329,8 @@ def _calibrated(
         for other_form in also
         if other_form != UNFITTED
     }
-    # A link without a limit has the rate 0 in tables.
+    # The line UNFITTED follows from the rate of the link. A link without a limit has the
+    # rate 0 in tables.
     if UNFITTED in also and alone["link_bits_per_s"].all():
         costs_by_form[UNFITTED] = _unfitted(alone)
     noise = Noise.of(
@@ -661,9 +662,9 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
     relative = rows["seconds"] / in_session.transform("median")
     # The mean of several messages scatters less than one message does, by the square
     # root of their number.
-    single = 1 + (relative - 1) * np.sqrt(rows["messages"])
+    of_one_message = 1 + (relative - 1) * np.sqrt(rows["messages"])
     # Scaled up in this way, a short time may become negative. It then counts as zero.
-    by_size = single.clip(lower=0.0).groupby(rows["bytes"])
+    by_size = of_one_message.clip(lower=0.0).groupby(rows["bytes"])
     return tuple(ratio.to_numpy() / ratio.mean() for _, ratio in by_size)
 
 

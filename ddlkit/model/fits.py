@@ -212,10 +212,12 @@ class Measured(NamedTuple):
         >>> Measured.of([1024, 4096], "nccl")
         Measured(from_bytes=1024.0, to_bytes=4096.0, devices='GPUs')
         """
-        known = {_DEVICES[program] for program in programs if program in _DEVICES}
+        known_devices = {
+            _DEVICES[program] for program in programs if program in _DEVICES
+        }
         devices = None
-        if len(known) == 1:
-            devices = known.pop()
+        if len(known_devices) == 1:
+            devices = known_devices.pop()
         return cls(float(np.min(sizes)), float(np.max(sizes)), devices)
 
     @classmethod

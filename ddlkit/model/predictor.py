@@ -158,7 +158,8 @@ def forecast(
         Seconds per byte to copy gradients into and out of messages, unless the
         contention has a measured value. These copies count as exposed communication.
     compute_scatter : ndarray, shape (n,), optional
-        Times of iterations of one worker alone over their median.
+        Times of iterations of one worker alone over their median. By default,
+        compute does not scatter.
     compute_drift : float, optional
         The standard deviation of the logarithm of the factor by which compute has
         changed since its profile. It is ignored without a contention.
@@ -236,7 +237,8 @@ def draw_iterations(
     communication : Communication
         What is known of the messages, with B draws of their cost.
     compute_scatter : ndarray, shape (n,), optional
-        Times of iterations of one worker alone over their median.
+        Times of iterations of one worker alone over their median. By default,
+        compute does not scatter.
     compute_drift : float, optional
         The standard deviation of the logarithm of the factor by which compute has
         changed since its profile. It is ignored without a contention.
@@ -383,7 +385,8 @@ def forecast_case(
     copy_s_per_byte : float, optional
         Seconds per byte to copy gradients into and out of messages.
     compute_scatter : ndarray, shape (n,), optional
-        Times of iterations of one worker alone over their median.
+        Times of iterations of one worker alone over their median. By default,
+        compute does not scatter.
     level : float, optional
         The share of single iterations that should lie in the interval.
     compute_drift : float, optional

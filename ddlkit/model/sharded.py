@@ -461,7 +461,7 @@ def _units_by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
     unit.
     """
     patterns = [pattern.strip() for pattern in spec.split(",")]
-    used: set[str] = set()
+    used_patterns: set[str] = set()
     modules_of_tensor: list[tuple[str, ...]] = []
     for layer in profile.layer:
         matches = list(_matches(layer, patterns))
@@ -469,12 +469,12 @@ def _units_by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
             # All matching modules are beginnings of the layer's name, so the smallest
             # text is the outermost module.
             module, pattern = min(matches)
-            used.add(pattern)
+            used_patterns.add(pattern)
             modules_of_tensor.append((module,))
         else:
             modules_of_tensor.append(())
     # A pattern is also unused if all its modules lie inside units of other patterns.
-    unused = [pattern for pattern in patterns if pattern not in used]
+    unused = [pattern for pattern in patterns if pattern not in used_patterns]
     if unused:
         _refuse_unused(unused[0], profile.layer)
     return modules_of_tensor
@@ -642,24 +642,26 @@ def _message_times(
         has.
     """
     n_bytes = np.array([message.bytes for message in program.messages])
-    draws = min(len(known.draws) for known in communications.values())
+    draws = min(len(communication.draws) for communication in communications.values())
     predicted_s = np.zeros(len(n_bytes))
     drawn_s = np.zeros((draws, len(n_bytes)))
     collectives = np.array([message.collective for message in program.messages])
-    for collective, known in communications.items():
+    for collective, communication in communications.items():
         # The columns of the messages of this collective.
         columns = collectives == collective
         sizes = n_bytes[columns]
         # One row for each cost: the fitted one first, then its draws.
-        costs = [known.cost, *known.draws[:draws]]
+        costs = [communication.cost, *communication.draws[:draws]]
         times_s = np.array([cost(sizes) for cost in costs])
         if beyond_one_element:
             # The size of a collective with one element for each rank.
-            least_bytes = ELEMENT_BYTES * (known.cost.workers or 1)
+            least_bytes = ELEMENT_BYTES * (communication.cost.workers or 1)
             times_s -= np.array([[cost(least_bytes)] for cost in costs])
         factors: Floats | float = 1.0
-        if draws and known.noise:
-            factors = known.noise.factors(sizes, draws, scatter=scatter_by_message)
+        if draws and communication.noise:
+            factors = communication.noise.factors(
+                sizes, draws, scatter=scatter_by_message
+            )
         predicted_s[columns] = times_s[0]
         drawn_s[:, columns] = times_s[1:] * factors
     return predicted_s, drawn_s

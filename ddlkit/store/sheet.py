@@ -522,8 +522,8 @@ class Schema:
         if is_duplicate.any():
             # argmax returns the first True.
             row = int(np.argmax(is_duplicate))
-            same = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
-            sheet.fail(row, self.key[-1], f"there is an earlier row of {same}")
+            key_in_words = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
+            sheet.fail(row, self.key[-1], f"there is an earlier row of {key_in_words}")
 
     def _current_names(self, header: tuple[str, ...]) -> tuple[str, ...]:
         """Return a header in which earlier names of columns are replaced by present ones.

@@ -549,8 +549,8 @@ def is_pack(name: str) -> bool:
     bool
         True of the two examples, but not of "layers-x.csv.gz", which is a table.
     """
-    kind, _, rest = name.partition(".")
-    has_name_of_pack = re.fullmatch(r"(\d+\.)?csv\.gz", rest) is not None
+    kind, _, extension = name.partition(".")
+    has_name_of_pack = re.fullmatch(r"(\d+\.)?csv\.gz", extension) is not None
     return name == STAMPS or (kind in SCHEMAS and has_name_of_pack)
 
 
