@@ -393,9 +393,9 @@ def _parser(
             description=_description(command.text, command.example),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        # By default argparse takes -5 for a value, but -5s for an option. No option here
-        # begins with a digit, so this pattern makes both values. The option to which a
-        # value is given can then refuse it with a message of its own.
+        # By default argparse takes -5 as a value, but -5s as an option. No option here
+        # begins with a digit, so by this pattern both are values. The option to which such
+        # a value is given can then refuse it with a message of its own.
         subparser._negative_number_matcher = re.compile(r"-\.?\d")
         # Error messages begin with the name of the command.
         subparser.command = name

@@ -453,7 +453,7 @@ def _refuse_half_of_selection(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_second_forward_time(file: Path) -> None:
-    """Raise UserError if --forward-s is given for a profile with a column of that time."""
+    """Raise UserError if the profile to which --forward-s is added has times of forward."""
     from ddlkit.store.files import read_text
 
     header = read_text(file).partition("\n")[0]
@@ -541,7 +541,7 @@ def read_communication(
 
 
 def _refuse_unused_choices(arguments: argparse.Namespace) -> None:
-    """Raise UserError for an option that chooses among measured times without an effect.
+    """Raise UserError if an option should choose among measured times, but cannot.
 
     A cost has no times, and files of other programs name no links.
     """
@@ -669,7 +669,7 @@ def advice_to_assume_ring(cost: Any) -> str:
 
 
 def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
-    """Raise UserError for a cost that cannot be taken to ``ranks`` as that of a ring.
+    """Raise UserError unless the cost of a ring between ``ranks`` follows from a cost.
 
     ``origin`` is the file or the option that gives the cost, as errors name it.
     """
@@ -861,7 +861,7 @@ def _refuse_other_than_selected(rows: Any, collective: str) -> None:
 
 
 def _ranks_to_start_from(measured: Any, ranks: int) -> int:
-    """Return from which measured number of ranks a ring's cost is taken to ``ranks``.
+    """Return the measured number of ranks from which the cost for ``ranks`` is computed.
 
     The result is ``ranks`` if that number was measured. Otherwise it is the largest number
     in ``measured``, because its messages crossed the most links.
@@ -871,7 +871,7 @@ def _ranks_to_start_from(measured: Any, ranks: int) -> int:
 
 
 def _with_selection(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
-    """Return communication that selects and gathers the share --density of the gradients.
+    """Return communication in which a share --density of the gradients is gathered.
 
     Without --density, ``dense`` is returned, the communication of whole gradients.
     """

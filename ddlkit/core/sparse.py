@@ -136,7 +136,7 @@ class SparseGather(MessageCost, described=False):
         return np.asarray(2 * self.gather(self.collective_bytes(sizes)))
 
     def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Return the whole output of one of the two gathers.
+        """Return the size of each of the two all-gathers: the bytes of its output.
 
         Parameters
         ----------

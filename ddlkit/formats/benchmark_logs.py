@@ -379,7 +379,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
 
 def other_test(text: str) -> str:
-    r"""Return which test of OSU or Intel a log is of, "" if it names none.
+    r"""Return the test of OSU or Intel that a log names, "" if it names none.
 
     Examples
     --------
@@ -772,9 +772,9 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
             # The program prints N/A as the time of a place that it does not time.
             if size == "0" or time == "N/A":
                 continue
-            # N/A means that the values were not checked. Until 2022, logs had a column
-            # "error" with the largest deviation, which is not read, and no column
-            # "wrong". Values that were not checked, or in such a log, count as right.
+            # N/A means that the values were not checked. Until 2022, logs had no column
+            # "wrong", but a column "error" with the largest deviation, which is not read
+            # here. In both cases the values count as right.
             n_wrong = cells.get("wrong", "0").replace("N/A", "0")
             cells_by_name = {
                 **cells,

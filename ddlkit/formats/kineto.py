@@ -381,7 +381,7 @@ def _gpu_name(document: Any) -> str:
 
 
 def _spans(document: Any, source: str) -> list[Event]:
-    """Return the complete spans (phase "X") of a Chrome trace by their start."""
+    """Return the complete spans (phase "X") of a Chrome trace, the earliest first."""
     listed = document
     if isinstance(document, dict):
         # A large trace is not kept twice: each entry is dropped once it is a span.

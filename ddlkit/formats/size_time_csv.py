@@ -187,7 +187,7 @@ def _header(text: str) -> tuple[str, ...]:
 
 
 def _comma_separated(text: str) -> str:
-    """Return a table as CSV, in which each line has the same number as before."""
+    """Return a table as CSV, in which each line keeps the number that it has in the file."""
     first_line, _, _ = text.strip().partition("\n")
     separator = _separator(first_line)
     if separator == ",":

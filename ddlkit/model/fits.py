@@ -222,7 +222,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def read(cls, description: Mapping[str, Any], cost: MessageCost) -> Measured:
-        """Read from the JSON of a cost to which messages the cost was fitted.
+        """Return what the JSON of a cost says of the messages to which it was fitted.
 
         Parameters
         ----------
@@ -467,7 +467,7 @@ def _far_off_held_out(form: str, sizes: Floats, seconds: Floats) -> Iterator[str
 
 
 def warnings_of_fit(description: Mapping[str, Any]) -> list[str]:
-    """Return the warnings about its fit that are in the JSON of a cost.
+    """Return the warnings about a fit that are in the JSON of the fitted cost.
 
     Parameters
     ----------

@@ -394,7 +394,7 @@ def read_timeline(
 
 
 def _refuse_several_cases(frame: DataFrame, path: Path) -> None:
-    """Raise UserError for several cases that the table of runs beside them describes.
+    """Raise UserError if a timeline has several cases, with what is known of each case.
 
     A recorded table timeline-x.csv.gz has its cases in the table runs-x.csv beside it. If
     there is none, nothing is known of the cases but their keys.
