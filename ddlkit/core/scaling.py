@@ -1,7 +1,8 @@
 """How the step of data-parallel training grows with the number of nodes.
 
-The laws here extrapolate measured times to more nodes. They need no model of the network:
-a step from a step on few nodes and one on more, a collective from its table on some number of nodes.
+The laws here extrapolate measured times to more nodes. They need no model of the network. A step is
+predicted from one step on few nodes and one on more, and a collective from its table on some number of
+nodes.
 Weak scaling is assumed, so each GPU computes the same number of samples on any number of nodes.
 The evidence for each law stands in its docstring. It was public data, and the laws were chosen
 with these data in sight.
@@ -19,15 +20,15 @@ from ddlkit.core.collective import find_collective
 from ddlkit.core.workload import Floats
 
 GROWTH = 0.6
-"""The power of the number of nodes with which the added square of a step grows."""
+"""What nodes add to the square of a step grows as this power of their number (`step_s`)."""
 LEAST_LOSS = 0.01
 """A loss below this share of a step is not known, so the upper limit assumes it."""
-FACTOR_AT_ANCHOR = 0.75
+LOG2_FACTOR_AT_ANCHOR = 0.75
 """The binary logarithm of the factor by which a loss may differ, at the anchor itself."""
-FACTOR_PER_DOUBLING = 0.25
+LOG2_FACTOR_PER_DOUBLING = 0.25
 """How much this logarithm grows each time that the number of nodes doubles."""
 SPREAD = 0.03
-"""The share of a step by which it may differ whatever the loss is."""
+"""The share of a step by which the step may differ, whatever the loss is."""
 NOMINAL = 0.90
 """The share of steps that the interval should contain."""
 MOST_TIMES = 10.0
@@ -92,10 +93,11 @@ def step_s(node_s: ArrayLike, anchor_s: ArrayLike, ratio: ArrayLike) -> Floats:
     """
     node_squared = np.square(np.asarray(node_s, float))
     anchor_squared = np.square(np.asarray(anchor_s, float))
-    grown = np.power(np.asarray(ratio, float), GROWTH)
+    growth = np.power(np.asarray(ratio, float), GROWTH)
+    # If the anchor shows no loss, nothing is added that could grow.
     added = np.maximum(anchor_squared - node_squared, 0.0)
     # Written as a change of the anchor, so that a ratio of 1 gives it back.
-    return np.sqrt(anchor_squared + added * (grown - 1))
+    return np.sqrt(anchor_squared + added * (growth - 1))
 
 
 def step_interval_s(
@@ -133,30 +135,42 @@ def step_interval_s(
     anchor_s = np.asarray(anchor_s, float)
     predicted_s = step_s(node_s, anchor_s, ratio)
     doublings = np.abs(np.log2(np.asarray(ratio, float)))
-    factor = 2 ** (FACTOR_AT_ANCHOR + FACTOR_PER_DOUBLING * doublings)
+    factor = 2 ** (LOG2_FACTOR_AT_ANCHOR + LOG2_FACTOR_PER_DOUBLING * doublings)
     loss_s = np.maximum(predicted_s - node_s, 0.0)
+    # A prediction from an anchor that is faster than one node is below ``node_s``.
     lower_s = np.minimum(predicted_s, node_s + loss_s / factor)
-    least_anchor_s = np.maximum(anchor_s, (1 + LEAST_LOSS) * node_s)
-    slowest_loss_s = step_s(node_s, least_anchor_s, ratio) - node_s
-    upper_s = np.maximum(predicted_s, node_s + slowest_loss_s * factor)
+    # A loss too small to be measured may still grow, so the upper limit assumes one.
+    anchor_with_loss_s = np.maximum(anchor_s, (1 + LEAST_LOSS) * node_s)
+    upper_loss_s = step_s(node_s, anchor_with_loss_s, ratio) - node_s
+    upper_s = np.maximum(predicted_s, node_s + upper_loss_s * factor)
     return (1 - SPREAD) * lower_s, (1 + SPREAD) * upper_s
 
 
-def _unchanged_s(one_s: Floats, anchor_s: Floats, nodes: Floats, m: float) -> Floats:
+def _unchanged_s(
+    one_s: Floats, anchor_s: Floats, nodes: Floats, anchor_nodes: float
+) -> Floats:
+    # The product is 0. It gives the result the shape that the other laws give it.
     return anchor_s + 0 * one_s * nodes
 
 
-def _log2_s(one_s: Floats, anchor_s: Floats, nodes: Floats, m: float) -> Floats:
+def _log2_s(
+    one_s: Floats, anchor_s: Floats, nodes: Floats, anchor_nodes: float
+) -> Floats:
     # On one node the logarithm is 0, so it is counted from half a node.
-    return one_s + (anchor_s - one_s) * (1 + np.log2(nodes)) / (1 + np.log2(m))
+    doublings = 1 + np.log2(nodes)
+    return one_s + (anchor_s - one_s) * doublings / (1 + np.log2(anchor_nodes))
 
 
-def _root_s(one_s: Floats, anchor_s: Floats, nodes: Floats, m: float) -> Floats:
-    return one_s + (anchor_s - one_s) * np.sqrt(nodes / m)
+def _root_s(
+    one_s: Floats, anchor_s: Floats, nodes: Floats, anchor_nodes: float
+) -> Floats:
+    return one_s + (anchor_s - one_s) * np.sqrt(nodes / anchor_nodes)
 
 
-def _linear_s(one_s: Floats, anchor_s: Floats, nodes: Floats, m: float) -> Floats:
-    return one_s + (anchor_s - one_s) * nodes / m
+def _linear_s(
+    one_s: Floats, anchor_s: Floats, nodes: Floats, anchor_nodes: float
+) -> Floats:
+    return one_s + (anchor_s - one_s) * nodes / anchor_nodes
 
 
 RIVALS: dict[str, Callable[[Floats, Floats, Floats, float], Floats]] = {
@@ -213,7 +227,7 @@ def rival_step_s(
 
 
 def expected_maximum_s(steps_s: ArrayLike, ranks: int) -> float:
-    """Return the expected step of the slowest of many ranks, if ranks only scatter.
+    """Return the expected step of the slowest rank, if ranks differ by chance alone.
 
     Parameters
     ----------
@@ -241,8 +255,9 @@ def expected_maximum_s(steps_s: ArrayLike, ranks: int) -> float:
     1.75
     """
     sorted_s = np.sort(np.asarray(steps_s, float))
-    shares = np.arange(len(sorted_s) + 1) / len(sorted_s)
-    probabilities = np.diff(shares**ranks)
+    # shares_up_to[i] of all steps are no longer than the i-th smallest one.
+    shares_up_to = np.arange(len(sorted_s) + 1) / len(sorted_s)
+    probabilities = np.diff(shares_up_to**ranks)
     return float(probabilities @ sorted_s)
 
 
@@ -295,11 +310,11 @@ def all_reduce_s(
     nodes, ranks = anchor
     target_nodes, target_ranks = target
     sizes = np.asarray(n_bytes, float)
-    factor = find_collective("all_reduce").bus_factor
-    at_anchor_s = sizes * factor(ranks) / best_bytes_per_s
-    at_target_s = sizes * factor(target_ranks) / best_bytes_per_s
-    rest_s = np.asarray(anchor_s, float) - at_anchor_s
-    return at_target_s + rest_s * math.log2(target_nodes) / math.log2(nodes)
+    bus_factor = find_collective("all_reduce").bus_factor
+    bytes_at_anchor_s = sizes * bus_factor(ranks) / best_bytes_per_s
+    bytes_at_target_s = sizes * bus_factor(target_ranks) / best_bytes_per_s
+    rest_s = np.asarray(anchor_s, float) - bytes_at_anchor_s
+    return bytes_at_target_s + rest_s * math.log2(target_nodes) / math.log2(nodes)
 
 
 def gathered_s(
@@ -341,12 +356,17 @@ def gathered_s(
     >>> gathered_s([2**20, 2**22], [1e-3, 3e-3], [2**22, 2**20], ratio=4).round(6).tolist()
     [0.004, nan]
     """
-    known = np.log(np.asarray(sizes, float))
-    wanted = np.log(np.asarray(n_bytes, float) / ratio)
-    logarithms = np.interp(
-        wanted, known, np.log(np.asarray(seconds, float)), left=np.nan, right=np.nan
+    # The sizes whose shards are as large on the anchor.
+    sizes_on_anchor = np.asarray(n_bytes, float) / ratio
+    # Logarithms are interpolated, because sizes and times span orders of magnitude.
+    log_seconds = np.interp(
+        np.log(sizes_on_anchor),
+        np.log(np.asarray(sizes, float)),
+        np.log(np.asarray(seconds, float)),
+        left=np.nan,
+        right=np.nan,
     )
-    return ratio * np.exp(logarithms)
+    return ratio * np.exp(log_seconds)
 
 
 def bad_day_factor(nodes: int) -> float:

@@ -1,8 +1,8 @@
 """Sums of GPU kernels, as ``nsys stats --report cuda_gpu_kern_sum --format csv`` writes them.
 
-NCCL names each of its kernels after one protocol, whatever protocol runs, so that a name tells
-the collective, and whether it goes along a ring or a tree, and no more. The time of a kernel
-includes waiting for the slowest rank.
+A kernel of NCCL has the name of one protocol, whatever protocol runs in it. Its name therefore
+tells no more than the collective, and whether the collective goes along a ring or a tree. The time
+of a kernel includes waiting for the slowest rank.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ def read_kernel_sums(path: Path | str) -> DataFrame:
     file = str(path)
     lines = files.read_text(path).splitlines(keepends=True)
     # nsys prints lines about its progress before the table.
-    first = next((row for row, line in enumerate(lines) if _is_head(line)), None)
-    if first is None:
+    heads = [row for row, line in enumerate(lines) if _is_head(line)]
+    if not heads:
         raise UserError(f"{file}: has no sums of kernels: {_ADVICE}")
-    sheet = read_sheet("".join(lines[first:]), file)
-    # Errors count the lines before the table, too.
-    numbers = [number + first for number in sheet.lines]
+    n_before = heads[0]
+    sheet = read_sheet("".join(lines[n_before:]), file)
+    # Errors name lines of the file, which has these lines before its table.
+    numbers = [number + n_before for number in sheet.lines]
     header = tuple(_NAMES.get(_letters(name), name) for name in sheet.header)
     frame = _SCHEMA.frame(Sheet(file, header, numbers, sheet.rows), exact=False)
     return frame.assign(

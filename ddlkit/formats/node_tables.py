@@ -60,8 +60,8 @@ def read_node_tables(
     Returns
     -------
     DataFrame
-        One row for each time, with the columns of `COLUMNS`. The last ones are "" where they are not
-        known.
+        One row for each time, with the columns of `COLUMNS`. ``nccl`` and ``settings`` are "" where
+        they are not known.
 
     Raises
     ------
@@ -89,7 +89,10 @@ def _of_log(text: str, file: str, collective: str | None) -> DataFrame:
     rows, table = benchmark_logs.read_log(
         benchmark_logs.read_tables(text, file), file, collective=collective or ""
     )
-    rows, _ = rows_of_place(rows, None, file)
+    # Without a choice of place all rows stay, unless times in place are clearly different.
+    # Those stay then, because a training works in place.
+    rows, _ = rows_of_place(rows, place=None, file=file)
+    # Without a list of hosts, the number of nodes is 0.
     if not table.nodes:
         raise UserError(
             f"{file}: does not list the host of each rank, so its number of nodes is not known: "
@@ -109,15 +112,16 @@ def _of_csv(text: str, file: str) -> DataFrame:
         )
     sheet = read_sheet(text, file)
     extra = _extra_columns(sheet)
-    rest = _without_extra(sheet)
+    header, *rows = _without_extra(sheet)
     tables = []
-    # Times of different nodes are tables of their own, because a size may come in each.
-    for key, own_rows in extra.groupby(["nodes", "nccl", "settings"]):
+    # `size_time_csv` knows no nodes and would mix their times. It therefore reads a table of
+    # its own for each number of nodes.
+    for key, extra_of_part in extra.groupby(["nodes", "nccl", "settings"]):
+        # Each row stays in its line of the file, so that errors name the right line.
         lines = [""] * max(sheet.lines)
-        for row in own_rows.index:
-            lines[sheet.lines[row] - 1] = rest[row + 1]
-        # Each row stays in its line, so that errors name the right one.
-        lines[0] = rest[0]
+        lines[0] = header
+        for row in extra_of_part.index:
+            lines[sheet.lines[row] - 1] = rows[row]
         part = size_time_csv.read("\n".join(lines), file, MessageOptions()).rows
         nodes, nccl, settings = key
         tables.append(part.assign(nodes=nodes, nccl=nccl, settings=settings))
@@ -138,16 +142,16 @@ def _plain(name: str) -> str:
 
 
 def _extra_columns(sheet: Sheet) -> DataFrame:
-    """Return the nodes, the version of NCCL and the settings of each row."""
+    """Return the columns ``nodes``, ``nccl`` and ``settings`` of each row."""
     header = []
     for name in sheet.header:
         header.append("nodes" if _plain(name) in _NODES_NAMES else name)
-    named = Sheet(sheet.file, tuple(header), sheet.lines, sheet.rows)
-    return _EXTRA.frame(named, exact=False)
+    renamed = Sheet(sheet.file, tuple(header), sheet.lines, sheet.rows)
+    return _EXTRA.frame(renamed, exact=False)
 
 
 def _without_extra(sheet: Sheet) -> list[str]:
-    """Return the lines of a table without the columns that `_extra_columns` has read."""
+    """Return a table without nodes, version and settings: its header, then each row."""
     kept = [
         position for position, name in enumerate(sheet.header) if not _is_extra(name)
     ]

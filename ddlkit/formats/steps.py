@@ -29,7 +29,7 @@ _SCHEMA = Schema(
         Column("nodes", "int", "non_negative"),
         Column("job", "str", "named"),
         Column("step_s", "float", "positive"),
-        # The defaults are dropped again, so that it is known which columns a file has.
+        # `read_steps` drops a column of defaults, so that it is known what a file has.
         Column("step", "int", "non_negative", default="0"),
         Column("samples", "float", "positive", default="1"),
         Column("nccl", "str", default=""),
@@ -63,13 +63,14 @@ def read_steps(path: Path | str) -> DataFrame:
     file = str(path)
     text = files.read_text(path)
     frame = _SCHEMA.read(text, file, exact=False)
+    # The schema has filled the columns that the file lacks with defaults.
     first_line, _, _ = text.lstrip().partition("\n")
     header = {name.strip().strip('"') for name in first_line.split(",")}
     absent = [name for name in OPTIONAL if name not in header]
     frame = frame.drop(columns=absent)
-    is_spread = (frame["gpus"] < frame["nodes"]).to_numpy()
-    if is_spread.any():
-        row = frame.iloc[int(np.argmax(is_spread))]
+    has_empty_nodes = (frame["gpus"] < frame["nodes"]).to_numpy()
+    if has_empty_nodes.any():
+        row = frame.iloc[int(np.argmax(has_empty_nodes))]
         raise UserError(
             f"{file}: job {row['job']} has {row['gpus']} GPUs on {row['nodes']} nodes, "
             "fewer than one on each: correct the columns gpus and nodes"

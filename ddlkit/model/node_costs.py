@@ -83,17 +83,17 @@ class NodeCosts:
             medians_s = rows.groupby("bytes")["seconds"].median()
             nodes, ranks, collective = key
             table = NodeTable(
-                str(collective),
-                int(nodes),
-                int(ranks),
-                medians_s.index.to_numpy(float),
-                medians_s.to_numpy(),
+                collective=str(collective),
+                nodes=int(nodes),
+                ranks=int(ranks),
+                sizes=medians_s.index.to_numpy(float),
+                seconds=medians_s.to_numpy(),
             )
             tables.append(table)
         return cls(tuple(tables))
 
     def with_per_node(self, gpus: int) -> NodeCosts:
-        """Return the costs with a number of GPUs on each node.
+        """Return the costs without the tables that have another number of GPUs on a node.
 
         Parameters
         ----------
@@ -103,24 +103,24 @@ class NodeCosts:
         Returns
         -------
         NodeCosts
-            The tables with as many.
+            The tables in which each node has ``gpus`` GPUs.
 
         Raises
         ------
         UserError
-            If no table of several nodes has as many.
+            If no table of several nodes is among them.
         """
-        alike = tuple(
+        kept = tuple(
             table for table in self.tables if table.ranks == gpus * table.nodes
         )
-        if not any(table.nodes > 1 for table in alike):
+        if not any(table.nodes > 1 for table in kept):
             known = sorted({table.ranks / table.nodes for table in self.tables})
             listed = ", ".join(f"{number:g}" for number in known)
             raise UserError(
                 f"the training has {gpus} GPUs on each node, and the tables of collectives "
                 f"{listed}: measure them on two nodes or more with {gpus} GPUs on each"
             )
-        return NodeCosts(alike)
+        return NodeCosts(kept)
 
     @property
     def collectives(self) -> list[str]:
@@ -190,10 +190,11 @@ class NodeCosts:
                 f"the tables of {collective} are of one node, which says nothing of the network: "
                 "measure it on two nodes or more"
             )
-        below = [table for table in several if table.nodes <= nodes]
-        anchor = below[-1] if below else several[0]
-        most_times = scaling.MOST_TIMES_OF_COLLECTIVE.get(collective, 0.0)
-        if not most_times:
+        not_larger = [table for table in several if table.nodes <= nodes]
+        anchor = not_larger[-1] if not_larger else several[0]
+        # A collective that is not listed has no law by which its times grow.
+        most_times = scaling.MOST_TIMES_OF_COLLECTIVE.get(collective)
+        if most_times is None:
             known = ", ".join(scaling.MOST_TIMES_OF_COLLECTIVE)
             raise UserError(
                 f"{collective} is not predicted for more nodes: give tables of {known}"
@@ -232,6 +233,7 @@ class NodeCosts:
         anchor = self.anchor(collective, nodes)
         seconds = self._predicted_s(anchor, nodes, ranks)
         is_known = np.isfinite(seconds)
+        # A table interpolates between sizes, so it needs two of them.
         if is_known.sum() < 2:
             smallest = units.format_bytes(anchor.sizes[0])
             raise UserError(
@@ -243,12 +245,14 @@ class NodeCosts:
     def _predicted_s(self, anchor: NodeTable, nodes: int, ranks: int) -> Floats:
         """Return the predicted seconds of each size of a table, shape (k,).
 
-        They are NaN where the table does not allow a prediction.
+        ``anchor`` is the table, and ``nodes`` and ``ranks`` are what is predicted for. The
+        seconds are NaN where the table does not allow a prediction.
         """
         if anchor.collective != "all_reduce":
             ratio = nodes / anchor.nodes
             return scaling.gathered_s(anchor.sizes, anchor.seconds, anchor.sizes, ratio)
-        # The best bandwidth may have been measured on fewer nodes than the anchor has.
+        # The best bandwidth may have been measured on fewer nodes than the anchor has, but
+        # not on one node, whose GPUs do not use the network.
         bandwidths = [
             table.best_bytes_per_s
             for table in self.of_collective(anchor.collective)
@@ -257,9 +261,9 @@ class NodeCosts:
         return scaling.all_reduce_s(
             anchor.seconds,
             anchor.sizes,
-            max(bandwidths),
-            (anchor.nodes, anchor.ranks),
-            (nodes, ranks),
+            best_bytes_per_s=max(bandwidths),
+            anchor=(anchor.nodes, anchor.ranks),
+            target=(nodes, ranks),
         )
 
 
@@ -304,7 +308,7 @@ def facts_of(times: DataFrame, column: str) -> set[Any]:
     Returns
     -------
     set
-        The distinct values but "".
+        The distinct values. "" is left out, because it stands for a value that is not known.
     """
     if column not in times:
         return set()

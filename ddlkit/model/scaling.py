@@ -61,7 +61,7 @@ class Count:
     scaling_factor : float
         The step on the smallest measured placement over this one.
     scaling_factor_interval : pair of float or None
-        The same for the interval of the step.
+        The scaling factors of the slowest and the fastest step in ``interval_s``.
     measured : bool
         Whether the step was measured.
     jobs : int
@@ -113,11 +113,11 @@ class Explained:
     gpus, nodes : int
         The numbers of GPUs and of nodes.
     loss_s : float
-        The step less the one of the smallest placement, in seconds. 0 if it is not longer.
+        How much longer the step is than on the smallest placement, in seconds. 0 if it is not longer.
     messages_s : float or None
-        What messages explain on a quiet network, in seconds. None if it is not known.
+        How much of the loss messages explain on a quiet network, in seconds. None if it is not known.
     messages_at_most_s : float or None
-        What they explain at most: on a bad day, or all of the time of NCCL's kernels.
+        How much messages explain at most: their time on a bad day, or that of NCCL's kernels.
     scatter_s : float or None
         How much longer the slowest of all ranks would take than the mean if every rank drew its
         step from the single steps of the smallest placement. None without single steps.
@@ -145,7 +145,8 @@ class Wish:
     nodes : int
         The number of nodes.
     answer : str
-        "yes" or "no" if all of the interval says so, or else "open".
+        "yes" or "no" if the whole interval of the scaling factor is above or below the wished
+        factor, or else "open".
     """
 
     factor: float
@@ -327,14 +328,15 @@ def scale(
     findings: list[Finding] = []
     jobs = _jobs_of(steps, findings)
     measured = _measured_counts(jobs)
+    # The law of a step extrapolates the loss between these two counts.
     anchor = measured[-1]
     _refuse_unpredictable(measured, targets)
+    base = _base(measured, anchor)
     findings += _slower_than_larger(jobs)
     findings += _known_of_software(steps, collectives)
 
-    base = _base(measured, anchor)
-    known = {(count.gpus, count.nodes) for count in measured}
     per_node = anchor.gpus // anchor.nodes
+    known = {(count.gpus, count.nodes) for count in measured}
     predicted = [
         _predicted(measured[0], base, anchor, target)
         for target in targets
@@ -349,24 +351,24 @@ def scale(
         _refuse_large_sizes(costs, workload)
         _refuse_far_collectives(costs, counts[-1].nodes)
     counts = [_with_messages(count, measured[0], workload, costs) for count in counts]
+    # The anchor is now known with its step if nothing but messages lengthened it.
     anchor = next(
         count
         for count in counts
         if (count.gpus, count.nodes) == (anchor.gpus, anchor.nodes)
     )
 
-    hidden = _hidden(measured)
     explained = _explained(jobs, anchor, kernels, kernel_steps)
-    asked = _asked(counts, targets, per_node)
+    asked = _largest_asked(counts, targets, per_node)
     findings += _advice(explained, measured[0], base, anchor, asked, jobs)
     return Scaling(
-        tuple(counts),
-        hidden,
-        explained,
-        _verdict(asked),
-        _wish(wish, asked),
-        tuple(findings),
-        _message_times(costs, asked),
+        counts=tuple(counts),
+        hidden=_hidden(measured),
+        explained=explained,
+        verdict=_verdict(asked),
+        wish=_wish(wish, asked),
+        findings=tuple(findings),
+        collectives=_message_times(costs, asked),
     )
 
 
@@ -376,7 +378,7 @@ def scale(
 def _refuse_wrong_choices(
     targets: Sequence[int], wish: float | None, kernel_steps: int
 ) -> None:
-    """Raise UserError for arguments that cannot be meant."""
+    """Raise UserError for numbers that are out of their range."""
     if not targets or targets[0] < 1:
         raise UserError("nodes: give numbers of nodes of at least 1")
     if wish is not None and not 0 < wish < 1:
@@ -418,12 +420,14 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
 
 
 def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
-    """Return steps without the first one of each job that has several, with ``is_single``.
+    """Return the steps without the launch of each job, and with a new column ``is_single``.
 
-    That column says whether a row is a single step. A job of one row has its mean step.
+    A job of several rows has single steps, and its first step includes the launch. A job of one
+    row has its mean step. ``is_single`` says whether a row is a single step. What was left out is
+    added to ``findings``.
     """
     order = [*_JOB, "step"] if "step" in steps else [*_JOB]
-    # A stable order keeps the rows of a file without the column step.
+    # A stable sort keeps the rows of a job in the order of the file if there is no column step.
     steps = steps.sort_values(order, kind="stable")
     by_job = steps.groupby([*_JOB])["step_s"]
     steps = steps.assign(is_single=by_job.transform("size") > 1)
@@ -438,29 +442,33 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
 
 
 def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
-    """Return the steps in which each GPU computes the usual number of samples.
+    """Return the steps in which each GPU computes the most frequent number of samples.
 
-    Raises UserError if that number changes from count to count. It may be given as that of all
-    GPUs, which then grows in proportion to the GPUs.
+    Raises UserError if this number is not the same for all counts. The column ``samples`` has the
+    samples of one GPU, or those of all GPUs. What was left out, and what is not known, is added to
+    ``findings``.
     """
     if "samples" not in steps:
         findings.append(
             Finding("samples", (), "samples per GPU: not known, taken as equal")
         )
         return steps
-    # The column has the samples of one GPU, or those of all GPUs.
     samples = steps["samples"]
     usual = _usual_samples(steps, samples)
     if usual.nunique() > 1:
+        # The samples of one GPU are the same on all counts, so these may be those of all GPUs.
         samples = samples / steps["gpus"]
-        few = usual.idxmin()
-        many = usual.idxmax()
-        if _usual_samples(steps, samples).nunique() > 1:
+        usual_per_gpu = _usual_samples(steps, samples)
+        if usual_per_gpu.nunique() > 1:
+            _, gpus_with_fewest = usual.idxmin()
+            _, gpus_with_most = usual.idxmax()
             raise UserError(
-                f"the samples per GPU change: {usual[few]:g} samples with {_gpus(few[1])}, "
-                f"{usual[many]:g} with {many[1]}: measure all counts with as many samples per GPU"
+                f"the samples per GPU change: {usual.min():g} samples with "
+                f"{_gpus(gpus_with_fewest)}, {usual.max():g} with {gpus_with_most}: "
+                "measure all counts with as many samples per GPU"
             )
-        usual = _usual_samples(steps, samples)
+        usual = usual_per_gpu
+    # All counts have the same usual number.
     is_usual = samples == usual.iloc[0]
     if not is_usual.all():
         text = f"{int((~is_usual).sum())} steps with another number of samples are left out"
@@ -469,7 +477,10 @@ def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
 
 
 def _usual_samples(steps: DataFrame, samples: Any) -> Any:
-    """Return the most frequent number of samples of each count, by its nodes and GPUs."""
+    """Return the most frequent number of samples of each count, by its nodes and GPUs.
+
+    ``samples`` is a series with a number for each row of ``steps``.
+    """
     by_count = samples.groupby([steps["nodes"], steps["gpus"]])
     return by_count.agg(lambda values: values.mode().iloc[-1])
 
@@ -477,19 +488,24 @@ def _usual_samples(steps: DataFrame, samples: Any) -> Any:
 def _refuse_copies(steps: DataFrame, findings: list[Finding]) -> None:
     """Raise UserError if two jobs have the same times to the last digit.
 
-    Times of few digits may be equal by chance. Then ``findings`` get a warning.
+    Times of few digits may be equal by chance. For these a warning is added to ``findings``.
     """
     seen: dict[tuple[Any, ...], Any] = {}
     for key, times_s in steps.groupby([*_JOB])["step_s"]:
         nodes, gpus, job = key
         times = tuple(times_s)
         # Mean steps of different counts may be equal, but hardly several single steps.
-        place = (nodes, gpus, times) if len(times) == 1 else times
-        if place not in seen:
-            seen[place] = job
+        is_mean = len(times) == 1
+        compared = (nodes, gpus, times) if is_mean else times
+        if compared not in seen:
+            seen[compared] = job
             continue
-        problem = f"the jobs {seen[place]} and {job} on {_gpus(gpus)} have equal times"
-        if sum(map(_digits, {*times})) > DIGITS_OF_CHANCE:
+        problem = (
+            f"the jobs {seen[compared]} and {job} on {_gpus(gpus)} have equal times"
+        )
+        # Times that repeat within a job make equality by chance no less likely.
+        n_digits = sum(_digits(time_s) for time_s in set(times))
+        if n_digits > DIGITS_OF_CHANCE:
             raise UserError(
                 f"{problem}, identical to the digit: one is a copy, so leave it out, or measure "
                 "the job again"
@@ -511,7 +527,7 @@ def _nodes(number: int) -> str:
 
 
 def _digits(seconds: float) -> int:
-    """Return how many digits a time has without the zeros around them."""
+    """Return how many digits a time has, without zeros at its beginning and end."""
     return len(f"{seconds:.15g}".replace(".", "").strip("0"))
 
 
@@ -527,12 +543,12 @@ def _measured_counts(jobs: Sequence[_Jobs]) -> list[Count]:
             factors = (one_s / interval_s[1], one_s / interval_s[0])
         counts.append(
             Count(
-                own.gpus,
-                own.nodes,
-                own.step_s,
-                interval_s,
-                one_s / own.step_s,
-                factors,
+                gpus=own.gpus,
+                nodes=own.nodes,
+                step_s=own.step_s,
+                interval_s=interval_s,
+                scaling_factor=one_s / own.step_s,
+                scaling_factor_interval=factors,
                 measured=True,
                 jobs=len(own.means_s),
             )
@@ -577,8 +593,8 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
 def _base(measured: Sequence[Count], anchor: Count) -> Count:
     """Return the count from which a loss is counted: a whole node, or the smallest placement.
 
-    One node has as many GPUs as each node of the anchor, so what these slow each other
-    down by, which more nodes do not change, is no part of the loss.
+    The whole node has as many GPUs as each node of the anchor. The GPUs of a node slow each other
+    down. More nodes do not change this, so it is no part of the loss.
     """
     per_node = anchor.gpus // anchor.nodes
     for count in measured:
@@ -588,7 +604,10 @@ def _base(measured: Sequence[Count], anchor: Count) -> Count:
 
 
 def _slower_than_larger(jobs: Sequence[_Jobs]) -> list[Finding]:
-    """Return a finding for each count that is slower than a larger one by more than scatter."""
+    """Return a finding for each count that is slower than some count with more GPUs.
+
+    Differences count only if they are larger than the scatter of the jobs of any count.
+    """
     scatter = max(LEAST_SCATTER, *(own.scatter for own in jobs))
     findings = []
     for position, own in enumerate(jobs):
@@ -609,7 +628,10 @@ def _slower_than_larger(jobs: Sequence[_Jobs]) -> list[Finding]:
 def _known_of_software(
     steps: DataFrame, collectives: DataFrame | None
 ) -> list[Finding]:
-    """Return what is not known of NCCL and settings, and refuse tables of others."""
+    """Return findings on versions of NCCL and settings that are not known.
+
+    Raises UserError if the training and the tables of collectives have different ones.
+    """
     if collectives is None:
         return []
     findings = []
@@ -620,6 +642,7 @@ def _known_of_software(
             text = f"whether tables and training have the same {name}: not known"
             findings.append(Finding(column, (), text))
             continue
+        # A suffix such as "+cuda12.3" makes no other version. Settings stay as they are.
         if {*map(_version, of_steps)} != {*map(_version, of_tables)}:
             raise UserError(
                 f"the {name} of the training is {_listed(of_steps)}, and of the tables "
@@ -642,40 +665,59 @@ def _listed(values: set[Any]) -> str:
 
 
 def _predicted(one: Count, base: Count, anchor: Count, nodes: int) -> Count:
-    """Return the predicted count of a number of nodes."""
+    """Return the predicted step on a number of nodes, each with the GPUs of the anchor's.
+
+    ``one`` is the smallest placement, which defines the scaling factor.
+    """
     ratio = nodes / anchor.nodes
     step_s = float(scaling.step_s(base.step_s, anchor.step_s, ratio))
     lower_s, upper_s = scaling.step_interval_s(base.step_s, anchor.step_s, ratio)
     interval_s = (float(lower_s), float(upper_s))
     return Count(
-        nodes * (anchor.gpus // anchor.nodes),
-        nodes,
-        step_s,
-        interval_s,
-        one.step_s / step_s,
-        (one.step_s / interval_s[1], one.step_s / interval_s[0]),
+        gpus=nodes * (anchor.gpus // anchor.nodes),
+        nodes=nodes,
+        step_s=step_s,
+        interval_s=interval_s,
+        scaling_factor=one.step_s / step_s,
+        scaling_factor_interval=(
+            one.step_s / interval_s[1],
+            one.step_s / interval_s[0],
+        ),
         measured=False,
     )
 
 
 def _hidden(measured: Sequence[Count]) -> Hidden | None:
-    """Return the largest measured count as the smaller ones predict it."""
+    """Return the largest measured count, as predicted while it is hidden from the law.
+
+    The result is None if the smaller counts do not allow a prediction.
+    """
     *smaller, largest = measured
-    several = [count for count in smaller if 1 < count.nodes < largest.nodes]
-    if not several:
+    anchors = [count for count in smaller if 1 < count.nodes < largest.nodes]
+    if not anchors:
         return None
-    anchor = several[-1]
+    anchor = anchors[-1]
     base = _base(smaller, anchor)
     if base == anchor:
+        # It is the smallest placement itself, so that no loss was measured.
         return None
     ratio = largest.nodes / anchor.nodes
     predicted_s = float(scaling.step_s(base.step_s, anchor.step_s, ratio))
     error = predicted_s / largest.step_s - 1
-    return Hidden(largest.gpus, largest.nodes, largest.step_s, predicted_s, error)
+    return Hidden(
+        gpus=largest.gpus,
+        nodes=largest.nodes,
+        measured_s=largest.step_s,
+        predicted_s=predicted_s,
+        error=error,
+    )
 
 
 def _refuse_large_sizes(costs: NodeCosts, workload: Workload | None) -> None:
-    """Raise UserError if a table begins above the largest bucket."""
+    """Raise UserError if the smallest size of a table is above the largest bucket.
+
+    Nothing would be known of the messages of the training then.
+    """
     largest_bytes = float(LARGEST_BUCKET_BYTES)
     bucket = "PyTorch's largest bucket by default"
     if workload is not None:
@@ -693,17 +735,21 @@ def _refuse_large_sizes(costs: NodeCosts, workload: Workload | None) -> None:
 def _refuse_far_collectives(costs: NodeCosts, nodes: int) -> None:
     """Raise UserError if some collective cannot be predicted for a number of nodes."""
     for collective in costs.collectives:
-        costs.anchor(collective, nodes)
+        costs.anchor(collective, nodes)  # raises the error
 
 
 def _with_messages(
     count: Count, one: Count, workload: Workload | None, costs: NodeCosts | None
 ) -> Count:
-    """Return a count with its step if nothing but messages lengthened it, if that is known."""
+    """Return a count with the step that it would have if nothing but messages lengthened it.
+
+    The count is returned unchanged if this is not known, or if one GPU sends no messages.
+    """
     if workload is None or costs is None or "all_reduce" not in costs.collectives:
         return count
     if count.gpus == 1:
         return count
+    # Without messages, an iteration takes as long as on the smallest placement.
     scaled = workload.scaled(one.step_s / workload.compute_s)
     cost = costs.cost("all_reduce", count.nodes, count.gpus)
     iteration = Iteration(scaled, ddp(scaled), cost)
@@ -729,12 +775,12 @@ def _message_times(costs: NodeCosts | None, target: Count) -> tuple[MessageTime,
                 seconds = float(cost(n_bytes))
                 times.append(
                     MessageTime(
-                        collective,
-                        target.nodes,
-                        target.gpus,
-                        n_bytes,
-                        seconds,
-                        factor * seconds,
+                        collective=collective,
+                        nodes=target.nodes,
+                        gpus=target.gpus,
+                        bytes=n_bytes,
+                        seconds=seconds,
+                        bad_day_s=factor * seconds,
                     )
                 )
     return tuple(times)
@@ -743,8 +789,13 @@ def _message_times(costs: NodeCosts | None, target: Count) -> tuple[MessageTime,
 # -- what it means -------------------------------------------------------------------
 
 
-def _asked(counts: Sequence[Count], targets: Sequence[int], per_node: int) -> Count:
-    """Return the largest of the counts that the user asks for."""
+def _largest_asked(
+    counts: Sequence[Count], targets: Sequence[int], per_node: int
+) -> Count:
+    """Return the count of the largest number of nodes that the user asks for.
+
+    ``targets`` are these numbers in ascending order, and ``per_node`` is how many GPUs a node has.
+    """
     asked = (targets[-1] * per_node, targets[-1])
     return next(count for count in counts if (count.gpus, count.nodes) == asked)
 
@@ -752,7 +803,7 @@ def _asked(counts: Sequence[Count], targets: Sequence[int], per_node: int) -> Co
 def _explained(
     jobs: Sequence[_Jobs], anchor: Count, kernels: DataFrame | None, kernel_steps: int
 ) -> Explained:
-    """Return what lengthens the step on the largest measured count."""
+    """Return what lengthens the step on the largest measured count, the anchor."""
     one = jobs[0]
     loss_s = max(0.0, anchor.step_s - one.step_s)
     messages_s = None
@@ -762,6 +813,8 @@ def _explained(
         messages_s = max(0.0, anchor.messages_s - one.step_s)
         at_most_s = max(0.0, anchor.messages_bad_day_s - one.step_s)
     elif kernels is not None:
+        # Kernels of NCCL also wait for other ranks and run beside compute, so that messages
+        # lengthen the step by less than their time.
         is_nccl = kernels["collective"] != ""
         at_most_s = float(kernels.loc[is_nccl, "total_s"].sum()) / kernel_steps
     scatter_s = None
@@ -771,16 +824,23 @@ def _explained(
     explained_s = (at_most_s or 0.0) + (scatter_s or 0.0)
     rest_s = max(0.0, loss_s - explained_s)
     return Explained(
-        anchor.gpus, anchor.nodes, loss_s, messages_s, at_most_s, scatter_s, rest_s
+        gpus=anchor.gpus,
+        nodes=anchor.nodes,
+        loss_s=loss_s,
+        messages_s=messages_s,
+        messages_at_most_s=at_most_s,
+        scatter_s=scatter_s,
+        rest_s=rest_s,
     )
 
 
 def _verdict(asked: Count) -> str:
-    """Return whether messages alone are hidden on a count."""
+    """Return whether messages are hidden behind the compute of a count."""
     quiet_s = asked.messages_s
     bad_day_s = asked.messages_bad_day_s
     if quiet_s is None or bad_day_s is None:
         return NOT_KNOWN
+    # The step on the smallest placement, from the definition of the scaling factor.
     compute_s = asked.scaling_factor * asked.step_s
     if bad_day_s <= compute_s * (1 + HIDDEN_SHARE):
         return HIDDEN_EVEN_ON_A_BAD_DAY
@@ -790,10 +850,11 @@ def _verdict(asked: Count) -> str:
 
 
 def _wish(factor: float | None, asked: Count) -> Wish | None:
-    """Return whether a count meets a wished factor."""
+    """Return whether a count meets a wished scaling factor, None if none is wished."""
     if factor is None:
         return None
-    lowest = highest = asked.scaling_factor
+    lowest = asked.scaling_factor
+    highest = asked.scaling_factor
     if asked.scaling_factor_interval is not None:
         lowest, highest = asked.scaling_factor_interval
     answer = "open"
@@ -812,7 +873,11 @@ def _advice(
     asked: Count,
     jobs: Sequence[_Jobs],
 ) -> list[Finding]:
-    """Return what would help, what would not, and which measurement would narrow it most."""
+    """Return what would help, what would not, and what to measure next.
+
+    ``one`` is the smallest placement, ``base`` the count from which the loss is counted, ``anchor``
+    the largest measured count, and ``asked`` the largest one that the user asks for.
+    """
     findings = []
     loss_s = asked.step_s - one.step_s
     if explained.messages_at_most_s is None:
@@ -824,6 +889,7 @@ def _advice(
     elif explained.loss_s > 0:
         findings.append(_on_messages(explained))
     if loss_s > 0:
+        # Two batches compute for two steps of the smallest placement, and lose once.
         twice = 2 * one.step_s / (2 * one.step_s + loss_s)
         text = (
             "helps: accumulating two batches before each update halves the loss per sample if it "
@@ -856,28 +922,33 @@ def _on_messages(explained: Explained) -> Finding:
 
 
 def _next_measurement(base: Count, anchor: Count, asked: Count, jobs: _Jobs) -> Finding:
-    """Return which measurement would narrow the interval of a predicted count most."""
+    """Return which measurement would narrow the interval of a predicted count most.
+
+    ``jobs`` are those of the anchor.
+    """
     least_s, most_s = asked.interval_s or (asked.step_s, asked.step_s)
     width_s = most_s - least_s
+    # Jobs of the anchor that differ by half of this width are the largest uncertainty.
     if jobs.scatter > LEAST_SCATTER and jobs.scatter * anchor.step_s > width_s / 4:
         text = (
             f"measure next: more jobs on {_nodes(anchor.nodes)}, whose steps differ by "
             f"{2 * jobs.scatter:.0%}"
         )
         return Finding("measure", (), text)
-    # Half of the way, in doublings, is the cheapest count that is worth its job.
+    # The count halfway in doublings is the cheapest one that is worth its job.
     halfway = max(anchor.nodes + 1, round(math.sqrt(anchor.nodes * asked.nodes)))
     if halfway >= asked.nodes:
         text = f"measure next: {_nodes(asked.nodes)} themselves"
         return Finding("measure", (), text)
-    there_s = scaling.step_s(base.step_s, anchor.step_s, halfway / anchor.nodes)
+    # If that count measures what is predicted, it becomes the anchor.
+    halfway_s = scaling.step_s(base.step_s, anchor.step_s, halfway / anchor.nodes)
     lower_s, upper_s = scaling.step_interval_s(
-        base.step_s, there_s, asked.nodes / halfway
+        base.step_s, halfway_s, asked.nodes / halfway
     )
-    now = width_s / 2 / asked.step_s
-    then = float(upper_s - lower_s) / 2 / asked.step_s
+    share_now = width_s / 2 / asked.step_s
+    share_then = float(upper_s - lower_s) / 2 / asked.step_s
     text = (
         f"measure next: one job on {_nodes(halfway)}: the interval on {_nodes(asked.nodes)} would narrow "
-        f"from \u00b1{now:.0%} to about \u00b1{then:.0%}"
+        f"from \u00b1{share_now:.0%} to about \u00b1{share_then:.0%}"
     )
     return Finding("measure", (), text)
