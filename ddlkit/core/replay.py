@@ -33,7 +33,7 @@ MARK = "mark"
 
 MOST_CORRECTIONS = 30
 CLOSE_ENOUGH_S = 1e-6
-"""When `alone_s` ends: after so many corrections, or when a replay misses so little."""
+"""When `alone_s` stops: after so many corrections, or if a replay misses less than this."""
 
 
 class Segment(NamedTuple):
@@ -184,6 +184,7 @@ class Schedule:
         """
         n_iterations, n_ranks, _ = self.work_s.shape
         n_messages = self.message_s.shape[1]
+        # The start-up of a message takes the place of the software in the parts of a link.
         parts = Parts(self.startups_s, self.message_s - self.startups_s)
         starts_s = np.empty((n_iterations + 1, n_ranks))
         posted_s = np.empty((n_iterations, n_ranks, n_messages))
@@ -191,6 +192,8 @@ class Schedule:
         starts_s[0] = self.first_start_s
         for i in range(n_iterations):
             parts_of_iteration = Parts(parts.software_s[i], parts.wire_s[i])
+            # An iteration starts when the one before it has ended. The last two arguments
+            # are filled in.
             starts_s[i + 1] = self._play_iteration(
                 self.work_s[i], parts_of_iteration, starts_s[i], posted_s[i], ends_s[i]
             )
@@ -206,26 +209,27 @@ class Schedule:
     ) -> Floats:
         """Return when each rank ends an iteration, shape (R,), in seconds.
 
-        ``work_s`` has shape (R, S), and ``start_s`` is when each rank starts. When
-        messages are posted, shape (R, K), and when they end, shape (K,), is written into
-        the arrays ``posted_s`` and ``ends_s``.
+        ``work_s`` has shape (R, S), ``parts`` has the times of the K messages, and
+        ``start_s`` is when each rank starts. Two arrays are filled in: ``posted_s``, shape
+        (R, K), with when each rank posts each message, and ``ends_s``, shape (K,), with
+        when each message ends.
         """
         now_s = start_s.copy()
         n_posted = 0
-        # The ends so far hold until another message is posted, because that one may share
-        # the link with an earlier one.
-        ends_hold = False
+        # A message that is posted later may share the link with an earlier one. All ends
+        # are therefore played anew at the first wait behind a post.
+        ends_are_current = False
         for s, segment in enumerate(self.segments):
             now_s += work_s[:, s]
             k = segment.message
             if segment.action == POST:
                 posted_s[:, k] = now_s
                 n_posted += 1
-                ends_hold = False
+                ends_are_current = False
             elif segment.action == WAIT:
-                if not ends_hold:
+                if not ends_are_current:
                     ends_s[:n_posted] = self._ends_s(posted_s[:, :n_posted], parts)
-                    ends_hold = True
+                    ends_are_current = True
                 if k in self.rooted:
                     time_s = parts.software_s[k] + parts.wire_s[k]
                     now_s = self._after_broadcast_s(now_s, posted_s[:, k], time_s)
@@ -234,17 +238,18 @@ class Schedule:
         return now_s
 
     def _ends_s(self, posted_s: Floats, parts: Parts) -> Floats:
-        """Return when the first messages end, shape (K',), in seconds.
+        """Return when the messages that have been posted so far end, shape (P,).
 
-        ``posted_s``, shape (R, K'), is when ranks post them, and ``parts`` the times of
+        ``posted_s``, shape (R, P), is when ranks post them, and ``parts`` has the times of
         all messages of the iteration.
         """
         n_posted = posted_s.shape[1]
+        # A message is ready when the last rank has posted it.
         ready_s = posted_s.max(axis=0)
         ends_s = ready_s + parts.software_s[:n_posted] + parts.wire_s[:n_posted]
         sharing = [k for k in range(n_posted) if k not in self.rooted]
         if sharing:
-            # The clock of a link begins at 0, and the times of ranks may be below.
+            # The clock of a link begins at 0, and the times of ranks may be below 0.
             origin_s = ready_s[sharing].min()
             on_link = Parts(parts.software_s[sharing], parts.wire_s[sharing])
             link = Link(in_flight=self.in_flight)
@@ -375,10 +380,11 @@ def alone_s(
     [3.5, 1.5]
     """
     knots_s = np.unique(np.concatenate([starts_s, ends_s]))
-    # One row for each interval between two knots, one column for each message.
+    # One row for each interval between two knots, and one column for each message. Between
+    # two knots the same messages are under way.
     under_way = (starts_s <= knots_s[:-1, None]) & (knots_s[:-1, None] < ends_s)
-    sharing = np.maximum(under_way.sum(axis=1), 1)
-    own_share_s = (np.diff(knots_s) / sharing) @ under_way
+    n_sharing = np.maximum(under_way.sum(axis=1), 1)
+    own_share_s = (np.diff(knots_s) / n_sharing) @ under_way
     startup_s = np.minimum(startup_s, ends_s - starts_s)
     if not startup_s.any():
         return np.asarray(own_share_s)
@@ -387,7 +393,7 @@ def alone_s(
     wire_s = np.maximum(own_share_s - startup_s, 0.0)
     for _ in range(MOST_CORRECTIONS):
         _, played_s = link.play(starts_s - origin_s, Parts(startup_s, wire_s))
-        missed_s = ends_s - origin_s - played_s
+        missed_s = (ends_s - origin_s) - played_s
         # Half of the miss keeps two messages that share the link from overshooting.
         wire_s = np.maximum(wire_s + missed_s / 2, 0.0)
         if np.abs(missed_s).max() < CLOSE_ENOUGH_S:

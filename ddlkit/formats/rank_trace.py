@@ -256,25 +256,27 @@ def rank_trace(trace: KinetoTrace) -> RankTrace:
 
 
 class _Clock:
-    """When work is done that a processor has run or launched.
+    """When the work is done that a processor has run or launched until an instant.
 
-    Without a GPU that is at once. With a GPU, it is when all kernels have ended that were
-    launched until then, but not before the processor came that far. Neither messages nor
-    copies of the input count, which run on streams of their own.
+    Without a GPU, it is done at that instant. With a GPU, it is done when all kernels that
+    were launched until then have ended, but not before that instant itself. Messages and
+    copies of the input do not count, because they run on streams of their own.
     """
 
     def __init__(self, iteration: TracedIteration) -> None:
+        # They are in the order of their launches.
         kernels = [
             kernel
             for kernel in iteration.kernels()
             if not kernel.name.startswith(HOST_TO_DEVICE)
         ]
         self._launched_s = [kernel.launched_s for kernel in kernels]
+        # When each kernel and all that were launched before it have ended.
         self._latest_end_s = np.maximum.accumulate([k.end_s for k in kernels])
         self._free_s = iteration.free_s
 
     def done_s(self, instant_s: float) -> float:
-        """Return when the processor is at an instant and all its work is done."""
+        """Return when the processor's work until an instant is done, in seconds."""
         if not self._launched_s:
             return instant_s
         # The GPU may still be busy with the iteration before.
@@ -294,7 +296,11 @@ def _step(iteration: TracedIteration) -> Event:
 
 
 def _start_s(iteration: TracedIteration) -> float:
-    """Return when an iteration starts: its step, or when a GPU is free for its work."""
+    """Return when an iteration starts, in seconds.
+
+    It starts with the profiler's step, or on a GPU when the work of the iteration before
+    is done, if that is later.
+    """
     step_s = _step(iteration).start_s
     if not iteration.kernels():
         return step_s
@@ -302,6 +308,7 @@ def _start_s(iteration: TracedIteration) -> float:
 
 
 def _end_s(iteration: TracedIteration) -> float:
+    """Return when the work of the profiler's step of an iteration is done, in seconds."""
     return _Clock(iteration).done_s(_step(iteration).end_s)
 
 
@@ -315,6 +322,7 @@ def _read_iteration(
             "backward began (gradients are summed up?): explain reads iterations of one "
             "forward and one backward"
         )
+    # Autograd runs backward as functions, each in a span of its own.
     functions = [e for e in iteration.events if e.name.startswith(EVALUATE)]
     if not functions:
         raise trace.missing(f"iteration {iteration.number} has no spans of autograd")
@@ -329,6 +337,7 @@ def _read_iteration(
     backward_end_s = _backward_end_s(
         clock.done_s(functions_end_s), messages, copies_back
     )
+    # As with the phases above, backward never ends before it has begun.
     backward_end_s = max(forward_end_s, backward_end_s)
     _, _, step = _step(iteration).name.partition("#")
     return RankIteration(
@@ -352,9 +361,9 @@ def _backward_end_s(
 ) -> float:
     """Return when a rank has computed its last gradient, in seconds.
 
-    That is when the last function of autograd ends. In some versions of PyTorch this
-    function contains the waits for messages and the copies of buckets, which do not
-    count. Backward never ends before the last message is posted.
+    That is when the last function of autograd ends, at ``functions_end_s``. In some
+    versions of PyTorch this function contains the waits for messages and the copies of
+    buckets, which do not count. Backward never ends before the last message is posted.
     """
     of_backward = [message for message in messages if message.in_backward]
     last_posted_s = max((m.posted_s for m in of_backward), default=-math.inf)
@@ -384,7 +393,21 @@ def _forward_start_s(iteration: TracedIteration) -> float:
 
 
 class _Post(NamedTuple):
-    """A message when it was posted: the instant, its own span, and its collective."""
+    """A message when it was posted.
+
+    Attributes
+    ----------
+    launched_s : float
+        When the processor posted it or launched its kernel.
+    posted_s : float
+        When the rank was ready for it.
+    sent : Event
+        The span in which it was sent.
+    collective : str
+        Its collective.
+    elements : int
+        Its size in elements, 0 if that is unknown.
+    """
 
     launched_s: float
     posted_s: float
@@ -411,11 +434,11 @@ def _messages(
     else:
         posts = _posts_of_gloo(trace, iteration)
         in_flight = GLOO_THREADS
+    first_function_s, last_function_s = backward_s
     messages: list[Message] = []
     for post in posts:
         _refuse_other_training(trace, iteration, post)
         started_s = max(post.posted_s, _room_s(messages, post.posted_s, in_flight))
-        first_s, last_s = backward_s
         messages.append(
             Message(
                 collective=post.collective,
@@ -427,7 +450,7 @@ def _messages(
                 posted_s=post.posted_s,
                 started_s=min(started_s, post.sent.end_s),
                 ended_s=post.sent.end_s,
-                in_backward=first_s <= post.launched_s <= last_s,
+                in_backward=first_function_s <= post.launched_s <= last_function_s,
             )
         )
     return tuple(messages)
@@ -454,17 +477,21 @@ def _refuse_other_training(
 
 
 def _sequence(sent: Event) -> int:
+    """Return the number of a message within its process group, -1 if it is unknown."""
     value = sent.args.get("Seq")
     return value if isinstance(value, int) else -1
 
 
 def _room_s(earlier: Sequence[Message], posted_s: float, in_flight: int) -> float:
-    """Return when there was room on the link for a message, in seconds."""
-    ends_s = sorted(m.ended_s for m in earlier if m.ended_s > posted_s)
-    if len(ends_s) < in_flight:
+    """Return when there was room on the link for a message, in seconds.
+
+    ``earlier`` are the messages that were posted before this one at ``posted_s``.
+    """
+    under_way_until_s = sorted(m.ended_s for m in earlier if m.ended_s > posted_s)
+    if len(under_way_until_s) < in_flight:
         return posted_s
     # All but ``in_flight - 1`` of those that are under way must end first.
-    return ends_s[-in_flight]
+    return under_way_until_s[-in_flight]
 
 
 def _posts_on_gpu(kernels: Sequence[Event], clock: _Clock) -> list[_Post]:
@@ -472,7 +499,8 @@ def _posts_on_gpu(kernels: Sequence[Event], clock: _Clock) -> list[_Post]:
     posts = []
     for kernel in sorted(kernels, key=lambda event: event.launched_s):
         collective = kernel.collective
-        # A broadcast is none of the collectives whose costs this library knows.
+        # A broadcast is none of the collectives whose costs this library knows, so that
+        # ``kernel.collective`` is "other" for it.
         names = f"{kernel.args.get('Collective name')} {kernel.name}".lower()
         if "broadcast" in names:
             collective = "broadcast"
@@ -493,10 +521,10 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
     """Return the posts of gloo's messages, in their order.
 
     Two threads take messages in turn, so that the spans of messages can be in another
-    order than their posts. A post and a span belong together if they are the first of
-    their collective and size that are left.
+    order than their posts. A post belongs to the first span of the same collective and
+    size that no earlier post belongs to.
     """
-    waiting = [e for e in iteration.events if e.collective and not e.on_gpu]
+    unmatched = [e for e in iteration.events if e.collective and not e.on_gpu]
     posts = []
     for event in iteration.events:
         collective = _POSTS.get(event.name)
@@ -506,14 +534,14 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
         # What explain refuses needs no span of its own.
         sent = event
         if collective in _REPLAYED:
-            found = _first_alike(waiting, collective, elements, event.start_s)
+            found = _first_alike(unmatched, collective, elements, event.start_s)
             if found is None:
                 raise UserError(
                     f"{trace.source}: iteration {iteration.number}: no span of gloo "
                     f"belongs to a message ({event.name} of {elements} elements): record "
                     "whole iterations with record_shapes=True"
                 )
-            waiting.remove(found)
+            unmatched.remove(found)
             sent = found
         posts.append(
             _Post(
@@ -531,9 +559,13 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
 def _first_alike(
     spans: Sequence[Event], collective: str, elements: int, posted_s: float
 ) -> Event | None:
-    """Return the first span of gloo of a collective and size that ends after its post."""
+    """Return the first span of gloo that can be the message of a post, None if none can.
+
+    It has the collective and the size of the post, and ends after ``posted_s``.
+    """
     for span in spans:
         is_alike = span.name == f"gloo:{collective}" and span.end_s > posted_s
+        # A span that does not say its size has 0 elements.
         if is_alike and span.elements in (elements, 0):
             return span
     return None
@@ -542,7 +574,8 @@ def _first_alike(
 def _elements_of_post(post: Event) -> int:
     """Return how many elements a post of c10d sends, 0 if it does not say."""
     dims = post.args.get("Input Dims")
-    # The first input of a post is a list of tensors, and a shape itself a list.
+    # The first input of a post is a list of tensors, so that the shape of the first
+    # tensor is the innermost first list.
     while isinstance(dims, list) and dims and isinstance(dims[0], list):
         dims = dims[0]
     if not isinstance(dims, list) or not all(isinstance(size, int) for size in dims):
@@ -551,7 +584,10 @@ def _elements_of_post(post: Event) -> int:
 
 
 def _copies(iteration: TracedIteration, name: str, clock: _Clock) -> tuple[Copy, ...]:
-    """Return the copies of one direction, in the order of their start."""
+    """Return the copies of one direction, in the order of their start.
+
+    ``name`` is the end of the name of their operator.
+    """
     copies = []
     for event in iteration.events:
         if not event.on_gpu and event.name.endswith(name):
@@ -563,6 +599,7 @@ def _copies(iteration: TracedIteration, name: str, clock: _Clock) -> tuple[Copy,
 
 
 def _gradients(iteration: TracedIteration, clock: _Clock) -> tuple[Gradient, ...]:
+    """Return the gradients in the order in which they became ready."""
     gradients = []
     for event in iteration.events:
         if event.name == ACCUMULATE and not event.undefined:
@@ -575,7 +612,10 @@ def _gradients(iteration: TracedIteration, clock: _Clock) -> tuple[Gradient, ...
 def _operators(
     iteration: TracedIteration, functions: Sequence[Event]
 ) -> tuple[Operator, ...]:
-    """Return the operators of backward: kernels of a GPU, or functions of autograd."""
+    """Return the operators of backward: kernels of a GPU, or functions of autograd.
+
+    Functions compute the same if their operators have the same names and shapes.
+    """
     first_s = min(function.start_s for function in functions)
     last_s = max(function.end_s for function in functions)
     kernels = iteration.kernels(first_s, last_s)
@@ -585,8 +625,8 @@ def _operators(
             for k in kernels
         )
     operators = []
-    inside = [event for event in iteration.events if event.category == "cpu_op"]
-    starts_s = [event.start_s for event in inside]
+    cpu_operators = [e for e in iteration.events if e.category == "cpu_op"]
+    starts_s = [event.start_s for event in cpu_operators]
     for function in functions:
         # Functions that store gradients also copy them and post messages.
         if ACCUMULATE in function.name:
@@ -595,7 +635,7 @@ def _operators(
         last = bisect_left(starts_s, function.end_s)
         shapes = [
             (event.name, str(event.args.get("Input Dims")))
-            for event in inside[first:last]
+            for event in cpu_operators[first:last]
             if event.thread == function.thread
         ]
         alike = hash((function.name, tuple(shapes)))

@@ -98,7 +98,7 @@ class _Buffer:
         self.decoder = json.JSONDecoder()
 
     def read_more(self) -> bool:
-        """Append a chunk of the file, and return whether there was any."""
+        """Drop what was parsed, append a chunk, and return whether there was one."""
         chunk = self.file.read(CHUNK_CHARACTERS)
         self.text = self.text[self.position :] + chunk
         self.position = 0
@@ -170,6 +170,7 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
     if first == "[":
         buffer.position += 1
         return None
+    # The facts about the training before the list may fill several chunks.
     while first == "{" and _KEY not in buffer.text:
         if len(buffer.text) > MOST_CHARACTERS_OF_ENTRY or not buffer.read_more():
             break

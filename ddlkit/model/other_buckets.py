@@ -54,11 +54,13 @@ class Buckets:
         n_types = len({gradient.dtype for gradient in first.gradients})
         if n_types != 1 or sum(sent) != sum(sizes):
             return None
-        behind_gradient = np.cumsum(sizes)
-        behind_message = np.cumsum(sent)
-        if not np.isin(behind_message, behind_gradient).all():
+        # Each message must end with the last byte of a gradient.
+        bytes_ready = np.cumsum(sizes)
+        bytes_sent = np.cumsum(sent)
+        if not np.isin(bytes_sent, bytes_ready).all():
             return None
-        ends = np.searchsorted(behind_gradient, behind_message) + 1
+        # The end of a bucket is exclusive: the number of the gradient behind it.
+        ends = np.searchsorted(bytes_ready, bytes_sent) + 1
         ready_s = []
         for trace in training.traces:
             ready_of_rank_s = []
@@ -68,26 +70,41 @@ class Buckets:
                 instants_s = _ready_s(iteration)
                 ready_of_rank_s.append(instants_s - iteration.forward_end_s)
             ready_s.append(ready_of_rank_s)
+        # Ranks come first in ``ready_s``, and iterations first in the result.
         by_iteration_s = np.maximum(np.array(ready_s).transpose(1, 0, 2), 0.0)
         by_iteration_s = np.maximum.accumulate(by_iteration_s, axis=2)
-        typical_s = np.median(by_iteration_s.max(axis=1), axis=0)
+        slowest_rank_s = by_iteration_s.max(axis=1)
+        typical_s = np.median(slowest_rank_s, axis=0)
         backward_s = np.maximum(np.diff(typical_s, prepend=0.0), 0.0)
+        # Nothing is planned for forward, so its time is left out.
         workload = Workload.from_arrays(0.0, backward_s, sizes)
         current = FusionPlan("traced", tuple(ends.tolist()))
-        return cls(training, cost, by_iteration_s, workload, current)
+        return cls(
+            training=training,
+            cost=cost,
+            ready_s=by_iteration_s,
+            workload=workload,
+            current=current,
+        )
 
     def schedule(self, plan: FusionPlan) -> Schedule:
-        """Return what the ranks would do with other buckets."""
+        """Return what the ranks would do with the buckets of ``plan``.
+
+        The segments of backward are made anew. All segments before and behind them stay,
+        except that the messages behind them get other numbers.
+        """
         old = self.training.schedule
         is_post = [s.action == POST and s.phase == "backward" for s in old.segments]
         n_old = sum(is_post)
         n_new = len(plan.ends)
         first = is_post.index(True)
+        # So many messages are posted before backward.
         n_before = old.segments[first].message
         # The posts, and the mark of the end of backward behind them. Then the wait for
         # each message, and the mark behind the last copy.
         posting = slice(first, first + n_old + 1)
         copying = slice(posting.stop, posting.stop + n_old + 1)
+        # Marks have no message: their number is negative and stays.
         renumbered = tuple(
             s._replace(message=s.message + n_new - n_old) if s.message >= 0 else s
             for s in old.segments[copying.stop :]
@@ -101,10 +118,12 @@ class Buckets:
             *renumbered,
         )
 
+        # A bucket is posted when its last gradient is ready.
         posted_s = self.ready_s[:, :, np.array(plan.ends) - 1]
         until_post_s = np.diff(posted_s, axis=2, prepend=0.0)
         backward_s = old.work_s[:, :, posting].sum(axis=2)
-        rest_s = np.maximum(backward_s - posted_s[:, :, -1], 0.0)
+        after_last_post_s = np.maximum(backward_s - posted_s[:, :, -1], 0.0)
+        # The time of copying is divided among the buckets in proportion to their bytes.
         n_bytes = plan.group_bytes(self.workload).astype(float)
         copied_s = old.work_s[:, :, copying].sum(axis=2)
         copies_s = copied_s[:, :, None] * n_bytes / n_bytes.sum()
@@ -114,7 +133,7 @@ class Buckets:
             [
                 old.work_s[:, :, :first],
                 until_post_s,
-                rest_s[:, :, None],
+                after_last_post_s[:, :, None],
                 no_copy_s,
                 copies_s,
                 old.work_s[:, :, copying.stop :],
@@ -136,10 +155,11 @@ class Buckets:
         )
 
     def gains_s(self, plan: FusionPlan, judged: np.ndarray) -> Floats:
-        """Return what judged iterations gain by other buckets, shape (J,), in seconds.
+        """Return what iterations gain by the buckets of ``plan``, in seconds.
 
-        Both schedules are made from the readiness of gradients, so that what this leaves
-        out, such as the time to post a message, is left out of both.
+        ``judged``, shape (I,) of bool, chooses the iterations of the result. Both schedules
+        are made from the readiness of gradients. What this leaves out, such as the time to
+        post a message, is thereby left out of both.
         """
         now_s = self.schedule(self.current).replay().iteration_s
         then_s = self.schedule(plan).replay().iteration_s
@@ -147,11 +167,14 @@ class Buckets:
         return gained_s
 
     def _message_s(self, n_bytes: Floats, n_before: int, n_old: int) -> Floats:
-        """Return how long messages of other sizes take, shape (I, K), in seconds.
+        """Return how long messages take if those of backward have other sizes.
 
-        In a training, messages can take longer or shorter than their cost. What those of
-        an iteration took more or less is put down to start-ups if these make up most of
-        their cost, and otherwise to bytes.
+        The result has shape (I, K), in seconds. ``n_bytes`` are the new sizes. Before
+        backward come ``n_before`` messages, and in the trace it has ``n_old`` messages.
+
+        In a training, messages can take longer or shorter than their cost. This difference
+        is a factor on their start-ups if these make up most of the cost, and otherwise a
+        factor on the time of their bytes.
         """
         old = self.training.schedule.message_s
         gradients = slice(n_before, n_before + n_old)

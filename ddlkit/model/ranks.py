@@ -22,7 +22,7 @@ from ddlkit.formats.rank_trace import Message, RankIteration, RankTrace
 
 LEAST_ITERATIONS = 8
 """With fewer iterations than these, no interval can be given."""
-LEAST_ALONE = 3
+LEAST_RUNS = 3
 """How many runs show how long an operator takes, with messages or without."""
 LEAST_KNOWN = 0.5
 """Below this share of known contention, a finding says what is not known."""
@@ -104,9 +104,9 @@ def training_of(
     taken_s = _taken_s(usable)
     startups_s = np.minimum(startup_s, taken_s)
     message_s = _messages_alone_s(usable, taken_s, startups_s)
-    contention_s, finding = _contention_s(usable, segments, taken_s)
+    contention_s, unknown_contention = _contention_s(usable, segments, taken_s)
+    # Copies and contention are separate parts of the work of a segment.
     copies_s = np.minimum(copies_s, work_s)
-    # What copies is not also slowed down.
     contention_s = np.minimum(contention_s, work_s - copies_s)
     messages = usable[0].iterations[0].messages
     schedule = Schedule(
@@ -116,7 +116,7 @@ def training_of(
         first_start_s=_first_starts_s(usable),
         in_flight=usable[0].in_flight,
         startup_s=startups_s,
-        rooted=_of_buffers(messages, segments),
+        rooted=_broadcasts_of_buffers(messages, segments),
     )
     measured_s = np.array(
         [
@@ -132,7 +132,7 @@ def training_of(
         messages=messages,
         copies_s=copies_s,
         contention_s=contention_s,
-        findings=tuple([*findings, *finding]),
+        findings=(*findings, *unknown_contention),
     )
 
 
@@ -140,7 +140,10 @@ def training_of(
 
 
 def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
-    """Return the traces by rank. Raises UserError unless each rank is there once."""
+    """Return the traces in the order of ranks.
+
+    Raises UserError unless each rank is there once.
+    """
     by_rank: dict[int, RankTrace] = {}
     for trace in traces:
         other = by_rank.get(trace.rank)
@@ -150,6 +153,7 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
                 "one trace for each rank"
             )
         by_rank[trace.rank] = trace
+    # A trace that does not say how many ranks there were has 0 for it.
     expected = max([trace.ranks for trace in traces] + [max(by_rank) + 1])
     missing = [str(rank) for rank in range(expected) if rank not in by_rank]
     if missing:
@@ -169,32 +173,27 @@ def kinds(iteration: RankIteration) -> list[Kind]:
 def _alike_iterations(
     traces: Sequence[RankTrace], least_iterations: int
 ) -> tuple[list[RankTrace], list[Finding]]:
-    """Return the traces without first iterations that have other messages.
+    """Return the traces with those iterations only that have the same messages.
 
     DDP builds its buckets anew after the first iterations, so that these have other
-    messages than all that follow.
+    messages than all that follow. They are left out, and a finding says so. Raises
+    UserError if the ranks have other iterations or messages than each other, or if fewer
+    than ``least_iterations`` remain.
     """
-    steps = [[i.step for i in trace.iterations] for trace in traces]
-    for trace, own in zip(traces, steps, strict=True):
-        if own != steps[0]:
-            raise UserError(
-                f"{trace.source} has {len(own)} iterations (steps {_range(own)}), and "
-                f"{traces[0].source} has {len(steps[0])} (steps {_range(steps[0])}): "
-                "record the same iterations on all ranks"
-            )
+    _refuse_other_steps(traces)
     groups = {m.group for t in traces for i in t.iterations for m in i.messages}
     if len(groups) > 1:
         raise UserError(
             f"{traces[0].source}: messages of {len(groups)} process groups: explain reads "
             "a training in which all messages are of one group"
         )
+    # The last iteration is the pattern, because buckets have settled by then.
     last = kinds(traces[0].iterations[-1])
     if not any(in_backward for _, _, in_backward in last):
         raise UserError(
             f"{traces[0].source}: no message is posted during backward: record a "
             "training with DistributedDataParallel on two ranks or more"
         )
-    # The last iteration is the pattern, because buckets have settled by then.
     n_early = 0
     while kinds(traces[0].iterations[n_early]) != last:
         n_early += 1
@@ -215,6 +214,20 @@ def _alike_iterations(
     return usable, findings
 
 
+def _refuse_other_steps(traces: Sequence[RankTrace]) -> None:
+    """Raise UserError if a rank has traced other iterations than the first rank."""
+    first, *others = traces
+    expected = [iteration.step for iteration in first.iterations]
+    for trace in others:
+        steps = [iteration.step for iteration in trace.iterations]
+        if steps != expected:
+            raise UserError(
+                f"{trace.source} has {len(steps)} iterations (steps {_range(steps)}), and "
+                f"{first.source} has {len(expected)} (steps {_range(expected)}): "
+                "record the same iterations on all ranks"
+            )
+
+
 def _range(numbers: Sequence[int]) -> str:
     return f"{numbers[0]} to {numbers[-1]}"
 
@@ -225,7 +238,10 @@ def _refuse_other_messages(
     expected: Sequence[Kind],
     first: RankTrace,
 ) -> None:
-    """Raise UserError if an iteration has other messages than it should have."""
+    """Raise UserError if an iteration has other messages than it should have.
+
+    ``expected`` are the messages of the last iteration of ``first``, the first trace.
+    """
     own = kinds(iteration)
     if own == list(expected):
         return
@@ -235,16 +251,17 @@ def _refuse_other_messages(
             f"the last one of {first.source} has {len(expected)}: record iterations "
             "that are alike on all ranks"
         )
-    for k, (there, here) in enumerate(zip(expected, own, strict=True)):
-        if there != here:
+    for k, (expected_kind, own_kind) in enumerate(zip(expected, own, strict=True)):
+        if own_kind != expected_kind:
             raise UserError(
                 f"rank {trace.rank} ({trace.source}): message {k} of iteration "
-                f"{iteration.number} is {_in_words(here)}, and on rank {first.rank} it is "
-                f"{_in_words(there)}: record iterations that are alike on all ranks"
+                f"{iteration.number} is {_in_words(own_kind)}, and on rank {first.rank} it is "
+                f"{_in_words(expected_kind)}: record iterations that are alike on all ranks"
             )
 
 
 def _in_words(kind: Kind) -> str:
+    """Return the description of a message for an error."""
     collective, n_bytes, in_backward = kind
     place = "in backward" if in_backward else "outside of backward"
     return f"{collective} of {format_bytes(n_bytes)} {place}"
@@ -254,15 +271,19 @@ def _in_words(kind: Kind) -> str:
 
 
 def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
-    """Return what every rank does in an iteration."""
-    messages = traces[0].iterations[0].messages
+    """Return the segments of an iteration, which are the same on every rank.
+
+    A rank waits for the messages of backward at its end, and for other messages as soon
+    as it has posted them.
+    """
+    iteration = traces[0].iterations[0]
+    messages = iteration.messages
     in_backward = [k for k, m in enumerate(messages) if m.in_backward]
+    # What is posted between two messages of backward counts as one of them.
     first = in_backward[0]
     behind = in_backward[-1] + 1
-    # What is posted between two messages of backward counts as one of them.
     of_backward = range(first, behind)
-    input_end_s = traces[0].iterations[0].input_end_s
-    n_of_input = sum(m.posted_s < input_end_s for m in messages[:first])
+    n_of_input = sum(m.posted_s < iteration.input_end_s for m in messages[:first])
     return (
         *_waited_at_once(traces, range(n_of_input), "input"),
         Segment("input", MARK),
@@ -270,15 +291,15 @@ def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
         Segment("forward", MARK),
         *(Segment("backward", POST, k) for k in of_backward),
         Segment("backward", MARK),
+        # The work of each segment but the first copies the bucket before back.
         *(Segment("backward", WAIT, k) for k in of_backward),
-        # The work of this segment copies the last bucket back.
         Segment("backward", MARK),
         *_waited_at_once(traces, range(behind, len(messages)), "update"),
         Segment("update", MARK),
     )
 
 
-def _of_buffers(
+def _broadcasts_of_buffers(
     messages: Sequence[Message], segments: Sequence[Segment]
 ) -> tuple[int, ...]:
     """Return the numbers of the messages that send DDP's buffers.
@@ -300,8 +321,9 @@ def _waited_at_once(
 ) -> list[Segment]:
     """Return the segments of messages that a rank waits for as soon as it posted them.
 
-    Messages that some rank posted before the one before had ended were posted together,
-    and are waited for together.
+    ``numbers`` are those of the messages. Two messages are posted together if some rank
+    posted the second one before the first one had ended. The waits for messages that are
+    posted together follow the last post of them.
     """
     segments: list[Segment] = []
     together: list[int] = []
@@ -327,7 +349,10 @@ def _posted_together(traces: Sequence[RankTrace], k: int) -> bool:
 def _work_s(
     traces: Sequence[RankTrace], segments: Sequence[Segment]
 ) -> tuple[Floats, Floats]:
-    """Return the work of each segment, and how much of it copies, shape (I, R, S)."""
+    """Return how long ranks work, and how long they copy meanwhile, in seconds.
+
+    Both have a number for each segment of each iteration of each rank, shape (I, R, S).
+    """
     n_iterations = len(traces[0].iterations)
     shape = (n_iterations, len(traces), len(segments))
     work_s = np.zeros(shape)
@@ -341,22 +366,27 @@ def _work_s(
 def _work_of_iteration_s(
     iteration: RankIteration, segments: Sequence[Segment]
 ) -> tuple[Floats, Floats]:
-    """Return the work of each segment of an iteration, and how much of it copies."""
+    """Return how long a rank works in each segment of an iteration, shape (S,).
+
+    The second result, of the same shape, is how much of this work copies gradients into
+    or out of buckets. Both are in seconds.
+    """
     copied_until_s = _copied_until_s(iteration)
     work_s = np.zeros(len(segments))
     copies_s = np.zeros(len(segments))
-    ends = _ends_of_segments_s(iteration, segments, copied_until_s)
+    ends_s = _ends_of_segments_s(iteration, segments, copied_until_s)
     now_s = iteration.start_s
     for s, segment in enumerate(segments):
-        end_s = max(ends[s], now_s)
+        end_s = max(ends_s[s], now_s)
         work_s[s] = end_s - now_s
         for copy in iteration.copies_into:
             if now_s <= copy.start_s < end_s:
                 copies_s[s] += copy.end_s - copy.start_s
-        is_copied_back = (
+        # Between its waits at the end of backward, a rank does nothing but copy back.
+        is_behind_backward = (
             segment.phase == "backward" and end_s > iteration.backward_end_s
         )
-        if is_copied_back and iteration.copies_back:
+        if is_behind_backward and iteration.copies_back:
             copies_s[s] = work_s[s]
         now_s = end_s
         if segment.action == WAIT:
@@ -372,9 +402,11 @@ def _ends_of_segments_s(
     """Return until when a rank works in each segment, in seconds.
 
     ``copied_until_s`` says when the bucket of each message is copied back. A rank begins
-    to wait for a message of backward when it has copied the bucket before.
+    to wait for a message of backward when it has copied the bucket before. An end that
+    lies before the end of the previous segment stands for no work.
     """
-    marks = {
+    # What ends at the marks of each phase, in their order.
+    marks_s = {
         "input": [iteration.input_end_s],
         "forward": [iteration.forward_end_s],
         "backward": [iteration.backward_end_s, max(copied_until_s)],
@@ -383,13 +415,13 @@ def _ends_of_segments_s(
     ends_s = []
     for segment in segments:
         if segment.action == MARK:
-            ends_s.append(marks[segment.phase].pop(0))
+            ends_s.append(marks_s[segment.phase].pop(0))
         elif segment.action == POST:
             ends_s.append(iteration.messages[segment.message].posted_s)
-        elif segment.phase == "backward" and segment.message:
+        elif segment.phase == "backward" and segment.message > 0:
             ends_s.append(copied_until_s[segment.message - 1])
         else:
-            # A rank waits at once for a message that is not of backward.
+            # Before this wait the rank does no work.
             ends_s.append(iteration.start_s)
     return ends_s
 
@@ -397,13 +429,14 @@ def _ends_of_segments_s(
 def _copied_until_s(iteration: RankIteration) -> list[float]:
     """Return for each message when its bucket has been copied back, in seconds.
 
-    It is the start of the iteration where nothing is copied, so that no work follows
-    from it. Buckets are copied in their order, so that the elements of the messages tell
+    Where nothing is copied, the result is the start of the iteration, which stands for no
+    work. Buckets are copied in their order. The elements of the messages therefore tell
     which copies belong to which bucket.
     """
     until_s = [iteration.start_s] * len(iteration.messages)
-    copied = 0
+    # Elements of the messages so far, and of the copies that belong to them.
     sent = 0
+    copied = 0
     remaining = list(iteration.copies_back)
     for k, message in enumerate(iteration.messages):
         if not message.in_backward:
@@ -420,7 +453,10 @@ def _copied_until_s(iteration: RankIteration) -> list[float]:
 
 
 def _taken_s(traces: Sequence[RankTrace]) -> Floats:
-    """Return how long messages took once all ranks had posted them, shape (I, K)."""
+    """Return how long messages took once all ranks had posted them, shape (I, K).
+
+    That is their time on the rank that posted them last, on which they were the shortest.
+    """
     durations_s = [
         [[m.duration_s for m in iteration.messages] for iteration in trace.iterations]
         for trace in traces
@@ -434,7 +470,8 @@ def _messages_alone_s(
 ) -> Floats:
     """Return how long messages would have taken alone, shape (I, K), in seconds.
 
-    ``taken_s`` is how long they took, and ``startups_s`` how much of that is start-up.
+    ``taken_s`` is how long they took while they may have shared the link, and
+    ``startups_s`` how much of that is start-up.
     """
     in_flight = traces[0].in_flight
     if in_flight == 1:
@@ -449,8 +486,8 @@ def _messages_alone_s(
 def _first_starts_s(traces: Sequence[RankTrace]) -> Floats:
     """Return when each rank starts its first iteration, shape (R,), in seconds.
 
-    The common clock is that in which the first message of backward ends on all ranks at
-    once.
+    The clocks of ranks are shifted so that the first message of backward ends at the same
+    instant on all ranks. Time 0 is the earliest start.
     """
     starts_s = []
     for trace in traces:
@@ -468,31 +505,35 @@ def _contention_s(
 ) -> tuple[Floats, list[Finding]]:
     """Return by how much messages slowed the operators of each segment down.
 
-    The result has shape (I, R, S). Of operators of a rank that compute the same, the
-    median beside messages is compared with the median without a message. A single
-    operator that was delayed for another reason changes neither. Ranks are not compared
-    with each other: messages move while the slowest rank computes, so that its operators
-    are beside messages more often.
+    The first result has shape (I, R, S), in seconds. The second one has a finding if most
+    of it is not known.
+
+    Of operators of a rank that compute the same, the median beside messages is compared
+    with the median without a message. A single operator that was delayed for another
+    reason changes neither. Ranks are not compared with each other: messages move while
+    the slowest rank computes, so that its operators are beside messages more often.
     """
     runs = list(_runs(traces, taken_s))
-    slowdown = _slowdowns(runs)
+    slowdowns = _slowdowns(runs)
     n_iterations = len(traces[0].iterations)
     contention_s = np.zeros((n_iterations, len(traces), len(segments)))
-    known_s = 0.0
+    # The time of operators beside messages, and of those whose slowdown is known.
     all_s = 0.0
+    known_s = 0.0
     first_of_backward = [s.phase for s in segments].index("backward")
     for run in runs:
         if not run.is_beside_message:
             continue
         all_s += run.duration_s
-        kind = (run.rank, run.alike)
-        if kind not in slowdown:
+        key = (run.rank, run.alike)
+        if key not in slowdowns:
             continue
         known_s += run.duration_s
         iteration = traces[run.rank].iterations[run.iteration]
+        # An operator of backward is work of the segment that the next post ends.
         posted_s = [m.posted_s for m in iteration.messages if m.in_backward]
         segment = first_of_backward + int(np.searchsorted(posted_s, run.start_s))
-        longer_s, median_s = slowdown[kind]
+        longer_s, median_s = slowdowns[key]
         # An operator that was quick, or delayed otherwise, loses no more than usual.
         contention_s[run.iteration, run.rank, segment] += min(
             longer_s, max(run.duration_s - median_s, 0.0)
@@ -519,7 +560,10 @@ class _Run(NamedTuple):
 
 
 def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
-    """Yield the operators of backward. ``taken_s`` has the times of messages, (I, K)."""
+    """Yield the operators of backward, each time that they ran on any rank.
+
+    ``taken_s``, shape (I, K), has the times of messages once all ranks had posted them.
+    """
     for rank, trace in enumerate(traces):
         for i, iteration in enumerate(trace.iterations):
             ends_s = np.array([m.ended_s for m in iteration.messages])
@@ -528,31 +572,32 @@ def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
             for operator in iteration.operators:
                 overlaps = (starts_s < operator.end_s) & (operator.start_s < ends_s)
                 yield _Run(
-                    i,
-                    rank,
-                    operator.alike,
-                    operator.start_s,
-                    operator.end_s - operator.start_s,
-                    bool(overlaps.any()),
+                    iteration=i,
+                    rank=rank,
+                    alike=operator.alike,
+                    start_s=operator.start_s,
+                    duration_s=operator.end_s - operator.start_s,
+                    is_beside_message=bool(overlaps.any()),
                 )
 
 
 def _slowdowns(runs: Sequence[_Run]) -> dict[tuple[int, int], tuple[float, float]]:
-    """Return for operators that compute the same what messages cost them, in seconds.
+    """Return how much longer operators take beside messages, in seconds.
 
-    Keys are a rank, and what the operator computes. The first number is by how much the
-    median beside messages is longer than the median without, and the second number is the
-    median without. Operators of which there are too few of either kind are left out.
+    A key is a rank, and what the operator computes. The first number is by how much the
+    median beside messages is longer than the median without a message. The second number
+    is the median without a message. Operators that ran too few times with messages or
+    without are left out.
     """
     durations_s: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
     for run in runs:
         durations_s[run.rank, run.alike, run.is_beside_message].append(run.duration_s)
     slowdowns = {}
     for rank, alike in {(run.rank, run.alike) for run in runs}:
-        alone_s = durations_s[rank, alike, False]
+        without_s = durations_s[rank, alike, False]
         beside_s = durations_s[rank, alike, True]
-        if min(len(alone_s), len(beside_s)) >= LEAST_ALONE:
-            median_s = float(np.median(alone_s))
+        if min(len(without_s), len(beside_s)) >= LEAST_RUNS:
+            median_s = float(np.median(without_s))
             longer_s = max(float(np.median(beside_s)) - median_s, 0.0)
             slowdowns[rank, alike] = (longer_s, median_s)
     return slowdowns
