@@ -68,7 +68,7 @@ def explanation_figure(explanation: Explanation) -> Figure:
 
 
 def _drawn_ranks(explanation: Explanation) -> list[int]:
-    """Return the first ranks, and the rank that is named in any case."""
+    """Return the ranks to draw: the first ones, and in any case the one that is named."""
     ranks = list(range(min(explanation.ranks, MOST_RANKS)))
     if explanation.named is not None and explanation.named["rank"] not in ranks:
         ranks[-1] = explanation.named["rank"]
@@ -76,13 +76,14 @@ def _drawn_ranks(explanation: Explanation) -> list[int]:
 
 
 def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> None:
-    """Draw what each rank does, a row for each."""
+    """Draw what each of some ranks does in a typical iteration, a row for each."""
     timeline = explanation.timeline
     assert timeline is not None
     table = timeline.to_frame()
     scale, unit = time_unit(timeline.duration_s)
     named = explanation.named or {"rank": None, "phase": None}
-    drawn: set[str] = set()
+    # A kind of span has one entry in the legend, whatever the number of its spans.
+    in_legend: set[str] = set()
     for row, rank in enumerate(ranks):
         of_rank = table[(table["rank"] == rank) & (table["stream"] == "compute")]
         for kind, spans in of_rank.groupby("kind", sort=False):
@@ -98,9 +99,9 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
                 hatch=WAIT_HATCH if is_wait else "",
                 edgecolor=SOFT if is_wait else "white",
                 linewidth=0.4,
-                label=None if kind in drawn else style.label,
+                label=None if kind in in_legend else style.label,
             )
-            drawn.add(str(kind))
+            in_legend.add(str(kind))
         if rank == named["rank"]:
             _outline(ax, of_rank, str(named["phase"]), row, scale)
     ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
@@ -115,9 +116,14 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
 
 
 def _outline(ax: Axes, of_rank: Any, phase: str, row: int, scale: float) -> None:
-    """Draw a frame around a phase of a rank."""
+    """Draw a frame around a phase of a rank.
+
+    ``of_rank`` has the spans of the rank, ``row`` is where they are drawn, and ``scale``
+    is the number of units of the axis in a second.
+    """
     from matplotlib.patches import Rectangle
 
+    # A timeline calls the reading of input "io".
     kind = "io" if phase == "input" else phase
     spans = of_rank[of_rank["kind"] == kind]
     waits = of_rank[of_rank["kind"] == "wait"]
@@ -143,27 +149,31 @@ def _outline(ax: Axes, of_rank: Any, phase: str, row: int, scale: float) -> None
 def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
     """Draw what the iteration takes as one cause after the other is removed."""
     scale, unit = time_unit(explanation.iteration_s)
+    # The first entry is the measured iteration, without any removal.
     names = ["measured"]
     names += [f"without {name}" for name, _ in explanation.waterfall[1:]]
-    seconds = np.array([value for _, value in explanation.waterfall]) * scale
+    lengths = np.array([seconds for _, seconds in explanation.waterfall]) * scale
     rows = np.arange(len(names))
-    ax.barh(rows, seconds, color=look("backward").color, height=BAR_HEIGHT)
-    before = np.concatenate([seconds[:1], seconds[:-1]])
+    ax.barh(rows, lengths, color=look("backward").color, height=BAR_HEIGHT)
+    # The measured iteration has gained nothing over itself.
+    previous_lengths = np.concatenate([lengths[:1], lengths[:-1]])
     ax.barh(
         rows,
-        before - seconds,
-        left=seconds,
+        previous_lengths - lengths,
+        left=lengths,
         facecolor="white",
         edgecolor=SOFT,
         hatch=WAIT_HATCH,
         height=BAR_HEIGHT,
         linewidth=0.4,
     )
-    for row, value in enumerate(seconds.tolist()):
-        ax.text(value / 2, row, f"{value:.3g}", ha="center", va="center", color="white")
+    for row, length in enumerate(lengths.tolist()):
+        middle = length / 2
+        ax.text(middle, row, f"{length:.3g}", ha="center", va="center", color="white")
     ax.set_yticks(rows, names)
     ax.invert_yaxis()
-    ax.set_xlim(0, seconds[0] * 1.005)
+    # A little room keeps the end of the longest bar in sight.
+    ax.set_xlim(0, lengths[0] * 1.005)
     ax.set_xlabel(f"iteration [{unit}]")
     ax.set_title(
         "Removed one after the other: what each removal still gains is hatched"

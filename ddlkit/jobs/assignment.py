@@ -63,9 +63,10 @@ def ranks_started(environment: Mapping[str, str]) -> int:
     >>> ranks_started({"SLURM_NTASKS": "4"}), ranks_started({})
     (1, 1)
     """
-    in_step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")
-    of_slurm = "SLURM_NTASKS" if in_step else ""
-    return _number(environment, "WORLD_SIZE", of_slurm, default=1)
+    # The second name is that of old versions of Slurm.
+    is_in_step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")
+    slurm_name = "SLURM_NTASKS" if is_in_step else ""
+    return _number(environment, "WORLD_SIZE", slurm_name, default=1)
 
 
 def numbers(environment: Mapping[str, str]) -> Numbers:

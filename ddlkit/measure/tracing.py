@@ -76,8 +76,9 @@ def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
         written.
     """
     notes: list[str] = []
-    with compute_on(settings.model, me.device, ""):
-        training = loaded_together(settings.model, 1, me, notes)
+    # Precision and batches stay as the user has set them.
+    with compute_on(settings.model, me.device, precision=""):
+        training = loaded_together(settings.model, accumulate=1, me=me, notes=notes)
         _refuse_unused_parameters(training, settings.model)
         training.wrap(synchronize=True, process_group=process_group_of_users(me))
         # This iteration shows whether DDP takes part at all. The profiler's warm-up
@@ -125,6 +126,8 @@ def _refuse_unused_parameters(training: Training, model: str) -> None:
     trained = training.trained()
     with_gradient: set[str] = set()
 
+    # `iterate` calls this before and after backward, and at the end of the iteration,
+    # where the gradients are None again.
     def note_gradients() -> None:
         with_gradient.update(name for name, p in trained.items() if p.grad is not None)
 
@@ -138,7 +141,10 @@ def _refuse_unused_parameters(training: Training, model: str) -> None:
 
 
 def _refuse_without_ddp(training: Training, model: str) -> None:
-    """Raise UserError if the loss has not called the model, and so has not used DDP."""
+    """Raise UserError if the loss has not called the model itself.
+
+    Only a call of the whole model passes through DDP.
+    """
     ddp: Any = training.ddp
     if not ddp.module.called:
         raise UserError(
@@ -214,7 +220,8 @@ def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:
 
 def _remove_traces_of_others(directory: Path, me: Rank) -> None:
     """Remove traces that an earlier recording on more ranks has left."""
-    if me.rank:
+    # Rank 0 does it for all ranks.
+    if me.rank != 0:
         return
     own = {f"rank{rank}.json.gz" for rank in range(me.world_size)}
     for path in directory.glob("rank*.json.gz"):

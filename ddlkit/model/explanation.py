@@ -40,13 +40,13 @@ LEVEL = 0.95
 SAMPLES = 2000
 """How many bootstrap samples an interval is made of."""
 MOST_TIMES_TYPICAL = 1.5
-"""An iteration that takes more times as long as the median is called slow."""
+"""An iteration is called slow if it takes more than this many times the median."""
 MOST_RANKS_TRIED = 16
 """For how many ranks the removal of each phase is played again."""
 LEAST_SIZE_RATIO = 4.0
 """The sizes of messages tell start-up from bytes if they differ by this factor."""
 MOST_REFERENCE = 1.3
-"""How many times as long as in the trace messages may take by the reference.
+"""By the reference, messages may take at most this many times as long as in the trace.
 
 It is above 1 because a link that rests between iterations may save up tokens."""
 LEAST_LISTED = 0.01
@@ -59,6 +59,8 @@ CAPS_MIB = (1, 5, 10, 25, 50, 100)
 """Bucket caps that are tried as a remedy, in MiB."""
 MOST_BUCKETS = 2
 """How many choices of buckets are remedies, the best ones first."""
+ALWAYS_LISTED = ("waiting", "start-up", "bandwidth")
+"""Causes that are listed even if no iteration gains anything without them."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,8 @@ class Comparison:
         The same iterations played again without a change, in seconds.
     judged : ndarray of bool, shape (I,)
         Which of all iterations are judged.
+    resamples : ndarray of int, shape (SAMPLES, J)
+        The bootstrap samples: each row draws J of the judged iterations.
     """
 
     measured_s: Floats
@@ -256,7 +260,12 @@ class Comparison:
         # The same samples serve every change, and a fixed seed makes them repeatable.
         generator = np.random.default_rng(0)
         resamples = generator.integers(n_judged, size=(SAMPLES, n_judged))
-        return cls(training.measured_s[judged], replayed_s, judged, resamples)
+        return cls(
+            measured_s=training.measured_s[judged],
+            replayed_s=replayed_s,
+            judged=judged,
+            resamples=resamples,
+        )
 
     @property
     def iteration_s(self) -> float:
@@ -284,8 +293,8 @@ class Comparison:
     ) -> Cause:
         """Return a cause from what each judged iteration gains without it.
 
-        A rank that is ready sooner could always wait, so that no removal costs time. A
-        replay can show a small loss, because messages that are posted sooner share the
+        No gain is below 0, because a rank that is ready sooner could always wait. The
+        replay can show a small loss, because messages that are posted sooner can share the
         link with others.
         """
         gain_s = max(0.0, _without_rounding(np.median(gains_s)))
@@ -304,7 +313,10 @@ class Comparison:
         """Return a remedy from what each judged iteration gains by it."""
         gain_s = _without_rounding(np.median(gains_s))
         return Remedy(
-            setting, self.iteration_s - gain_s, gain_s, self.interval_s(gains_s)
+            setting,
+            with_s=self.iteration_s - gain_s,
+            gain_s=gain_s,
+            interval_s=self.interval_s(gains_s),
         )
 
 
@@ -355,46 +367,18 @@ def explanation(
         _refuse_slow_reference(training, reference)
 
     schedule = training.schedule
-    findings = [*training.findings, *_slow_iterations(compared)]
-    by_rank = _gains_by_rank_s(training, compared)
-    named, rank_causes = _named(training, compared, by_rank)
-    causes = [*rank_causes]
-    causes.append(
-        compared.cause("waiting", compared.gains_s(without_waiting(schedule)))
-    )
-    cost, source_of_cost = _cost_of_messages(training, reference)
+    by_rank_s = _gains_by_rank_s(training, compared)
+    named, causes = _named(training, compared, by_rank_s)
+    cost = reference
+    if cost is None:
+        cost = _cost_of_traced_messages(training)
+    # Each cause is removed from the schedule as it was traced, by itself.
     changes = _changes(training, cost)
     for name, change in changes.items():
-        if name != "waiting":
-            gains_s = compared.gains_s(change(schedule))
-            if gains_s.any() or name in ("start-up", "bandwidth"):
-                causes.append(compared.cause(name, gains_s))
+        gains_s = compared.gains_s(change(schedule))
+        if gains_s.any() or name in ALWAYS_LISTED:
+            causes.append(compared.cause(name, gains_s))
     causes.sort(key=lambda cause: -cause.gain_s)
-
-    remedies = list(_remedies(training, compared, cost))
-    if cost is None:
-        text = (
-            "start-up and bandwidth, and other buckets: the messages of the trace do not "
-            "tell them (give --collectives of the idle machine)"
-        )
-        findings.append(Finding("not known", (), text))
-    elif Buckets.of(training, cost) is None:
-        text = (
-            "other buckets: the gradients have several types, are not all used, or do "
-            "not fill the messages"
-        )
-        findings.append(Finding("not known", (), text))
-    if cost is not None and reference is None:
-        text = f"start-up and bandwidth are told apart by {source_of_cost}"
-        findings.append(Finding("messages", (), text))
-    if judged.sum() < LEAST_ITERATIONS:
-        text = f"how sure this is: {judged.sum()} iterations are few for an interval"
-        findings.append(Finding("not known", (), text))
-    if training.traces[0].device == "cpu":
-        text = "the profiler makes iterations longer (6% in the median of our runs)"
-    else:
-        text = "explain has not been validated on NCCL; the profiler costs some percent"
-    findings.append(Finding("profiler", (), text))
 
     compute_s = float(np.median(schedule.work_s[judged].sum(axis=2).mean(axis=1)))
     return Explanation(
@@ -407,13 +391,53 @@ def explanation(
         named=named,
         causes=tuple(causes),
         waterfall=_waterfall(schedule, compared, changes),
-        remedies=tuple(remedies),
+        remedies=tuple(_remedies(training, compared, cost)),
         messages=_described_messages(training),
-        findings=tuple(findings),
+        findings=tuple(_findings(training, compared, cost, reference)),
         device=training.traces[0].device,
         timeline=schedule.timeline(_nearest_to_median(training, judged)),
         each_s=np.array([compared.measured_s, compared.replayed_s]),
     )
+
+
+def _findings(
+    training: TracedTraining,
+    compared: Comparison,
+    cost: MessageCost | None,
+    reference: MessageCost | None,
+) -> Iterator[Finding]:
+    """Yield what was left out, what is not known, and what the numbers rest on.
+
+    ``cost`` is the reference, or else what the messages of the trace tell.
+    """
+    yield from training.findings
+    yield from _slow_iterations(compared)
+    if cost is None:
+        text = (
+            "start-up and bandwidth, and other buckets: the messages of the trace do not "
+            "tell them (give --collectives of the idle machine)"
+        )
+        yield Finding("not known", (), text)
+    elif Buckets.of(training, cost) is None:
+        text = (
+            "other buckets: the gradients have several types, are not all used, or do "
+            "not fill the messages"
+        )
+        yield Finding("not known", (), text)
+    if cost is not None and reference is None:
+        text = (
+            "start-up and bandwidth are told apart by the sizes of the trace's messages"
+        )
+        yield Finding("messages", (), text)
+    n_judged = len(compared.measured_s)
+    if n_judged < LEAST_ITERATIONS:
+        text = f"how sure this is: {n_judged} iterations are few for an interval"
+        yield Finding("not known", (), text)
+    if training.traces[0].device == "cpu":
+        text = "the profiler makes iterations longer (6% in the median of our runs)"
+    else:
+        text = "explain has not been validated on NCCL; the profiler costs some percent"
+    yield Finding("profiler", (), text)
 
 
 def _nearest_to_median(training: TracedTraining, judged: np.ndarray) -> int:
@@ -437,7 +461,7 @@ def _judged(training: TracedTraining, iterations: Sequence[int]) -> np.ndarray:
 
 
 def _slow_iterations(compared: Comparison) -> Iterator[Finding]:
-    """Yield a finding if some iterations are much slower than the median one."""
+    """Yield a finding if some judged iterations are much slower than the median one."""
     slow = compared.measured_s > MOST_TIMES_TYPICAL * compared.iteration_s
     if slow.any():
         text = (
@@ -479,13 +503,14 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     others = np.arange(schedule.n_ranks) != rank
     in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
     work_s = schedule.work_s.copy()
+    # Behind a wait of all ranks, work cannot make up for work before it.
     for stretch in _stretches(schedule):
         chosen = stretch & in_phases
         others_s = schedule.work_s[:, others][:, :, chosen]
         work_s[:, rank, chosen] = _less_excess_s(
-            schedule.work_s[:, rank][:, chosen],
-            np.median(others_s, axis=1),
-            np.median(others_s.sum(axis=2), axis=1),
+            own_s=schedule.work_s[:, rank][:, chosen],
+            other_s=np.median(others_s, axis=1),
+            other_total_s=np.median(others_s.sum(axis=2), axis=1),
         )
     return schedule.with_work(work_s)
 
@@ -506,16 +531,19 @@ def without_waiting(schedule: Schedule) -> Schedule:
     """
     work_s = schedule.work_s.copy()
     iterations = np.arange(len(work_s))
-    phase_of = np.array([segment.phase for segment in schedule.segments])
+    phase_of_segment = np.array([segment.phase for segment in schedule.segments])
     for stretch in _stretches(schedule):
         for phase in PHASES:
-            chosen = stretch & (phase_of == phase)
+            chosen = stretch & (phase_of_segment == phase)
             chosen_s = schedule.work_s[:, :, chosen]
             totals_s = chosen_s.sum(axis=2)
+            # The work of the quickest rank of each iteration, shape (I, S').
             quickest_s = chosen_s[iterations, totals_s.argmin(axis=1)]
             for rank in range(schedule.n_ranks):
                 work_s[:, rank, chosen] = _less_excess_s(
-                    chosen_s[:, rank], quickest_s, totals_s.min(axis=1)
+                    own_s=chosen_s[:, rank],
+                    other_s=quickest_s,
+                    other_total_s=totals_s.min(axis=1),
                 )
     return schedule.with_work(work_s)
 
@@ -529,26 +557,27 @@ def _stretches(schedule: Schedule) -> list[np.ndarray]:
     iteration, and so to the first one.
     """
     number = 0
-    number_of = []
+    stretch_of_segment = []
     was_wait = False
     for segment in schedule.segments:
         is_wait = segment.action == WAIT
         if was_wait and not is_wait:
             number += 1
-        number_of.append(number)
+        stretch_of_segment.append(number)
         was_wait = is_wait
-    last = number_of[-1]
-    stretch_of = np.array([0 if k == last else k for k in number_of])
-    return [stretch_of == k for k in np.unique(stretch_of)]
+    # The last stretch goes on as the first one of the next iteration.
+    numbers = np.array(stretch_of_segment)
+    numbers[numbers == number] = 0
+    return [numbers == k for k in np.unique(numbers)]
 
 
 def _less_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> Floats:
-    """Return the work of a rank without what it works more than others, shape (I, S).
+    """Return the work of a rank, shortened to the total that others take, shape (I, S).
 
-    ``own_s`` and ``other_s`` have that shape, and ``other_total_s``, of shape (I,), is
-    how long others work in all these segments together. The excess of the sums is taken
-    off the segments in which the rank is slower, from each by the same share of what it
-    is slower.
+    ``own_s`` and ``other_s``, of that shape, are the work of the rank and of others in
+    each segment. ``other_total_s``, of shape (I,), is how long others work in all these
+    segments together. The rank is made faster in those segments only in which it is
+    slower than the others, and in each of them by the same share of the difference.
     """
     slower_by_s = np.maximum(own_s - other_s, 0.0)
     all_slower_by_s = slower_by_s.sum(axis=1)
@@ -581,10 +610,11 @@ def _changes(
         "contention": without_contention,
         "copies": without_copies,
     }
-    of_buffers = _of_buffers(training)
+    of_buffers = _sends_buffers(training)
     if of_buffers.any():
         changes["buffers"] = lambda schedule: _without_messages(schedule, of_buffers)
     if cost is not None:
+        # What exceeds the start-up of a message is the time of its bytes.
         startup_s = _most_startup_s(training, cost)
         bytes_s = np.maximum(training.schedule.message_s - startup_s, 0.0)
 
@@ -600,8 +630,9 @@ def _changes(
     return changes
 
 
-def _of_buffers(training: TracedTraining) -> np.ndarray:
+def _sends_buffers(training: TracedTraining) -> np.ndarray:
     """Return for each message, shape (K,), whether it sends DDP's buffers."""
+    # Of all messages, the schedule lists those as rooted that send buffers.
     numbers = np.arange(len(training.messages))
     return np.isin(numbers, training.schedule.rooted)
 
@@ -612,7 +643,10 @@ def _less_work(schedule: Schedule, less_s: Floats) -> Schedule:
 
 
 def _without_messages(schedule: Schedule, removed: np.ndarray) -> Schedule:
-    """Return a schedule without some messages, shape (K,) of bool, and their waits."""
+    """Return a schedule without some messages and the waits for them.
+
+    ``removed``, shape (K,) of bool, says which messages these are.
+    """
     new_number = np.cumsum(~removed) - 1
     message_s = schedule.message_s[:, ~removed]
     startup_s = schedule.startups_s[:, ~removed]
@@ -620,7 +654,7 @@ def _without_messages(schedule: Schedule, removed: np.ndarray) -> Schedule:
     segments = []
     for segment in schedule.segments:
         if segment.action in (POST, WAIT) and removed[segment.message]:
-            # The work of the segment stays.
+            # The work before a post or a wait stays.
             segments.append(Segment(segment.phase, MARK))
         elif segment.action in (POST, WAIT):
             number = int(new_number[segment.message])
@@ -641,7 +675,10 @@ def _waterfall(
     compared: Comparison,
     changes: dict[str, Callable[[Schedule], Schedule]],
 ) -> tuple[tuple[str, float], ...]:
-    """Return what the iteration takes as one cause after the other is removed."""
+    """Return what the iteration takes as one cause after the other is removed.
+
+    The first entry is the iteration with all causes.
+    """
     steps = [("nothing", compared.iteration_s)]
     gained_s = 0.0
     # Buffers change the number of messages, so that they are removed last.
@@ -660,7 +697,10 @@ def _waterfall(
 
 
 def _gains_by_rank_s(training: TracedTraining, compared: Comparison) -> Floats:
-    """Return what each judged iteration gains if one rank is no slower, shape (R, J)."""
+    """Return what each judged iteration gains without the delay of a rank, shape (R, J).
+
+    One rank at a time is made no slower than the others, in all phases together.
+    """
     schedule = training.schedule
     gains_s = [
         compared.gains_s(without_delay(schedule, rank, PHASES))
@@ -672,7 +712,12 @@ def _gains_by_rank_s(training: TracedTraining, compared: Comparison) -> Floats:
 def _named(
     training: TracedTraining, compared: Comparison, by_rank_s: Floats
 ) -> tuple[dict[str, Any] | None, list[Cause]]:
-    """Return the rank and phase to name, if any, and the cause of each slow rank."""
+    """Return the rank and phase to name, if any, and the cause of each slow rank.
+
+    ``by_rank_s``, shape (R, J), is what judged iterations gain without the delay of each
+    rank. A rank is named if it stands out by the median gain, by the lower end of its
+    interval, and in most single iterations.
+    """
     schedule = training.schedule
     medians_s = np.median(by_rank_s, axis=1)
     order = np.argsort(-medians_s)
@@ -680,6 +725,7 @@ def _named(
     for rank in order[:MOST_RANKS_TRIED].tolist():
         if medians_s[rank] <= LEAST_LISTED * compared.iteration_s:
             break
+        # The phase of the rank is the one without whose delay the most is gained.
         phase_gains_s = {
             phase: np.median(compared.gains_s(without_delay(schedule, rank, [phase])))
             for phase in PHASES
@@ -688,27 +734,29 @@ def _named(
         causes.append(compared.cause("waiting", by_rank_s[rank], rank, phase))
     if not causes or len(compared.measured_s) < LEAST_JUDGED:
         return None, causes
-    first = order[0]
-    lower_s, _ = causes[0].interval_s
-    next_s = by_rank_s[order[1]]
-    stands_out = (by_rank_s[first] > LEAST_SHARE * compared.iteration_s) & (
-        by_rank_s[first] > TIMES_NEXT * next_s
+    # The ranks that cost the most, and the next most.
+    first, second, *_ = order
+    slowest = causes[0]
+    lower_s, _ = slowest.interval_s
+    least_s = LEAST_SHARE * compared.iteration_s
+    stands_out = (by_rank_s[first] > least_s) & (
+        by_rank_s[first] > TIMES_NEXT * by_rank_s[second]
     )
     is_named = (
-        lower_s > LEAST_SHARE * compared.iteration_s
-        and medians_s[first] > TIMES_NEXT * medians_s[order[1]]
+        lower_s > least_s
+        and medians_s[first] > TIMES_NEXT * medians_s[second]
         and stands_out.mean() >= IN_ITERATIONS
     )
     if not is_named:
         return None, causes
-    return {"rank": causes[0].rank, "phase": causes[0].phase}, causes
+    return {"rank": slowest.rank, "phase": slowest.phase}, causes
 
 
 # -- messages --------------------------------------------------------------------------
 
 
 def _of_gradients(training: TracedTraining) -> np.ndarray:
-    """Return for each message whether it carries gradients, of known size."""
+    """Return for each message, shape (K,), whether it is of gradients and known size."""
     return np.array(
         [
             m.in_backward and m.collective == "all_reduce" and m.n_bytes > 0
@@ -732,32 +780,29 @@ def _refuse_slow_reference(training: TracedTraining, reference: MessageCost) -> 
         )
 
 
-def _cost_of_messages(
-    training: TracedTraining, reference: MessageCost | None
-) -> tuple[MessageCost | None, str]:
-    """Return what messages cost by their size, and where that comes from.
+def _cost_of_traced_messages(training: TracedTraining) -> MessageCost | None:
+    """Return what messages cost by their size: a line through those of the trace.
 
-    Without a reference it is a line through the messages of the trace. It is None if
-    their sizes are too much alike to tell the start-up from the bytes.
+    The result is None if their sizes are too much alike to tell the start-up from the
+    bytes, or if their times do not grow with their sizes.
     """
-    if reference is not None:
-        return reference, "the reference"
     gradients = _of_gradients(training)
     sizes = training.message_bytes[gradients]
     if len(sizes) < 2 or sizes.max() < LEAST_SIZE_RATIO * sizes.min():
-        return None, ""
+        return None
     seconds = np.median(training.schedule.message_s, axis=0)[gradients]
     if not (seconds > 0).all():
-        return None, ""
-    # Solve (alpha + beta * size) / seconds = 1, so that relative errors count.
+        return None
+    # Solve (alpha + beta * size) / seconds = 1, so that relative errors count. Neither the
+    # start-up alpha nor the time beta of a byte can be negative.
     design = np.column_stack([1 / seconds, sizes / seconds])
     (alpha_s, beta_s), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
     if beta_s <= 0:
-        return None, ""
+        return None
     if alpha_s < 0:
         alpha_s = 0.0
         beta_s = float(np.median(seconds / sizes))
-    return AlphaBeta(float(alpha_s), float(beta_s)), "the sizes of the trace's messages"
+    return AlphaBeta(float(alpha_s), float(beta_s))
 
 
 def _most_startup_s(training: TracedTraining, cost: MessageCost) -> Floats:
@@ -771,6 +816,7 @@ def _most_startup_s(training: TracedTraining, cost: MessageCost) -> Floats:
 
 
 def _described_messages(training: TracedTraining) -> tuple[dict[str, Any], ...]:
+    """Return the messages of an iteration as `Explanation.messages` lists them."""
     medians_s = np.median(training.schedule.message_s, axis=0)
     described = []
     for message, seconds in zip(training.messages, medians_s, strict=True):
@@ -797,13 +843,14 @@ def _remedies(
     if copies_back:
         gains_s = compared.gains_s(_less_work(schedule, training.copies_s))
         yield compared.remedy("gradient_as_bucket_view=True (at most)", gains_s)
-    of_buffers = _of_buffers(training)
+    of_buffers = _sends_buffers(training)
     if of_buffers.any():
         gains_s = compared.gains_s(_without_messages(schedule, of_buffers))
         yield compared.remedy("broadcast_buffers=False", gains_s)
     if cost is None:
         return
     startup_s = _most_startup_s(training, cost)
+    # Twice the rate halves the time of bytes and leaves the start-up.
     bytes_s = np.maximum(schedule.message_s - startup_s, 0.0)
     faster = schedule.with_messages(schedule.message_s - bytes_s / 2)
     yield compared.remedy("a link of twice the rate", compared.gains_s(faster))
@@ -813,18 +860,19 @@ def _remedies(
 def _bucket_remedies(
     training: TracedTraining, compared: Comparison, cost: MessageCost
 ) -> Iterator[Remedy]:
-    """Yield the best of other buckets, as far as they gain anything."""
+    """Yield the best choices of other buckets, as far as they gain anything."""
     buckets = Buckets.of(training, cost)
     if buckets is None:
-        return  # `explanation` says so
+        # `_findings` says that nothing is known of other buckets.
+        return
     plans = {"the default buckets of DDP": ddp(buckets.workload)}
     for cap_mib in CAPS_MIB:
         plans[f"bucket_cap_mb={cap_mib}"] = ddp(buckets.workload, cap_mib * MIB)
     plans["the exact buckets (bucket_cap_mb_list)"] = exact(buckets.workload, cost)
     gains_by_setting: dict[str, Floats] = {}
+    # Several caps can give the same buckets, or those that the training has already.
     tried: list[tuple[int, ...]] = [buckets.current.ends]
     for setting, plan in plans.items():
-        # Several caps can give the same buckets.
         if plan.ends not in tried:
             tried.append(plan.ends)
             name = f"{setting}: {len(plan.ends)} messages"
@@ -862,15 +910,17 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     """
     if trace.ranks == 1:
         raise UserError(f"{trace.source}: a training of one rank sends no messages")
-    # A training of this rank alone is one in which no message waits for another rank.
+    # If this rank had trained alone, no message would have waited for another rank. All
+    # waiting then counts as time of messages, and is gained if these take none.
     alone = training_of([replace(trace, rank=0, ranks=1)], least_iterations=1)
     judged = _judged(alone, iterations)
     compared = Comparison.of(alone, judged)
     schedule = alone.schedule
     compute_s = float(np.median(schedule.work_s[judged].sum(axis=2).mean(axis=1)))
     without_messages = schedule.with_messages(np.zeros_like(schedule.message_s))
-    most_s = compared.gains_s(without_messages)
-    gain_s = float(np.median(most_s))
+    gains_s = compared.gains_s(without_messages)
+    gain_s = float(np.median(gains_s))
+    _, upper_s = compared.interval_s(gains_s)
     waiting = Cause(
         cause="waiting",
         rank=None,
@@ -878,7 +928,8 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         share=gain_s / compared.iteration_s,
         without_s=compared.iteration_s - gain_s,
         gain_s=gain_s,
-        interval_s=(0.0, float(compared.interval_s(most_s)[1])),
+        # Other ranks may have cost nothing, or all of it.
+        interval_s=(0.0, upper_s),
     )
     missing = "the traces of the other ranks"
     if trace.ranks:
