@@ -17,7 +17,14 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts
 from ddlkit.core.replay import MARK, POST, WAIT, Schedule, Segment, alone_s
-from ddlkit.formats.rank_trace import Gradient, Message, RankIteration, RankTrace
+from ddlkit.formats.rank_trace import (
+    GLOO_THREADS,
+    Gradient,
+    Message,
+    RankIteration,
+    RankTrace,
+    rank_trace,
+)
 from ddlkit.formats.trace_stream import read_trace
 from ddlkit.model.explanation import (
     bounds,
@@ -497,6 +504,23 @@ def test_a_host_that_launches_late_is_the_slow_rank(tmp_path: Path) -> None:
     ]
     result = explain(paths)
     assert result.named == {"rank": 1, "phase": "backward"}
+
+
+def test_on_gpus_gloo_still_sends_two_messages_at_once(tmp_path: Path) -> None:
+    document = a_document()
+    for i in range(10):
+        args: dict = {"correlation": i + 1}
+        launch = span("cudaLaunchKernel", i * 1000.0 + 20, 5, **args)
+        kernel = span("forward_kernel", i * 1000.0 + 30, 40, **args)
+        document["traceEvents"] += [
+            {**launch, "cat": "cuda_runtime"},
+            {**kernel, "cat": "kernel", "tid": "stream 7"},
+        ]
+    trace = rank_trace(read_trace(written(tmp_path / "rank0.json", document)))
+    assert trace.device != "cpu"
+    assert trace.in_flight == GLOO_THREADS
+    nccl = written(tmp_path / "nccl.json", a_gpu_document(0))
+    assert rank_trace(read_trace(nccl)).in_flight == 1
 
 
 def written(path: Path, document: dict) -> Path:

@@ -241,18 +241,24 @@ def rank_trace(trace: KinetoTrace) -> RankTrace:
             # What a rank does between two spans belongs to the earlier iteration.
             end_s = starts_s[position + 1]
         read.append(_read_iteration(trace, iteration, end_s))
-    in_flight = GLOO_THREADS
-    if trace.device != "cpu":
-        # NCCL sends the messages of a process group on one stream, one by one.
-        in_flight = 1
     return RankTrace(
         source=trace.source,
         rank=trace.rank,
         ranks=trace.world_size,
         device=trace.device,
-        in_flight=in_flight,
+        in_flight=_in_flight(trace.events),
         iterations=tuple(read),
     )
+
+
+def _in_flight(events: Sequence[Event]) -> int:
+    """Return how many of the messages among some events can be under way at once.
+
+    NCCL sends the messages of a process group on one stream, one by one. A training on
+    GPUs can also send its messages with gloo.
+    """
+    sends_with_nccl = any(event.on_gpu and event.collective for event in events)
+    return 1 if sends_with_nccl else GLOO_THREADS
 
 
 class _Clock:
@@ -430,10 +436,9 @@ def _messages(
     kernels = [e for e in iteration.events if e.on_gpu and e.collective]
     if kernels:
         posts = _posts_on_gpu(kernels, clock)
-        in_flight = 1
     else:
         posts = _posts_of_gloo(trace, iteration)
-        in_flight = GLOO_THREADS
+    in_flight = _in_flight(iteration.events)
     first_function_s, last_function_s = backward_s
     messages: list[Message] = []
     for post in posts:
