@@ -363,6 +363,27 @@ def test_the_root_of_a_broadcast_does_not_wait_for_the_others() -> None:
     assert schedule.replay().starts_s[1].tolist() == [1.0, 7.0, 3.0]
 
 
+@pytest.mark.parametrize("rooted", [(), (0,)])
+def test_ranks_end_an_iteration_in_the_drawing_as_in_the_replay(
+    rooted: tuple[int, ...],
+) -> None:
+    segments = (
+        Segment("forward", POST, 0),
+        Segment("forward", WAIT, 0),
+        Segment("update", MARK),
+    )
+    work_s = np.random.default_rng(0).uniform(1.0, 5.0, (2, 3, len(segments)))
+    work_s[:, 0] = 0.5  # rank 0 would wait for the others
+    schedule = Schedule(segments, work_s, np.ones((2, 1)), np.zeros(3), rooted=rooted)
+    replay = schedule.replay()
+    for i in range(2):
+        table = schedule.timeline(i).to_frame()
+        computing = table[table["stream"] == "compute"]
+        drawn_s = computing.groupby("rank")["end_s"].max().to_numpy()
+        ended_s = replay.starts_s[i + 1] - replay.starts_s[i].min()
+        np.testing.assert_allclose(drawn_s, ended_s)
+
+
 def test_without_all_causes_only_the_quickest_rank_is_left() -> None:
     schedule = a_schedule(seed=8, in_flight=1)
     cost = AlphaBeta(0.002, 4e-6)

@@ -230,11 +230,8 @@ class Schedule:
                 if not ends_are_current:
                     ends_s[:n_posted] = self._ends_s(posted_s[:, :n_posted], parts)
                     ends_are_current = True
-                if k in self.rooted:
-                    time_s = parts.software_s[k] + parts.wire_s[k]
-                    now_s = self._after_broadcast_s(now_s, posted_s[:, k], time_s)
-                else:
-                    now_s = np.maximum(now_s, ends_s[k])
+                time_s = parts.software_s[k] + parts.wire_s[k]
+                now_s = self._after_wait_s(k, now_s, posted_s[:, k], ends_s[k], time_s)
         return now_s
 
     def _ends_s(self, posted_s: Floats, parts: Parts) -> Floats:
@@ -257,13 +254,18 @@ class Schedule:
             ends_s[sharing] = ends_on_link_s + origin_s
         return np.asarray(ends_s)
 
-    @staticmethod
-    def _after_broadcast_s(now_s: Floats, posted_s: Floats, time_s: float) -> Floats:
-        """Return when each rank is done with a broadcast of rank 0, shape (R,).
+    def _after_wait_s(
+        self, k: int, now_s: Floats, posted_s: Floats, end_s: float, time_s: float
+    ) -> Floats:
+        """Return when each rank has waited for message ``k``, shape (R,), in seconds.
 
-        Rank 0 hands its bytes over and goes on. Another rank has them ``time_s`` after
-        both rank 0 and this rank have posted the broadcast.
+        Ranks start to wait at ``now_s``, and have posted the message at ``posted_s``, both
+        of shape (R,). The message ends at ``end_s``, and takes ``time_s``.
         """
+        if k not in self.rooted:
+            return np.maximum(now_s, end_s)
+        # In a broadcast, rank 0 hands its bytes over and goes on. Another rank has them
+        # ``time_s`` after both rank 0 and this rank have posted it.
         received_s = np.maximum(posted_s, posted_s[0]) + time_s
         received_s[0] = posted_s[0]
         return np.maximum(now_s, received_s)
@@ -284,26 +286,47 @@ class Schedule:
         """
         replay = self.replay()
         origin_s = replay.starts_s[i].min()
+        posted_s = replay.posted_s[i] - origin_s
+        ends_s = replay.ends_s[i] - origin_s
+        # For each segment: when ranks start to work, when their work ends, and when they
+        # have also waited.
+        now_s = replay.starts_s[i] - origin_s
+        instants_s = []
+        for s, segment in enumerate(self.segments):
+            worked_s = now_s + self.work_s[i, :, s]
+            waited_s = worked_s
+            k = segment.message
+            if segment.action == WAIT:
+                waited_s = self._after_wait_s(
+                    k, worked_s, posted_s[:, k], ends_s[k], self.message_s[i, k]
+                )
+            instants_s.append((now_s, worked_s, waited_s))
+            now_s = waited_s
+
         rows = []
         for rank in range(self.n_ranks):
-            now_s = replay.starts_s[i, rank] - origin_s
             for s, segment in enumerate(self.segments):
-                kind = "io" if segment.phase == "input" else segment.phase
-                end_s = now_s + self.work_s[i, rank, s]
-                rows.append(_row(rank, segment.phase, kind, "compute", now_s, end_s))
-                now_s = end_s
+                start_s, work_end_s, wait_end_s = (t[rank] for t in instants_s[s])
+                phase = segment.phase
+                kind = "io" if phase == "input" else phase
+                rows.append(_row(rank, phase, kind, "compute", start_s, work_end_s))
                 if segment.action == WAIT:
-                    end_s = max(now_s, replay.ends_s[i, segment.message] - origin_s)
                     task = f"wait for message {segment.message}"
-                    rows.append(_row(rank, task, "wait", "compute", now_s, end_s))
-                    now_s = end_s
+                    rows.append(
+                        _row(rank, task, "wait", "compute", work_end_s, wait_end_s)
+                    )
             for k in range(self.message_s.shape[1]):
-                posted_s = replay.posted_s[i, :, k].max() - origin_s
-                end_s = replay.ends_s[i, k] - origin_s
+                ready_s = posted_s[:, k].max()
                 row = _row(
-                    rank, f"message {k}", "all_reduce", "communication", posted_s, end_s
+                    rank,
+                    f"message {k}",
+                    "all_reduce",
+                    "communication",
+                    ready_s,
+                    ends_s[k],
                 )
                 rows.append({**row, "group": k})
+        # Spans that last for no time are left out.
         return Timeline.from_rows(row for row in rows if row["end_s"] > row["start_s"])
 
 
