@@ -527,6 +527,23 @@ def test_a_host_that_launches_late_is_the_slow_rank(tmp_path: Path) -> None:
     assert result.named == {"rank": 1, "phase": "backward"}
 
 
+def test_a_message_inside_of_a_cuda_graph_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = a_gpu_document(0)
+    entries = document["traceEvents"]
+    graph = None
+    for entry in entries:
+        if entry["name"] == "backward_kernel":
+            graph = entry["args"]["correlation"]
+        elif entry["name"].startswith("nccl"):
+            entry["args"]["correlation"] = graph
+    path = written(tmp_path / "rank0.json", document)
+    assert cli.main(["explain", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "CUDA graphs" in error
+
+
 def test_on_gpus_gloo_still_sends_two_messages_at_once(tmp_path: Path) -> None:
     document = a_document()
     for i in range(10):

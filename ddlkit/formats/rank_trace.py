@@ -435,6 +435,7 @@ def _messages(
     """
     kernels = [e for e in iteration.events if e.on_gpu and e.collective]
     if kernels:
+        _refuse_cuda_graphs(trace, iteration, kernels)
         posts = _posts_on_gpu(kernels, clock)
     else:
         posts = _posts_of_gloo(trace, iteration)
@@ -479,6 +480,25 @@ def _refuse_other_training(
             "tensor parallelism and HSDP send them: explain reads messages between all "
             "ranks only"
         )
+
+
+def _refuse_cuda_graphs(
+    trace: KinetoTrace, iteration: TracedIteration, messages: Sequence[Event]
+) -> None:
+    """Raise UserError if a single launch has started a message and other work.
+
+    That is a CUDA graph. Its one launch does not tell which of its work comes before the
+    message, and so when the rank was ready for it.
+    """
+    launches = {kernel.identifier("correlation") for kernel in iteration.kernels()}
+    for message in messages:
+        correlation = message.identifier("correlation")
+        if correlation is not None and correlation in launches:
+            raise UserError(
+                f"{trace.source}: iteration {iteration.number} launches messages together "
+                "with other kernels, as CUDA graphs do, so that it is not known when the "
+                "rank was ready for them: record the training without CUDA graphs"
+            )
 
 
 def _sequence(sent: Event) -> int:
