@@ -90,7 +90,7 @@ def test_nothing_is_to_be_gained_where_messages_cost_nothing_or_there_is_one() -
         assert said["advice"] == "keep the default"
         assert said["best"] == DEFAULT or said["gain"] < 0.02
     said = Advice.of(LATE, messages(1e-9, 1e-15)).to_dict()
-    assert said["limited_by"] == "compute" and said["measure_next_bytes"] == 0
+    assert said["limited_by"] == "compute" and said["measure_next_bytes"] is None
 
 
 def test_what_limits_is_told_apart() -> None:

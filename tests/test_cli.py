@@ -377,7 +377,7 @@ def test_more_ranks_than_measured_cost_what_a_ring_costs(capsys: Capture) -> Non
     measured = run(capsys, f"predict {given} --ranks 4")
     assert measured["iteration_s"] == pytest.approx(COMPUTE_S + 1e-3 + 8e-9 * 15e6)
     for words in ("predict --ranks 8", "what-if --gpus 8"):
-        line = "add --assume-ring for the cost of a ring"
+        line = "add --assume-ring"
         without = given.removesuffix(" --assume-ring")
         assert_one_line(f"{words} {without}", line, capsys)
 
