@@ -120,6 +120,15 @@ def test_what_limits_is_told_apart() -> None:
     }
 
 
+def test_a_gain_that_is_rounding_is_none() -> None:
+    advice = Advice.of(LATE, messages(1e-3, 1e-9))
+    default = advice.options[DEFAULT]
+    rounded = default.long_run_s * (1 + 1e-15)
+    alike = default._replace(name="exact", long_run_s=rounded)
+    gain = replace(advice, options={DEFAULT: default, "exact": alike}).gain(alike)
+    assert (gain.share, gain.interval, gain.slower_share) == (0, [0, 0], 0)
+
+
 def test_a_measured_gain_is_found_again_and_its_interval_narrows() -> None:
     rng, widths = np.random.default_rng(1), []
     for rounds in (10, 90):

@@ -382,6 +382,19 @@ def test_more_ranks_than_measured_cost_what_a_ring_costs(capsys: Capture) -> Non
         assert_one_line(f"{words} {without}", line, capsys)
 
 
+def test_a_change_is_refused_before_notes_are_printed(capsys: Capture) -> None:
+    for words in (
+        "--straggler 9:2",
+        "--layer absent=0.5",
+        "--gpus 8",
+        "--inputs profile.csv",
+        "--scale absent=2",
+    ):
+        capsys.readouterr()
+        assert cli.main(shlex.split(f"{WHAT_IF} {words}")) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_machines_that_are_alike_are_simulated_once(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
