@@ -134,9 +134,15 @@ def test_wrong_sizes_and_rates_are_refused() -> None:
 def test_sizes_of_gradients_that_no_type_has_are_doubted() -> None:
     rng = np.random.default_rng(5)
     parameters = rng.integers(1000, 10**6, 6)
-    rate = {"peak_flops_per_s": 1e9, "utilisation": 1.0}
-    names = [f"w{number}" for number in range(6)]
-    profile = LayerProfile.from_flops("x", 2, names, parameters, parameters, **rate)
+    profile = LayerProfile.from_flops(
+        "x",
+        2,
+        [f"w{number}" for number in range(6)],
+        parameters,
+        2.0 * parameters,
+        peak_flops_per_s=1e9,
+        utilisation=1.0,
+    )
     for n_bytes in (1, 2, 4, 8):
         assert not [*profile.sent_as(n_bytes).doubts()]
     # A file without parameters has them rounded up.
