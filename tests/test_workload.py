@@ -139,7 +139,7 @@ def test_sizes_of_gradients_that_no_type_has_are_doubted() -> None:
         2,
         [f"w{number}" for number in range(6)],
         parameters,
-        2.0 * parameters,
+        parameters.astype(float),
         peak_flops_per_s=1e9,
         utilisation=1.0,
     )
