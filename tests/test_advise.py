@@ -90,7 +90,7 @@ def test_nothing_is_to_be_gained_where_messages_cost_nothing_or_there_is_one() -
         assert said["advice"] == "keep the default"
         assert said["best"] == DEFAULT or said["gain"] < 0.02
     said = Advice.of(LATE, messages(1e-9, 1e-15)).to_dict()
-    assert said["limited_by"] == "compute" and said["measure_next_bytes"] == 0
+    assert said["limited_by"] == "compute" and said["measure_next_bytes"] is None
 
 
 def test_what_limits_is_told_apart() -> None:
@@ -118,6 +118,15 @@ def test_what_limits_is_told_apart() -> None:
         *doubtful.options[DEFAULT].iteration.group_bytes,
         *doubtful.ranked[0].iteration.group_bytes,
     }
+
+
+def test_a_gain_that_is_rounding_is_none() -> None:
+    advice = Advice.of(LATE, messages(1e-3, 1e-9))
+    default = advice.options[DEFAULT]
+    rounded = default.long_run_s * (1 + 1e-15)
+    alike = default._replace(name="exact", long_run_s=rounded)
+    gain = replace(advice, options={DEFAULT: default, "exact": alike}).gain(alike)
+    assert (gain.share, gain.interval, gain.slower_share) == (0, [0, 0], 0)
 
 
 def test_a_measured_gain_is_found_again_and_its_interval_narrows() -> None:

@@ -377,9 +377,22 @@ def test_more_ranks_than_measured_cost_what_a_ring_costs(capsys: Capture) -> Non
     measured = run(capsys, f"predict {given} --ranks 4")
     assert measured["iteration_s"] == pytest.approx(COMPUTE_S + 1e-3 + 8e-9 * 15e6)
     for words in ("predict --ranks 8", "what-if --gpus 8"):
-        line = "add --assume-ring for the cost of a ring"
+        line = "add --assume-ring"
         without = given.removesuffix(" --assume-ring")
         assert_one_line(f"{words} {without}", line, capsys)
+
+
+def test_a_change_is_refused_before_notes_are_printed(capsys: Capture) -> None:
+    for words in (
+        "--straggler 9:2",
+        "--layer absent=0.5",
+        "--gpus 8",
+        "--inputs profile.csv",
+        "--scale absent=2",
+    ):
+        capsys.readouterr()
+        assert cli.main(shlex.split(f"{WHAT_IF} {words}")) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_machines_that_are_alike_are_simulated_once(

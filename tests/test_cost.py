@@ -133,8 +133,8 @@ PIECES = {"form": "segments", "alpha_s": [1, 2], "beta_s_per_byte": [1, 2]}
     ("description", "message"),
     [
         ({"form": "quadratic"}, "unknown cost form 'quadratic'"),
-        ({"form": "alpha_beta", "alpha_s": 1}, "missing: beta_s_per_byte"),
-        ({**LINE, "gamma": 1}, "unknown parameters: gamma"),
+        ({"form": "alpha_beta", "alpha_s": 1}, "lacks beta_s_per_byte"),
+        ({**LINE, "gamma": 1}, "has the unknown parameters gamma"),
         ({**LINE, "alpha_s": "x"}, "must be a finite number"),
         ({**LINE, "alpha_s": True}, "must be a finite number"),
         ({**LINE, "alpha_s": [1.0]}, "must be a finite number"),

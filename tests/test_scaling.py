@@ -290,7 +290,7 @@ def refuse(
 
 
 def test_what_cannot_be_predicted_is_refused_with_what_to_measure() -> None:
-    refuse("measure one GPU", steps=table_of({(4, 1): 1.0}))
+    refuse("measure two nodes", steps=table_of({(4, 1): 1.0}))
     refuse("measure two nodes", steps=table_of({(1, 1): 1.0, (4, 1): 1.1}))
     refuse("measure 9 nodes or more", nodes=81)
     refuse("as many samples per GPU", steps=table_of(COUNTS, samples=[8, 8, 8, 4]))
@@ -497,6 +497,8 @@ def test_the_command_and_the_function_say_the_same(
         "--nodes 64 --plot out.pdf",
         "--nodes 64 --plot steps.png",
         "--nodes 64 --profile a.csv --trace b.json",
+        "--nodes 64 --profile a.csv",
+        "--nodes 64 --trace b.json",
         "--nodes 64 --batch 4",
         "--nodes 64 --collective all_reduce",
         "--nodes 64 --kernel-steps 4",

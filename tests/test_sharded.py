@@ -361,7 +361,8 @@ def test_the_command_says_what_the_model_does(
             ["predict", *words, "--units", "x", "--collective", "all_gather"],
             "--collective has no effect with --strategy fsdp",
         ),
-        (["advise", *words, "--no-reshard"], "--no-reshard has no effect on advise"),
+        (["predict", *words, "--units", "x;y"], "one way"),
+        (["predict", *words, "--units", "size:25"], "size:25MB"),
         (
             ["predict", *words[:3], *different, *words[4:], "--units", "size:1MB"],
             "of all_gather between 2 ranks and of reduce_scatter between 4 ranks",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -127,3 +129,31 @@ def test_wrong_sizes_and_rates_are_refused() -> None:
     for rate in ("1GB", "0gbit", "fast", "1"):
         with pytest.raises(UserError, match="rate"):
             units.parse_bits_per_s(rate)
+
+
+def test_sizes_of_gradients_that_no_type_has_are_doubted() -> None:
+    rng = np.random.default_rng(5)
+    parameters = rng.integers(1000, 10**6, 6)
+    profile = LayerProfile.from_flops(
+        "x",
+        2,
+        [f"w{number}" for number in range(6)],
+        parameters,
+        parameters.astype(float),
+        peak_flops_per_s=1e9,
+        utilisation=1.0,
+    )
+    for n_bytes in (1, 2, 4, 8):
+        assert not [*profile.sent_as(n_bytes).doubts()]
+    # A file without parameters has them rounded up.
+    odd = replace(profile, gradient_bytes=profile.gradient_bytes - 3)
+    assert not [*odd.doubts()]
+    for factor in (2, 3):
+        sizes = profile.gradient_bytes.copy()
+        sizes[3] *= factor
+        (doubt,) = replace(profile, gradient_bytes=sizes).doubts()
+        assert "w3" in doubt
+        # With several types, only a size that none of them has is doubted.
+        several = ("fp32", "fp32", "fp32", "fp64", "fp32", "fp32")
+        typed = replace(profile, gradient_bytes=sizes, dtype=several)
+        assert len([*typed.doubts()]) == (factor == 3)

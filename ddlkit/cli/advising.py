@@ -38,9 +38,12 @@ from ddlkit.cli.inputs import (
     OPTIONAL_INPUTS,
     RANKS,
     SHARDED,
+    UNITS,
+    assumption,
     forecast_of,
     is_sharded,
     predict_sharded,
+    print_remarks,
     print_warnings,
 )
 from ddlkit.core import units
@@ -67,6 +70,25 @@ def _with_model(argument: Argument) -> Argument:
         f"With tables: {argument.options['help']}"
     )
     return argument._replace(options={**argument.options, "help": text})
+
+
+def _comparing(argument: Argument) -> Argument:
+    """Return an option of sharded training, of which --units takes several ways here."""
+    if argument.names != ("--units",):
+        return argument
+    sizes = ", ".join(size.removeprefix("size:") for size in UNIT_SIZES)
+    text = (
+        "With --strategy fsdp: ways to choose which parameters are gathered together. "
+        f"{UNITS} Separate several ways by ; as in 'blocks.*;size:25MB'. They are "
+        f"compared with units of the sizes {sizes}."
+    )
+    return argument._replace(options={**argument.options, "help": text})
+
+
+# Units are compared both resharded and kept whole, so that --no-reshard has no effect.
+_SHARDED_WAYS = tuple(
+    _comparing(argument) for argument in SHARDED if argument.names != ("--no-reshard",)
+)
 
 
 @command(
@@ -119,7 +141,7 @@ def _with_model(argument: Argument) -> Argument:
         JSON,
     ),
     *map(_with_model, OPTIONAL_INPUTS),
-    *SHARDED,
+    *_SHARDED_WAYS,
     LEVEL._replace(
         options={
             **LEVEL.options,
@@ -275,17 +297,18 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
         raise UserError(
             "advise --strategy fsdp: give --profile and --collectives, no --model"
         )
-    refuse_given(
-        arguments, ["no_reshard"], "has no effect on advise, which compares both ways"
-    )
     specs_of_user = [spec for spec in (arguments.units or "").split(";") if spec]
     rows = predict_sharded(arguments, *specs_of_user, *UNIT_SIZES)
     rows.sort(key=lambda row: float(row["iteration_s"]))
     if arguments.json:
         show({"ranked": rows}, as_json=True)
         return
-    not_shown = ["level", "interval_holds", "compute_s", "workers"]
-    table = DataFrame(rows).drop(columns=not_shown)
+    # These are the same in every row.
+    same_for_all = ["level", "interval_holds", "compute_s", "workers", "contention"]
+    same_for_all += list(assumption(arguments))
+    table = DataFrame(rows).drop(columns=same_for_all)
+    if not table["interval_s"].notna().any():
+        table["interval_s"] = "not known"
     print(table.to_string(index=False))
     print(f"\nintervals hold only {rows[0]['interval_holds']}")
 
@@ -296,9 +319,13 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
 
     # This is the forecast under PyTorch's default plan. Only its workload, and what its
     # interval holds, are used. `Advice` makes the forecasts that it compares.
-    forecast, warnings, profile, communication = forecast_of(arguments, DEFAULT)
+    notes: list[str] = []
+    forecast, warnings, profile, communication = forecast_of(
+        arguments, DEFAULT, notes=notes
+    )
     if not communication.draws:
         _refuse_cost_without_intervals(arguments)
+    print_remarks(notes, warnings)
     advice = Advice.of(forecast.iteration.workload, communication)
     result = {
         "network": profile.network,
@@ -791,8 +818,12 @@ def screen(result: dict[str, Any]) -> list[str]:
     if causes_included:
         lines.append(_line("intervals hold only", causes_included))
     lines.append(_line("limited by", result["limited_by"]))
+    name = "an iteration would be"
     for remedy, gain in result["shorter_by"].items():
-        lines.append(_line("", f"{gain:+.1%} by {remedy}"))
+        change = "longer" if gain < 0 else "shorter"
+        lines.append(_line(name, f"{abs(gain):.1%} {change} with {remedy}"))
+        # The name stands before the first remedy alone.
+        name = ""
     next_bytes = result["measure_next_bytes"]
     if next_bytes:
         lines.append(_line("measure this size next", units.format_bytes(next_bytes)))
@@ -810,7 +841,7 @@ def _headline(result: Mapping[str, Any]) -> str:
     """Return in a few words what to do, and whether that was tried or only predicted."""
     # The name of a plan, or "keep the default".
     advised = result["advice"]
-    is_plan = advised in ("ddp", *result["options"])
+    is_plan = advised in ("ddp", *result["gains_of_plans"])
     if is_plan and result["decided_by"] == "trial":
         return f"use {in_words(advised)}"
     if is_plan:

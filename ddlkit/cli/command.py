@@ -572,10 +572,13 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
         )
     for name in ("ranks", "lab", "dry_run", "pack", "budget", "ignore_load"):
         if getattr(arguments, name):
-            option = "--" + name.replace("_", "-")
+            advice = "leave it out"
+            if name == "ranks":
+                advice += ", because the processes that were started are the ranks"
+            if name == "budget":
+                advice = "give --minutes in its place"
             raise UserError(
-                f"{option} has no effect under torchrun or srun: leave it out, and give "
-                "--minutes for the time"
+                f"{option_of(name)} has no effect under torchrun or srun: {advice}"
             )
     from ddlkit.jobs.rank import joined
     from ddlkit.measure import cluster

@@ -151,10 +151,14 @@ def screen(explanation: Any) -> list[str]:
     ]
     for cause in explanation.causes[:MOST_CAUSES]:
         times = f"{_ms(cause.without_s)} ({_gain(cause)})"
-        lines.append(_line(_name_of_cause(cause), times))
+        name = _name_of_cause(cause)
+        if not explanation.waterfall:
+            # One rank cannot tell messages from ranks.
+            name = "any waiting (a bound)"
+        lines.append(_line(name, times))
     if explanation.waterfall:
         steps = [f"{_ms(s)} without {name}" for name, s in explanation.waterfall[1:]]
-        lines.append(_line("one after the other", ", ".join(steps)))
+        lines.append(_line("one after the other", ", also ".join(steps)))
     if explanation.remedies:
         lines += ["", _line("with", "the iteration would take (gain, interval of 95%)")]
     by_gain = sorted(explanation.remedies, key=lambda remedy: -remedy.gain_s)

@@ -252,6 +252,9 @@ OPTIONAL_INPUTS = tuple(
 )
 """The options of a prediction, none of them required and without --json."""
 
+UNITS = """Name modules, as in blocks.*,head, or give a size for consecutive layers, as
+in size:25MB."""
+
 SHARDED = (
     *group(
         "sharded training",
@@ -266,9 +269,7 @@ SHARDED = (
         arg(
             "--units",
             metavar="SPEC",
-            help="With --strategy fsdp: which parameters are gathered together. Name "
-            "modules, as in blocks.*,head, or give a size for consecutive "
-            "layers, as in size:25MB.",
+            help=f"With --strategy fsdp: which parameters are gathered together. {UNITS}",
         ),
         flag(
             "--no-prefetch",
@@ -301,16 +302,19 @@ _WORDS_OF_ASSUMED = {
     "layer = its tensor": "a layer for each tensor",
     "parameters = gradient_bytes / 4": "4 bytes for each parameter",
     "precision = fp32": "precision fp32",
-    "ranks = 1": "1 rank",
+    "ranks = 1": "one process that computed while the profile was measured (this is "
+    "--profile-ranks, and not --ranks)",
     "threads = 0": "an unknown number of threads",
-    "update_s = 0": "no time of the optimizer",
+    "update_s = 0": "an update that takes no time",
 }
 """What is assumed for a column that a profile lacks, in words."""
 
 
-def _note(text: str) -> None:
-    """Print a note as one line on standard error."""
-    print(f"ddlkit: note: {one_line(text)}", file=sys.stderr)
+def print_remarks(notes: Iterable[str], warnings: Iterable[str]) -> None:
+    """Print each note and then each warning as one line on standard error."""
+    for note in notes:
+        print(f"ddlkit: note: {one_line(note)}", file=sys.stderr)
+    print_warnings(warnings)
 
 
 def _note_of_assumed(file: Path, assumed: Sequence[str]) -> str:
@@ -336,7 +340,10 @@ def print_warnings(lines: Iterable[str]) -> None:
 
 
 def forecast_of(
-    arguments: argparse.Namespace, spec: str, level: float = 0.95
+    arguments: argparse.Namespace,
+    spec: str,
+    level: float = 0.95,
+    notes: list[str] | None = None,
 ) -> tuple[Any, list[str], Any, Any]:
     """Return what the model predicts for the inputs of a command.
 
@@ -348,13 +355,17 @@ def forecast_of(
         The plan: a name as `PLAN_NAMES` explains them, or a file ``*.json`` of ``ddlkit plan``.
     level : float, optional
         The share of single iterations that the interval should contain.
+    notes : list of str, optional
+        A list to which the notes on the inputs are added. Neither they nor the warnings
+        are then printed, so that the caller can refuse other arguments before, and calls
+        `print_remarks` afterwards. By default both are printed here.
 
     Returns
     -------
     forecast : Forecast
         The prediction with its interval.
     warnings : list of str
-        Why the prediction may be wrong. They are also printed on standard error.
+        Why the prediction may be wrong.
     profile : LayerProfile
         The layers.
     communication : Communication
@@ -372,14 +383,15 @@ def forecast_of(
 
     # Notes are printed when all inputs are known to be right. Above an error they would
     # hide it.
-    notes: list[str] = []
+    printed_here = notes is None
+    notes = [] if notes is None else notes
     _refuse_wrong_dilation(arguments.dilation)
     _refuse_half_of_selection(arguments)
     _refuse_wrong_copies(arguments)
-    profile = _read_profile(arguments, notes)
+    warnings: list[str] = []
+    profile = _read_profile(arguments, notes, warnings)
     workload = profile.workload()
     workload = workload.scaled(arguments.dilation).accumulated(arguments.accumulate)
-    warnings: list[str] = []
     communication, fitted_messages = read_communication(arguments, warnings)
     # Selection comes first, because it replaces the all-reduce of the gradients by an
     # all-gather, which is what contention then slows down.
@@ -410,9 +422,8 @@ def forecast_of(
         )
     message_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
     warnings += doubts(profile.device, fitted_messages, message_bytes)
-    for note in notes:
-        _note(note)
-    print_warnings(warnings)
+    if printed_here:
+        print_remarks(notes, warnings)
     return predicted, warnings, profile, communication
 
 
@@ -463,10 +474,13 @@ def _refuse_second_forward_time(file: Path) -> None:
         )
 
 
-def _read_profile(arguments: argparse.Namespace, notes: list[str]) -> Any:
+def _read_profile(
+    arguments: argparse.Namespace, notes: list[str], warnings: list[str]
+) -> Any:
     """Return the layer profile, whose gradients have the element size of --gradient-bytes.
 
     If the file lacks columns, a note on what is assumed for them is added to ``notes``.
+    Doubts about the sizes in the file are added to ``warnings``.
     """
     from ddlkit import store
 
@@ -490,6 +504,7 @@ def _read_profile(arguments: argparse.Namespace, notes: list[str]) -> Any:
             f"the forward and the backward pass of {arguments.profile} take "
             f"{computed_s:.3g} s: check that its times are in seconds"
         )
+    warnings += [f"{arguments.profile}: {doubt}" for doubt in profile.doubts()]
     if arguments.gradient_bytes is None:
         return profile
     return profile.sent_as(arguments.gradient_bytes)
@@ -658,7 +673,7 @@ def advice_to_assume_ring(cost: Any) -> str:
     Parameters
     ----------
     cost : MessageCost
-        The cost that the user gave.
+        The cost that the user gave by --cost.
     """
     if cost.form == "alpha_beta":
         return "add --assume-ring for the cost of a ring"
@@ -909,12 +924,45 @@ def _with_contention(
         notes.append(NO_CONTENTION)
         return messages
     contention = Contention.none()
+    refuse_other_than_recorded(
+        "--slowdown", arguments.slowdown, "ddlkit measure slowdown"
+    )
+    refuse_other_than_recorded("--copies", arguments.copies, "ddlkit measure copies")
     if arguments.slowdown:
         workers = messages.cost.workers
         contention = _measured_slowdown(arguments, workers, profile, warnings)
     if arguments.copies:
         contention = contention.copying(read_copy_s_per_byte(arguments.copies))
     return replace(messages, contention=contention)
+
+
+def refuse_other_than_recorded(option: str, path: Path | None, program: str) -> None:
+    """Raise UserError if an option that needs a recorded table names another file.
+
+    Parameters
+    ----------
+    option : str
+        The option, as in "--copies".
+    path : Path or None
+        Its value. Without a value nothing is refused, and neither is a file that cannot
+        be read, which is refused where it is read.
+    program : str
+        The command that writes such tables.
+
+    Raises
+    ------
+    UserError
+        If the file has no stamp.
+    """
+    from ddlkit.store.tables import is_stamped, refuse_pack
+
+    if path is None or not path.is_file() or is_stamped(path):
+        return
+    refuse_pack(path)
+    raise UserError(
+        f"{option} {path}: is not a recorded table, because no file .json of its name is "
+        f"beside it: give the table that {program} wrote, with its .json"
+    )
 
 
 def _measured_slowdown(
@@ -1004,7 +1052,8 @@ def is_sharded(arguments: argparse.Namespace) -> bool:
     if arguments.strategy == "fsdp":
         return True
     for name in ("units", "no_prefetch", "no_reshard"):
-        if getattr(arguments, name):
+        # advise has no --no-reshard.
+        if getattr(arguments, name, False):
             option = option_of(name)
             raise UserError(
                 f"{option} is only for --strategy fsdp: give that as well, or leave "
@@ -1034,7 +1083,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     UserError
         If an option does not go with sharded training, or if an input is wrong.
     """
-    from ddlkit.model.fits import doubts
+    from ddlkit.model.fits import doubts_of_devices, doubts_of_units
     from ddlkit.model.sharded import INTERVAL_HOLDS, SENT, Sharding, forecast
 
     _refuse_options_of_ddp(arguments)
@@ -1045,9 +1094,17 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
         )
     notes: list[str] = []
     _refuse_wrong_dilation(arguments.dilation)
-    profile = _read_profile(arguments, notes)
     warnings: list[str] = []
+    profile = _read_profile(arguments, notes, warnings)
+    shardings = {spec: Sharding.of(profile, spec) for spec in specs}
+    # A unit without parameters sends no message.
+    unit_bytes = {
+        spec: [size for size in sharding.bytes if size]
+        for spec, sharding in shardings.items()
+    }
     communications = {}
+    # The collectives of each warning about times of messages, which names them.
+    collectives_of_warning: dict[str, list[str]] = {}
     # FSDP sends the collectives of SENT: it gathers parameters, and scatters gradients.
     tables = _tables_by_collective(arguments, SENT)
     for collective in SENT:
@@ -1056,13 +1113,21 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
         with_collective = argparse.Namespace(**vars(arguments))
         with_collective.collective = collective
         with_collective.collectives = tables[collective]
-        communication, measured = read_communication(with_collective, warnings)
+        of_collective: list[str] = []
+        communication, measured = read_communication(with_collective, of_collective)
         communications[collective] = communication
-        warnings += doubts(profile.device, measured, _message_bytes(profile, specs))
+        of_collective += doubts_of_devices(profile.device, measured)
+        of_collective += doubts_of_units(measured, unit_bytes)
+        for warning in of_collective:
+            collectives_of_warning.setdefault(warning, []).append(collective)
     _refuse_different_ranks(communications)
+    warnings += [
+        f"{' and '.join(collectives)}: {warning}"
+        for warning, collectives in collectives_of_warning.items()
+    ]
     rows = []
     for spec, reshard in product(specs, (True, False)):
-        sharding = Sharding.of(profile, spec).scaled(arguments.dilation)
+        sharding = shardings[spec].scaled(arguments.dilation)
         program = sharding.program(prefetch=not arguments.no_prefetch, reshard=reshard)
         predicted, interval_s = forecast(program, communications, arguments.level)
         compute_s = predicted.compute_s
@@ -1070,6 +1135,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
         rows.append(
             {
                 "units": spec,
+                "unit_count": len(unit_bytes[spec]),
                 "reshard": reshard,
                 **{name: getattr(predicted, name) for name in PREDICTED},
                 "interval_s": list(interval_s) if interval_s else None,
@@ -1085,10 +1151,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
                 **assumption(arguments),
             }
         )
-    for note in (*notes, NO_CONTENTION_OF_SHARDS):
-        _note(note)
-    # Both collectives may cause the same warning, which is then printed once.
-    print_warnings(dict.fromkeys(warnings))
+    print_remarks([*notes, NO_CONTENTION_OF_SHARDS], warnings)
     return rows
 
 
@@ -1160,17 +1223,6 @@ def _refuse_different_ranks(communications: Mapping[str, Any]) -> None:
         raise UserError(
             f"--collectives: the times are {listed}: give times between the same ranks"
         )
-
-
-def _message_bytes(profile: Any, specs: Sequence[str]) -> list[float]:
-    """Return the sizes in bytes of the messages of all units that ``specs`` make."""
-    from ddlkit.model.sharded import Sharding
-
-    sizes: list[float] = []
-    for spec in specs:
-        # A unit without parameters sends no message.
-        sizes += [size for size in Sharding.of(profile, spec).bytes if size]
-    return sizes
 
 
 def _refuse_options_of_ddp(arguments: argparse.Namespace) -> None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,9 +46,11 @@ from ddlkit.cli.inputs import (
     forecast_of,
     is_sharded,
     predict_sharded,
+    print_remarks,
     print_warnings,
     read_communication,
     refuse_link_of_foreign_files,
+    refuse_other_than_recorded,
 )
 from ddlkit.core import units
 from ddlkit.core.errors import UserError, shown
@@ -305,6 +306,11 @@ def predict(arguments: argparse.Namespace) -> None:
     if is_sharded(arguments):
         # One way to make units gives two predictions, for the two ways of FSDP's
         # reshard_after_forward.
+        if ";" in (arguments.units or ""):
+            raise UserError(
+                f"--units {shown(arguments.units)}: give one way to make units: ddlkit "
+                "advise compares several, which ; separates"
+            )
         resharded, kept_whole = predict_sharded(arguments, arguments.units)
         sharded = kept_whole if arguments.no_reshard else resharded
         if not arguments.json:
@@ -510,9 +516,12 @@ def export(arguments: argparse.Namespace) -> None:
             raise UserError(
                 "--to ddp needs --profile: give the layers whose gradients are sent"
             )
-        forecast, *_ = forecast_of(arguments, arguments.planner)
-        print(writers.ddp(forecast.iteration, version))
-        print(f"ddlkit: note: {_gain_of_plan(forecast.iteration)}", file=sys.stderr)
+        notes: list[str] = []
+        forecast, warnings, *_ = forecast_of(arguments, arguments.planner, notes=notes)
+        exported = writers.ddp(forecast.iteration, version)
+        notes.append(_gain_of_plan(forecast.iteration))
+        print_remarks(notes, warnings)
+        print(exported)
         return
     refuse_given(
         arguments,
@@ -521,7 +530,7 @@ def export(arguments: argparse.Namespace) -> None:
     )
     writers_of_costs = {"inductor": writers.inductor, "profile": writers.profile}
     write = writers_of_costs[arguments.to]
-    warnings: list[str] = []
+    warnings = []
     communication, _ = read_communication(arguments, warnings)
     print(write(communication.cost, version))
     print_warnings(warnings)
@@ -641,7 +650,13 @@ def what_if(arguments: argparse.Namespace) -> None:
     _refuse_unknown_strategy(arguments.strategy)
 
     _refuse_gpu_count(arguments.gpus)
-    forecast, warnings, profile, communication = forecast_of(arguments, arguments.plan)
+    refuse_other_than_recorded(
+        "--inputs", arguments.inputs, "python -m workbook record input"
+    )
+    notes: list[str] = []
+    forecast, warnings, profile, communication = forecast_of(
+        arguments, arguments.plan, notes=notes
+    )
     plan = forecast.iteration.plan
     cost = forecast.iteration.cost
     # A cost that does not state a number of ranks counts as the cost for one rank.
@@ -674,6 +689,8 @@ def what_if(arguments: argparse.Namespace) -> None:
         # Ranks of --straggler, and all factors, were checked before.
         raise UserError(f"--scale: {error}") from error
     compared = described(schedule(graph), schedule(graph_after))
+    # Nothing is refused from here on, and an error would be hidden among remarks.
+    print_remarks(notes, warnings)
     result = {
         "simulated_iterations": ITERATIONS,
         "tasks": _tasks_of_all_ranks(graph, gpus),
@@ -757,23 +774,26 @@ def _cost_after(
 ) -> Any:
     """Return the cost of messages between --gpus ranks, which were not measured.
 
-    With --assume-ring, a warning that a ring is assumed is added to ``warnings``, and
-    printed. Without the option, only the cost of a ring is taken to other numbers of ranks.
+    With --assume-ring, a warning that a ring is assumed is added to ``warnings``. Without
+    the option, only the cost of a ring is taken to other numbers of ranks.
     """
     cost = communication.cost
     gpus = arguments.gpus
-    origin = str(arguments.cost or "--collectives")
     if arguments.assume_ring:
-        # The warnings so far have been printed already.
-        n_warnings = len(warnings)
-        cost_after = as_ring(communication, gpus, origin, warnings).cost
-        print_warnings(warnings[n_warnings:])
-        return cost_after
+        origin = str(arguments.cost or "--collectives")
+        return as_ring(communication, gpus, origin, warnings).cost
     if cost.form == "alpha_beta" and cost.algorithm == RING and cost.workers:
         return cost.at_workers(gpus)
+    measured = f"{cost.workers or 'an unknown number of'} ranks"
+    if arguments.cost:
+        raise UserError(
+            f"--gpus {gpus}: the cost of {arguments.cost} holds for {measured}: "
+            f"{advice_to_assume_ring(cost)}"
+        )
+    files = " and ".join(map(str, arguments.collectives))
     raise UserError(
-        f"--gpus {gpus}: the cost of {origin} holds for "
-        f"{cost.workers or 'an unknown number of'} ranks: {advice_to_assume_ring(cost)}"
+        f"--gpus {gpus}: the times of {files} are between {measured}: add --assume-ring, "
+        f"which takes them to {gpus} as the cost of a ring"
     )
 
 

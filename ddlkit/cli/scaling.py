@@ -176,11 +176,21 @@ def _refuse_wrong_options(arguments: argparse.Namespace) -> None:
     if arguments.profile and arguments.trace:
         raise UserError("--profile and --trace both give the gradients: leave one out")
     if not arguments.profile and (arguments.network or arguments.batch):
-        raise UserError("--network and --batch choose in a --profile: give one")
-    if arguments.collective and not arguments.collectives:
-        raise UserError("--collective names what --collectives are of: give them")
+        raise UserError(
+            "--network and --batch choose in a layer profile: give it by --profile, or "
+            "leave them out"
+        )
+    for option in ("profile", "trace", "collective"):
+        if getattr(arguments, option) and not arguments.collectives:
+            raise UserError(
+                f"--{option} has an effect with --collectives only: give times of "
+                "collectives, or leave it out"
+            )
     if arguments.kernel_steps != 1 and not arguments.kernels:
-        raise UserError("--kernel-steps counts the steps of --kernels: give them")
+        raise UserError(
+            "--kernel-steps has an effect with --kernels only: give sums of kernels, or "
+            "leave it out"
+        )
     if arguments.plot:
         from ddlkit.show import DRAWING, needs
 
@@ -237,7 +247,7 @@ def _screen(result: Scaling) -> Iterator[str]:
     for row in result.counts:
         yield _row(row).rstrip()
     yield ""
-    yield from _paragraph("hidden", _hidden(result))
+    yield from _paragraph("tried", _hidden(result))
     yield from _paragraph("explained", _explained(result))
     yield from _paragraph("verdict", _verdict(result))
     for collective in dict.fromkeys(time.collective for time in result.collectives):
@@ -293,10 +303,10 @@ def _hidden(result: Scaling) -> str:
             "measured one"
         )
     return (
-        f"the step on {hidden.gpus} GPUs, predicted from the smaller counts, is "
-        f"{units.format_seconds(hidden.predicted_s)}, and measured "
-        f"{units.format_seconds(hidden.measured_s)} ({hidden.error:+.1%}); this error says "
-        "little about that of the prediction, which is not scaled by it"
+        f"the step on {hidden.gpus} GPUs is predicted from the smaller counts alone as "
+        f"{units.format_seconds(hidden.predicted_s)}, and was measured as "
+        f"{units.format_seconds(hidden.measured_s)} ({hidden.error:+.1%}). This single error "
+        "says little about the error on more nodes, and the interval above is not made from it"
     )
 
 
@@ -316,9 +326,10 @@ def _explained(result: Scaling) -> str:
     rest = "waiting or input"
     if explained.messages_at_most_s is None:
         rest = "messages, waiting or input"
-    parts.append(f"the rest {seconds(explained.rest_s)} ({rest})")
+    parts.append(f"not explained {seconds(explained.rest_s)} ({rest})")
     return (
-        f"a step on {explained.gpus} GPUs is longer by {seconds(explained.loss_s)}: "
+        f"a step on {explained.gpus} GPUs is longer than on the smallest count by "
+        f"{seconds(explained.loss_s)}: "
         f"{', '.join(parts)}"
     )
 

@@ -97,9 +97,11 @@ def trace(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_few(option: str, number: int, fewest: int) -> None:
-    """Raise UserError if an option asks for fewer iterations than are needed."""
+    """Raise UserError if an option asks for fewer iterations than `explain` needs."""
     if number < fewest:
-        raise UserError(f"{option} {number}: use at least {fewest}")
+        raise UserError(
+            f"{option} {number}: use at least {fewest}, from which ddlkit explain can judge"
+        )
 
 
 def _refuse_directory(out: Path) -> None:

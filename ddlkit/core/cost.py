@@ -215,11 +215,15 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     required = set(parameters(kind))
     unknown = names - allowed
     missing = required - names
-    if unknown or missing:
+    problems = []
+    if missing:
+        problems.append(f"lacks {', '.join(sorted(missing))}")
+    if unknown:
+        problems.append(f"has the unknown parameters {', '.join(sorted(unknown))}")
+    if problems:
         raise UserError(
-            f"{kind.form} cost: "
-            f"unknown parameters: {', '.join(sorted(unknown)) or 'none'}; "
-            f"missing: {', '.join(sorted(missing)) or 'none'}"
+            f"a cost of the form {kind.form} {' and '.join(problems)}: write it anew by "
+            "ddlkit fit FILE --json"
         )
     try:
         return kind(**{name: description[name] for name in names})

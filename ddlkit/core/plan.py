@@ -764,7 +764,7 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
         raise UserError("plan 'buffer': give the size of the buffer, as in buffer:25MB")
     # Whoever writes buffer:25 means megabytes. A buffer of so few bytes would send
     # every gradient alone.
-    if re.fullmatch(r"[0-9]*\.?[0-9]+", size) and 0 < float(size) < units.KIB:
+    if units.is_small_number(size):
         raise UserError(
             f"plan {shown(f'buffer:{text}')}: a buffer of {size} bytes: write "
             f"buffer:{size}MB, or buffer:{size}B if bytes are meant"

@@ -137,6 +137,30 @@ def parse_bytes(text: str) -> int:
     return round(_parsed(spelled, "size", "25MB or 64MiB", BYTES))
 
 
+def is_small_number(text: str) -> bool:
+    """Return whether a size is a number below 1024 without a unit.
+
+    Where sizes are those of whole buckets or units, the writer forgot the unit.
+
+    Parameters
+    ----------
+    text : str
+        The size as it was written.
+
+    Returns
+    -------
+    bool
+        False for 0, and for text that is not a number.
+
+    Examples
+    --------
+    >>> is_small_number("25"), is_small_number("25B"), is_small_number("26214400")
+    (True, False, False)
+    """
+    is_number = re.fullmatch(r"[0-9]*\.?[0-9]+", text) is not None
+    return is_number and 0 < float(text) < KIB
+
+
 def parse_element_bytes(text: str) -> int:
     """Return the bytes of one number.
 

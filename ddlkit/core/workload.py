@@ -13,7 +13,7 @@ osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distrib
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,8 @@ Networks have some thousands. The planner `exact` takes half a minute for this n
 """
 FLOAT32_BYTES = 4
 """The bytes of a number in single precision."""
+NUMBER_BYTES = (1, 2, 4, 8)
+"""The bytes that a number of a gradient may have."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -304,6 +306,52 @@ class LayerProfile:
         _freeze(self, "forward_s", n, whole=False)
         _freeze(self, "backward_s", n, whole=False)
         _freeze(self, "flops", n, whole=False)
+
+    def doubts(self) -> Iterator[str]:
+        """Yield a warning if parameters and gradient_bytes do not go together.
+
+        Every number of a gradient has 1, 2, 4 or 8 bytes. Without several types in
+        ``dtype``, all gradients have the same type.
+
+        Yields
+        ------
+        str
+            The warning, which names the first such tensor.
+
+        Examples
+        --------
+        >>> times_s = np.array([0.1, 0.1])
+        >>> names = ("conv", "fc")
+        >>> profile = LayerProfile(
+        ...     "small", "cpu", 4, names, names, np.array([10, 500]), np.array([40, 3000]),
+        ...     times_s, times_s, times_s,
+        ... )
+        >>> (doubt,) = profile.doubts()
+        >>> doubt.partition(",")[0]
+        'tensor fc has 3000 bytes of gradient for 500 parameters'
+        """
+        # A user's file may lack the parameters, which are then rounded up.
+        fewest = self.parameters - 1
+        fits_by_bytes = {}
+        for n_bytes in NUMBER_BYTES:
+            is_above = self.gradient_bytes > n_bytes * fewest
+            is_below = self.gradient_bytes <= n_bytes * self.parameters
+            fits_by_bytes[n_bytes] = is_above & is_below
+        usual_bytes = max(NUMBER_BYTES, key=lambda n: int(fits_by_bytes[n].sum()))
+        is_possible = fits_by_bytes[usual_bytes]
+        usual = f"where other tensors have {usual_bytes} for each"
+        if len(set(self.dtype)) > 1 or not is_possible.any():
+            is_possible = np.any(list(fits_by_bytes.values()), axis=0)
+            usual = "where 1, 2, 4 or 8 are possible"
+        if is_possible.all():
+            return
+        row = int(np.argmin(is_possible))
+        each = self.gradient_bytes[row] / self.parameters[row]
+        yield (
+            f"tensor {shown(self.tensor[row])} has {self.gradient_bytes[row]} bytes of "
+            f"gradient for {self.parameters[row]} parameters, {each:.3g} for each, "
+            f"{usual}: check the columns parameters and gradient_bytes"
+        )
 
     @classmethod
     def from_flops(

@@ -34,7 +34,7 @@ COLUMNS = (
 
 _NODES_NAMES = frozenset({"nodes", "num_nodes", "n_nodes", "nnodes", "hosts"})
 _EXTRA = Schema(
-    "of collectives",
+    "collectives by number of nodes",
     (
         Column("nodes", "int", "positive"),
         Column("nccl", "str", default=""),

@@ -77,6 +77,9 @@ _MEAN_NAMES = (re.compile(rf"(?:avg|average|mean|median)_{_TIME_UNIT}"),)
 _BYTES = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SECONDS = {"s": 1.0, "m": 1e-3, "u": 1e-6}
 
+# Units that may be a power of 1000 bytes or the same power of 1024 bytes.
+_STEPS_OF_AMBIGUOUS = {"kb": 1, "mb": 2, "gb": 3}
+
 # Stands for the unit of a column whose name does not say it.
 _UNKNOWN_UNIT = 0
 
@@ -98,10 +101,13 @@ class _Quantity(NamedTuple):
         The name in the header.
     unit : float
         The bytes or seconds in a unit of the column, or `_UNKNOWN_UNIT`.
+    ambiguous_unit : str
+        The unit in the name if it has several meanings, such as "kb", and otherwise "".
     """
 
     name: str
     unit: float
+    ambiguous_unit: str = ""
 
 
 def matches(text: str) -> bool:
@@ -241,7 +247,8 @@ def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
         # A name such as "n_bytes" has no unit behind it, but says that sizes are in bytes.
         if not unit and "bytes" in match[0]:
             unit = "b"
-        sizes.append(_Quantity(name, _BYTES.get(unit, _UNKNOWN_UNIT)))
+        ambiguous_unit = unit if unit in _STEPS_OF_AMBIGUOUS else ""
+        sizes.append(_Quantity(name, _BYTES.get(unit, _UNKNOWN_UNIT), ambiguous_unit))
     return sizes
 
 
@@ -284,6 +291,16 @@ def _only(
             None, names, f"which of them is meant: name only one of them {expected}"
         )
     (column,) = candidates
+    if column.ambiguous_unit:
+        steps = _STEPS_OF_AMBIGUOUS[column.ambiguous_unit]
+        binary_unit = f"{column.ambiguous_unit[0]}ib"
+        sheet.fail(
+            None,
+            column.name,
+            f"{column.ambiguous_unit} may be {1000**steps} or {1024**steps} bytes: name "
+            f"it size_{binary_unit} if it is {1024**steps}, and otherwise convert it to "
+            "bytes and name it bytes",
+        )
     if column.unit == _UNKNOWN_UNIT:
         sheet.fail(None, column.name, f"its unit is not known: {advice}")
     return column

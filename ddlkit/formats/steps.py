@@ -23,7 +23,7 @@ OPTIONAL = ("step", "samples", "nccl", "settings")
 """Columns that it may have."""
 
 _SCHEMA = Schema(
-    "of steps",
+    "steps",
     (
         Column("gpus", "int", "positive"),
         Column("nodes", "int", "non_negative"),

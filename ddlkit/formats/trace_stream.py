@@ -74,6 +74,8 @@ def read_trace(path: Path | str) -> KinetoTrace:
         If the file cannot be read, is cut short, or is no Chrome trace.
     """
     source = str(path)
+    if Path(path).is_dir():
+        raise UserError(f"{source}: is a directory: name the files in it")
     opener = gzip.open if source.endswith(".gz") else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:

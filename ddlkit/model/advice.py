@@ -55,6 +55,9 @@ It was estimated from the recorded campaign of real training.
 HUGE = 0.5
 """From this share of all bytes on, one tensor limits, because no plan can split it."""
 
+ROUNDING = 1e-9
+"""A gain up to this share is the rounding of numbers, and counts as 0."""
+
 ONE_DEVIATION = (0.16, 0.84)
 """The quantiles at one standard deviation below and above the mean of normal noise."""
 
@@ -217,12 +220,17 @@ class Advice:
 
     @cached_property
     def ranked(self) -> list[Option]:
-        """Return all options by their iterations, the shortest first.
+        """Return all options by their gains, the largest first.
 
-        Among options with equal iterations, the default comes first.
+        Among options with equal gains, the default comes first.
         """
         # The default is the first of the options, and `sorted` keeps the order of equals.
-        return sorted(self.options.values(), key=lambda option: option.seconds)
+        return sorted(self.options.values(), key=lambda option: -self._share(option))
+
+    def _share(self, option: Option) -> float:
+        """Return the predicted gain of an option over the default, as a share."""
+        share = 1 - option.seconds / self.options[DEFAULT].seconds
+        return float(_without_rounding(share))
 
     def gain(
         self, option: Option, rounds: int = 0, iterations_per_round: int = 1
@@ -247,15 +255,14 @@ class Advice:
             finds: it also has the noise of the measurement and the error of the model.
         """
         default = self.options[DEFAULT]
-        gain_draws = 1 - option.long_run_s / default.long_run_s
-        share = 1 - option.seconds / default.seconds
+        gain_draws = _without_rounding(1 - option.long_run_s / default.long_run_s)
         # The default is not compared with itself, so its gain of 0 has no error.
         if rounds and option is not default:
             gain_draws = gain_draws + self._measurement_error(
                 option, gain_draws, rounds, iterations_per_round
             )
         return Gain(
-            share=float(share),
+            share=self._share(option),
             interval=interval(gain_draws).tolist(),
             slower_share=float((gain_draws < 0).mean()),
         )
@@ -354,7 +361,7 @@ class Advice:
         # them into a bucket, so the plan is made anew.
         present_plan = self.options[DEFAULT].iteration.plan
         faster_link = forecast(half_the_bytes, present_plan, self.communication)
-        return {
+        gains = {
             "another plan": 1 - self.ranked[0].seconds / now_s,
             "a link twice as fast": 1 - faster_link.prediction.iteration_s / now_s,
             "gradients in half the bytes": self._gain_of_workload(half_the_bytes),
@@ -365,6 +372,9 @@ class Advice:
                 self._gain_of_workload(twice_the_batch, batches=2)
             ),
             "no communication at all": 1 - work.compute_s / now_s,
+        }
+        return {
+            remedy: float(_without_rounding(gain)) for remedy, gain in gains.items()
         }
 
     def _gain_of_workload(self, changed: Workload, batches: int = 1) -> float:
@@ -377,19 +387,19 @@ class Advice:
         iteration_s = forecast(changed, plan, self.communication).prediction.iteration_s
         return 1 - iteration_s / batches / self.options[DEFAULT].seconds
 
-    def measure_next(self) -> int:
+    def measure_next(self) -> int | None:
         """Return the size of the messages that should be measured next, in bytes.
 
         Returns
         -------
-        int
-            The size that contributes most to the uncertainty of the best gain, or 0 if
-            the interval of that gain is narrow.
+        int or None
+            The size that contributes most to the uncertainty of the best gain, or None
+            if the interval of that gain is narrow.
         """
         best = self.ranked[0]
         # WIDE is a half-width, hence the factor of 2.
         if np.ptp(self.gain(best).interval) < 2 * WIDE:
-            return 0
+            return None
         sent_bytes = np.concatenate(
             [self.options[DEFAULT].iteration.group_bytes, best.iteration.group_bytes]
         )
@@ -416,7 +426,7 @@ class Advice:
         dict
             The advice, the best option with its gain, what limits the default, what
             else would help, and the gains of all options. The advice,
-            "probability_slower" and "options" always follow from gains in the long run.
+            "probability_slower" and "gains_of_plans" always follow from gains in the long run.
         """
         best = self.ranked[0]
         # The interval of a gain in the long run decides what to advise. The interval of
@@ -439,11 +449,20 @@ class Advice:
             "seconds_by_cause": seconds_by_cause,
             "shorter_by": self.remedies(),
             "measure_next_bytes": self.measure_next(),
-            "options": {
-                name: [gain.share, *gain.interval]
+            "gains_of_plans": {
+                name: {
+                    "gain": gain.share,
+                    "gain_interval": list(gain.interval),
+                    "probability_slower": gain.slower_share,
+                }
                 for name, gain in long_run_gains.items()
             },
         }
+
+
+def _without_rounding(gain: Any) -> Any:
+    """Return a gain, or an array of gains, in which what is rounding is 0."""
+    return np.where(np.abs(gain) < ROUNDING, 0.0, gain)
 
 
 def _option(

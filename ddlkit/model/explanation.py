@@ -361,7 +361,8 @@ def explanation(
             f"explain: played again, iterations are off by {error:.1%} (median; the "
             f"typical one takes {format_seconds(replay_s)} instead of "
             f"{format_seconds(compared.iteration_s)}): the traces hold something that "
-            "explain does not model, or the iterations are too short for it"
+            "explain does not model, or the iterations are too short for it: record "
+            "longer iterations, as with a larger batch, on machines that do nothing else"
         )
     if reference is not None:
         _refuse_slow_reference(training, reference)
@@ -415,7 +416,7 @@ def _findings(
     if cost is None:
         text = (
             "start-up and bandwidth, and other buckets: the messages of the trace do not "
-            "tell them (give --collectives of the idle machine)"
+            "tell them (give --collectives, measured while the machines are idle)"
         )
         yield Finding("not known", (), text)
     elif Buckets.of(training, cost) is None:

@@ -513,6 +513,34 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
     str
         A warning about other devices, or about sizes outside the measured ones.
     """
+    yield from doubts_of_devices(device, measured)
+    sizes = np.asarray(n_bytes, dtype=float)
+    outside = _not_measured(measured, sizes)
+    if outside.size:
+        sent = _format_range(outside.min(), outside.max())
+        verb = "is" if outside.size == 1 else "are"
+        yield (
+            f"{outside.size} of {sizes.size} messages ({sent}) {verb} outside the sizes "
+            f"that were measured ({_measured_range(measured)}), so that times are "
+            "extrapolated: measure such sizes too"
+        )
+
+
+def doubts_of_devices(device: str, measured: Measured) -> Iterator[str]:
+    """Yield a warning if layers and messages were measured on different devices.
+
+    Parameters
+    ----------
+    device : str
+        The device of the layer profile, such as "cpu"; empty or "unknown" if not known.
+    measured : Measured
+        What is known of the messages to which the cost was fitted.
+
+    Yields
+    ------
+    str
+        The warning.
+    """
     computed_on = "processors" if device == "cpu" else "GPUs"
     device_known = device not in ("", "unknown")
     if device_known and measured.devices not in (None, computed_on):
@@ -521,20 +549,54 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
             f"between {measured.devices}: measure both on the same devices"
         )
 
-    if measured.from_bytes is None or measured.to_bytes is None:
+
+def doubts_of_units(
+    measured: Measured, bytes_by_units: Mapping[str, ArrayLike]
+) -> Iterator[str]:
+    """Yield a warning if units of sharded training have sizes that were not measured.
+
+    Parameters
+    ----------
+    measured : Measured
+        What is known of the messages to which the cost was fitted.
+    bytes_by_units : mapping of str to array_like, shape (G,)
+        The sizes of the messages in bytes, for each way to make units.
+
+    Yields
+    ------
+    str
+        The warning. It names the ways to make units if several are compared.
+    """
+    sizes_by_units = {}
+    for units, n_bytes in bytes_by_units.items():
+        outside = _not_measured(measured, np.asarray(n_bytes, dtype=float))
+        if outside.size:
+            sizes_by_units[units] = outside
+    if not sizes_by_units:
         return
-    sizes = np.asarray(n_bytes, dtype=float)
-    outside = sizes[(sizes < measured.from_bytes) | (sizes > measured.to_bytes)]
-    if outside.size:
-        sent = _format_range(outside.min(), outside.max())
-        fitted_from = format_bytes(measured.from_bytes)
-        fitted_to = format_bytes(measured.to_bytes)
-        verb = "is" if outside.size == 1 else "are"
-        yield (
-            f"{outside.size} of {sizes.size} messages ({sent}) {verb} outside the sizes "
-            f"that were measured ({fitted_from} to {fitted_to}), so that times are "
-            "extrapolated: measure such sizes too"
-        )
+    sizes = np.concatenate(list(sizes_by_units.values()))
+    where = ""
+    if len(bytes_by_units) > 1:
+        where = f" (units {', '.join(sizes_by_units)})"
+    yield (
+        f"messages of {_format_range(sizes.min(), sizes.max())}{where} are outside the "
+        f"sizes that were measured ({_measured_range(measured)}), so that their times "
+        "are extrapolated: measure such sizes too"
+    )
+
+
+def _not_measured(measured: Measured, sizes: Floats) -> Floats:
+    """Return those of the sizes that are outside the measured ones, all in bytes."""
+    if measured.from_bytes is None or measured.to_bytes is None:
+        return sizes[:0]
+    return sizes[(sizes < measured.from_bytes) | (sizes > measured.to_bytes)]
+
+
+def _measured_range(measured: Measured) -> str:
+    """Return the smallest and the largest measured size in words."""
+    assert measured.from_bytes is not None
+    assert measured.to_bytes is not None
+    return f"{format_bytes(measured.from_bytes)} to {format_bytes(measured.to_bytes)}"
 
 
 def _format_range(lower: float, upper: float) -> str:

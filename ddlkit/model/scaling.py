@@ -560,9 +560,11 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
     """Raise UserError unless the counts allow a prediction for all targets."""
     anchor = measured[-1]
     if len(measured) == 1:
+        verb = "was" if anchor.gpus == 1 else "were"
+        missing = "one GPU or one node" if anchor.nodes > 1 else "two nodes or more"
         raise UserError(
-            f"only {_gpus(anchor.gpus)} on {_nodes(anchor.nodes)} were measured: measure one GPU, and "
-            "two nodes or more"
+            f"only {_gpus(anchor.gpus)} on {_nodes(anchor.nodes)} {verb} measured: measure "
+            f"{missing} as well"
         )
     if anchor.nodes == 1:
         raise UserError(
@@ -892,8 +894,9 @@ def _advice(
         # Two batches compute for two steps of the smallest placement, and lose once.
         twice = 2 * one.step_s / (2 * one.step_s + loss_s)
         text = (
-            "helps: accumulating two batches before each update halves the loss per sample if it "
-            f"is one of each step: scaling factor {twice:.2f} on {_nodes(asked.nodes)} instead of "
+            "helps: accumulating two batches before each update. If every step loses the "
+            "same time, however many batches it has, this halves the loss per sample: "
+            f"scaling factor {twice:.2f} on {_nodes(asked.nodes)} instead of "
             f"{asked.scaling_factor:.2f}"
         )
         findings.append(Finding("helps", (), text))
@@ -938,7 +941,7 @@ def _next_measurement(base: Count, anchor: Count, asked: Count, jobs: _Jobs) -> 
     # The count halfway in doublings is the cheapest one that is worth its job.
     halfway = max(anchor.nodes + 1, round(math.sqrt(anchor.nodes * asked.nodes)))
     if halfway >= asked.nodes:
-        text = f"measure next: {_nodes(asked.nodes)} themselves"
+        text = f"measure next: one job on {_nodes(asked.nodes)}, as no count between would help"
         return Finding("measure", (), text)
     # If that count measures what is predicted, it becomes the anchor.
     halfway_s = scaling.step_s(base.step_s, anchor.step_s, halfway / anchor.nodes)

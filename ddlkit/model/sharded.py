@@ -34,7 +34,7 @@ import numpy as np
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import LEVEL, interval
 from ddlkit.core.iteration import Prediction
-from ddlkit.core.units import parse_bytes
+from ddlkit.core.units import is_small_number, parse_bytes
 from ddlkit.core.workload import Floats, LayerProfile
 from ddlkit.model.calibration import Communication
 
@@ -301,7 +301,7 @@ class Sharding:
         """
         # The modules of a tensor's unit identify the unit until units have numbers.
         if spec.startswith(SIZE):
-            least_bytes = parse_bytes(spec.removeprefix(SIZE))
+            least_bytes = _least_bytes(spec)
             modules_of_tensor = _units_by_size(profile, least_bytes)
         else:
             modules_of_tensor = _units_by_name(profile, spec)
@@ -505,6 +505,18 @@ def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
         module = ".".join(names[:depth])
         if depth <= len(names) and fnmatch.fnmatchcase(module, pattern):
             yield module, pattern
+
+
+def _least_bytes(spec: str) -> int:
+    """Return the least size of a unit, of which ``spec`` is as in "size:25MB"."""
+    size = spec.removeprefix(SIZE)
+    # Whoever writes size:25 means megabytes. Units of so few bytes would be single layers.
+    if is_small_number(size):
+        raise UserError(
+            f"--units {shown(spec)}: units of {size} bytes: write {SIZE}{size}MB, or "
+            f"{SIZE}{size}B if bytes are meant"
+        )
+    return parse_bytes(size)
 
 
 def _units_by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:

@@ -274,7 +274,7 @@ class Column:
             try:
                 values[row] = parse(cell)
             except (ArithmeticError, ValueError):
-                problem = "is empty"
+                problem = f"is empty: {self._advice_if_empty()}"
                 if cell.strip():
                     problem = f"{shown(cell)} {kind.problem}"
                 sheet.fail(row, self.name, problem)
@@ -283,6 +283,15 @@ class Column:
                 row = int(np.argmax(is_wrong))
                 sheet.fail(row, self.name, f"{shown(cells[row])} {problem}")
         return values
+
+    def _advice_if_empty(self) -> str:
+        """Return what to do about an empty cell of the column, in words."""
+        # A file may lack a column that has a default, and no other column.
+        if self.default is None:
+            return "write its value"
+        # Other defaults may follow from other columns, so that they are no advice.
+        value = "0" if self.default == "0" else "its value"
+        return f"write {value}, or leave the whole column out"
 
     def default_value(self) -> Any:
         """Return the value of every row if a file lacks the column.

@@ -488,9 +488,9 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
         if stamp is None:
             refuse_pack(path)
             raise UserError(
-                f"{path}: is not a table that ddlkit measure wrote, because the file "
-                f"{_stamp_path(path).name} of that table is not beside it: give a "
-                "recorded table, and keep its two files together"
+                f"{path}: is not a recorded table, because {_stamp_path(path).name} is "
+                "not beside it: give a table as it was recorded, and keep its two files "
+                "together"
             )
         # `_exchange` writes the new stamp before the new table. Until then, the stamp of
         # the table that is still there is inside the new stamp.
@@ -598,9 +598,10 @@ def refuse_pack(path: Path) -> None:
     if not parts:
         return
     names = ", ".join(str(path.parent / name) for name in parts[:MOST_NAMED])
+    noun = "recorded table" if len(parts) == 1 else "recorded tables"
     raise UserError(
-        f"{path}: holds {len(parts)} recorded tables, which its column part names: name "
-        f"one of them, as in {names}"
+        f"{path}: packs {len(parts)} {noun}: give the path of one table, which ddlkit "
+        f"finds in the pack although there is no such file, as in {names}"
     )
 
 
