@@ -304,9 +304,7 @@ def _best_of_all() -> Result:
     )
     readings = {
         "the cases of Table VI, replayed": measured(ratios, "", "replayed"),
-        "any training": measured(
-            [*ratios, *trained], "", "replayed and measured"
-        ),
+        "any training": measured([*ratios, *trained], "", "replayed and measured"),
     }
     return claims.by_readings(readings, note)
 
