@@ -339,6 +339,7 @@ def by_readings(readings: Mapping[str, Result], note: str = "") -> Result:
         return Verdict(outcome, "; ".join(notes))
 
     spans = np.concatenate([result.spans for result in results])
+    spans = np.unique(spans, axis=0)
     return replace(results[0], spans=spans, note=note, judge=judge)
 
 

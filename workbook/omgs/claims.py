@@ -11,7 +11,7 @@ import math
 import pandas as pd
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import MIB
+from ddlkit.core.units import MB, MIB
 from workbook.common import source
 from workbook.common.claims import (
     Result,
@@ -77,7 +77,8 @@ def _complexity() -> Result:
 
 @check("omgs-model-size")
 def _model_size() -> Result:
-    return counted(RESNET_BYTES / MIB, "float32; MB are MiB")
+    note = f"float32; MB are MiB; {RESNET_BYTES / MB:.1f} in MB of 10^6 bytes"
+    return counted(RESNET_BYTES / MIB, note)
 
 
 @check("omgs-dense-communication")

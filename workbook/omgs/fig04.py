@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -425,31 +426,41 @@ def _less_exposed(network: str, start: float, scale: float) -> Result:
 def _selection_share() -> Result:
     """Return the largest share of TopK-SGD's selection in computing, over all networks.
 
-    Each interval of the result is of one number of units of the LSTM.
+    Each interval of the result is of one `OpenCase` of the LSTM. Its ends are those of
+    what else than its parts may be in an iteration.
     """
-    shares = defaultdict[str, list[float]](list)
+    images = defaultdict[str, list[float]](list)
+    lstm = {}
     for network in NETWORKS:
         for case in unstated(network):
-            name = f"{network} of {case.units:,} units" if case.units else network
-            shares[name].extend(case.selecting_s / case.compute_s)
-    ranges = ", ".join(
-        f"{name} {min(values):.2f} to {max(values):.2f}"
-        for name, values in shares.items()
-    )
+            shares = case.selecting_s / case.compute_s
+            if network == LSTM:
+                lstm[_in_words(case)] = shares.tolist()
+            else:
+                images[network].extend(shares)
+    ranges = [_range_in_words(name, shares) for name, shares in images.items()]
+    for name, shares in lstm.items():
+        # Without anything else in an iteration, the share is between the two ends.
+        exactly = sorted(shares)[len(shares) // 2]
+        text = _range_in_words(f"{LSTM} of {name}", shares)
+        ranges.append(f"{text}, without anything else {exactly:.2f}")
     at_section_1 = topk_parts(RESNET, 1)[0] / claims.claimed("omgs-computing")
     note = (
-        f"over {LEFT} with one gather or both: {ranges}; 1,500 units, the code's, or "
-        f"1,750 and both leave no time; {RESNET} {at_section_1:.2f} at Section I's "
-        "computing time"
+        f"over {LEFT} with one gather or both: {'; '.join(ranges)}; 1,500 units, the "
+        f"code's, or 1,750 and both leave no time; {RESNET} {at_section_1:.2f} at Section "
+        "I's computing time"
     )
-    images = [shares[name] for name in NETWORKS if name != LSTM]
-    largest = max(images, key=max)
+    largest = max(images.values(), key=max)
     spans = []
-    for name, values in shares.items():
-        if name.startswith(LSTM):
-            low = max(min(values), min(largest))
-            spans.append((low, max(*values, *largest)))
+    for shares in lstm.values():
+        low = max(min(shares), min(largest))
+        spans.append((low, max(*shares, *largest)))
     return claims.by_cases(spans, note)
+
+
+def _range_in_words(name: str, shares: Sequence[float]) -> str:
+    """Return a name and the range of its shares."""
+    return f"{name} {min(shares):.2f} to {max(shares):.2f}"
 
 
 @check("omgs-fig04-deep", True)

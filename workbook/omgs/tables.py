@@ -299,10 +299,14 @@ def _best_of_all() -> Result:
     note = (
         f"replayed by 16 ranks {ratios.min():.4g} to {ratios.max():.4g}, ahead by over "
         f"0.2% on {leads}; {free.size} comparisons that no processor limits have "
-        f"{free.min():.4g} to {free.max():.4g}; trained by 2 and by 4 ranks on two "
-        f"cores, medians of steps: {by_network}"
+        f"{free.min():.4g} to {free.max():.4g}; {trained.size} trainings by 2 and by 4 "
+        f"ranks on two cores, medians of steps: {by_network}"
     )
-    return measured([*ratios, *trained], note, "replayed and measured")
+    readings = {
+        "the cases of Table VI, replayed": measured(ratios, "", "replayed"),
+        "any training": measured([*ratios, *trained], "", "replayed and measured"),
+    }
+    return claims.by_readings(readings, note)
 
 
 def _faster_over_omgs(iteration_s: pd.DataFrame) -> pd.Series:

@@ -512,7 +512,8 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
         outcome = Outcome.UNDECIDED
         if len(outcomes) == 1:
             (outcome,) = outcomes
-        parts = []
+        # Without a low end, as of "at most", any number of the other side agrees.
+        parts = [f"from {low:.4g} on it agrees"] if np.isfinite(low) else []
         for reading, values in ends.items():
             parts.append(
                 f"{reading} {values.min():.3g} to {values.max():.3g}, "

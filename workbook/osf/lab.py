@@ -8,16 +8,17 @@ and bytes weigh against compute as in the setting that an earlier search found b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import pandas as pd
 
 from ddlkit.core.case import Case
+from ddlkit.core.fit import fit
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import parse_bytes
 from ddlkit.core.workload import Workload
-from ddlkit.model.calibration import Calibration
+from ddlkit.model.calibration import LINK, Calibration, undisturbed
 from workbook.common import places
 from workbook.common.source import REGIMES, open_campaign, open_source
 from workbook.osf.cluster import osf_name
@@ -34,6 +35,8 @@ EQ7 = "alpha_beta:ends"
 """osf Eq 7: a line whose delta is measured on the smallest message."""
 OTHER_LINES = ("alpha_beta:medians", "alpha_beta", "alpha_beta:least_squares")
 """Lines through the medians, by relative error, and by least squares."""
+RELATIVE_MEDIANS = "relative errors of the medians"
+"""One more line, with the least squares of the relative errors at the medians."""
 LABS = {"measured": "cheap start-ups", "regime": "expensive start-ups"}
 """The links of the two campaigns, by the look of their points in a figure."""
 PLACES = {
@@ -41,6 +44,21 @@ PLACES = {
     **{point_look: f"lab, {links}" for point_look, links in LABS.items()},
 }
 """Headings of the cluster and of the labs, by the look of their points."""
+
+
+def _calibration(collectives: pd.DataFrame) -> Calibration:
+    """Return costs of messages, with all straight lines among their forms."""
+    calibration = Calibration.of(collectives, also=(EQ7, *OTHER_LINES))
+    alone = undisturbed(collectives[collectives["in_flight"] == 1])
+    known = {}
+    for (link, ranks, collective), rows in alone.groupby(LINK):
+        key = (str(link), int(ranks), str(collective))
+        medians_s = rows.groupby("bytes")["seconds"].median()
+        line = fit("alpha_beta", medians_s.index, medians_s, draws=0)
+        messages = calibration.known[key]
+        costs = {**messages.costs_by_form, RELATIVE_MEDIANS: line.cost}
+        known[key] = replace(messages, costs_by_form=costs)
+    return replace(calibration, known=known)
 
 
 @dataclass(frozen=True)
@@ -86,14 +104,11 @@ class Lab:
         else:
             recording = open_campaign(name=campaign)
         alone = recording.alone
-        calibration = Calibration.of(
-            alone.table("collectives"), also=(EQ7, *OTHER_LINES)
-        )
         return cls(
             runs=alone.table("runs"),
             spans=alone.table("timeline"),
             workloads=recording.workloads(),
-            calibration=calibration,
+            calibration=_calibration(alone.table("collectives")),
         )
 
     def cases(self, *, negotiated: bool = False, plain: bool = False) -> list[Case]:
