@@ -246,6 +246,7 @@ def measure_interleaved(
         synchronize()
         taken_s = perf_counter() - start_s
         if isinstance(result, Marks):
+            # The time from the first mark to the last one, by the device's own clock.
             return float(result.seconds()[-1])
         return taken_s
 
@@ -254,6 +255,7 @@ def measure_interleaved(
             sample(action)
     samples: dict[Key, list[float]] = {name: [] for name in actions}
     begun_s = perf_counter()
+    # Repeats are counted from 1, so that `repeat` says how many are done.
     for repeat in range(1, budget.max_repeats + 1):
         for name, action in actions.items():
             samples[name].append(sample(action))
@@ -399,14 +401,14 @@ def rows_by(
 
 
 def chrome_trace(action: Action, device: torch.device | str) -> str:
-    """Profile an action until its work is done.
+    """Return a profile of an action, until the device has done its work.
 
     Parameters
     ----------
     action : callable
-        The action.
+        The action, which takes no arguments.
     device : torch.device or str
-        The device of its work.
+        The device that does the work of the action.
 
     Returns
     -------
