@@ -32,9 +32,9 @@ Pool = Tensor
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
     """Time copies of each kind and size.
 
-    Copies go through pools of memory that are as large as the largest size, each from
-    another slot of the source to another slot of the target. So with large pools, no copy
-    finds its bytes in a cache.
+    Bytes are copied from one pool of memory to another. Both pools are as large as the
+    largest copy. Each copy takes the next slot of the source and of the target, so that
+    with large pools no copy finds its bytes in a cache.
 
     Parameters
     ----------
