@@ -296,7 +296,7 @@ def workspace(out: Path | None) -> Iterator[Path]:
 
 
 class RankProcess(ForkServerProcess):
-    """A rank that the fork server forks, with the methods of `subprocess.Popen`.
+    """A rank that the fork server forks, with `poll` and `wait` as `subprocess.Popen` has.
 
     Parameters
     ----------
