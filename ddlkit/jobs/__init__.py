@@ -98,8 +98,8 @@ def enter(namespace: str) -> None:
         If the namespace does not exist or may not be entered.
     """
     with open(namespace, "rb") as file:
-        # setns, a call of the C library, returns 0 if it works, and else sets errno. The
-        # flag says that the file must be one of a network namespace.
+        # setns, a call of the C library, returns 0 if it works, and else sets errno.
+        # The flag says that the file must be one of a network namespace.
         failed = ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET)
         if failed:
             raise OSError(ctypes.get_errno(), "cannot enter", namespace)

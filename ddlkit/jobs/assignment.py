@@ -41,8 +41,9 @@ class Numbers(NamedTuple):
 def ranks_started(environment: Mapping[str, str]) -> int:
     """Return how many ranks torchrun or srun started, 1 if neither did.
 
-    The script of a Slurm job, which runs once, also sees how many tasks the job has, but
-    the script is no rank. Only the processes that srun starts have the number of a step.
+    The script of a Slurm job, which runs once, also sees how many tasks the job has,
+    but the script is no rank. Only the processes that srun starts have the number of a
+    step.
 
     Parameters
     ----------

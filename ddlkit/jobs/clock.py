@@ -191,6 +191,7 @@ def timed(
     """
 
     def run() -> Marks:
+        """Run the action between two marks."""
         marks = Marks(device)
         hold(device)
         before()
@@ -239,6 +240,7 @@ def measure_interleaved(
     """
 
     def sample(action: Action) -> float:
+        """Run an action once, and return its seconds."""
         setup()
         synchronize()
         start_s = perf_counter()

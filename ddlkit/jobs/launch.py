@@ -296,7 +296,7 @@ def workspace(out: Path | None) -> Iterator[Path]:
 
 
 class RankProcess(ForkServerProcess):
-    """A rank that the fork server forks, with `poll` and `wait` as `subprocess.Popen` has.
+    """A rank that the fork server forks. Its `poll` and `wait` are like those of Popen.
 
     Parameters
     ----------
@@ -409,7 +409,8 @@ def _watch(
 ) -> None:
     """Wait until all ranks are done, and show the progress that rank 0 prints.
 
-    Raises UserError if a rank dies, if the link is lost, or if time is up.
+    ``job`` is the name of the job, for messages. Raises UserError if a rank dies, if
+    the link is lost, or if time is up.
     """
     ranks = len(processes)
     log = processes[0].log
@@ -423,9 +424,9 @@ def _watch(
         if not died and not running:
             break
         if died:
-            # The cause may be that the process of an emulated link was killed. Ranks fail
-            # as soon as the link's devices vanish, and the process is gone a moment later.
-            # So `place.lost` is asked only after a while.
+            # The cause may be that the process of an emulated link was killed. Ranks
+            # fail as soon as the link's devices vanish, and the process is gone a
+            # moment later. So `place.lost` is asked only after a while.
             time.sleep(SETTLE_S)
         lost = place.lost()
         if lost:
@@ -447,14 +448,15 @@ def _verdict(processes: Sequence[RankProcess], job: str) -> str:
     """Return in one line which rank died first, or for which one the others waited.
 
     At least one rank has died. The line also has the last line that the rank printed.
+    ``job`` names the job in words, such as "job collectives".
     """
     statuses = [process.poll() for process in processes]
     # A rank that still runs has the status None, and one that has done its part has 0.
     deaths = {rank: status for rank, status in enumerate(statuses) if status}
 
     # Ranks die within milliseconds of one another. Those that lost a peer are not the
-    # cause, and a signal is more likely the cause than an exit status. False sorts before
-    # True, so `min` takes the likeliest cause.
+    # cause, and a signal is more likely the cause than an exit status. False sorts
+    # before True, so `min` takes the likeliest cause.
     def unlikely_cause(rank: int) -> tuple[bool, bool]:
         lost_a_peer = deaths[rank] == jobs.LOST_PEER
         ended_without_signal = deaths[rank] >= 0
@@ -534,8 +536,8 @@ def _signal_and_wait(
 ) -> None:
     """Send a signal to all processes that run, and wait until they have ended.
 
-    The waiting takes at most ``patience_s`` seconds for all processes together. With None
-    it has no limit.
+    The waiting takes at most ``patience_s`` seconds for all processes together. With
+    None it has no limit.
     """
     # A process that was never started has no id.
     running = [
@@ -556,8 +558,8 @@ def _signal_and_wait(
 def _signal(pid: int, number: int) -> None:
     """Send a signal to the process group of a process, or to the process alone.
 
-    A rank that has just been forked leads no group yet. If the process has ended, nothing
-    happens.
+    A rank that has just been forked leads no group yet. If the process has ended,
+    nothing happens.
     """
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
@@ -566,7 +568,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _lines(log: Path) -> list[str]:
-    """Return the lines of a log. The last one has no line break yet, and may be empty."""
+    """Return the lines of a log. The last one is empty, or has no line break yet."""
     if not log.exists():
         return [""]
     return log.read_text(errors="replace").split("\n")
@@ -622,8 +624,8 @@ def be_forked(
     # The fork server has put its own id into `PARENT` of its environment, which this
     # process has inherited. So a rank dies with the fork server.
     jobs.die_with_parent()
-    # In the new environment, `PARENT` still is the launcher. The parent of this process is
-    # the fork server, so its id is kept.
+    # In the new environment, `PARENT` still is the launcher. The parent of this process
+    # is the fork server, so its id is kept.
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
     with open(log, "wb", buffering=0) as stream:
         # Standard output (1) and standard error (2) are redirected as file descriptors,
@@ -647,10 +649,10 @@ def be_rank() -> NoReturn:
 
     Notes
     -----
-    The rank is scheduled by SCHED_BATCH, under which a thread that wakes up takes no core
-    from another thread. By default, gloo's thread would take a core from a thread that
-    holds a lock, and would then try again and again to get this lock. On two cores a
-    message of 1 KiB takes from 0.2 to 4 ms by default, and 0.3 ms under SCHED_BATCH.
+    The rank is scheduled by SCHED_BATCH, under which a thread that wakes up takes no
+    core from another thread. By default, gloo's thread would take a core from a thread
+    that holds a lock, and would then try again and again to get this lock. On two cores
+    a message of 1 KiB takes from 0.2 to 4 ms by default, and 0.3 ms under SCHED_BATCH.
     """
     # Only Linux has this call, and not every system allows it.
     with contextlib.suppress(AttributeError, OSError):
@@ -688,8 +690,8 @@ def status_of(argv: Sequence[str]) -> int:
         from torch.distributed import DistError
 
         traceback.print_exc()
-        # The launcher shows the last line of the log. The messages of CUDA and NCCL have
-        # several lines, and their last line explains nothing.
+        # The launcher shows the last line of the log. The messages of CUDA and NCCL
+        # have several lines, and their last line explains nothing.
         print(f"{type(error).__name__}: {one_line(str(error))}", file=sys.stderr)
         # NCCL and the store raise these exceptions if another rank is gone. gloo raises
         # a RuntimeError that names its file.
@@ -702,7 +704,10 @@ def status_of(argv: Sequence[str]) -> int:
 
 
 def _do(name: str, path: Path) -> None:
-    """Join the other ranks, do this rank's part of the job, and leave."""
+    """Join the other ranks, do this rank's part of the job, and leave.
+
+    ``name`` is the module that declares the job, and ``path`` the file of its settings.
+    """
     from ddlkit.jobs.rank import OF_RANK, Rank
 
     try:
@@ -719,7 +724,8 @@ def _do(name: str, path: Path) -> None:
     joined = Rank.join(**config.get("join", {}))
     me = replace(joined, out=out, **fields_of_rank)
     if me.rank == 0:
-        # The times in the tables depend on these facts, so they are kept for the reader.
+        # The times in the tables depend on these facts, so they are kept for the
+        # reader.
         facts = {
             "device": str(me.device),
             "backend": str(me.backend),

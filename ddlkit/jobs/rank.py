@@ -53,8 +53,8 @@ OF_RANK = ("link", "link_bits_per_s", "temporary_out")
 """Keys of the CONFIG.json of any job whose values become fields of `Rank`."""
 KEYS_OF_ANY_JOB = ("out", "join", "imports", *OF_RANK)
 """Keys that the CONFIG.json of any job may have. All others are settings of the job."""
-# The same module as `dist`, but with a type that mypy does not check. The module has more
-# names than torch's type stubs list.
+# The same module as `dist`, but with a type that mypy does not check. The module has
+# more names than torch's type stubs list.
 _torchs: Any = dist
 # Earlier versions of torch have other names for these calls, and later ones warn of
 # them.
@@ -95,7 +95,8 @@ class Job(Generic[S]):
         Rank 0 saves after each yield, so that a job that is ended early leaves what it
         has measured. If ``me.out`` is temporary, the tables are saved only at the end,
         because the directory would not outlive a job that is ended early. A part that
-        reads the tables of its own earlier yields therefore needs a directory that stays.
+        reads the tables of its own earlier yields therefore needs a directory that
+        stays.
 
         Parameters
         ----------
@@ -363,9 +364,9 @@ def _choose(
 ) -> tuple[str, torch.device]:
     """Return the backend and the device of a rank.
 
-    ``backend`` None chooses NCCL if this node has GPUs, and gloo otherwise. ``on_gpu`` None
-    puts the tensors of NCCL on a GPU, and those of gloo on the CPU. ``mine`` are the
-    numbers of this rank.
+    ``backend`` None chooses NCCL if this node has GPUs, and gloo otherwise. ``on_gpu``
+    None puts the tensors of NCCL on a GPU, and those of gloo on the CPU. ``mine`` are
+    the numbers of this rank.
     """
     gpus = torch.cuda.device_count()
     # Slurm may let each rank see its own GPU only. If several ranks are bound to one
@@ -388,7 +389,11 @@ def _meet(
     device: torch.device,
     timeout: datetime.timedelta,
 ) -> None:
-    """Make the process group of all ranks, and wait until all are in it."""
+    """Make the process group of all ranks, and wait until all are in it.
+
+    ``device`` is the device of this rank's tensors. Raises UserError if the environment
+    has no address to meet at, or if the ranks do not meet within ``timeout``.
+    """
     address = os.environ.get("MASTER_ADDR")
     port = os.environ.get("MASTER_PORT")
     if not (address and port):
@@ -399,13 +404,15 @@ def _meet(
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if backend == "nccl":
-            # With this option NCCL connects the ranks now, and not in a collective later.
+            # With this option NCCL connects the ranks now, and not in a collective
+            # later.
             options["device_id"] = device
         else:
             backend = _one_thread_gloo(device)
         if PARENT in os.environ:
-            # `ddlkit.jobs.launch` started the ranks on this machine, and no store exists
-            # yet. Otherwise torch makes the store, or uses the one that torchrun serves.
+            # `ddlkit.jobs.launch` started the ranks on this machine, and no store
+            # exists yet. Otherwise torch makes the store, or uses the one that torchrun
+            # serves.
             options["store"] = _store(rank, ranks, address, int(port), timeout)
         dist.init_process_group(backend, **options)
         dist.barrier()
@@ -437,8 +444,9 @@ def _store(
 def _one_thread_gloo(device: torch.device) -> str:
     """Register gloo with one thread as a backend of torch, and return its name.
 
-    Its collectives follow one another, as NCCL's do. With torch's own gloo, which has
-    two threads, two collectives share the link.
+    The backend is for tensors on the CPU and on ``device``. Its collectives follow one
+    another, as NCCL's do. With torch's own gloo, which has two threads, two collectives
+    would share the link.
     """
     gloo = _torchs.ProcessGroupGloo
     name = f"ddlkit_gloo_{device.type}"
@@ -446,22 +454,22 @@ def _one_thread_gloo(device: torch.device) -> str:
     def make(group: Any, _: object) -> Any:
         """Return a gloo process group with one thread.
 
-        torch calls this function with the options of the process group, and with options
-        of the backend, which are not used here.
+        torch calls this function with the options of the process group, and with
+        options of the backend, which are not used here.
         """
         options = gloo._Options()
         options._threads = 1
         options._timeout = group.timeout
-        # torch reads this variable when it makes its built-in backend "gloo", but not for
-        # a backend that is registered here.
+        # torch reads this variable when it makes its built-in backend "gloo", but not
+        # for a backend that is registered here.
         listed = os.environ.get("GLOO_SOCKET_IFNAME", "")
         interfaces = [interface for interface in listed.split(",") if interface]
         devices = [gloo.create_device(interface=interface) for interface in interfaces]
         options._devices = devices or [gloo.create_default_device()]
         return gloo(group.store, group.group_rank, group.group_size, options)
 
-    # torch keeps a backend for good, under an attribute of its name in capitals, and
-    # refuses to register the name again.
+    # torch never forgets a backend, and refuses to register its name again. It keeps
+    # the backend as an attribute, whose name is that of the backend in capitals.
     if not hasattr(dist.Backend, name.upper()):
         device_types = sorted({"cpu", device.type})
         dist.Backend.register_backend(
@@ -591,10 +599,11 @@ class Layout(NamedTuple):
 def layout() -> Layout:
     """Return how the ranks of this job are spread over nodes.
 
-    Nodes are told apart by an identity that each rank reads on its own node. The numbers
-    of a launcher would not do, because two launchers may run on one node.
+    Nodes are told apart by an identity that each rank reads on its own node. The
+    numbers of a launcher would not do, because two launchers may run on one node.
     """
-    # Only a hash of the identity leaves the node, so that no table can ever name the node.
+    # Only a hash of the identity leaves the node, so that no table can ever name the
+    # node.
     node = hashlib.sha256(machine.identity().encode()).hexdigest()
     ranks_of_node = Counter(everyones_text(node))
     return Layout(len(ranks_of_node), max(ranks_of_node.values()))

@@ -52,8 +52,8 @@ LEAST_UTILISATION_IN_USE = 0.1
 """The least utilisation of a GPU that counts as in use. An idle GPU has 0, and one in
 training has far more."""
 LEAST_BYTES_IN_USE = GIB
-"""A GPU counts as in use only if more than this much of its memory is used. A driver that
-starts takes less, and training takes more."""
+"""A GPU counts as in use only if more than this much of its memory is used. A driver
+that starts takes less, and training takes more."""
 LOOK_PERIOD_S = 0.4
 """Seconds between two looks at a GPU."""
 PATIENCE_S = 10.0
@@ -250,8 +250,9 @@ class Watch:
             return used
         late_share = late_packets / packets
         if processor_s >= BUSY_LIMIT * seconds:
-            # The link's process used nearly all of a core, so packets waited unread. The
-            # process does not know how many of them were late, so all count as late.
+            # The link's process used nearly all of a core, so packets waited unread.
+            # The process does not know how many of them were late, so all count as
+            # late.
             late_share = 1.0
         return replace(used, late=late_share)
 

@@ -102,8 +102,8 @@ def measure_model(
     samples = tables["samples"]
     median = samples.groupby("quantity")["seconds"].median()
     # Iterations with and without hooks were run in turn. Drift of the machine is nearly
-    # the same in two iterations that follow one another, so the ratio is formed for each
-    # such pair.
+    # the same in two iterations that follow one another, so the ratio is formed for
+    # each such pair.
     pairs = samples.pivot(index="sample", columns="quantity", values="seconds")
     hooked_over_unhooked = pairs["hooked_iteration"] / pairs["unhooked_iteration"]
     return {
@@ -216,8 +216,8 @@ _NO_MODEL = [-1, 0, 0]
 def _summary(training: Training) -> list[int]:
     """Return what must be equal on all ranks, as three numbers.
 
-    These are a hash of the names, shapes and types of the trained tensors, the number of
-    tensors, and the number of elements.
+    These are a hash of the names, shapes and types of the trained tensors, the number
+    of tensors, and the number of elements.
     """
     trained = training.trained()
     text = repr([(name, p.shape, p.dtype) for name, p in trained.items()])
@@ -378,7 +378,7 @@ LOOKS = (6, 12, 24, 48, 96)
 Fewer than 6 rounds have no interval, so at least 6 are run even if time is up. Each look
 is one more chance to be wrong, so there are few of them."""
 PLANNED_ROUNDS = 10
-"""The number of iterations in a round is chosen such that so many rounds fill the time."""
+"""Rounds that are to fill the time. The number of iterations in a round follows from it."""
 PLANS_TRIED = 2
 """Plans that are tried besides the default."""
 THREE_TIMES = Budget(
@@ -482,8 +482,8 @@ def _measure(
 ) -> Iterator[Tables]:
     """Measure a table of `MEASURED` within its share of the time, and yield the rows.
 
-    The rows of table ``layers`` come with those of table ``samples``. What a user should
-    know of the layers is appended to ``notes``.
+    The rows of table ``layers`` come with those of table ``samples``. What a user
+    should know of the layers is appended to ``notes``.
     """
     all_bytes = training.gradient_bytes
     if schema == "layers":
@@ -514,12 +514,12 @@ def _measure(
         )
         yield from collectives_job.part(me, messages)
     else:  # table ``slowdown``
-        # Messages have three sizes. The smallest is nearly all start-up latency. The next
-        # is an eighth of all gradients, as large as a bucket of a plan may be. The largest
-        # is that of all gradients. For a tiny model some of these are equal.
+        # Messages have three sizes. The smallest is nearly all start-up latency. The
+        # next is an eighth of all gradients, as large as a bucket of a plan may be. The
+        # largest is that of all gradients. For a tiny model some of these are equal.
         start_up = min(SIZES[1], all_bytes)
-        # Messages have whole elements of 4 bytes. Fewer than 8 elements have no eighth, and
-        # the size of all gradients takes its place.
+        # Messages have whole elements of 4 bytes. Fewer than 8 elements have no eighth,
+        # and the size of all gradients takes its place.
         elements = all_bytes // 4
         eighth = 4 * (elements // 8) or all_bytes
         yield from slowdown_rounds(
@@ -561,10 +561,10 @@ def message_sizes(all_bytes: int, world_size: int) -> list[int]:
 
 
 def _measured_before(me: Rank, training: Training) -> list[float]:
-    """Return for each table of `MEASURED` 1.0 if an earlier call left one, and 0.0 if not.
+    """Return 1.0 for each table of `MEASURED` that an earlier call left, 0.0 for others.
 
-    These are numbers, because ranks exchange numbers only. Only rank 0 has tables, so all
-    other ranks return 0.0. Tables of another model do not count.
+    These are numbers, because ranks exchange numbers only. Only rank 0 has tables, so
+    all other ranks return 0.0. Tables of another model do not count.
     """
     none_measured = [0.0] * len(MEASURED)
     layers_path = me.out / "layers.csv"
@@ -575,8 +575,8 @@ def _measured_before(me: Rank, training: Training) -> list[float]:
     trained = {name: p.numel() for name, p in training.trained().items()}
     if profiled != trained or profile.network != training.network:
         return none_measured
-    # DDP puts gradients of different types into different buckets. The tables of earlier
-    # versions do not say which tensor has which type.
+    # DDP puts gradients of different types into different buckets. The tables of
+    # earlier versions do not say which tensor has which type.
     if "+" in training.precision and not profile.dtype:
         return none_measured
     paths = [me.out / f"{schema}.csv" for schema in MEASURED]
@@ -619,11 +619,11 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
     all_gradients = torch.zeros(n_elements, device=training.device)
     iteration_s = _median_s(training, training.iterate)
     message_s = _median_s(training, lambda: dist.all_reduce(all_gradients))
-    # Each table gets only a share of the measuring time. So the time that a table needs is
-    # divided by its share.
+    # Each table gets only a share of the measuring time. So the time that a table needs
+    # is divided by its share.
     needed_s = max(
-        # Table ``slowdown`` times whole iterations. So does table ``layers``, but it needs
-        # fewer of them.
+        # Table ``slowdown`` times whole iterations. So does table ``layers``, but it
+        # needs fewer of them.
         MIN_ITERATIONS * iteration_s / FOR_SLOWDOWN,
         # Tables ``collectives`` and ``slowdown`` both send messages of all gradients.
         MIN_WHOLE_MESSAGES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN),
@@ -641,7 +641,7 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
 
 
 def _median_s(training: Training, action: Callable[[], object]) -> float:
-    """Run an action three times, and return the median of the slowest rank's seconds."""
+    """Run an action three times, and return the median seconds of the slowest rank."""
     synchronize = clock.synchronizer(training.device)
     seconds = clock.measure(action, THREE_TIMES, synchronize=synchronize)
     return float(np.median(slowest(seconds)))
@@ -685,11 +685,11 @@ def read_advice(out: Path, suffix: str = "") -> Advice:
 def _plans(me: Rank, training: Training) -> dict[str, list[int]]:
     """Return the bytes of each bucket by plan: DDP's default, and the best plans.
 
-    The default, which comes first, has an empty list. The best plans follow, the one with
-    the shortest predicted iteration first. There are none if this torch does not let a
-    user choose buckets. Only rank 0 has the tables from which the plans follow, and sends
-    their sizes to all other ranks. There the plans have numbers for names, which nobody
-    sees, because only rank 0 saves rows and prints.
+    The default, which comes first, has an empty list. The best plans follow, the one
+    with the shortest predicted iteration first. There are none if this torch does not
+    let a user choose buckets. Only rank 0 has the tables from which the plans follow,
+    and sends their sizes to all other ranks. There the plans have numbers for names,
+    which nobody sees, because only rank 0 saves rows and prints.
     """
     names = [str(number) for number in range(PLANS_TRIED)]
     # A row for each plan, because ranks exchange arrays of one shape. No plan has more
@@ -719,8 +719,8 @@ def trial(
     After each number of rounds in `LOOKS`, the trial ends if the gain of the best plan
     over the default is decided (`ddlkit.model.advice.is_decided`). The best plan is the
     first one after the default. The trial also ends when ``max_s`` is over, but not
-    before the first look. A disturbed round is repeated. A plan is left out if DDP makes
-    other buckets for it, and there is no trial if only the default is left.
+    before the first look. A disturbed round is repeated. A plan is left out if DDP
+    makes other buckets for it, and there is no trial if only the default is left.
 
     Parameters
     ----------
@@ -740,8 +740,8 @@ def trial(
         Table ``trials``: seconds of each iteration, of the slowest rank.
     """
     begun_s = time.monotonic()
-    # If nothing can be tried now, an earlier trial must not be taken for the one of this
-    # call.
+    # If nothing can be tried now, an earlier trial must not be taken for the one of
+    # this call.
     _remove_trials(me)
     wrapped = _wrapped(me, training, plans)
     candidates = [name for name in wrapped if name != DEFAULT]

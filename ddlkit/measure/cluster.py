@@ -119,8 +119,8 @@ def _budget(size_s: float) -> Budget:
 def _missing(me: Rank, path: Path, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Return the sizes that the table lacks, by the collective.
 
-    A collective of which the table has all sizes is left out. Only rank 0 sees the table,
-    and all ranks return the answer of rank 0.
+    A collective of which the table has all sizes is left out. Only rank 0 sees the
+    table, and all ranks return the answer of rank 0.
     """
     rows = pd.DataFrame()
     if me.rank == 0 and store.has_table(path):
@@ -128,7 +128,8 @@ def _missing(me: Rank, path: Path, sizes: Sequence[int]) -> dict[str, tuple[int,
     missing = {}
     for collective in COLLECTIVES:
         lacking = messages.missing_sizes(rows, collective, sizes, me.world_size)
-        # Ranks exchange numbers only, so each size has a flag: 1 if it is missing, else 0.
+        # Ranks exchange numbers only, so each size has a flag: 1 if it is missing, else
+        # 0.
         is_missing = [float(size in lacking) for size in sizes]
         flags_of_rank_0 = peers.everyones(is_missing)[0]
         chosen = tuple(

@@ -171,8 +171,8 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     ------
     mapping of str to DataFrame
         Table ``collectives`` of one collective: a row per sample, with ``seconds`` of
-        the slowest rank, and ``fastest_s`` of the fastest. All-reduces are in place, and
-        so are all collectives of NCCL.
+        the slowest rank, and ``fastest_s`` of the fastest. All-reduces are in place,
+        and so are all collectives of NCCL.
 
     Raises
     ------
@@ -330,12 +330,13 @@ def _measure(
     """
     synchronize = synchronizer(me.device)
 
-    def start_together() -> None:
+    def reset_and_meet() -> None:
         checked.reset()
         synchronize()
         # NCCL's barrier is a kernel. After this function `measure` waits for the device,
         # and thus for the end of that kernel, before it times a sample.
         dist.barrier()
+        # Rank 0 starts at once, and each other rank after the one before it.
         sleep_until(perf_counter() + me.rank * settings.apart_s)
 
     action: Action = checked.run
@@ -350,7 +351,7 @@ def _measure(
         action,
         settings.budget,
         synchronize=synchronize,
-        setup=start_together,
+        setup=reset_and_meet,
         agree=peers.agree_all,
     )
     checked.check()
@@ -362,8 +363,8 @@ def _measure(
     of_all_ranks = peers.everyones(own_s)
     slowest_s = of_all_ranks.max(axis=0)
     fastest_s = of_all_ranks.min(axis=0)
-    # A rank that starts later than it should has waited less than what is subtracted, so
-    # its time may come out below zero.
+    # A rank that starts later than it should has waited less than what is subtracted,
+    # so its time may come out below zero.
     return _Spread(slowest_s, np.maximum(fastest_s, 0.0))
 
 
@@ -477,8 +478,8 @@ def random_integers(
 ) -> torch.Tensor:
     """Return random integers in float32, which are the same on every device.
 
-    Each integer is a hash of its position. torch's own random numbers would depend on the
-    model of the GPU, and drawing a large vector on the host would take seconds.
+    Each integer is a hash of its position. torch's own random numbers would depend on
+    the model of the GPU, and drawing a large vector on the host would take seconds.
 
     Parameters
     ----------
@@ -507,8 +508,8 @@ def random_integers(
         first_position = (seed << 40) + begin
         bits = torch.arange(first_position, first_position + len(part), device=device)
         for multiplier in _MULTIPLIERS:
-            # The product wraps at 64 bits. Its high bits depend on all bits of the factor,
-            # and are mixed into the low ones.
+            # The product wraps at 64 bits. Its high bits depend on all bits of the
+            # factor, and are mixed into the low ones.
             bits = bits * multiplier
             bits = bits ^ (bits >> 32)
         part.copy_(bits.remainder(2 * _LARGEST_INTEGER) - _LARGEST_INTEGER)

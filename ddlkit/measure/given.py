@@ -188,9 +188,10 @@ class Training:
     def _refuse_sparse_gradients(self) -> None:
         """Raise UserError if a parameter has a sparse gradient after a backward pass.
 
-        DDP sends a sparse gradient in a message of its own, by an all-gather of the rows
-        of all ranks. The number of rows depends on the batch. So the message is neither
-        as large as the parameter, nor an all-reduce, nor part of a bucket of a plan.
+        DDP sends a sparse gradient in a message of its own, by an all-gather of the
+        rows of all ranks. The number of rows depends on the batch. So the message is
+        neither as large as the parameter, nor an all-reduce, nor part of a bucket of a
+        plan.
         """
         for name, p in self.trained().items():
             if p.grad is not None and p.grad.layout != torch.strided:
@@ -266,8 +267,9 @@ class Training:
                     if p in names_by_parameter
                 ]
                 if own_names:
-                    # The default of an argument keeps the value that it has now. Without
-                    # it the lambda would see the last value of a variable of this loop.
+                    # The default of an argument keeps the value that it has now.
+                    # Without it the lambda would see the last value of a variable of
+                    # this loop.
                     layer_hook = module.register_forward_pre_hook(
                         lambda *_, tensor=own_names[0]: on_layer(tensor)
                     )
@@ -298,9 +300,9 @@ class Training:
         DistributedDataParallel
             The wrapped model.
         """
-        # `use` replaces the model's forward by DDP. Therefore the model's own forward is
-        # kept at the first call, and restored at each call. Otherwise a model that is
-        # wrapped once more would call one DDP within the other.
+        # `use` replaces the model's forward by DDP. Therefore the model's own forward
+        # is kept at the first call, and restored at each call. Otherwise a model that
+        # is wrapped once more would call one DDP within the other.
         if self._forward_before_ddp is None:
             self._forward_before_ddp = self.model.forward
         self.model.forward = self._forward_before_ddp
@@ -312,8 +314,9 @@ class Training:
             "init_sync": synchronize,
             SYNC_BUFFERS: synchronize,
         }
-        # `_Inside` keeps the model's forward as it is now, the model's own, and DDP calls
-        # that one. So DDP does not call itself after `use` has replaced the forward.
+        # `_Inside` keeps the model's forward as it is now, the model's own, and DDP
+        # calls that one. So DDP does not call itself after `use` has replaced the
+        # forward.
         inside = _Inside(self.model)
         ddp = DistributedDataParallel(inside, **fixed_options, **options)
         return self.use(ddp)
@@ -464,8 +467,8 @@ def known(
     device : torch.device
         The device.
     precision : str, optional
-        ``"bf16"`` computes forward and backward under autocast. With any other precision,
-        torch's settings at the time of the call count, which
+        ``"bf16"`` computes forward and backward under autocast. With any other
+        precision, torch's settings at the time of the call count, which
         `ddlkit.measure.layers.compute_on` can make.
     model : Module, optional
         An instance of the network to train. By default a new one is built.
@@ -503,8 +506,8 @@ def known(
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     """Return SGD with momentum at rate 0.
 
-    An update computes as much as at any other rate, but the weights do not change. So all
-    repeats of an iteration compute the same.
+    An update computes as much as at any other rate, but the weights do not change. So
+    all repeats of an iteration compute the same.
     """
     return torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
 
@@ -512,8 +515,8 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 def load(user_model: str, device: torch.device, notes: list[str]) -> Training:
     """Return the model in training that a user names.
 
-    If the user names a function, it is called once, after the seeds of all random numbers
-    are set. It gets ``device=`` if it has such a parameter. No file is written.
+    If the user names a function, it is called once, after the seeds of all random
+    numbers are set. It gets ``device=`` if it has such a parameter. No file is written.
 
     Parameters
     ----------

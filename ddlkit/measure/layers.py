@@ -97,7 +97,8 @@ class _Shares(NamedTuple):
     Attributes
     ----------
     layers : dict of str to float
-        The last forward pass of each layer, by the name of the first tensor of the layer.
+        The last forward pass of each layer, by the name of the first tensor of the
+        layer.
     ready : dict of str to float
         When each gradient becomes ready for the last time, counted from the start of
         the last backward pass. The first gradient to become ready comes first.
@@ -135,8 +136,8 @@ class _HookedIteration:
 
     def read(self) -> _Shares:
         """Return how the iteration is shared among its tensors."""
-        # What has passed at each mark since the first mark. Despite the method's name these
-        # are FLOPs if the marks count FLOPs.
+        # What has passed at each mark since the first mark. Despite the method's name
+        # these are FLOPs if the marks count FLOPs.
         passed = self._marks.seconds()
         phases = [k for k, (event, _) in enumerate(self._events) if event == _PHASE]
         # The four phase events are the start of the iteration, the start and the end of
@@ -152,9 +153,9 @@ class _HookedIteration:
         ``passed`` has the value of each mark. ``backward_begin`` is the number of the
         event at which the last backward pass begins.
         """
-        # A gradient may become ready several times, if several batches are accumulated or
-        # if checkpointing computes a segment anew. Only the last time counts, because a
-        # gradient cannot be sent before.
+        # A gradient may become ready several times, if several batches are accumulated
+        # or if checkpointing computes a segment anew. Only the last time counts,
+        # because a gradient cannot be sent before.
         last_mark: dict[str, int] = {}
         for k, (event, tensor) in enumerate(self._events):
             if event == _GRADIENT:
@@ -172,9 +173,9 @@ class _HookedIteration:
         """Return how long the last forward pass of each layer takes.
 
         The keys are the first tensors of the layers. ``passed`` has the value of each
-        mark, and ``backward_begin`` is the number of the event at which the last backward
-        pass begins. ``ready`` has the tensors in the order in which their gradients become
-        ready.
+        mark, and ``backward_begin`` is the number of the event at which the last
+        backward pass begins. ``ready`` has the tensors in the order in which their
+        gradients become ready.
         """
         # Earlier forward passes belong to batches that are accumulated. Between them and
         # the last one there are gradients, and before the first one the iteration
@@ -191,8 +192,8 @@ class _HookedIteration:
         ]
         tensors = [self._events[k][1] for k in starts]
         if not tensors:
-            # Layers of a compiled model are not seen. The first tensor of the model then
-            # has all of forward. It is the one whose gradient is ready last.
+            # Layers of a compiled model are not seen. The first tensor of the model
+            # then has all of forward. It is the one whose gradient is ready last.
             tensors = [list(ready)[-1]]
         # The time before the first layer counts to the first layer. So the start of the
         # first layer is no boundary.
@@ -231,14 +232,15 @@ class _Order:
         The iteration also allocates the state of the optimizer. ``me`` is this rank if
         all ranks of a job profile at the same time, and None if this process is alone.
         """
-        # Operations within compiled code cannot be counted. For a compiled model there is
-        # therefore no counter, and all FLOPs are 0.
+        # Operations within compiled code cannot be counted. For a compiled model there
+        # is therefore no counter, and all FLOPs are 0.
         counting = nullcontext() if training.compiled else networks.flop_counter()
         with counting as counter:
             first_iteration = _HookedIteration(_FlopMarks(counter))
             first_iteration.run(training)
-        # The marks of this iteration count FLOPs instead of seconds. So `read` shares out
-        # FLOPs among the tensors. It names a layer by the first tensor of the layer.
+        # The marks of this iteration count FLOPs instead of seconds. So `read` shares
+        # out FLOPs among the tensors. It names a layer by the first tensor of the
+        # layer.
         flop_shares = first_iteration.read()
         first_tensors = list(flop_shares.layers)
         ready = list(flop_shares.ready)
@@ -280,8 +282,9 @@ class _Order:
         positions = [
             last_position - self.ready.index(tensor) for tensor in self.first_tensors
         ]
-        # No two positions are equal, because `first_tensors` has each tensor once: layers
-        # that share their first tensor were added up when the iteration was read.
+        # No two positions are equal, because `first_tensors` has each tensor once:
+        # layers that share their first tensor were added up when the iteration was
+        # read.
         values[positions] = by_layer
         return values
 
@@ -294,8 +297,8 @@ def _as_rank_0(names: list[str], all_names: list[str]) -> list[str]:
     """Return the argument ``names`` of rank 0. All ranks call this function.
 
     ``all_names`` are equal on all ranks, and contain the ``names`` of each rank. Ranks
-    exchange numbers only. So each rank sends, for each of ``all_names``, its position in
-    the rank's own ``names``.
+    exchange numbers only. So each rank sends, for each of ``all_names``, its position
+    in the rank's own ``names``.
     """
     positions = {name: float(position) for position, name in enumerate(names)}
     own_positions = [positions.get(name, _NOT_NAMED) for name in all_names]
@@ -325,8 +328,8 @@ def compute_on(
     device : str or torch.device
         The device.
     precision : str, optional
-        Only ``"tf32"`` lets CUDA use TF32. An empty string leaves torch's settings as they
-        are.
+        Only ``"tf32"`` lets CUDA use TF32. An empty string leaves torch's settings as
+        they are.
     threads : int, optional
         The number of CPU threads, by default as many as torch uses already.
 
@@ -608,12 +611,12 @@ class _Measured(NamedTuple):
 
 
 def _undisturbed(training: Training, budget: Budget, me: Rank | None) -> _Measured:
-    """Return a measurement that nothing else on the machine disturbed.
+    """Return a measurement, if possible one that nothing else on the machine disturbed.
 
     A disturbed measurement is repeated twice at most. The third one is returned in any
-    case. On a GPU nothing is repeated: nobody else uses the GPU, table ``vitals`` has what
-    the host of a virtual machine took of the processor, and time on a GPU is expensive.
-    ``me`` is None if this process profiles alone.
+    case. On a GPU nothing is repeated: nobody else uses the GPU, table ``vitals`` has
+    what the host of a virtual machine took of the processor, and time on a GPU is
+    expensive. ``me`` is None if this process profiles alone.
     """
     retries = Retries(0 if training.device.type == "cuda" else 2)
     rank = me.rank if me else 0
@@ -666,12 +669,12 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
 def _spans_to_slowest_end(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
     """Return spans that each end when the last rank has ended the span.
 
-    ``spans`` are seconds that follow one another along the last axis, shape (..., k), and
-    so is the result. ``slowest`` returns the largest value over all ranks of each number
-    in an array.
+    ``spans`` are seconds that follow one another along the last axis, shape (..., k),
+    and so is the result. ``slowest`` returns the largest value over all ranks of each
+    number in an array.
     """
-    # The slowest rank need not be the same in all spans. The largest durations could add
-    # up to more than any rank took, so the ends of spans are compared.
+    # The slowest rank need not be the same in all spans. The largest durations could
+    # add up to more than any rank took, so the ends of spans are compared.
     ends = np.cumsum(spans, axis=-1)
     last_ends = slowest(ends.ravel()).reshape(ends.shape)
     return np.diff(last_ends, prepend=0.0, axis=-1)
@@ -680,11 +683,11 @@ def _spans_to_slowest_end(spans: Floats, slowest: Callable[[Floats], Floats]) ->
 def _graph(training: Training) -> dict[str, Floats]:
     """Return the quantity ``graph_iteration``: seconds of iterations as one CUDA graph.
 
-    The result is empty if no graph can be captured, because the network waits for the GPU
-    within its iteration, or because there is too little memory for a graph.
+    The result is empty if no graph can be captured, because the network waits for the
+    GPU within its iteration, or because there is too little memory for a graph.
     """
-    # Memory of the GPU that is freed during a capture makes the capture fail. So what is
-    # garbage already is freed before.
+    # Memory of the GPU that is freed during a capture makes the capture fail. So what
+    # is garbage already is freed before.
     gc.collect()
     try:
         # CUDA captures no graph on the default stream.

@@ -266,7 +266,8 @@ def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, 
     """
     conditions = Conditions(delay_s) if delay_s else None
     shape = lab.LabShape(count, rate, conditions=conditions)
-    # The names of tables have ranks, rate and delay, but not whether links are emulated.
+    # The names of tables have ranks, rate and delay, but not whether links are
+    # emulated.
     name = f"lab-{shape.name.replace('emulated-', '')}"
     return Ranks(count, partial(lab.Lab, shape), {"backend": "gloo"}), name
 
@@ -353,8 +354,9 @@ def layers(
     """
     for name, _ in networks:
         networks_by_name.find(name)
-    # 0 stands for a network that is measured alone, because no number of ranks is given.
-    # Its tables are named by the precision. Others are named by the number of ranks.
+    # 0 stands for a network that is measured alone, because no number of ranks is
+    # given. Its tables are named by the precision. Others are named by the number of
+    # ranks.
     counts = ranks or [0]
     for count, precision, (name, batch) in product(counts, precisions, networks):
         estimate_s = BUILD_S + WARMTH * budget.max_s
@@ -473,8 +475,8 @@ def collectives(
     ranks_by_table = _ranks_by_table(here, link, ranks, rate, delay)
     for name, members in ranks_by_table.items():
         path = table_path(here.out, "collectives", name)
-        # Which sizes the table lacks is found out when the point is measured. An earlier
-        # session may have been interrupted after some of them.
+        # Which sizes the table lacks is found out when the point is measured. An
+        # earlier session may have been interrupted after some of them.
         to_measure = partial(
             _collectives_to_measure, path, collectives, sizes, members.count
         )
@@ -520,7 +522,10 @@ CollectivesBySizes = dict[tuple[int, ...], list[str]]
 def _collectives_to_measure(
     path: Path, collectives: Sequence[str], sizes: Sequence[int], ranks: int
 ) -> CollectivesBySizes:
-    """Return the collectives of which a table lacks sizes, by these missing sizes."""
+    """Return the collectives of which a table lacks sizes, by these missing sizes.
+
+    ``path`` is the table, and ``ranks`` the number of ranks.
+    """
     rows = pd.DataFrame()
     if store.has_table(path):
         rows = store.load_table(path)
@@ -538,7 +543,12 @@ def _measure_lacking(
     members: Ranks,
     estimate_s: float,
 ) -> pd.DataFrame:
-    """Measure each collective at the sizes that its table lacks, and return the rows."""
+    """Measure each collective at the sizes that its table lacks, and return the rows.
+
+    ``to_measure`` returns the collectives by missing sizes. ``make_settings`` takes the
+    names of collectives and their sizes. ``estimate_s`` is the expected duration of
+    each launch of the ranks ``members``.
+    """
     frames = []
     # A launch of ranks takes seconds. Collectives that lack the same sizes share one.
     for sizes, names in to_measure().items():
@@ -604,9 +614,9 @@ def _measure_slowdown(
     bucket_bytes = bucket_sizes(network)
     smallest = bucket_bytes[0]
     largest = bucket_bytes[-1]
-    # The sizes of DDP's messages lie between those of its smallest and largest bucket. A
-    # message that is nearly all start-up latency shows what posting any message costs.
-    # For a small network some of the three sizes are equal.
+    # The sizes of DDP's messages lie between those of its smallest and largest bucket.
+    # A message that is nearly all start-up latency shows what posting any message
+    # costs. For a small network some of the three sizes are equal.
     start_up = min(SMALL_BYTES, smallest)
     settings = slowdown.SlowdownSettings(
         network=network,
@@ -840,8 +850,8 @@ def training_by_own_rule(
     Point
     """
     key = f"{case.network}-b{case.batch}-p{case.members.count}"
-    # In labs, the tables of training were first recorded under names of this other form.
-    # The form is kept, so that a session finds them.
+    # In labs, the tables of training were first recorded under names of this other
+    # form. The form is kept, so that a session finds them.
     if case.in_lab:
         key = f"training-{case.network}-{case.place}"
     # An empty list of bucket sizes leaves the buckets to DDP.
@@ -966,8 +976,8 @@ def points(
     # The number 0 stands for the default, and for `collectives` so does an empty list.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
-    # Slowdown and training need at least one number of ranks, and at least one rate. For
-    # them the rate 0 stands for no lab.
+    # Slowdown and training need at least one number of ranks, and at least one rate.
+    # For them the rate 0 stands for no lab.
     counts_or_default = counts or rank_counts(here)
     rates_or_no_lab = rates or [0.0]
     wanted = PARTS if part == "quick" else (part,)

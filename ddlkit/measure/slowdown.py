@@ -165,8 +165,8 @@ def slowdown_rounds(
     retries = Retries()
     begun_s = time.perf_counter()
     repeat = 0
-    # Each round needs all ranks, and their clocks differ. So all of them go on until every
-    # rank has run out of time.
+    # Each round needs all ranks, and their clocks differ. So all of them go on until
+    # every rank has run out of time.
     while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
         watch = Watch(me.rank)
         rows = list(compared.measure_round())
@@ -239,8 +239,8 @@ class _TrainingAndMessages:
         size of the buffer in bytes.
         """
         pilot_count = max(2, min(PILOT_MESSAGES, PILOT_BYTES // size))
-        # The first of two runs also warms up. The longer one counts: it gives the smaller
-        # number of messages, so that a round does not take too long.
+        # The first of two runs also warms up. The longer one counts: it gives the
+        # smaller number of messages, so that a round does not take too long.
         longest_s = 0.0
         for _ in range(2):
             _, messages_s = self._time_both(buffer, pilot_count)
@@ -267,8 +267,8 @@ class _TrainingAndMessages:
             yield from self._phase_rows(MESSAGES, size, count, phases_s)
             with_compute_s = slowest([messages_s])[0]
             yield "message", COMPUTE, size, count, with_compute_s / count
-        # The phases alone were timed once for each size of messages, but do not depend on
-        # the size. So they have one row with the mean.
+        # The phases alone were timed once for each size of messages, but do not depend
+        # on the size. So they have one row with the mean.
         mean_alone_s = np.mean(phases_alone_s, axis=0)
         yield from self._phase_rows(NOTHING, size=0, count=0, seconds=mean_alone_s)
         for buckets in self.ddp:
@@ -280,8 +280,8 @@ class _TrainingAndMessages:
     ) -> Iterator[Row]:
         """Yield a row for each phase, with the seconds of the slowest rank.
 
-        ``seconds`` are those of this rank, shape (3,). The other arguments are values of
-        `Row`.
+        ``seconds`` are those of this rank, shape (3,). The other arguments are values
+        of `Row`.
         """
         for phase, phase_s in zip(PHASES, slowest(seconds), strict=True):
             yield phase, at_the_same_time, size, count, phase_s
@@ -315,7 +315,7 @@ class _TrainingAndMessages:
         return _Sending(self.me, buffer, count).seconds()
 
     def _time_both(self, buffer: torch.Tensor, count: int) -> tuple[Floats, float]:
-        """Train while messages are under way, and time both.
+        """Train while ``count`` messages are under way, and time both.
 
         Returns
         -------
@@ -384,10 +384,11 @@ class _Sending:
             self._poster.join()
 
     def _post(self, buffer: torch.Tensor, count: int) -> None:
-        """Post all messages. A failure is kept, and raised in the thread that trains."""
+        """Post all messages. Keep a failure, which the thread that trains then raises."""
         try:
-            # On the stream of compute, each message would wait for the kernels before it.
-            # The block also sets the device, because each thread has its own current one.
+            # On the stream of compute, each message would wait for the kernels before
+            # it. The block also sets the device, because each thread has its own
+            # current one.
             stream: Any = nullcontext()
             if self._device.type == "cuda":
                 stream = torch.cuda.stream(torch.cuda.Stream(self._device))

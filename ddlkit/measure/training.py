@@ -114,11 +114,11 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     mapping of str to DataFrame
         New rows of three tables.
 
-        ``runs`` has a row per iteration, of the slowest rank. Just before and just after
-        the iterations of a round, others run that exchange nothing (``no_sync``), and
-        ``compute_s`` is the median of these. ``exposed_communication_s`` is ``iteration_s``
-        less ``compute_s``, and includes copies of gradients into and out of buckets.
-        ``copy_s_per_byte`` is the time of such a copy alone.
+        ``runs`` has a row per iteration, of the slowest rank. Just before and just
+        after the iterations of a round, others run that exchange nothing (``no_sync``),
+        and ``compute_s`` is the median of these. ``exposed_communication_s`` is
+        ``iteration_s`` less ``compute_s``, and includes copies of gradients into and
+        out of buckets. ``copy_s_per_byte`` is the time of such a copy alone.
 
         ``buckets`` has the bytes that were asked for and those that DDP made.
 
@@ -415,8 +415,8 @@ class _PlannedTraining:
         phase_block = ExitStack()
 
         def mark() -> None:
-            # The first mark ends no phase, and the last one begins none. All others end a
-            # phase and begin the next one.
+            # The first mark ends no phase, and the last one begins none. All others end
+            # a phase and begin the next one.
             self.synchronize()
             phase_block.close()
             phase = next(phases, "")

@@ -402,8 +402,8 @@ class Point:
     def measure_and_save(self, out: Path, origin: Origin) -> Row:
         """Measure the point, unless it is measured already, and save its tables.
 
-        If a table is damaged, the point fails and nothing is measured. All exceptions of
-        the measurement become outcomes.
+        If a table is damaged, the point fails and nothing is measured. All exceptions
+        of the measurement become outcomes.
 
         Parameters
         ----------
@@ -438,7 +438,7 @@ class Point:
         )
 
     def _try_to_measure(self) -> tuple[str, str, Tables]:
-        """Measure the point, and return its outcome, a reason, and its tables by schema.
+        """Measure the point, and return its outcome, a reason and its tables by schema.
 
         The reason says why the point was not measured, or not all of it. It is empty if
         all of it was measured.
@@ -452,9 +452,9 @@ class Point:
         else:
             tables = result
         missing = sorted(set(self.schemas) - set(tables))
-        # A point that adds rows need not add to each of its tables. Any other point would
-        # count as pending in the next session if it lacked a table, and each session would
-        # measure it again.
+        # A point that adds rows need not add to each of its tables. Any other point
+        # would count as pending in the next session if it lacked a table, and each
+        # session would measure it again.
         if missing and not self.adds_rows:
             names = ", ".join(repr(schema) for schema in missing)
             return FAILED, f"the measurement left no table {names}", tables

@@ -260,8 +260,8 @@ class _Session:
             if self._measure_in_time(worker, row, left_s):
                 any_begun = True
         for row in sections.closing:
-            # The closing points show how far the machine has drifted in the meantime. So
-            # they are worth the overtime, if any other point was measured.
+            # The closing points show how far the machine has drifted in the meantime.
+            # So they are worth the overtime, if any other point was measured.
             overtime_s = OVERTIME_S if any_begun else 0.0
             left_s = self.deadline_s + overtime_s - time.monotonic()
             if self._measure_in_time(worker, row, left_s):
@@ -277,8 +277,8 @@ class _Session:
         longer than ``left_s``. The outcome is kept in ``rows`` in any case.
         """
         if row.outcome == sessions.FAILED:
-            # Before a point is measured, it fails only if its table is damaged. The user
-            # has to remove the table.
+            # Before a point is measured, it fails only if its table is damaged. The
+            # user has to remove the table.
             self._record_outcome(row)
             return False
         if row.estimate_s > left_s:
@@ -288,8 +288,8 @@ class _Session:
             return False
         self.row_before_start = row
         self.rows[row.key] = replace(row, outcome=sessions.STARTED)
-        # Saved now, the table of outcomes says that the point was begun, whatever may end
-        # this process in the meantime.
+        # Saved now, the table of outcomes says that the point was begun, whatever may
+        # end this process in the meantime.
         self._save()
         self._record_outcome(worker.measure(row))
         return True
@@ -301,9 +301,9 @@ class _Session:
         exist, its row is the one that an earlier session recorded.
         """
         body, opening, closing = sections
-        # A point that this machine can only refuse, such as one for two GPUs where there is
-        # one, is expected to take 0 s. If all pending points are such, nothing is measured,
-        # so nothing needs to be measured before or after.
+        # A point that this machine can only refuse, such as one for two GPUs where
+        # there is one, is expected to take 0 s. If all pending points are such, nothing
+        # is measured, so nothing needs to be measured before or after.
         pending = [row for row in body if row.outcome == sessions.PENDING]
         if not any(row.estimate_s > 0 for row in pending):
             opening = []
@@ -365,7 +365,8 @@ class _Session:
     def _save(self) -> None:
         """Save the table of outcomes and the vitals, if the session is isolated.
 
-        A session that is not isolated ends at the first failure and needs neither table.
+        A session that is not isolated ends at the first failure and needs neither
+        table.
         """
         if not self.rows or not self.isolate:
             return
@@ -374,8 +375,8 @@ class _Session:
         outcomes = pd.DataFrame([asdict(row) for row in self.rows.values()])
         save(out / "outcomes.csv", outcomes, "outcomes")
         sampled = self.sampler.frame() if self.sampler else pd.DataFrame()
-        # Vitals explain times. If earlier sessions have measured all points, or if none can
-        # be measured, this session has no times, and saves no table of vitals.
+        # Vitals explain times. If earlier sessions have measured all points, or if none
+        # can be measured, this session has no times, and saves no table of vitals.
         has_times = any(row.seconds for row in self.rows.values())
         if len(sampled) and has_times:
             number = self.worker_here.session_number
@@ -392,8 +393,8 @@ class _Session:
         by_outcome: dict[str, list[str]] = {}
         for row in self.rows.values():
             by_outcome.setdefault(row.outcome, []).append(row.key)
-        # The outcomes of points that have tables are taken out and counted. What remains is
-        # missing.
+        # The outcomes of points that have tables are taken out and counted. What
+        # remains is missing.
         n_with_tables = sum(len(by_outcome.pop(outcome, ())) for outcome in HAVE_TABLES)
         say(f"{n_with_tables} of {_counted(len(self.rows))} measured")
         for outcome, keys in by_outcome.items():
@@ -408,9 +409,9 @@ class _Session:
 def _with_earlier_outcome(row: Row, earlier_row: Row | None) -> Row:
     """Return a row with the outcome that an earlier session recorded of its tables.
 
-    ``row`` only says that the tables exist. The earlier row also says how long they took,
-    and whether the point was measured only in part. If the tables do not exist, or if no
-    earlier row says that they did, the result is ``row``.
+    ``row`` only says that the tables exist. The earlier row also says how long they
+    took, and whether the point was measured only in part. If the tables do not exist,
+    or if no earlier row says that they did, the result is ``row``.
     """
     if earlier_row is None:
         return row
@@ -432,9 +433,9 @@ class _Worker:
     points: dict[str, Point] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Each session has tables of its own, such as those of drift and of vitals. Their
-        # names carry the number of the session, as in vitals-s2.csv.gz. This session gets
-        # the next number.
+        # Each session has tables of its own, such as those of drift and of vitals.
+        # Their names carry the number of the session, as in vitals-s2.csv.gz. This
+        # session gets the next number.
         names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
         numbers = [int(number) for number in re.findall(r"-s(\d+)[-.]", names)]
         self.session_number = 1 + max(numbers, default=0)
@@ -486,7 +487,7 @@ class _IsolatedWorker:
         # or, after a mistake of the user, with the text of the error.
         try:
             answer = self._ask(
-                self._session.worker_here, allowed_s=START_S, not_done="go on"
+                self._session.worker_here, allowed_s=START_S, verb="go on"
             )
         except _WorkerLost as error:
             answer = f"nothing is measured: {error} before its first point"
@@ -502,7 +503,8 @@ class _IsolatedWorker:
         if not self._session.gpu:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         own_end, childs_end = socket.socketpair()
-        # The connection will close this file descriptor, so the socket must not do so, too.
+        # The connection will close this file descriptor, so the socket must not do so,
+        # too.
         self._pipe = Connection(own_end.detach())
         # This process closes the child's end after the start. Otherwise it would never
         # see the end of the pipe.
@@ -520,14 +522,14 @@ class _IsolatedWorker:
     def measure(self, row: Row) -> Row:
         """Have the child measure a point, and return what became of the point.
 
-        The point fails if no child can be started. It counts as killed if the child dies
-        or hangs, and had no time left if the session's time ends meanwhile.
+        The point fails if no child can be started. It counts as killed if the child
+        dies or hangs, and had no time left if the session's time ends meanwhile.
         """
         if not self._process:
             try:
-                # This starts a new child after the death of one. The returned rows are not
-                # needed: `_Session.rows` has those of the first child, with all outcomes
-                # since then.
+                # This starts a new child after the death of one. The returned rows are
+                # not needed: `_Session.rows` has those of the first child, with all
+                # outcomes since then.
                 self.make_rows()
             except UserError as error:
                 time.sleep(PAUSE_S)
@@ -536,7 +538,7 @@ class _IsolatedWorker:
         measured_row: Row
         try:
             measured_row, gpu_is_usable = self._ask(
-                row, allowed_s=allowed_s, not_done="end"
+                row, allowed_s=allowed_s, verb="end"
             )
         except _WorkerLost as error:
             # A child that dies while it writes a table leaves an unfinished file.
@@ -548,10 +550,10 @@ class _IsolatedWorker:
             self.close()
         return measured_row
 
-    def _ask(self, request: object, *, allowed_s: float, not_done: str) -> Any:
+    def _ask(self, request: object, *, allowed_s: float, verb: str) -> Any:
         """Send the child a request, and return its answer.
 
-        ``not_done`` is the verb of the error message for a child that does not answer,
+        ``verb`` is that of the error message for a child that does not answer,
         such as "end" in "did not end within 60 s".
 
         Raises
@@ -566,8 +568,8 @@ class _IsolatedWorker:
         # If the pipe breaks, the child is dying, and its exit status below says how.
         with contextlib.suppress(OSError, EOFError):
             self._pipe.send(request)
-            # The child's process is asked as well. If it has died, children of its own may
-            # still hold the pipe open.
+            # The child's process is asked as well. If it has died, children of its own
+            # may still hold the pipe open.
             while not self._pipe.poll(POLL_S) and self._process.poll() is None:
                 self._session.pack_if_due()
                 if time.monotonic() > overtime_ends_s:
@@ -575,7 +577,7 @@ class _IsolatedWorker:
                     raise _WorkerLost(reason, sessions.NO_TIME)
                 if time.monotonic() > give_up_s:
                     limit = format_seconds(allowed_s)
-                    raise _WorkerLost(f"did not {not_done} within {limit}")
+                    raise _WorkerLost(f"did not {verb} within {limit}")
             # The child may have answered just before it died.
             if self._pipe.poll():
                 return self._pipe.recv()
@@ -685,6 +687,7 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     due_s = time.monotonic() + PACK_PERIOD_S
 
     def pack_if_due() -> None:
+        """Pack if it is time. A failure is printed, and does not end the session."""
         nonlocal due_s
         if time.monotonic() < due_s:
             return
@@ -731,8 +734,8 @@ def pack_into(out: Path, file: Path) -> None:
     subdirectories = sorted(path for path in out.rglob("*") if path.is_dir())
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
         for directory in (out, *subdirectories):
-            # While this block holds the lock, nobody writes to the directory. So a table is
-            # packed with its own stamp, and not with that of a newer table.
+            # While this block holds the lock, nobody writes to the directory. So a
+            # table is packed with its own stamp, and not with that of a newer table.
             with files.writing_in(directory):
                 for path in _tables_and_stamps(directory):
                     name = str(path.relative_to(out.parent))
@@ -777,8 +780,8 @@ def restore(out: Path, file: Path) -> None:
         raise UserError(
             f"{file}: no whole archive ({error}): name another file"
         ) from error
-    # If the directory was left as it is, each table of the archive must be in it, because
-    # the next pack overwrites the archive.
+    # If the directory was left as it is, each table of the archive must be in it,
+    # because the next pack overwrites the archive.
     packed_tables = [path for path in members if ".csv" in path.name]
     lost = [path for path in packed_tables if not store.has_table(out.parent / path)]
     if lost:
