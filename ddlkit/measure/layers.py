@@ -161,6 +161,7 @@ class _HookedIteration:
             if event == _GRADIENT:
                 last_mark[tensor] = k
         ready: dict[str, float] = {}
+        # Tensors are sorted by the number of their last mark, which is the order in time.
         for tensor in sorted(last_mark, key=last_mark.__getitem__):
             since_begin = float(passed[last_mark[tensor]] - passed[backward_begin])
             # A gradient may be ready before the last backward pass begins.
@@ -618,7 +619,7 @@ def _undisturbed(training: Training, budget: Budget, me: Rank | None) -> _Measur
     what the host of a virtual machine took of the processor, and time on a GPU is
     expensive. ``me`` is None if this process profiles alone.
     """
-    retries = Retries(0 if training.device.type == "cuda" else 2)
+    retries = Retries(most=0 if training.device.type == "cuda" else 2)
     rank = me.rank if me else 0
     while True:
         watch = Watch(rank)
@@ -659,8 +660,8 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         # Alone, this process decides by itself when to stop.
         agree=peers.agree_all if me else bool,
     )
-    # Samples have no repeats that warm up. The lists have these as well, and have them
-    # first.
+    # The lists begin with the repeats that warmed up. `samples` has only the repeats that
+    # count.
     repeats = len(samples["plain"])
     marks_s = np.array([marks.seconds() for marks in plain[-repeats:]])
     return _Measured(marks_s, hooked[-repeats:], np.array(issue_s[-repeats:]))

@@ -553,7 +553,7 @@ class _IsolatedWorker:
     def _ask(self, request: object, *, allowed_s: float, verb: str) -> Any:
         """Send the child a request, and return its answer.
 
-        ``verb`` is that of the error message for a child that does not answer,
+        ``verb`` is the verb in the message for a child that does not answer,
         such as "end" in "did not end within 60 s".
 
         Raises
