@@ -146,9 +146,10 @@ def _number(
     slurm_name: str,
     default: int | None = None,
 ) -> int:
-    """Return a number from the variable of torchrun or else of Slurm.
+    """Return the number in a variable of torchrun or, if it is not set, in one of Slurm.
 
-    Either name may be empty. Without ``default``, one of the variables must be set.
+    An empty name stands for no variable. If neither variable is set, the result is
+    ``default``. Without a default this raises UserError.
     """
     text = environment.get(torchrun_name) or environment.get(slurm_name)
     if not text and default is not None:

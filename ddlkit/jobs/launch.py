@@ -624,8 +624,8 @@ def be_forked(
     # The fork server has put its own id into `PARENT` of its environment, which this
     # process has inherited. So a rank dies with the fork server.
     jobs.die_with_parent()
-    # In the new environment, `PARENT` still is the launcher. The parent of this process
-    # is the fork server, so its id is kept.
+    # In the new environment, `PARENT` has the id of the launcher. But the parent of this
+    # process is the fork server, so the fork server's id is kept.
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
     with open(log, "wb", buffering=0) as stream:
         # Standard output (1) and standard error (2) are redirected as file descriptors,

@@ -535,14 +535,14 @@ def missing_sizes(
     Returns
     -------
     tuple of int
-        Those of ``sizes`` for which the table has no row. A size is measured rounded up
-        by `whole_size`, and the table has the rounded size.
+        Those of ``sizes`` for which the table has no row.
     """
     measured_sizes: set[int] = set()
     # An empty frame may have no columns.
     if len(rows):
         measured_sizes = set(rows["bytes"][rows["collective"] == collective])
-    # A size is measured rounded up to as many elements on every rank.
+    # A size is rounded up to equally many elements on every rank before it is measured.
+    # The table has the rounded sizes.
     return tuple(
         size for size in sizes if whole_size(size, workers) not in measured_sizes
     )

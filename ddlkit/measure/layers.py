@@ -525,7 +525,7 @@ def _profile(
         device=training.device.type,
         batch=training.batch,
         tensor=tensors,
-        # The name of a layer is that of a tensor without its last part, ".weight".
+        # The name of a layer is that of a tensor without its last part, such as ".weight".
         layer=tuple(tensor.rpartition(".")[0] or tensor for tensor in tensors),
         parameters=np.array([parameters[tensor].numel() for tensor in tensors]),
         gradient_bytes=np.array([parameters[tensor].nbytes for tensor in tensors]),

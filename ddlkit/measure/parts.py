@@ -227,7 +227,7 @@ class Ranks:
         if not isinstance(place, Loopback):
             timeout_s = max(IN_LAB_S, timeout_s)
             lab_or_nothing = place
-        # The network of a lab is made at the begin of the block and removed at its end.
+        # The network of a lab is made when the block begins, and removed when it ends.
         with lab_or_nothing:
             return launch(
                 job,

@@ -252,7 +252,8 @@ class _Session:
             If a point that is not isolated fails, and if nothing at all was measured.
         """
         sections = self._to_measure(worker.make_rows())
-        # Time for the closing points is kept free until all others are done.
+        # Time for the closing points, `RESERVE` times as long as expected, is kept free
+        # until all others are done.
         reserved_s = RESERVE * sum(row.estimate_s for row in sections.closing)
         any_begun = False
         for row in (*sections.opening, *sections.body):
