@@ -152,8 +152,8 @@ def trap(*numbers: int) -> list[int]:
     Returns
     -------
     list of int
-        Those of the signals whose handler was set. Outside the main thread, which alone
-        may set handlers, there are none.
+        The signals whose handler was set. Outside the main thread there are none, because
+        only the main thread may set handlers.
     """
     if not _in_main_thread():
         return []

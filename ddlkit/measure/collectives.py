@@ -403,8 +403,8 @@ class CheckedCollective:
         self._posting = POSTINGS[collective]
         # NCCL's own benchmarks and FSDP run in place.
         self._in_place = self._posting.in_place or me.backend == "nccl"
-        # The size of an all-gather is that of its result, of which each rank's input is
-        # only one part. The input of an all-reduce is as large as its size.
+        # The size of an all-gather is that of its result, and each rank's input is one part
+        # of the result. The input of an all-reduce has the whole size.
         known = COLLECTIVES[collective]
         self._input_parts = known.input_parts(me.world_size)
         self._output_parts = known.output_parts(me.world_size)
@@ -416,8 +416,8 @@ class CheckedCollective:
         inputs = (vector.roll(rank * _ROTATION) for rank in range(me.world_size))
         self.mine = vector.roll(me.rank * _ROTATION)
         self.expected = self._posting.result(inputs, me)
-        # A buffer that nothing is written to must not look right, so all of it but the
-        # input is NaN before the collective.
+        # An element that the collective does not write must not look right. So all of a
+        # buffer but the input is NaN before the collective.
         row_elements = elements if self._in_place else self.expected.numel()
         self._initial = self.mine.new_full((row_elements,), float("nan"))
         if self._in_place:

@@ -973,7 +973,7 @@ def points(
     if not device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     here = Here(device, session, out)
-    # The number 0 stands for the default, and for `collectives` so does an empty list.
+    # 0 ranks stand for the default. `collectives` takes an empty list for it.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
     # Slowdown and training need at least one number of ranks, and at least one rate.

@@ -425,7 +425,7 @@ class Point:
         # A failed point may have left its model in a cycle of references, and the next
         # point needs the memory.
         gc.collect()
-        # Of a point that was measured in part, the tables have that part.
+        # If the point was measured in part, `tables` has that part, which is saved, too.
         try:
             for schema, frame in tables.items():
                 path = self.path(out, schema)
