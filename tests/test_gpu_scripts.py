@@ -41,7 +41,7 @@ from ddlkit.measure.session import engine
 from workbook.record import recording
 recording.points = faulty_points.long
 recording.partial = lambda make, **_: make
-engine.EVERY_S = 0.1
+engine.PACK_PERIOD_S = 0.1
 sys.exit(cli.main([*sys.argv[3:], "--device", "cpu"]))
 """
 

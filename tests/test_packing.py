@@ -30,7 +30,7 @@ import faulty_points
 from ddlkit.measure.session import engine
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
-engine.EVERY_S = 0.1
+engine.PACK_PERIOD_S = 0.1
 out, points, *files = sys.argv[1:]
 file = Path(files[0]) if files else None
 engine.run_session(getattr(faulty_points, points), Path(out), isolate=True, pack=file)
@@ -128,7 +128,7 @@ def test_a_disk_that_refuses_ends_no_session_before_its_end(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(engine, "EVERY_S", 0.0)
+    monkeypatch.setattr(engine, "PACK_PERIOD_S", 0.0)
     file = tmp_path / "rec.tgz"
     refused = pytest.raises(UserError, match="^cannot write .*rec.tgz: Is a directory")
     with refused, packing(out, file) as keep:

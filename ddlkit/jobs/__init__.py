@@ -70,8 +70,8 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
     Returns
     -------
     dict of str to str
-        The environment, in which this package can be imported, `PARENT` is this
-        process, and no variable makes a GPU run one kernel after the other.
+        A copy of the environment. In it, this package can be imported, `PARENT` has the
+        id of this process, and no variable makes a GPU run kernels one by one.
     """
     child = {
         name: value for name, value in environment.items() if name not in ONE_BY_ONE
@@ -98,7 +98,8 @@ def enter(namespace: str) -> None:
         If the namespace does not exist or may not be entered.
     """
     with open(namespace, "rb") as file:
-        # setns returns 0 if it works, and else sets errno.
+        # setns, a call of the C library, returns 0 if it works, and else sets errno.
+        # The flag says that the file must be one of a network namespace.
         failed = ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET)
         if failed:
             raise OSError(ctypes.get_errno(), "cannot enter", namespace)
@@ -110,16 +111,16 @@ def die_with_parent(parent: int = 0) -> None:
     Parameters
     ----------
     parent : int, optional
-        The id of the parent. By default, 0, it is the value of `PARENT` in the
-        environment, or the present parent if there is none. If the parent has died
-        already, this process ends at once.
+        The id of the parent. The default, 0, stands for the value of `PARENT` in the
+        environment or, if that variable is not set, for the present parent. If the
+        parent has died already, this process ends at once.
     """
     if sys.platform != "linux":
         return
     parent = parent or int(os.environ.get(PARENT, os.getppid()))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # If the parent died before this call, the kernel does not report its death, but has
-    # given this process another parent.
+    # If the parent died before the call of prctl, the kernel does not report its death.
+    # But then this process has another parent by now.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -138,9 +139,10 @@ def _in_main_thread() -> bool:
 
 
 def trap(*numbers: int) -> list[int]:
-    """From now on, let signals end this process by way of every ``finally``.
+    """From now on, let signals raise `SystemExit`, so that every ``finally`` runs.
 
-    Signals that somebody handles or ignores stay as they are.
+    Only signals that would end the process at once are changed. Signals that have a
+    handler or are ignored stay as they are.
 
     Parameters
     ----------
@@ -150,8 +152,8 @@ def trap(*numbers: int) -> list[int]:
     Returns
     -------
     list of int
-        Those of the signals whose handler was set. Outside the main thread, which alone
-        may set handlers, there are none.
+        The signals whose handler was set. Outside the main thread there are none, because
+        only the main thread may set handlers.
     """
     if not _in_main_thread():
         return []
@@ -163,9 +165,9 @@ def trap(*numbers: int) -> list[int]:
 
 @contextmanager
 def unwinding(*numbers: int) -> Iterator[None]:
-    """Let signals end this process by way of every ``finally``, within the block.
+    """Within the block, let signals raise `SystemExit`, so that every ``finally`` runs.
 
-    A signal whose handler somebody sets within the block keeps that handler.
+    A handler that the block itself sets for a signal stays after the block.
 
     Parameters
     ----------
@@ -177,7 +179,7 @@ def unwinding(*numbers: int) -> Iterator[None]:
         yield
     finally:
         for number in trapped:
-            # A handler that somebody has set within the block stays.
+            # A handler that the block itself has set stays.
             if _in_main_thread() and signal.getsignal(number) is _exit_by_signal:
                 signal.signal(number, signal.SIG_DFL)
 
@@ -186,7 +188,8 @@ def unwinding(*numbers: int) -> Iterator[None]:
 def deferring(*numbers: int) -> Iterator[None]:
     """Keep signals waiting until the block is over.
 
-    Outside the main thread nothing has to be done, because signals never interrupt it.
+    In any thread but the main one this does nothing, because signals interrupt the main
+    thread only.
 
     Parameters
     ----------

@@ -41,8 +41,9 @@ class Numbers(NamedTuple):
 def ranks_started(environment: Mapping[str, str]) -> int:
     """Return how many ranks torchrun or srun started, 1 if neither did.
 
-    The script of a Slurm job, which runs once, also sees how many tasks the job has. It
-    is no rank. Only the processes that srun starts have the number of a step.
+    The script of a Slurm job, which runs once, also sees how many tasks the job has,
+    but the script is no rank. Only the processes that srun starts have the number of a
+    step.
 
     Parameters
     ----------
@@ -52,7 +53,7 @@ def ranks_started(environment: Mapping[str, str]) -> int:
     Raises
     ------
     UserError
-        If the variable is not a whole number.
+        If the variable that holds the number is not a whole number.
 
     Examples
     --------
@@ -63,17 +64,19 @@ def ranks_started(environment: Mapping[str, str]) -> int:
     >>> ranks_started({"SLURM_NTASKS": "4"}), ranks_started({})
     (1, 1)
     """
-    # The second name is that of old versions of Slurm.
-    is_in_step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")
-    slurm_name = "SLURM_NTASKS" if is_in_step else ""
+    # Slurm sets both names of the number of a step. The second one is the older name.
+    step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")
+    # Without a step this process is at most the script of a job, so the number of tasks
+    # is not read.
+    slurm_name = "SLURM_NTASKS" if step else ""
     return _number(environment, "WORLD_SIZE", slurm_name, default=1)
 
 
 def numbers(environment: Mapping[str, str]) -> Numbers:
     """Return the numbers that torchrun or Slurm gives to this rank.
 
-    The variables of torchrun come first, because Slurm may start torchrun. Its own
-    variables then describe the launchers and not the ranks.
+    The variables of torchrun come first, because Slurm may start torchrun. Slurm's
+    variables then describe the processes of torchrun and not the ranks.
 
     Parameters
     ----------
@@ -96,34 +99,44 @@ def numbers(environment: Mapping[str, str]) -> Numbers:
     rank = _number(environment, "RANK", "SLURM_PROCID")
     world_size = _number(environment, "WORLD_SIZE", "SLURM_NTASKS")
     local_rank = _number(environment, "LOCAL_RANK", "SLURM_LOCALID", default=rank)
+    # torchrun and this library's launcher set RANK, and Slurm does not.
     by_slurm = not environment.get("RANK")
     if by_slurm:
         ranks_on_node = _tasks_on_node(environment, default=world_size)
     else:
-        ranks_on_node = _number(environment, "LOCAL_WORLD_SIZE", "", default=world_size)
+        ranks_on_node = _number(
+            environment, "LOCAL_WORLD_SIZE", slurm_name="", default=world_size
+        )
     return Numbers(rank, world_size, local_rank, ranks_on_node, by_slurm)
 
 
 def _tasks_on_node(environment: Mapping[str, str], default: int) -> int:
     """Return how many tasks Slurm started on this node, or the default if it is silent.
 
-    Slurm lists the tasks of each node, as in "8(x2),3" for 8, 8 and 3. The list of a
-    step comes first: a step may have fewer tasks than its job. Only with the option
-    --ntasks-per-node there is SLURM_NTASKS_PER_NODE.
+    Slurm lists how many tasks each node has, as in "8(x2),3" for three nodes with 8, 8
+    and 3 tasks. There is a list for the step and one for the job. The list of the step
+    is preferred, because a step may have fewer tasks than its job. Without any list,
+    SLURM_NTASKS_PER_NODE is read, which only the option --ntasks-per-node sets.
     """
     listed = environment.get("SLURM_STEP_TASKS_PER_NODE")
     listed = listed or environment.get("SLURM_TASKS_PER_NODE")
     if not listed:
-        return _number(environment, "", "SLURM_NTASKS_PER_NODE", default=default)
+        return _number(
+            environment,
+            torchrun_name="",
+            slurm_name="SLURM_NTASKS_PER_NODE",
+            default=default,
+        )
     by_node: list[int] = []
     for part in listed.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if not match:
             raise UserError(f"SLURM_TASKS_PER_NODE is {listed}: start ranks with srun")
+        # Without "(xN)" a number stands for one node.
         tasks, nodes = match.groups(default="1")
         by_node += [int(tasks)] * int(nodes)
-    node = _number(environment, "", "SLURM_NODEID", default=0)
-    # A list that is shorter than the number of this node is of another step.
+    node = _number(environment, torchrun_name="", slurm_name="SLURM_NODEID", default=0)
+    # If the list has no entry for this node, it belongs to another step.
     return by_node[node] if node < len(by_node) else default
 
 
@@ -133,9 +146,10 @@ def _number(
     slurm_name: str,
     default: int | None = None,
 ) -> int:
-    """Return a number from the variable of torchrun or else of Slurm.
+    """Return the number in a variable of torchrun or, if it is not set, in one of Slurm.
 
-    Either name may be empty. Without ``default``, one of the variables must be set.
+    An empty name stands for no variable. If neither variable is set, the result is
+    ``default``. Without a default this raises UserError.
     """
     text = environment.get(torchrun_name) or environment.get(slurm_name)
     if not text and default is not None:
@@ -152,7 +166,7 @@ def _number(
 def choose_backend(
     asked: str | None, ranks_on_node: int, gpus: int, own_gpu: bool
 ) -> str:
-    """Return the backend of a rank, which is never gloo on a GPU node unless it is asked for.
+    """Return the backend of a rank: on a node with GPUs, gloo only if it is asked for.
 
     Parameters
     ----------
@@ -187,6 +201,8 @@ def choose_backend(
     if asked not in (None, "gloo", "nccl"):
         raise UserError(f"unknown backend {asked!r}: use gloo or nccl")
     backend = asked or ("nccl" if gpus else "gloo")
+    # NCCL needs a GPU for each rank. If Slurm binds each rank to a GPU of its own, the
+    # rank sees only that one, however many ranks the node has.
     if backend == "gloo" or own_gpu or ranks_on_node <= gpus:
         return backend
     raise UserError(

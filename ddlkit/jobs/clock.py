@@ -191,6 +191,7 @@ def timed(
     """
 
     def run() -> Marks:
+        """Run the action between two marks."""
         marks = Marks(device)
         hold(device)
         before()
@@ -239,6 +240,7 @@ def measure_interleaved(
     """
 
     def sample(action: Action) -> float:
+        """Run an action once, and return its seconds."""
         setup()
         synchronize()
         start_s = perf_counter()
@@ -246,6 +248,7 @@ def measure_interleaved(
         synchronize()
         taken_s = perf_counter() - start_s
         if isinstance(result, Marks):
+            # The time from the first mark to the last one, by the device's own clock.
             return float(result.seconds()[-1])
         return taken_s
 
@@ -254,6 +257,7 @@ def measure_interleaved(
             sample(action)
     samples: dict[Key, list[float]] = {name: [] for name in actions}
     begun_s = perf_counter()
+    # Repeats are counted from 1, so that `repeat` says how many are done.
     for repeat in range(1, budget.max_repeats + 1):
         for name, action in actions.items():
             samples[name].append(sample(action))
@@ -399,14 +403,14 @@ def rows_by(
 
 
 def chrome_trace(action: Action, device: torch.device | str) -> str:
-    """Profile an action until its work is done.
+    """Return a profile of an action, until the device has done its work.
 
     Parameters
     ----------
     action : callable
-        The action.
+        The action, which takes no arguments.
     device : torch.device or str
-        The device of its work.
+        The device that does the work of the action.
 
     Returns
     -------

@@ -1,6 +1,6 @@
 """Start a job on several ranks of this machine, watch the ranks, and leave none behind.
 
-A rank over nodes is started by torchrun or Slurm as
+On several nodes, torchrun or Slurm starts each rank as
 
     python -m ddlkit.jobs.launch JOB CONFIG.json
 
@@ -72,9 +72,9 @@ GRACE_S = 3.0
 """Seconds that a process has to end by itself before it is killed."""
 _PR_SET_NAME = 15
 
-# Ranks of one machine need no network. But NCCL would look for one for a minute. And
-# torch looks for the names of all addresses, which without a name server takes 10 s a
-# meeting.
+# Ranks of one machine need no network. Without these variables NCCL would look for one
+# for a minute. torch looks for the names of all addresses, which without a name server
+# would take 10 s for each meeting of ranks.
 ON_ONE_MACHINE = {
     "RES_OPTIONS": "timeout:1 attempts:1",
     "NCCL_NET": "Socket",
@@ -214,8 +214,8 @@ def launch(
     timeout_s : float, optional
         Seconds after which all ranks are ended, and the call fails.
     out : Path, optional
-        A directory that holds at any time what was measured so far. Without it the
-        tables are written once, to be returned.
+        A directory that holds at any time what was measured so far. By default the
+        tables are only returned, and no file stays.
 
     Returns
     -------
@@ -225,8 +225,8 @@ def launch(
     Raises
     ------
     UserError
-        If a rank dies, or if time is up. What ranks printed stays in ``rank-logs``
-        below the directory.
+        If a rank dies, or if time is up. What the ranks printed then stays in
+        ``rank-logs`` below ``out``.
     """
     with workspace(out) as directory:
         logs = directory.resolve() / LOGS
@@ -253,8 +253,8 @@ def launch(
                         **place.environment(rank, ranks, port),
                     }
                     process = RankProcess(job.module, environment, logs, place)
-                    # In the list before it starts: an interrupt right after the start
-                    # must find it there.
+                    # The process is listed before it starts, because `finally` ends
+                    # what is listed, also after an interrupt right after the start.
                     processes.append(process)
                     process.start()
                 name = job.module.rpartition(".")[2]
@@ -263,7 +263,7 @@ def launch(
                 end(processes)
         # After a failure the logs stay, for the user to read.
         shutil.rmtree(logs)
-        # A job need not leave every table that it may leave.
+        # `job.tables` are all tables that the job may leave. It need not leave each.
         paths = {schema: directory / f"{schema}.csv" for schema in job.tables}
         return {
             schema: store.load_table(path, schema)
@@ -296,7 +296,7 @@ def workspace(out: Path | None) -> Iterator[Path]:
 
 
 class RankProcess(ForkServerProcess):
-    """A rank that the fork server forks, with the methods of `subprocess.Popen`.
+    """A rank that the fork server forks. Its `poll` and `wait` are like those of Popen.
 
     Parameters
     ----------
@@ -329,8 +329,8 @@ class RankProcess(ForkServerProcess):
     def start(self) -> None:
         """Have the fork server fork the rank.
 
-        Signals wait until this process knows of the rank. Otherwise nobody would end
-        it.
+        Signals wait until this process knows the id of the rank. A signal before that
+        would end this process and leave a rank that nobody ends.
 
         Raises
         ------
@@ -338,7 +338,7 @@ class RankProcess(ForkServerProcess):
             If the fork server does not start or does not answer.
         """
         # multiprocessing would run the user's main module again in every rank. Therefore
-        # it sees an empty main module for a moment.
+        # an empty module takes the place of the main module for a moment.
         main = sys.modules["__main__"]
         with jobs.deferring(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             sys.modules["__main__"] = types.ModuleType("__main__")
@@ -407,7 +407,11 @@ def _shorten_socket_names() -> None:
 def _watch(
     processes: Sequence[RankProcess], job: str, place: Place, timeout_s: float
 ) -> None:
-    """Return when all ranks are done. Raises UserError if one dies or time is up."""
+    """Wait until all ranks are done, and show the progress that rank 0 prints.
+
+    ``job`` is the name of the job, for messages. Raises UserError if a rank dies, if
+    the link is lost, or if time is up.
+    """
     ranks = len(processes)
     log = processes[0].log
     lines_shown = 0
@@ -420,8 +424,9 @@ def _watch(
         if not died and not running:
             break
         if died:
-            # A killed link takes its devices along before its process is gone. So the
-            # place is asked only after a while.
+            # The cause may be that the process of an emulated link was killed. Ranks
+            # fail as soon as the link's devices vanish, and the process is gone a
+            # moment later. So `place.lost` is asked only after a while.
             time.sleep(SETTLE_S)
         lost = place.lost()
         if lost:
@@ -429,10 +434,10 @@ def _watch(
         if died:
             raise UserError(_verdict(processes, f"job {job}"))
         if time.monotonic() > give_up_s:
-            late = f"was not done after {timeout_s:g} s and was ended"
-            last = f"last line of rank 0: {_last_line(log)}"
+            what = f"job {job} on {ranks} ranks over {place.name}"
+            last_line = f"last line of rank 0: {_last_line(log)}"
             raise UserError(
-                f"job {job} on {ranks} ranks over {place.name} {late}; {last}"
+                f"{what} was not done after {timeout_s:g} s and was ended; {last_line}"
             )
         time.sleep(POLL_S)
         lines_shown = _show_progress(log, lines_shown)
@@ -443,12 +448,15 @@ def _verdict(processes: Sequence[RankProcess], job: str) -> str:
     """Return in one line which rank died first, or for which one the others waited.
 
     At least one rank has died. The line also has the last line that the rank printed.
+    ``job`` names the job in words, such as "job collectives".
     """
     statuses = [process.poll() for process in processes]
+    # A rank that still runs has the status None, and one that has done its part has 0.
     deaths = {rank: status for rank, status in enumerate(statuses) if status}
 
     # Ranks die within milliseconds of one another. Those that lost a peer are not the
-    # cause, and a signal is more likely the cause than an exit status.
+    # cause, and a signal is more likely the cause than an exit status. False sorts
+    # before True, so `min` takes the likeliest cause.
     def unlikely_cause(rank: int) -> tuple[bool, bool]:
         lost_a_peer = deaths[rank] == jobs.LOST_PEER
         ended_without_signal = deaths[rank] >= 0
@@ -494,8 +502,11 @@ def free_port() -> int:
         If this machine cannot reach itself.
     """
     try:
+        # For port 0 the system chooses a port that is free.
         with socket.create_server((LOCALHOST, 0)) as server:
             port: int = server.getsockname()[1]
+            # Some machines cannot connect to themselves. It is better to find that out
+            # here than to have all ranks wait for one another.
             socket.create_connection((LOCALHOST, port), timeout=MEETING_S).close()
     except OSError as error:
         cause = error.strerror or error
@@ -523,27 +534,33 @@ def _signal_and_wait(
     number: int,
     patience_s: float | None,
 ) -> None:
-    """Send a signal to all that run, and wait until they have ended.
+    """Send a signal to all processes that run, and wait until they have ended.
 
-    The waiting takes ``patience_s`` at most, for all together. None is for ever.
+    The waiting takes at most ``patience_s`` seconds for all processes together. With
+    None it has no limit.
     """
+    # A process that was never started has no id.
     running = [
         process for process in processes if process.pid and process.poll() is None
     ]
     for process in running:
-        _signal(int(process.pid or 0), number)
+        _signal(int(process.pid or 0), number)  # `or 0` is for the type checker only
     begun_s = time.monotonic()
     for process in running:
-        # All processes share the patience: a process has the time that the others left.
-        rest_s = None
+        remaining_s = None
         if patience_s is not None:
-            rest_s = max(0.0, begun_s + patience_s - time.monotonic())
+            # The limit is for all processes, so the time for the earlier ones is gone.
+            remaining_s = max(0.0, begun_s + patience_s - time.monotonic())
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(rest_s)
+            process.wait(remaining_s)
 
 
 def _signal(pid: int, number: int) -> None:
-    """Send a signal to a process group, or to a process that leads no group yet."""
+    """Send a signal to the process group of a process, or to the process alone.
+
+    A rank that has just been forked leads no group yet. If the process has ended,
+    nothing happens.
+    """
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             send(pid, number)
@@ -551,7 +568,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _lines(log: Path) -> list[str]:
-    """Return the lines of a log. The last one is empty, or has not ended yet."""
+    """Return the lines of a log. The last one is empty, or has no line break yet."""
     if not log.exists():
         return [""]
     return log.read_text(errors="replace").split("\n")
@@ -569,7 +586,7 @@ def _show_progress(log: Path, n_shown: int) -> int:
     Returns
     -------
     int
-        How many lines of the log are read by now, which are not to be shown again.
+        How many whole lines the log has, for ``n_shown`` of the next call.
     """
     lines = _lines(log)[:-1]  # the last one has not ended yet
     for line in lines[n_shown:]:
@@ -604,16 +621,21 @@ def be_forked(
         The file of its network namespace; None for the one of this process.
     """
     os.setsid()
-    # The fork server has left its own id in the environment: ranks die with the server.
+    # The fork server has put its own id into `PARENT` of its environment, which this
+    # process has inherited. So a rank dies with the fork server.
     jobs.die_with_parent()
+    # In the new environment, `PARENT` has the id of the launcher. But the parent of this
+    # process is the fork server, so the fork server's id is kept.
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
     with open(log, "wb", buffering=0) as stream:
-        # Standard output and standard error, also of what C libraries print.
+        # Standard output (1) and standard error (2) are redirected as file descriptors,
+        # so that the log also gets what C libraries print.
         for standard_stream in (1, 2):
             os.dup2(stream.fileno(), standard_stream)
     os.environ.clear()
     os.environ.update(environment)
     if sys.platform == "linux":
+        # Tools such as top then show the process by this name.
         name = f"ddlkit-rank{environment['RANK']}"
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
     sys.argv = [__name__, job, str(config)]
@@ -627,10 +649,10 @@ def be_rank() -> NoReturn:
 
     Notes
     -----
-    The threads of a rank do not take a core from one another by waking up
-    (SCHED_BATCH). gloo's loop, once awake, tries again and again to get a lock whose
-    holder waits for that core. On two cores a message of 1 KiB takes from 0.2 to 4 ms
-    with the default scheduling, and 0.3 ms with this one.
+    The rank is scheduled by SCHED_BATCH, under which a thread that wakes up takes no
+    core from another thread. By default, gloo's thread would take a core from a thread
+    that holds a lock, and would then try again and again to get this lock. On two cores
+    a message of 1 KiB takes from 0.2 to 4 ms by default, and 0.3 ms under SCHED_BATCH.
     """
     # Only Linux has this call, and not every system allows it.
     with contextlib.suppress(AttributeError, OSError):
@@ -653,8 +675,9 @@ def status_of(argv: Sequence[str]) -> int:
     Returns
     -------
     int
-        0, `ddlkit.jobs.MISTAKE`, `ddlkit.jobs.LOST_PEER` if the rank failed because
-        another rank was gone, or 1.
+        0 if the job was done, `ddlkit.jobs.MISTAKE` after a mistake of the user,
+        `ddlkit.jobs.LOST_PEER` if the rank failed because another rank was gone, and 1
+        after any other failure.
     """
     try:
         if len(argv) != 2:
@@ -667,8 +690,8 @@ def status_of(argv: Sequence[str]) -> int:
         from torch.distributed import DistError
 
         traceback.print_exc()
-        # CUDA and NCCL explain over several lines, of which the last one explains
-        # nothing.
+        # The launcher shows the last line of the log. The messages of CUDA and NCCL
+        # have several lines, and their last line explains nothing.
         print(f"{type(error).__name__}: {one_line(str(error))}", file=sys.stderr)
         # NCCL and the store raise these exceptions if another rank is gone. gloo raises
         # a RuntimeError that names its file.
@@ -681,7 +704,10 @@ def status_of(argv: Sequence[str]) -> int:
 
 
 def _do(name: str, path: Path) -> None:
-    """Join the other ranks, do this rank's part of the job, and leave."""
+    """Join the other ranks, do this rank's part of the job, and leave.
+
+    ``name`` is the module that declares the job, and ``path`` the file of its settings.
+    """
     from ddlkit.jobs.rank import OF_RANK, Rank
 
     try:
@@ -698,13 +724,14 @@ def _do(name: str, path: Path) -> None:
     joined = Rank.join(**config.get("join", {}))
     me = replace(joined, out=out, **fields_of_rank)
     if me.rank == 0:
-        # What decides how fast the run is, for a reader of its tables.
-        speed = {
+        # The times in the tables depend on these facts, so they are kept for the
+        # reader.
+        facts = {
             "device": str(me.device),
             "backend": str(me.backend),
             "torch_threads": str(me.torch_threads),
         }
-        atomic_write_text(out / "job.json", json.dumps(speed))
+        atomic_write_text(out / "job.json", json.dumps(facts))
     job.run(me, settings)
     me.leave()
 
@@ -730,9 +757,9 @@ def find(name: str) -> Job[Any]:
 
     module = name
     if "." not in name:
-        of_library = f"ddlkit.measure.{name}"
-        if importlib.util.find_spec(of_library):
-            module = of_library
+        module_of_library = f"ddlkit.measure.{name}"
+        if importlib.util.find_spec(module_of_library):
+            module = module_of_library
     if not importlib.util.find_spec(module):
         raise UserError(
             f"unknown job {name!r}: name the module that declares it, e.g. collectives"

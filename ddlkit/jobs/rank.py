@@ -50,11 +50,11 @@ Part = Callable[["Rank", S], Iterable[Tables]]
 """What each rank does in a job."""
 
 OF_RANK = ("link", "link_bits_per_s", "temporary_out")
-"""What the CONFIG.json of any job may hold, and what becomes a field of `Rank`."""
-FRAME = ("out", "join", "imports", *OF_RANK)
-"""What the CONFIG.json of any job may hold. All else are settings of the job."""
-# `dist` under a name that mypy does not check, because the module has more than the type
-# stubs know.
+"""Keys of the CONFIG.json of any job whose values become fields of `Rank`."""
+KEYS_OF_ANY_JOB = ("out", "join", "imports", *OF_RANK)
+"""Keys that the CONFIG.json of any job may have. All others are settings of the job."""
+# The same module as `dist`, but with a type that mypy does not check. The module has
+# more names than torch's type stubs list.
 _torchs: Any = dist
 # Earlier versions of torch have other names for these calls, and later ones warn of
 # them.
@@ -92,10 +92,11 @@ class Job(Generic[S]):
     def run(self, me: Rank, settings: S) -> None:
         """Do this rank's part of the job. Rank 0 saves the tables into ``me.out``.
 
-        Rank 0 saves after each yield, so that whoever ends the job keeps what was
-        measured. If ``me.out`` is temporary, the tables are saved only at the end,
-        because they would not outlive a job that is ended. A part that reads what it
-        yielded before therefore needs a directory that stays.
+        Rank 0 saves after each yield, so that a job that is ended early leaves what it
+        has measured. If ``me.out`` is temporary, the tables are saved only at the end,
+        because the directory would not outlive a job that is ended early. A part that
+        reads the tables of its own earlier yields therefore needs a directory that
+        stays.
 
         Parameters
         ----------
@@ -144,7 +145,10 @@ class Job(Generic[S]):
         UserError
             If a setting is unknown, missing or not valid.
         """
-        own = {name: value for name, value in config.items() if name not in FRAME}
+        # The other keys, such as "out" and "join", are those of any job.
+        own = {
+            name: value for name, value in config.items() if name not in KEYS_OF_ANY_JOB
+        }
         try:
             return cast(S, _typed(self.settings, own))
         except TypeError as error:
@@ -157,7 +161,7 @@ class Job(Generic[S]):
 def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
     """Declare a function as what every rank does in a job.
 
-    A module declares at most one job, by which its name becomes the name of the job.
+    A module declares at most one job, so the name of the module also names the job.
 
     Parameters
     ----------
@@ -175,14 +179,15 @@ def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
 
 
 def _typed(kind: Any, value: Any) -> Any:
-    """Return a value of JSON as the type of a field requires.
+    """Return a value of JSON as a field of type ``kind`` requires it.
 
-    Objects become dataclasses, and lists become tuples.
+    JSON's objects become dataclasses, and its lists become tuples. All other values are
+    returned as they are.
     """
     if isinstance(value, list):
-        # The type of the items, such as int of Sequence[int].
-        inner = next(iter(get_args(kind)), None)
-        return tuple(_typed(inner, item) for item in value)
+        # The type of the items, as int is for Sequence[int].
+        item_kind = next(iter(get_args(kind)), None)
+        return tuple(_typed(item_kind, item) for item in value)
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
         hints = get_type_hints(kind)
         fields = {
@@ -340,7 +345,7 @@ def _join_alone() -> Rank:
     alone = assignment.Numbers(
         rank=0, world_size=1, local_rank=local_rank, ranks_on_node=1, by_slurm=False
     )
-    _, device = _choose(None, None, alone)
+    _, device = _choose(backend=None, on_gpu=None, mine=alone)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("gloo", store=_torchs.HashStore(), rank=0, world_size=1)
@@ -357,7 +362,12 @@ def _join_alone() -> Rank:
 def _choose(
     backend: str | None, on_gpu: bool | None, mine: assignment.Numbers
 ) -> tuple[str, torch.device]:
-    """Return the backend and the device of a rank, as `Rank.join` describes them."""
+    """Return the backend and the device of a rank.
+
+    ``backend`` None chooses NCCL if this node has GPUs, and gloo otherwise. ``on_gpu``
+    None puts the tensors of NCCL on a GPU, and those of gloo on the CPU. ``mine`` are
+    the numbers of this rank.
+    """
     gpus = torch.cuda.device_count()
     # Slurm may let each rank see its own GPU only. If several ranks are bound to one
     # GPU nevertheless, NCCL refuses to begin.
@@ -379,7 +389,11 @@ def _meet(
     device: torch.device,
     timeout: datetime.timedelta,
 ) -> None:
-    """Make the process group of all ranks, and wait until all are in it."""
+    """Make the process group of all ranks, and wait until all are in it.
+
+    ``device`` is the device of this rank's tensors. Raises UserError if the environment
+    has no address to meet at, or if the ranks do not meet within ``timeout``.
+    """
     address = os.environ.get("MASTER_ADDR")
     port = os.environ.get("MASTER_PORT")
     if not (address and port):
@@ -390,12 +404,15 @@ def _meet(
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if backend == "nccl":
+            # With this option NCCL connects the ranks now, and not in a collective
+            # later.
             options["device_id"] = device
         else:
             backend = _one_thread_gloo(device)
         if PARENT in os.environ:
-            # The launcher of this library started the ranks. torchrun and Slurm have a
-            # store of their own.
+            # `ddlkit.jobs.launch` started the ranks on this machine, and no store
+            # exists yet. Otherwise torch makes the store, or uses the one that torchrun
+            # serves.
             options["store"] = _store(rank, ranks, address, int(port), timeout)
         dist.init_process_group(backend, **options)
         dist.barrier()
@@ -417,8 +434,9 @@ def _store(
         "timeout": timeout,
     }
     if rank == 0:
-        # torch's own socket would listen at all addresses of the machine.
+        # If torch opened the socket, it would listen at all addresses of the machine.
         server = socket.create_server((address, port))
+        # torch takes over the file descriptor, so Python must not close it.
         options["master_listen_fd"] = server.detach()
     return _torchs.TCPStore(address, port, **options)
 
@@ -426,26 +444,32 @@ def _store(
 def _one_thread_gloo(device: torch.device) -> str:
     """Register gloo with one thread as a backend of torch, and return its name.
 
-    Its collectives follow one another, as NCCL's do. With torch's own gloo, which has
-    two threads, two collectives share the link.
+    The backend is for tensors on the CPU and on ``device``. Its collectives follow one
+    another, as NCCL's do. With torch's own gloo, which has two threads, two collectives
+    would share the link.
     """
     gloo = _torchs.ProcessGroupGloo
     name = f"ddlkit_gloo_{device.type}"
 
-    # torch calls this function with the options of the process group, and with options
-    # of the backend, which are not used here.
     def make(group: Any, _: object) -> Any:
+        """Return a gloo process group with one thread.
+
+        torch calls this function with the options of the process group, and with
+        options of the backend, which are not used here.
+        """
         options = gloo._Options()
         options._threads = 1
         options._timeout = group.timeout
-        # torch reads this variable only for its own gloo.
-        names = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
-        interfaces = [gloo.create_device(interface=name) for name in names if name]
-        options._devices = interfaces or [gloo.create_default_device()]
+        # torch reads this variable when it makes its built-in backend "gloo", but not
+        # for a backend that is registered here.
+        listed = os.environ.get("GLOO_SOCKET_IFNAME", "")
+        interfaces = [interface for interface in listed.split(",") if interface]
+        devices = [gloo.create_device(interface=interface) for interface in interfaces]
+        options._devices = devices or [gloo.create_default_device()]
         return gloo(group.store, group.group_rank, group.group_size, options)
 
-    # torch keeps a backend for good, under an attribute of its name in capitals, and
-    # refuses to register the name again.
+    # torch never forgets a backend, and refuses to register its name again. It keeps
+    # the backend as an attribute, whose name is that of the backend in capitals.
     if not hasattr(dist.Backend, name.upper()):
         device_types = sorted({"cpu", device.type})
         dist.Backend.register_backend(
@@ -547,10 +571,10 @@ def everyones_text(text: str) -> list[str]:
     # Ranks exchange float64 numbers only, which hold any byte exactly.
     mine = np.frombuffer(text.encode(), dtype=np.uint8)
     longest = int(slowest([len(mine)])[0])
-    # A byte of UTF-8 is never 255, so that it marks the end of a shorter text.
+    # No byte of UTF-8 is 255, so this value can fill up the shorter texts.
     padded = np.full(max(1, longest), 255.0)
     padded[: len(mine)] = mine
-    texts = []
+    texts: list[str] = []
     for row in everyones(padded):
         own_bytes = row[row != 255].astype(np.uint8).tobytes()
         texts.append(own_bytes.decode())
@@ -565,7 +589,7 @@ class Layout(NamedTuple):
     nodes : int
         How many nodes there are.
     ranks_per_node : int
-        How many ranks a node has; of nodes that differ, the most.
+        How many ranks a node has. If nodes differ, it is the largest number.
     """
 
     nodes: int
@@ -575,10 +599,11 @@ class Layout(NamedTuple):
 def layout() -> Layout:
     """Return how the ranks of this job are spread over nodes.
 
-    Nodes are told apart by what each rank knows of its own, and not by what a launcher
-    says, because two launchers may run on one node.
+    Nodes are told apart by an identity that each rank reads on its own node. The
+    numbers of a launcher would not do, because two launchers may run on one node.
     """
-    # Only a hash leaves the node, so that no table can ever name it.
+    # Only a hash of the identity leaves the node, so that no table can ever name the
+    # node.
     node = hashlib.sha256(machine.identity().encode()).hexdigest()
     ranks_of_node = Counter(everyones_text(node))
     return Layout(len(ranks_of_node), max(ranks_of_node.values()))

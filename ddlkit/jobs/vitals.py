@@ -48,15 +48,16 @@ LINK = "DDLKIT_LINK"
 
 PERIOD_S = 2.0
 """Seconds between two samples."""
-BUSY = 0.1
-"""The least utilisation of a GPU that counts as in use. Idle, it has 0, and in training
-far more."""
-COMPANY_BYTES = GIB
-"""Beyond so much used memory a GPU counts as in use. A driver that starts takes less,
-training more."""
+LEAST_UTILISATION_IN_USE = 0.1
+"""The least utilisation of a GPU that counts as in use. An idle GPU has 0, and one in
+training has far more."""
+LEAST_BYTES_IN_USE = GIB
+"""A GPU counts as in use only if more than this much of its memory is used. A driver
+that starts takes less, and training takes more."""
 LOOK_PERIOD_S = 0.4
+"""Seconds between two looks at a GPU."""
 PATIENCE_S = 10.0
-"""Seconds between two looks at a GPU, and seconds for which it must be busy."""
+"""Seconds for which a GPU must be busy at every look to count as in use."""
 
 # What is asked of nvidia-smi, by its names. For each quantity: the name in tables, and the
 # factor from nvidia-smi's unit to that of the table.
@@ -162,13 +163,13 @@ def processor_usage(before: Any, after: Any, own_s: float = 0.0) -> Usage:
     Usage
         All shares are 0 if no time has passed.
     """
-    # The kernel counts the time of guests as user time, too, so it would count twice.
+    # On Linux, the time of guests is also in the user time, so it would count twice.
     names = [name for name in before._fields if not name.startswith("guest")]
     spent_s = {name: getattr(after, name) - getattr(before, name) for name in names}
     total_s = sum(spent_s.values())
     if total_s <= 0:
         return Usage(busy=0.0, stolen=0.0)
-    # Which fields there are depends on the operating system.
+    # The operating system decides which fields there are, so a missing one counts as 0.
     idle_s = sum(spent_s.get(name, 0.0) for name in ("idle", "iowait"))
     user_s = sum(spent_s.get(name, 0.0) for name in ("user", "nice"))
     # The kernel's count of stolen time sometimes goes back a little.
@@ -249,8 +250,9 @@ class Watch:
             return used
         late_share = late_packets / packets
         if processor_s >= BUSY_LIMIT * seconds:
-            # The link's process had no time to spare, so packets waited unread. The
-            # process does not know how many of them were late, so all count as late.
+            # The link's process used nearly all of a core, so packets waited unread.
+            # The process does not know how many of them were late, so all count as
+            # late.
             late_share = 1.0
         return replace(used, late=late_share)
 
@@ -302,6 +304,7 @@ class Sampler:
     def __exit__(self, *reason: Any) -> None:
         self._done.set()
         if self._reporter:
+            # The end of nvidia-smi also ends the thread that reads its output.
             self._reporter.kill()
             self._reporter.wait()
         for thread in self._threads:
@@ -329,7 +332,7 @@ class Sampler:
             self._add("cpu", "available_bytes", available)
 
     def _read(self) -> None:
-        """Keep what the process reports until it ends."""
+        """Keep the samples that nvidia-smi prints, until it ends."""
         assert self._reporter and self._reporter.stdout
         for line in self._reporter.stdout:
             for device, quantity, value in parse_vitals(line):
@@ -343,7 +346,8 @@ class Sampler:
 def _start_reporter(period_s: float) -> subprocess.Popen[str]:
     """Start nvidia-smi, which prints a sample of each visible GPU in every period.
 
-    If this process is killed, the next line that nvidia-smi prints ends it.
+    If this process is killed, nvidia-smi ends when it prints the next line, because
+    nobody reads its output any more.
     """
     period_ms = max(1, round(1e3 * period_s))
     return subprocess.Popen(
@@ -359,6 +363,7 @@ def _start_reporter(period_s: float) -> subprocess.Popen[str]:
 
 def _visible() -> list[str]:
     """Return the options by which nvidia-smi reports only of GPUs that CUDA may see."""
+    # nvidia-smi itself does not read this variable.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return ["-i", visible] if visible else []
 
@@ -399,16 +404,16 @@ def parse_vitals(text: str) -> Vitals:
 
 
 def gpu_in_use() -> str:
-    """Return in words which GPU others use, if any.
+    """Return in words which GPU other programs use, or "" if they use none.
 
     This may be called only while this process uses no GPU. A GPU may look busy right
-    after the end of a program. Therefore it counts as used only if it looks busy at each
-    look for `PATIENCE_S`.
+    after the end of a program. Therefore a GPU counts as in use only if it is busy at
+    every look for `PATIENCE_S`.
 
     Returns
     -------
     str
-        A sentence about one GPU, or an empty string if none is used.
+        A sentence about one GPU, or an empty string.
     """
     give_up_s = time.monotonic() + PATIENCE_S
     # The lowest utilisation so far of each GPU that was busy at every look. A GPU that has
@@ -431,7 +436,7 @@ def gpu_in_use() -> str:
 
 
 def _gpus_at_work() -> dict[str, float]:
-    """Return the utilisation of each GPU that is busy and whose memory is used.
+    """Return the utilisation of each GPU that counts as in use at this moment.
 
     The keys are names such as "gpu0".
     """
@@ -442,6 +447,9 @@ def _gpus_at_work() -> dict[str, float]:
     for gpu, values in vitals.items():
         utilisation = values.get("utilisation", 0.0)
         memory_bytes = values.get("memory_used_bytes", 0.0)
-        if memory_bytes > COMPANY_BYTES and utilisation >= BUSY:
+        if (
+            memory_bytes > LEAST_BYTES_IN_USE
+            and utilisation >= LEAST_UTILISATION_IN_USE
+        ):
             at_work[gpu] = utilisation
     return at_work

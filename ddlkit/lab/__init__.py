@@ -196,8 +196,8 @@ class LabShape:
     def link(self) -> str:
         """Return the name of the link in tables, such as "emulated:1gbit-delay2ms".
 
-        Without conditions, the kernel's token buckets limit the rate. The name then
-        begins with "lab", as in "lab:1gbit".
+        With conditions the link is emulated. Without conditions the token buckets of
+        the kernel limit the rate, and the name begins with "lab", as in "lab:1gbit".
         """
         if self.rate_bits_per_s >= 1e9:
             rate = f"{self.rate_bits_per_s / 1e9:.6g}gbit"

@@ -433,6 +433,7 @@ class Tunnel:
                 # Do not sleep: waking up would take longer than this wait.
                 wait_s = 0.0
             ready, _, _ = select.select(self.devices, (), (), wait_s)
+            # `read` takes this for the time at which the packets were sent.
             self._readable_since_s = self.now_s()
             for device in ready:
                 self.read(device)

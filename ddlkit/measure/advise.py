@@ -82,12 +82,14 @@ def measure_model(
         if the ranks do not meet.
     """
     notes: list[str] = []
-    with joined(MEETING_S) as me, compute_on(given, me.device, ""):
+    # An empty precision leaves the settings that the user's own code has made.
+    with joined(MEETING_S) as me, compute_on(given, me.device, precision=""):
         training = loaded_together(given, accumulate, me, notes)
         tables, profile = layers_of(training, budget, me)
         order = order_compared_with_ddp(training, profile)
         notes += other_than_predicted(training, profile)
-    if me.rank:
+    # Only rank 0 saves tables and shows the result.
+    if me.rank != 0:
         return {}
     notes += remarks(training, profile)
     for note in notes:
@@ -100,7 +102,8 @@ def measure_model(
     samples = tables["samples"]
     median = samples.groupby("quantity")["seconds"].median()
     # Iterations with and without hooks were run in turn. Drift of the machine is nearly
-    # equal in both of a pair, so their ratio is formed pair by pair.
+    # the same in two iterations that follow one another, so the ratio is formed for
+    # each such pair.
     pairs = samples.pivot(index="sample", columns="quantity", values="seconds")
     hooked_over_unhooked = pairs["hooked_iteration"] / pairs["unhooked_iteration"]
     return {
@@ -149,7 +152,7 @@ def layers_of(
 def loaded_together(
     given: str, accumulate: int, me: Rank, notes: list[str]
 ) -> Training:
-    """Return a user's model in training, once every rank has tried it.
+    """Return a user's model in training, after every rank has loaded and tried it.
 
     Parameters
     ----------
@@ -188,8 +191,8 @@ def loaded_together(
             training.network += f"-k{accumulate}"
         own_summary = _summary(training)
     except Exception as error:
-        # A rank that fails still exchanges, or the others would wait for it until a
-        # timeout.
+        # A rank that fails still takes part in the exchange below. Otherwise the others
+        # would wait for it until a timeout.
         failure = error
         own_summary = _NO_MODEL
     summary_of_rank_0, *other_summaries = everyones(own_summary).tolist()
@@ -211,7 +214,11 @@ _NO_MODEL = [-1, 0, 0]
 
 
 def _summary(training: Training) -> list[int]:
-    """Return a digest, the number of tensors and the number of elements of a model."""
+    """Return what must be equal on all ranks, as three numbers.
+
+    These are a hash of the names, shapes and types of the trained tensors, the number
+    of tensors, and the number of elements.
+    """
     trained = training.trained()
     text = repr([(name, p.shape, p.dtype) for name, p in trained.items()])
     # Ranks exchange float64 numbers, which hold integers of 12 hexadecimal digits
@@ -222,7 +229,7 @@ def _summary(training: Training) -> list[int]:
 
 
 def _in_words(summary: Sequence[float]) -> str:
-    """Return the numbers of tensors and elements of a result of `_summary` in words."""
+    """Return a result of `_summary` in words, without the hash."""
     _digest, tensors, elements = summary
     return f"{tensors:.0f} tensors of {elements:.0f} elements"
 
@@ -290,14 +297,14 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
     rebuilt = [names[position] for position in positions]
 
     # A bucket holds tensors of one type, and the buckets of each type are filled on
-    # their own. Therefore orders are compared type by type; `sorted` keeps the order
-    # within.
+    # their own. So only the order within a type matters. `sorted` puts tensors of one
+    # type together, and keeps their order.
     def type_of(name: str) -> str:
         return str(trained[name].dtype)
 
     profiled_order = sorted(ready, key=type_of)
     ddp_order = sorted(rebuilt, key=type_of)
-    # A tensor that DDP did not log differs, too.
+    # Every tensor that DDP did not log counts as differing.
     n_differing = len(profiled_order) - len(ddp_order)
     for profiled, logged_by_ddp in zip(profiled_order, ddp_order, strict=False):
         if profiled != logged_by_ddp:
@@ -348,8 +355,8 @@ def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
 
 # -- advice ----------------------------------------------------------------------------
 
-LISTS = "bucket_cap_mb_list" in DDP_OPTIONS
-"""Whether this torch (2.11 and later) lets a user choose each bucket."""
+DDP_TAKES_LISTS = "bucket_cap_mb_list" in DDP_OPTIONS
+"""Whether this torch (2.11 and later) lets a user choose the size of each bucket."""
 SIZES = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
 """Bytes of the messages that are measured, besides one of all gradients."""
 FOR_LAYERS = 0.2
@@ -371,13 +378,15 @@ LOOKS = (6, 12, 24, 48, 96)
 Fewer than 6 rounds have no interval, so at least 6 are run even if time is up. Each look
 is one more chance to be wrong, so there are few of them."""
 PLANNED_ROUNDS = 10
-"""For so many rounds the number of iterations in a round is chosen to fill the time."""
+"""Rounds that are to fill the time. The number of iterations in a round follows from it."""
 PLANS_TRIED = 2
 """Plans that are tried besides the default."""
 THREE_TIMES = Budget(
     warmup=0, min_repeats=3, max_repeats=3, max_s=math.inf, relative_halfwidth=0.0
 )
-"""Exactly three iterations, which is also the fewest of a plan in a round."""
+"""Exactly three repeats."""
+MIN_ITERATIONS_PER_ROUND = 3
+"""The fewest iterations of a plan in a round."""
 MAX_ITERATIONS_PER_ROUND = 20
 """The most iterations of a plan in a round."""
 MEASURED = ("layers", "collectives", "slowdown")
@@ -431,21 +440,23 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
     """
     notes: list[str] = []
     begun_s = time.monotonic()
-    with compute_on(settings.model, me.device, ""):
+    # An empty precision leaves the settings that the user's own code has made.
+    with compute_on(settings.model, me.device, precision=""):
         training = loaded_together(settings.model, settings.accumulate, me, notes)
         _refuse(training, settings)
         if training.precision != "fp32":
             notes.append(
                 "messages are timed as fp32 of as many bytes; other sums may take longer"
             )
-        # Only rank 0 has tables, so its answer holds for all ranks.
+        # Only rank 0 has tables, so all ranks take the answer of rank 0, which is the
+        # first one.
         present = everyones(_measured_before(me, training))[0]
-        for schema, is_there in zip(MEASURED, present, strict=True):
-            if is_there:
+        for schema, is_present in zip(MEASURED, present, strict=True):
+            if is_present:
                 continue
             elapsed_s = time.monotonic() - begun_s
             left_s = settings.confirm_s + settings.measure_s - elapsed_s
-            # Preparations may have taken longer than planned, and no time is negative.
+            # The user reads a time above zero, even if the work so far took too long.
             left = format_seconds(max(1.0, left_s))
             me.say(f"measuring {schema}; about {left} left")
             yield from _measure(schema, me, training, settings, notes)
@@ -471,8 +482,8 @@ def _measure(
 ) -> Iterator[Tables]:
     """Measure a table of `MEASURED` within its share of the time, and yield the rows.
 
-    With table ``layers`` comes table ``samples``. What a user should know of the layers
-    is added to ``notes``.
+    The rows of table ``layers`` come with those of table ``samples``. What a user
+    should know of the layers is appended to ``notes``.
     """
     all_bytes = training.gradient_bytes
     if schema == "layers":
@@ -502,11 +513,13 @@ def _measure(
             messages_per_sample=4,
         )
         yield from collectives_job.part(me, messages)
-    else:
-        # Three sizes of messages: one that is nearly all start-up latency, an eighth of
-        # all gradients (in whole elements of 4 bytes) as a bucket of a plan may have,
-        # and all gradients at once. A tiny model has fewer sizes.
+    else:  # table ``slowdown``
+        # Messages have three sizes. The smallest is nearly all start-up latency. The
+        # next is an eighth of all gradients, as large as a bucket of a plan may be. The
+        # largest is that of all gradients. For a tiny model some of these are equal.
         start_up = min(SIZES[1], all_bytes)
+        # Messages have whole elements of 4 bytes. Fewer than 8 elements have no eighth,
+        # and the size of all gradients takes its place.
         elements = all_bytes // 4
         eighth = 4 * (elements // 8) or all_bytes
         yield from slowdown_rounds(
@@ -539,17 +552,19 @@ def message_sizes(all_bytes: int, world_size: int) -> list[int]:
     ([4096, 65536, 100000], [32, 4096])
     """
     sizes = [size for size in SIZES if size < all_bytes]
+    # The size of all gradients is rounded up to as many elements on every rank.
     sizes.append(whole_size(all_bytes, world_size))
+    # A tiny model has no size of SIZES below its own. The next one above is added.
     if len(sizes) == 1:
         sizes.append(next(size for size in SIZES if size > sizes[0]))
     return sizes
 
 
 def _measured_before(me: Rank, training: Training) -> list[float]:
-    """Return for each table of `MEASURED` whether an earlier call left one (1.0 or 0.0).
+    """Return 1.0 for each table of `MEASURED` that an earlier call left, 0.0 for others.
 
-    Only rank 0 has tables. Tables of another model do not count. The values are numbers
-    because ranks exchange numbers only.
+    These are numbers, because ranks exchange numbers only. Only rank 0 has tables, so
+    all other ranks return 0.0. Tables of another model do not count.
     """
     none_measured = [0.0] * len(MEASURED)
     layers_path = me.out / "layers.csv"
@@ -560,7 +575,8 @@ def _measured_before(me: Rank, training: Training) -> list[float]:
     trained = {name: p.numel() for name, p in training.trained().items()}
     if profiled != trained or profile.network != training.network:
         return none_measured
-    # Tables of earlier versions do not have the types that buckets keep apart.
+    # DDP puts gradients of different types into different buckets. The tables of
+    # earlier versions do not say which tensor has which type.
     if "+" in training.precision and not profile.dtype:
         return none_measured
     paths = [me.out / f"{schema}.csv" for schema in MEASURED]
@@ -574,12 +590,18 @@ def _refuse(training: Training, settings: AdviseSettings) -> None:
 
 
 def _refuse_unchosen_buckets(training: Training, model: str) -> None:
-    """Raise UserError if DDP would not send exactly the buckets that it is given."""
-    times = training.backwards
-    if times > 1:
+    """Raise UserError if DDP would not send exactly the buckets that it is given.
+
+    ``model`` is the model as the user names it, for the error message.
+    """
+    backward_passes = training.backwards
+    if backward_passes > 1:
         remedy = "let it run one batch, and give --accumulate"
-        raise UserError(f"{model}: loss() runs backward {times} times: {remedy}")
+        raise UserError(
+            f"{model}: loss() runs backward {backward_passes} times: {remedy}"
+        )
     with_gradient: set[str] = set()
+    # An iteration shows which gradients become ready. Layers are of no interest here.
     with training.watched(on_layer=lambda _: None, on_gradient=with_gradient.add):
         training.iterate()
     without_gradient = training.trained().keys() - with_gradient
@@ -597,20 +619,21 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
     all_gradients = torch.zeros(n_elements, device=training.device)
     iteration_s = _median_s(training, training.iterate)
     message_s = _median_s(training, lambda: dist.all_reduce(all_gradients))
-    # `MIN_ITERATIONS` must fit into the share of table ``slowdown``, which times iterations
-    # with messages beside them. The share of table ``layers`` does not count, because
-    # that table needs fewer iterations. Whole messages are sent for ``collectives`` and
-    # for ``slowdown``. What is needed is divided by the share to get the whole measuring
-    # time.
+    # Each table gets only a share of the measuring time. So the time that a table needs
+    # is divided by its share.
     needed_s = max(
+        # Table ``slowdown`` times whole iterations. So does table ``layers``, but it
+        # needs fewer of them.
         MIN_ITERATIONS * iteration_s / FOR_SLOWDOWN,
+        # Tables ``collectives`` and ``slowdown`` both send messages of all gradients.
         MIN_WHOLE_MESSAGES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN),
     )
     if needed_s > settings.measure_s:
         iteration = f"an iteration takes {format_seconds(iteration_s)}"
         message = f"a message of all gradients {format_seconds(message_s)}"
         minutes = settings.measure_s / 60
-        needed_minutes = math.ceil(needed_s / 6) / 10  # rounded up to a tenth
+        # Rounded up to a tenth of a minute, which is 6 s.
+        needed_minutes = math.ceil(needed_s / 6) / 10
         raise UserError(
             f"--minutes {minutes:g}: too short, because {iteration} and {message}: "
             f"give --minutes {needed_minutes:g} or more"
@@ -618,7 +641,7 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
 
 
 def _median_s(training: Training, action: Callable[[], object]) -> float:
-    """Return the median of three times of an action, of the slowest rank."""
+    """Run an action three times, and return the median seconds of the slowest rank."""
     synchronize = clock.synchronizer(training.device)
     seconds = clock.measure(action, THREE_TIMES, synchronize=synchronize)
     return float(np.median(slowest(seconds)))
@@ -656,22 +679,23 @@ def read_advice(out: Path, suffix: str = "") -> Advice:
     # The profile is of whole iterations, with all batches that they accumulate. So the
     # workload is not accumulated once more.
     work = store.read_profile(out / f"layers{suffix}.csv").workload()
-    return Advice.of(work, with_contention, scatter_of(samples), LISTS)
+    return Advice.of(work, with_contention, scatter_of(samples), lists=DDP_TAKES_LISTS)
 
 
 def _plans(me: Rank, training: Training) -> dict[str, list[int]]:
     """Return the bytes of each bucket by plan: DDP's default, and the best plans.
 
-    The default, which comes first, has an empty list. The best plans follow in the order
-    of their predicted iterations. There are none if torch lets nobody choose buckets.
-    Only rank 0 has the tables from which plans follow. On all other ranks the plans
-    have numbers for names.
+    The default, which comes first, has an empty list. The best plans follow, the one
+    with the shortest predicted iteration first. There are none if this torch does not
+    let a user choose buckets. Only rank 0 has the tables from which the plans follow,
+    and sends their sizes to all other ranks. There the plans have numbers for names,
+    which nobody sees, because only rank 0 saves rows and prints.
     """
     names = [str(number) for number in range(PLANS_TRIED)]
     # A row for each plan, because ranks exchange arrays of one shape. No plan has more
     # buckets than tensors, and 0 stands for no bucket.
     sizes = np.zeros((PLANS_TRIED, len(training.trained())))
-    if me.rank == 0 and LISTS:
+    if me.rank == 0 and DDP_TAKES_LISTS:
         ranked = read_advice(me.out).ranked
         best = [option for option in ranked if option.name != DEFAULT][:PLANS_TRIED]
         for number, option in enumerate(best):
@@ -692,11 +716,11 @@ def trial(
 ) -> Iterator[Tables]:
     """Train under each plan in turn, round by round.
 
-    The trial ends at the first of `LOOKS` at which the gain of the plan that comes first
-    after the default is decided (`ddlkit.model.advice.is_decided`). It also ends when
-    ``max_s`` is over, but not before the first look. A disturbed round is repeated. A
-    plan is left out if DDP makes other buckets for it, and there is no trial if only the
-    default is left.
+    After each number of rounds in `LOOKS`, the trial ends if the gain of the best plan
+    over the default is decided (`ddlkit.model.advice.is_decided`). The best plan is the
+    first one after the default. The trial also ends when ``max_s`` is over, but not
+    before the first look. A disturbed round is repeated. A plan is left out if DDP
+    makes other buckets for it, and there is no trial if only the default is left.
 
     Parameters
     ----------
@@ -716,7 +740,8 @@ def trial(
         Table ``trials``: seconds of each iteration, of the slowest rank.
     """
     begun_s = time.monotonic()
-    # If nothing can be tried now, the trial of an earlier call must not stand for it.
+    # If nothing can be tried now, an earlier trial must not be taken for the one of
+    # this call.
     _remove_trials(me)
     wrapped = _wrapped(me, training, plans)
     candidates = [name for name in wrapped if name != DEFAULT]
@@ -725,10 +750,10 @@ def trial(
         return
     synchronize = clock.synchronizer(me.device)
     iteration_s = _median_s(training, training.iterate)
-    # In each round every plan has one more iteration, which warms up.
-    # That is why 1 is subtracted from the iterations that fit.
+    # In each round every plan has one more iteration, which warms up. That is why 1 is
+    # subtracted from the number of iterations that fit into the time.
     fitting = max_s / (PLANNED_ROUNDS * len(wrapped) * iteration_s) - 1
-    count = int(np.clip(fitting, THREE_TIMES.min_repeats, MAX_ITERATIONS_PER_ROUND))
+    count = int(np.clip(fitting, MIN_ITERATIONS_PER_ROUND, MAX_ITERATIONS_PER_ROUND))
     budget = replace(THREE_TIMES, warmup=1, min_repeats=count, max_repeats=count)
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
     retries = Retries()
@@ -750,6 +775,7 @@ def trial(
             dist.barrier()
             mine = clock.measure(training.iterate, budget, synchronize=synchronize)
             seconds[name] = slowest(mine)
+        # `again` pauses if the round was disturbed, and the round is then repeated.
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
         iterations = f"{count} iterations of each of {len(wrapped)} plans"
@@ -775,6 +801,7 @@ def _wrapped(
     wrapped = {}
     for name, sizes in plans.items():
         ddp, buckets, _ = wrap_and_rebuild(training, sizes)
+        # The default has no sizes, and cannot differ from them.
         if sizes and buckets != [*sizes]:
             counts = f"asked for {len(sizes)} buckets, DDP made {len(buckets)}"
             me.say(f"plan {name} is not tried: {counts}")

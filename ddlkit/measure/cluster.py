@@ -62,7 +62,7 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
         cannot be written.
     """
     layout = peers.layout()
-    shared = shared_facts(me)
+    facts_of_all_ranks = shared_facts(me)
     me = replace(me, link=link or link_of(me, layout))
     sizes = messages.NCCL_SIZES if me.backend == "nccl" else messages.SIZES
     path = table_path(out, "collectives", _name(me, layout))
@@ -71,6 +71,7 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
     if not missing:
         me.say(f"{path.name} has all sizes already: nothing is left to do")
         return path
+    # Each size of each collective gets an equal part of the time.
     budget = _budget(60.0 * minutes / (len(COLLECTIVES) * len(sizes)))
     for collective, missing_sizes in missing.items():
         settings = CollectivesSettings(
@@ -83,7 +84,11 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
             # The clocks right after a measurement show whether a GPU was slowed down.
             clocks = [json.loads(text) for text in _clocks_of_all(me)]
             if me.rank == 0:
-                described = {**this_machine(), "ranks": shared, "clocks": clocks}
+                described = {
+                    **this_machine(),
+                    "ranks": facts_of_all_ranks,
+                    "clocks": clocks,
+                }
                 origin = Origin(machine=described)
                 origin.save(path, tables["collectives"], "collectives", append=True)
     return path
@@ -95,7 +100,7 @@ def _name(me: Rank, layout: Layout) -> str:
 
 
 def _in_words(me: Rank, layout: Layout, sizes: Sequence[int]) -> str:
-    """Return a line that says what is measured."""
+    """Return a line that names the ranks, the link and the sizes that are measured."""
     nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes"
     line = (
         f"{me.backend} between {me.world_size} ranks on {nodes} over {me.link}, "
@@ -107,14 +112,15 @@ def _in_words(me: Rank, layout: Layout, sizes: Sequence[int]) -> str:
 
 
 def _budget(size_s: float) -> Budget:
-    """Return the budget of one size of one collective that has so many seconds."""
+    """Return the budget for one size of one collective, which may take ``size_s``."""
     return Budget(warmup=2, min_repeats=5, max_repeats=200, max_s=max(_LEAST_S, size_s))
 
 
 def _missing(me: Rank, path: Path, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the sizes that the table lacks of each collective, of which it lacks any.
+    """Return the sizes that the table lacks, by the collective.
 
-    Only rank 0 sees the table, so that its answer holds for all ranks.
+    A collective of which the table has all sizes is left out. Only rank 0 sees the
+    table, and all ranks return the answer of rank 0.
     """
     rows = pd.DataFrame()
     if me.rank == 0 and store.has_table(path):
@@ -122,6 +128,8 @@ def _missing(me: Rank, path: Path, sizes: Sequence[int]) -> dict[str, tuple[int,
     missing = {}
     for collective in COLLECTIVES:
         lacking = messages.missing_sizes(rows, collective, sizes, me.world_size)
+        # Ranks exchange numbers only, so each size has a flag: 1 if it is missing, else
+        # 0.
         is_missing = [float(size in lacking) for size in sizes]
         flags_of_rank_0 = peers.everyones(is_missing)[0]
         chosen = tuple(
@@ -175,7 +183,7 @@ def facts_of(me: Rank) -> dict[str, str]:
     described = this_machine()
     facts = {"processor": described["cpu"]["model"]}
     if me.device.type == "cuda":
-        # A node has GPUs of one model, and of one driver.
+        # All GPUs of a node have the same driver, so the first one is asked.
         gpu = described["gpus"][0] if described["gpus"] else {}
         facts["gpu"] = torch.cuda.get_device_name(me.device)
         facts["driver"] = str(gpu.get("driver", "unknown"))
@@ -186,7 +194,7 @@ def facts_of(me: Rank) -> dict[str, str]:
 
 
 def shared_facts(me: Rank) -> dict[str, str]:
-    """Return the `facts_of` the machines of this job, which are equal.
+    """Return what `facts_of` returns on all ranks, after checking that it is equal.
 
     Parameters
     ----------
@@ -211,7 +219,7 @@ def equal_machines(texts: Sequence[str]) -> dict[str, str]:
     Parameters
     ----------
     texts : sequence of str
-        The `facts_of` each rank as JSON, in the order of ranks.
+        What `facts_of` returned on each rank, as JSON, in the order of ranks.
 
     Returns
     -------
@@ -231,6 +239,7 @@ def equal_machines(texts: Sequence[str]) -> dict[str, str]:
     first, *others = (json.loads(text) for text in texts)
     shared: dict[str, str] = first
     for rank, facts in enumerate(others, start=1):
+        # The message names the first difference only.
         for name, value in _differences(shared, facts):
             raise UserError(
                 f"ranks run on different machines: the {name} of rank 0 is "
@@ -243,7 +252,7 @@ def equal_machines(texts: Sequence[str]) -> dict[str, str]:
 def _differences(
     first: Mapping[str, str], other: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each fact in which another rank differs from the first, with its value."""
+    """Yield the name of each fact that differs, and its value in ``other``."""
     for name in sorted({*first, *other}):
         value = other.get(name, "none")
         if value != first.get(name, "none"):
@@ -254,6 +263,7 @@ def _clocks_of_all(me: Rank) -> list[str]:
     """Return the settings and clocks of each rank's GPU as JSON, "{}" without a GPU."""
     settings: dict[str, Any] = {}
     if me.device.type == "cuda":
+        # nvidia-smi knows a GPU by its UUID after "GPU-", which torch may leave out.
         uuid = str(torch.cuda.get_device_properties(me.device).uuid)
         gpu = f"GPU-{uuid.removeprefix('GPU-')}"
         settings = next(iter(machine.gpu_settings("-i", gpu)), {})

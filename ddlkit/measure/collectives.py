@@ -62,7 +62,7 @@ _CHUNK_ELEMENTS = 2**24
 
 @dataclass(frozen=True)
 class Posting:
-    """How a collective is posted, and which result is right.
+    """How a rank posts a collective, and which result is right.
 
     Attributes
     ----------
@@ -171,8 +171,8 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     ------
     mapping of str to DataFrame
         Table ``collectives`` of one collective: a row per sample, with ``seconds`` of
-        the slowest rank, and ``fastest_s`` of the fastest. Collectives of NCCL are in
-        place, and those of gloo are so only if they are all-reduces.
+        the slowest rank, and ``fastest_s`` of the fastest. All-reduces are in place,
+        and so are all collectives of NCCL.
 
     Raises
     ------
@@ -202,11 +202,12 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     retries = Retries()
     for collective in settings.collectives:
         frames = []
-        # Each size has random integers of its own, by its number as the seed.
+        # The number of a size is the seed of its random integers, so that no two sizes
+        # have the same integers.
         for seed, size in enumerate(sizes):
             count = messages_at(size, settings.messages_per_sample)
             make_collective = partial(
-                CheckedCollective, me, collective, size, seed, count
+                CheckedCollective, me, collective, size, seed=seed, count=count
             )
             spread, usage = _measure_undisturbed(me, make_collective, settings, retries)
             labels = {
@@ -252,14 +253,14 @@ def whole_size(size: int, world_size: int) -> int:
 
 
 def messages_at(size: int, messages_per_sample: int) -> int:
-    """Return how many messages are posted at once.
+    """Return how many messages of a size are posted at once.
 
     Parameters
     ----------
     size : int
         The size of a message in bytes.
     messages_per_sample : int
-        How many are wanted.
+        How many messages are wanted.
 
     Returns
     -------
@@ -275,10 +276,11 @@ def messages_at(size: int, messages_per_sample: int) -> int:
 
 
 class _Spread(NamedTuple):
-    """Seconds of a message in each sample, of the slowest rank and of the fastest.
+    """Mean seconds of a message in each sample, on the slowest and on the fastest rank.
 
-    A message of NCCL lasts from the moment in which a rank begins it. Ranks that begin
-    early wait within it, so that the shortest time is closest to the message itself.
+    The ranks differ, because NCCL's kernel runs from the moment in which its own rank
+    begins. A rank that begins early waits in the kernel for the others. So the shortest
+    time is closest to that of the message itself.
     """
 
     slowest_s: Floats
@@ -320,18 +322,21 @@ def _measure_undisturbed(
 def _measure(
     me: Rank, checked: CheckedCollective, settings: CollectivesSettings
 ) -> _Spread:
-    """Return seconds of a message by sample.
+    """Time a collective, and return the mean seconds of a message in each sample.
 
-    The results that the last sample left in the buffers are checked.
+    In a sample each rank posts one message for each buffer of ``checked``. Each rank
+    starts ``settings.apart_s`` later than the rank before it, and times count from the
+    last start. The results that the last sample leaves in the buffers are checked.
     """
     synchronize = synchronizer(me.device)
 
-    def start_together() -> None:
+    def reset_and_meet() -> None:
         checked.reset()
         synchronize()
         # NCCL's barrier is a kernel. After this function `measure` waits for the device,
         # and thus for the end of that kernel, before it times a sample.
         dist.barrier()
+        # Rank 0 starts at once, and each other rank after the one before it.
         sleep_until(perf_counter() + me.rank * settings.apart_s)
 
     action: Action = checked.run
@@ -346,19 +351,20 @@ def _measure(
         action,
         settings.budget,
         synchronize=synchronize,
-        setup=start_together,
+        setup=reset_and_meet,
         agree=peers.agree_all,
     )
     checked.check()
     # The rank with the largest number starts last, and no collective can end before all
     # ranks have started. What an earlier rank waited for the last start does not count.
     started_before_last_s = (me.world_size - 1 - me.rank) * settings.apart_s
-    own_s = (seconds - started_before_last_s) / len(checked.buffers)
+    messages_per_sample = len(checked.buffers)
+    own_s = (seconds - started_before_last_s) / messages_per_sample
     of_all_ranks = peers.everyones(own_s)
     slowest_s = of_all_ranks.max(axis=0)
     fastest_s = of_all_ranks.min(axis=0)
-    # A rank that sleeps a little longer than it should may seem to end before the last
-    # start.
+    # A rank that starts later than it should has waited less than what is subtracted,
+    # so its time may come out below zero.
     return _Spread(slowest_s, np.maximum(fastest_s, 0.0))
 
 
@@ -397,8 +403,8 @@ class CheckedCollective:
         self._posting = POSTINGS[collective]
         # NCCL's own benchmarks and FSDP run in place.
         self._in_place = self._posting.in_place or me.backend == "nccl"
-        # The size of an all-gather is that of its result, of which each rank's input is
-        # only one part. The input of an all-reduce is as large as its size.
+        # The size of an all-gather is that of its result, and each rank's input is one part
+        # of the result. The input of an all-reduce has the whole size.
         known = COLLECTIVES[collective]
         self._input_parts = known.input_parts(me.world_size)
         self._output_parts = known.output_parts(me.world_size)
@@ -410,13 +416,13 @@ class CheckedCollective:
         inputs = (vector.roll(rank * _ROTATION) for rank in range(me.world_size))
         self.mine = vector.roll(me.rank * _ROTATION)
         self.expected = self._posting.result(inputs, me)
-        # A buffer that nothing is written to must not look right, so all of it but the
-        # input is NaN before the collective.
+        # An element that the collective does not write must not look right. So all of a
+        # buffer but the input is NaN before the collective.
         row_elements = elements if self._in_place else self.expected.numel()
         self._initial = self.mine.new_full((row_elements,), float("nan"))
         if self._in_place:
             self._source(self._initial).copy_(self.mine)
-        # A row for each message of a sample.
+        # A row for each of the messages that are posted at once.
         self.buffers = self.mine.new_empty((count, row_elements))
 
     def _source(self, row: torch.Tensor) -> torch.Tensor:
@@ -472,13 +478,13 @@ def random_integers(
 ) -> torch.Tensor:
     """Return random integers in float32, which are the same on every device.
 
-    They are a hash of their positions. torch's own random numbers depend on the model of
-    the GPU, and drawing a large vector on the host would take seconds.
+    Each integer is a hash of its position. torch's own random numbers would depend on
+    the model of the GPU, and drawing a large vector on the host would take seconds.
 
     Parameters
     ----------
     elements : int
-        How many.
+        How many integers.
     seed : int
         Another seed gives other integers.
     device : torch.device or str, optional
@@ -497,11 +503,13 @@ def random_integers(
     vector = torch.empty(elements, device=device)
     for begin in range(0, elements, _CHUNK_ELEMENTS):
         part = vector[begin : begin + _CHUNK_ELEMENTS]
-        # Positions of another seed are far away, so that no two seeds share integers.
-        first = (seed << 40) + begin
-        bits = torch.arange(first, first + len(part), device=device)
+        # Each seed begins 2**40 positions after the one before it, so that no two seeds
+        # share positions.
+        first_position = (seed << 40) + begin
+        bits = torch.arange(first_position, first_position + len(part), device=device)
         for multiplier in _MULTIPLIERS:
-            # A product of 64 bits wraps. Its high bits depend on all bits of the factor.
+            # The product wraps at 64 bits. Its high bits depend on all bits of the
+            # factor, and are mixed into the low ones.
             bits = bits * multiplier
             bits = bits ^ (bits >> 32)
         part.copy_(bits.remainder(2 * _LARGEST_INTEGER) - _LARGEST_INTEGER)
@@ -527,12 +535,14 @@ def missing_sizes(
     Returns
     -------
     tuple of int
-        The sizes of which the table has no row.
+        Those of ``sizes`` for which the table has no row.
     """
     measured_sizes: set[int] = set()
     # An empty frame may have no columns.
     if len(rows):
         measured_sizes = set(rows["bytes"][rows["collective"] == collective])
+    # A size is rounded up to equally many elements on every rank before it is measured.
+    # The table has the rounded sizes.
     return tuple(
         size for size in sizes if whole_size(size, workers) not in measured_sizes
     )

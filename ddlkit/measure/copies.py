@@ -32,9 +32,9 @@ Pool = Tensor
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
     """Time copies of each kind and size.
 
-    Copies go through pools of memory that are as large as the largest size, each from
-    another slot of the source to another slot of the target. So with large pools, no copy
-    finds its bytes in a cache.
+    Bytes are copied from one pool of memory to another. Both pools are as large as the
+    largest copy. Each copy takes the next slot of the source and of the target, so that
+    with large pools no copy finds its bytes in a cache.
 
     Parameters
     ----------
@@ -71,6 +71,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     largest = max(fitting)
 
     def frames(torch_device: torch.device) -> Iterator[pd.DataFrame]:
+        """Measure each kind at each size that fits, and yield the rows of each."""
         pools = _pools(torch_device, largest)
         for kind, (target, source) in pools.items():
             for size in fitting:
@@ -92,7 +93,9 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
 
 
 def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
-    """Return the target and the source of each kind of copy, with random bytes.
+    """Return two pools by the kind of copy: first the target, then the source.
+
+    Each pool has ``n_bytes`` random bytes, rounded up to a multiple of 8.
 
     The kinds are "memcpy" on the CPU. On a GPU they are from the host to the device
     (h2d) and back (d2h), each with pinned or pageable memory of the host, and within
@@ -123,7 +126,7 @@ def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
 def _copy_s(
     target: Pool, source: Pool, size: int, budget: Budget
 ) -> tuple[int, Floats]:
-    """Time copies of a size between the slots of two pools.
+    """Time copies of ``size`` bytes from one pool to another.
 
     Returns
     -------

@@ -188,9 +188,10 @@ class Training:
     def _refuse_sparse_gradients(self) -> None:
         """Raise UserError if a parameter has a sparse gradient after a backward pass.
 
-        DDP sends such a gradient by itself, and gathers the rows of all ranks. How many
-        rows there are depends on the batch. So the message is neither as large as the
-        parameter, nor an all-reduce, nor part of any bucket that a plan could choose.
+        DDP sends a sparse gradient in a message of its own, by an all-gather of the
+        rows of all ranks. The number of rows depends on the batch. So the message is
+        neither as large as the parameter, nor an all-reduce, nor part of a bucket of a
+        plan.
         """
         for name, p in self.trained().items():
             if p.grad is not None and p.grad.layout != torch.strided:
@@ -252,7 +253,7 @@ class Training:
             Gets the name of a tensor whose gradient is ready. It is called several
             times for a gradient that is accumulated.
         """
-        names = {p: name for name, p in self.trained().items()}
+        names_by_parameter = {p: name for name, p in self.trained().items()}
         modules: list[nn.Module] = []
         if not self.compiled:
             modules += self.model.modules()
@@ -260,15 +261,20 @@ class Training:
         with ExitStack() as hooks:
             for module in modules:
                 # A layer is a module that has trained parameters of its own.
-                parameters = [p for p in module.parameters(recurse=False) if p in names]
-                if parameters:
-                    # A lambda would see the last value of a variable of this loop. The
-                    # default of an argument keeps the value that it has now.
+                own_names = [
+                    names_by_parameter[p]
+                    for p in module.parameters(recurse=False)
+                    if p in names_by_parameter
+                ]
+                if own_names:
+                    # The default of an argument keeps the value that it has now.
+                    # Without it the lambda would see the last value of a variable of
+                    # this loop.
                     layer_hook = module.register_forward_pre_hook(
-                        lambda *_, tensor=names[parameters[0]]: on_layer(tensor)
+                        lambda *_, tensor=own_names[0]: on_layer(tensor)
                     )
                     hooks.enter_context(layer_hook)
-            for p, name in names.items():
+            for p, name in names_by_parameter.items():
                 gradient_hook = p.register_post_accumulate_grad_hook(
                     lambda _, tensor=name: on_gradient(tensor)
                 )
@@ -294,9 +300,9 @@ class Training:
         DistributedDataParallel
             The wrapped model.
         """
-        # `use` replaces the model's forward by DDP, so its own forward is kept here. A
-        # model that is wrapped anew gets its own forward back first, or DDP would wrap
-        # DDP.
+        # `use` replaces the model's forward by DDP. Therefore the model's own forward
+        # is kept at the first call, and restored at each call. Otherwise a model that
+        # is wrapped once more would call one DDP within the other.
         if self._forward_before_ddp is None:
             self._forward_before_ddp = self.model.forward
         self.model.forward = self._forward_before_ddp
@@ -308,8 +314,9 @@ class Training:
             "init_sync": synchronize,
             SYNC_BUFFERS: synchronize,
         }
-        # `_Inside` keeps the model's forward as it is now, and DDP will call that one. So
-        # it does not matter to DDP that `use` replaces the model's forward next.
+        # `_Inside` keeps the model's forward as it is now, the model's own, and DDP
+        # calls that one. So DDP does not call itself after `use` has replaced the
+        # forward.
         inside = _Inside(self.model)
         ddp = DistributedDataParallel(inside, **fixed_options, **options)
         return self.use(ddp)
@@ -329,14 +336,15 @@ class Training:
         """
         self.ddp = ddp
         # A user's loss calls the model, and knows nothing of DDP. So the model's forward
-        # is made to call DDP. DDP calls the model's own forward, which `_Inside` has kept.
+        # is made to call DDP. DDP in turn calls `_Inside`, which kept the model's own
+        # forward.
         self.model.forward = ddp.__call__
         return ddp
 
 
 def _sent_of_sparse(gradient: Tensor) -> str:
     """Return in words how much of a sparse gradient DDP sends."""
-    # Other layouts, such as sparse_csr, have other parts.
+    # Other sparse layouts, such as sparse_csr, have no indices and values like these.
     if gradient.layout != torch.sparse_coo:
         return "an unknown part"
     # Gloo and NCCL add up the entries of equal rows before they send.
@@ -347,9 +355,10 @@ def _sent_of_sparse(gradient: Tensor) -> str:
 
 
 class _Inside(nn.Module):
-    """The module that DDP wraps: what a model computes, without the model's hooks.
+    """The module that DDP wraps: it calls a model's forward, without the model's hooks.
 
-    The model's own hooks have run when a call reaches DDP, and must not run again.
+    A call of the model runs the model's hooks, and then its forward, which is DDP. The
+    hooks must not run a second time when DDP calls the model's own forward.
 
     Attributes
     ----------
@@ -383,7 +392,7 @@ class BackwardCalls:
     Attributes
     ----------
     count : int
-        How many times it has been called.
+        How many calls there were, without those within another call.
     """
 
     def __init__(self, mark: Callable[[], object], last: int) -> None:
@@ -432,7 +441,8 @@ def backward_calls(
         The count so far.
     """
     calls = BackwardCalls(mark, last)
-    # Tensor.backward looks this function up at each call, so it is counted, too.
+    # Tensor.backward looks up torch.autograd.backward at each call, so its calls count,
+    # too.
     with patch.object(torch.autograd, "backward", calls):
         yield calls
 
@@ -457,10 +467,11 @@ def known(
     device : torch.device
         The device.
     precision : str, optional
-        ``"bf16"`` computes forward and backward under autocast. Any other precision
-        leaves torch's settings, which `ddlkit.measure.layers.compute_on` makes.
+        ``"bf16"`` computes forward and backward under autocast. With any other
+        precision, torch's settings at the time of the call count, which
+        `ddlkit.measure.layers.compute_on` can make.
     model : Module, optional
-        An instance of the network to train, in place of a new one.
+        An instance of the network to train. By default a new one is built.
     rank : int, optional
         The number of this rank. Each rank has the same random batch, but shifted by its
         number along the last axis, so that gradients differ between ranks.
@@ -495,8 +506,8 @@ def known(
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     """Return SGD with momentum at rate 0.
 
-    An update computes as much as at any other rate, but weights do not change. So every
-    repeat computes the same.
+    An update computes as much as at any other rate, but the weights do not change. So
+    all repeats of an iteration compute the same.
     """
     return torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
 
@@ -504,8 +515,8 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 def load(user_model: str, device: torch.device, notes: list[str]) -> Training:
     """Return the model in training that a user names.
 
-    A user's function is called once, after seeds are set, with ``device=`` if the
-    function has such a parameter. No file is written.
+    If the user names a function, it is called once, after the seeds of all random
+    numbers are set. It gets ``device=`` if it has such a parameter. No file is written.
 
     Parameters
     ----------
@@ -561,8 +572,9 @@ def check(user_model: str) -> None:
     Raises
     ------
     UserError
-        If the file or the function does not exist, and as `load` and
-        `Training.try_out` do, as far as that can be seen without values.
+        If the file or the function does not exist, if the function's result cannot be
+        trained, and if the loss neither runs backward nor returns a scalar that needs a
+        gradient. What cannot be seen without values is not refused.
     """
     torchvision = _TORCHVISION.fullmatch(user_model)
     if torchvision:
@@ -572,7 +584,8 @@ def check(user_model: str) -> None:
             networks.build(torchvision["name"])
         return
     function = _function(user_model)
-    # A module of the user's may hold real tensors already, such as a batch.
+    # The user's file has been imported with real tensors, and may hold some, such as a
+    # batch.
     fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
     # The command prints its result on standard output, which must hold nothing else.
     no_result = contextlib.redirect_stdout(sys.stderr)
@@ -584,7 +597,7 @@ def check(user_model: str) -> None:
             # is a mistake, the ranks will show it with its traceback.
             return
         training = _in_training(result, user_model, notes=[])
-        # Compiled code takes long to be made, and takes no fake tensors.
+        # Compiling takes long, and compiled code does not accept fake tensors.
         if training.compiled:
             return
         # `_in_training` has checked that the result is (model, loss) or (model, loss,
@@ -679,6 +692,7 @@ def _refuse_result(result: Any, user_model: str) -> None:
     Whether the third value is an optimizer is checked by the caller.
     """
     items = result if isinstance(result, tuple) else (result,)
+    # Several optimizers are a likely mistake, which gets a message of its own.
     if len(items) > 3 and isinstance(items[-1], torch.optim.Optimizer):
         raise UserError(
             f"{user_model} returns {len(items) - 2} values after the loss: give one "

@@ -82,7 +82,10 @@ class _FlopMarks:
         self._counts.append(count)
 
     def seconds(self) -> Floats:
-        """Return the FLOPs at each mark, not seconds: the name is that of `Marks`."""
+        """Return the FLOPs up to each mark.
+
+        Only the name says seconds. It must be that of the method of `Marks`.
+        """
         return np.array(self._counts, float)
 
 
@@ -94,7 +97,8 @@ class _Shares(NamedTuple):
     Attributes
     ----------
     layers : dict of str to float
-        The last forward pass of each layer, by the first tensor of the layer.
+        The last forward pass of each layer, by the name of the first tensor of the
+        layer.
     ready : dict of str to float
         When each gradient becomes ready for the last time, counted from the start of
         the last backward pass. The first gradient to become ready comes first.
@@ -111,7 +115,8 @@ class _HookedIteration:
     """An iteration with hooks, which `run` runs and `read` shares among its tensors.
 
     ``_events`` holds pairs of the kind of an event (a phase, a layer or a gradient) and
-    the name of its tensor, which is empty for a phase. Event number k has mark number k.
+    the name of its tensor. The name is empty for a phase, and for a layer it is that of
+    the layer's first tensor. Event number k has mark number k.
     """
 
     def __init__(self, marks: _AnyMarks) -> None:
@@ -131,7 +136,8 @@ class _HookedIteration:
 
     def read(self) -> _Shares:
         """Return how the iteration is shared among its tensors."""
-        # Marks hold what has passed since the first mark: seconds or FLOPs.
+        # What has passed at each mark since the first mark. Despite the method's name
+        # these are FLOPs if the marks count FLOPs.
         passed = self._marks.seconds()
         phases = [k for k, (event, _) in enumerate(self._events) if event == _PHASE]
         # The four phase events are the start of the iteration, the start and the end of
@@ -142,18 +148,20 @@ class _HookedIteration:
         return _Shares(layers, ready, whole=float(passed[-1]))
 
     def _ready(self, passed: Floats, backward_begin: int) -> dict[str, float]:
-        """Return `_Shares.ready`.
+        """Return when each gradient is ready, counted from the last backward pass.
 
         ``passed`` has the value of each mark. ``backward_begin`` is the number of the
         event at which the last backward pass begins.
         """
-        # Batches may be accumulated, or segments computed anew. What counts is when a
-        # gradient is ready for the last time, since only then it can be sent.
+        # A gradient may become ready several times, if several batches are accumulated
+        # or if checkpointing computes a segment anew. Only the last time counts,
+        # because a gradient cannot be sent before.
         last_mark: dict[str, int] = {}
         for k, (event, tensor) in enumerate(self._events):
             if event == _GRADIENT:
                 last_mark[tensor] = k
         ready: dict[str, float] = {}
+        # Tensors are sorted by the number of their last mark, which is the order in time.
         for tensor in sorted(last_mark, key=last_mark.__getitem__):
             since_begin = float(passed[last_mark[tensor]] - passed[backward_begin])
             # A gradient may be ready before the last backward pass begins.
@@ -163,13 +171,21 @@ class _HookedIteration:
     def _layers(
         self, passed: Floats, backward_begin: int, ready: dict[str, float]
     ) -> dict[str, float]:
-        """Return `_Shares.layers`, from the arguments of `_ready` and its result."""
+        """Return how long the last forward pass of each layer takes.
+
+        The keys are the first tensors of the layers. ``passed`` has the value of each
+        mark, and ``backward_begin`` is the number of the event at which the last
+        backward pass begins. ``ready`` has the tensors in the order in which their
+        gradients become ready.
+        """
         # Earlier forward passes belong to batches that are accumulated. Between them and
         # the last one there are gradients, and before the first one the iteration
         # starts. So the last forward pass begins with the last event that is no layer.
         forward_begin = max(
             k for k in range(backward_begin) if self._events[k][0] != _LAYER
         )
+        # A layer whose first tensor gets no gradient has no row in a profile. Its time
+        # counts to the layer before it.
         starts = [
             k
             for k in range(forward_begin + 1, backward_begin)
@@ -177,11 +193,11 @@ class _HookedIteration:
         ]
         tensors = [self._events[k][1] for k in starts]
         if not tensors:
-            # No layer is seen in what is compiled: the first tensor has all of forward.
-            # Its gradient is ready last.
+            # Layers of a compiled model are not seen. The first tensor of the model
+            # then has all of forward. It is the one whose gradient is ready last.
             tensors = [list(ready)[-1]]
-        # What precedes the first layer belongs to that layer. Therefore its own start
-        # is no boundary.
+        # The time before the first layer counts to the first layer. So the start of the
+        # first layer is no boundary.
         boundaries = passed[[forward_begin, *starts[1:], backward_begin]]
         layers = dict.fromkeys(tensors, 0.0)
         # A layer that is used several times has the sum of its shares.
@@ -196,9 +212,9 @@ class _Order:
 
     Attributes
     ----------
-    starts : list of str, length s
-        The first tensor of each layer in the order in which layers start; of what is
-        compiled, one tensor for all.
+    first_tensors : list of str, length s
+        The first tensor of each layer, in the order in which layers start. A compiled
+        model counts as one layer.
     ready : list of str, length n
         The tensors in the order in which their gradients become ready for the last
         time.
@@ -206,7 +222,7 @@ class _Order:
         FLOPs of the forward pass of each layer.
     """
 
-    starts: list[str]
+    first_tensors: list[str]
     ready: list[str]
     flops: Floats
 
@@ -217,25 +233,27 @@ class _Order:
         The iteration also allocates the state of the optimizer. ``me`` is this rank if
         all ranks of a job profile at the same time, and None if this process is alone.
         """
-        # The operations within compiled code cannot be counted one by one. Then there is
-        # no counter, and all FLOPs are 0.
+        # Operations within compiled code cannot be counted. For a compiled model there
+        # is therefore no counter, and all FLOPs are 0.
         counting = nullcontext() if training.compiled else networks.flop_counter()
         with counting as counter:
             first_iteration = _HookedIteration(_FlopMarks(counter))
             first_iteration.run(training)
-        # The marks of this iteration count FLOPs, so its shares are FLOPs.
+        # The marks of this iteration count FLOPs instead of seconds. So `read` shares
+        # out FLOPs among the tensors. It names a layer by the first tensor of the
+        # layer.
         flop_shares = first_iteration.read()
-        starts = list(flop_shares.layers)
+        first_tensors = list(flop_shares.layers)
         ready = list(flop_shares.ready)
         if me:
-            # Ranks exchange spans, so all of them must have the same order.
+            # Ranks compare their spans one by one, so all must have the same order.
             names = [*training.trained()]
-            starts = _as_rank_0(starts, names)
+            first_tensors = _as_rank_0(first_tensors, names)
             ready = _as_rank_0(ready, names)
-        # A model may use a layer by chance, in some ranks only. A layer that rank 0 has
-        # used and this rank has not counts 0 FLOPs here.
-        flops = [flop_shares.layers.get(tensor, 0.0) for tensor in starts]
-        return cls(starts, ready, np.array(flops))
+        # A model may choose its layers at random, so that a rank may lack a layer that
+        # rank 0 has. Such a layer has 0 FLOPs here.
+        flops = [flop_shares.layers.get(tensor, 0.0) for tensor in first_tensors]
+        return cls(first_tensors, ready, np.array(flops))
 
     def spans(self, iteration: _HookedIteration) -> Floats:
         """Return the spans of an iteration with hooks in seconds, shape (s + n + 1,).
@@ -245,7 +263,8 @@ class _Order:
         ready. The last span is the whole iteration.
         """
         shares = iteration.read()
-        layers_s = [shares.layers.get(tensor, 0.0) for tensor in self.starts]
+        # A layer or gradient that this iteration did not have counts 0.
+        layers_s = [shares.layers.get(tensor, 0.0) for tensor in self.first_tensors]
         ready_s = [shares.ready.get(tensor, 0.0) for tensor in self.ready]
         # Two gradients that are ready at nearly the same time may swap their order in
         # this iteration. No span may be negative, so the later of two times counts.
@@ -261,9 +280,12 @@ class _Order:
         values = np.zeros(len(self.ready))
         # Forward order is the reverse of the order in which gradients become ready.
         last_position = len(self.ready) - 1
-        positions = [last_position - self.ready.index(tensor) for tensor in self.starts]
-        # No two positions are equal: `starts` names each first tensor once. Uses of a
-        # layer, or layers, that share a first tensor were added up when it was read.
+        positions = [
+            last_position - self.ready.index(tensor) for tensor in self.first_tensors
+        ]
+        # No two positions are equal, because `first_tensors` has each tensor once:
+        # layers that share their first tensor were added up when the iteration was
+        # read.
         values[positions] = by_layer
         return values
 
@@ -273,15 +295,17 @@ _NOT_NAMED = -1.0
 
 
 def _as_rank_0(names: list[str], all_names: list[str]) -> list[str]:
-    """Return the names that rank 0 has, in the order of rank 0.
+    """Return the argument ``names`` of rank 0. All ranks call this function.
 
-    Ranks exchange numbers only. So each rank sends the position that each of
-    ``all_names``, which are equal on all ranks, has in its own ``names``.
+    ``all_names`` are equal on all ranks, and contain the ``names`` of each rank. Ranks
+    exchange numbers only. So each rank sends, for each of ``all_names``, its position
+    in the rank's own ``names``.
     """
     positions = {name: float(position) for position, name in enumerate(names)}
     own_positions = [positions.get(name, _NOT_NAMED) for name in all_names]
     of_rank_0 = peers.everyones(own_positions)[0]
-    # Names that rank 0 does not have come first in this order, and are then left out.
+    # Names that rank 0 does not have come first in this order, because `_NOT_NAMED` is
+    # negative. They are left out.
     in_order = np.argsort(of_rank_0)
     return [all_names[k] for k in in_order if of_rank_0[k] != _NOT_NAMED]
 
@@ -305,7 +329,8 @@ def compute_on(
     device : str or torch.device
         The device.
     precision : str, optional
-        Only ``"tf32"`` lets CUDA use TF32. An empty string leaves torch's own setting.
+        Only ``"tf32"`` lets CUDA use TF32. An empty string leaves torch's settings as
+        they are.
     threads : int, optional
         The number of CPU threads, by default as many as torch uses already.
 
@@ -411,9 +436,9 @@ def profile_training(
     budget : Budget, optional
         How long to measure, by default as `Budget` has it.
     me : Rank, optional
-        This rank, if all ranks of a job profile at the same time; None if this process
-        is alone. Each step of an
-        iteration then ends when the slowest rank has ended it.
+        This rank, if all ranks of a job profile at the same time. Each step of an
+        iteration then ends when the slowest rank has ended it. By default this process
+        profiles alone.
     as_graph : bool, optional
         Whether the iteration is also timed as one CUDA graph.
 
@@ -432,12 +457,12 @@ def profile_training(
     backward passes in an iteration, forward is all that precedes the last backward
     pass.
     """
-    # Of several ranks the largest value of each number counts. A process alone is the
-    # slowest one itself, and keeps its values.
+    # `peers.slowest` returns the largest value over all ranks of each number. A process
+    # that profiles alone keeps its own values.
     slowest: Callable[[Floats], Floats] = peers.slowest if me else np.asarray
     order = _Order.of_first_iteration(training, me)
     measured = _undisturbed(training, budget or Budget(), me)
-    # The columns are forward, backward and update.
+    # A row for each repeat. The columns are forward, backward and update.
     phases = _spans_to_slowest_end(np.diff(measured.marks_s), slowest)
     hooked = np.array([order.spans(iteration) for iteration in measured.hooked])
     # The last column is the whole iteration. The others are its spans.
@@ -453,7 +478,7 @@ def profile_training(
     if training.device.type == "cuda":
         on_gpu = {"issue": measured.issue_s}
         if as_graph and not me:
-            on_gpu |= _graph(training)
+            on_gpu |= _graph(training)  # adds the quantity ``graph_iteration``, if any
         for name, seconds in on_gpu.items():
             quantities[name] = slowest(seconds)
     labels = {
@@ -478,14 +503,16 @@ def _profile(
     """Return the profile of a training from r repeats.
 
     ``phases`` are seconds of forward, backward and update without hooks, shape (r, 3).
-    ``spans`` are those of `_Order.spans` but for the last one, shape (r, s + n).
+    ``spans`` are the seconds of the s layers' forward passes and of the n gradients, as
+    `_Order.spans` returns them but without the whole iteration, shape (r, s + n).
     """
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     span_medians = np.median(spans, axis=0)
     # The s spans of the layers come first, then the n spans of the gradients. Hooks slow
     # an iteration down, so the spans are scaled to the phases without hooks.
-    layers = span_medians[: len(order.starts)]
-    gradients = span_medians[len(order.starts) :]
+    n_layers = len(order.first_tensors)
+    layers = span_medians[:n_layers]
+    gradients = span_medians[n_layers:]
     layers_s = layers * (forward_s / layers.sum())
     gradients_s = gradients * (backward_s / gradients.sum())
     parameters = training.trained()
@@ -498,6 +525,7 @@ def _profile(
         device=training.device.type,
         batch=training.batch,
         tensor=tensors,
+        # The name of a layer is that of a tensor without its last part, such as ".weight".
         layer=tuple(tensor.rpartition(".")[0] or tensor for tensor in tensors),
         parameters=np.array([parameters[tensor].numel() for tensor in tensors]),
         gradient_bytes=np.array([parameters[tensor].nbytes for tensor in tensors]),
@@ -584,14 +612,14 @@ class _Measured(NamedTuple):
 
 
 def _undisturbed(training: Training, budget: Budget, me: Rank | None) -> _Measured:
-    """Return a measurement that nothing else on the machine disturbed.
+    """Return a measurement, if possible one that nothing else on the machine disturbed.
 
-    A disturbed one is repeated twice at most. The third is returned in any case. On a GPU
-    nothing is repeated: the GPU is not shared, vitals say what the host of a virtual
-    machine took of the processor, and minutes on a GPU are few. ``me`` is None if this
-    process profiles alone.
+    A disturbed measurement is repeated twice at most. The third one is returned in any
+    case. On a GPU nothing is repeated: nobody else uses the GPU, table ``vitals`` has
+    what the host of a virtual machine took of the processor, and time on a GPU is
+    expensive. ``me`` is None if this process profiles alone.
     """
-    retries = Retries(0 if training.device.type == "cuda" else 2)
+    retries = Retries(most=0 if training.device.type == "cuda" else 2)
     rank = me.rank if me else 0
     while True:
         watch = Watch(rank)
@@ -632,7 +660,8 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         # Alone, this process decides by itself when to stop.
         agree=peers.agree_all if me else bool,
     )
-    # The lists also have the repeats that warm up, which come first.
+    # The lists begin with the repeats that warmed up. `samples` has only the repeats that
+    # count.
     repeats = len(samples["plain"])
     marks_s = np.array([marks.seconds() for marks in plain[-repeats:]])
     return _Measured(marks_s, hooked[-repeats:], np.array(issue_s[-repeats:]))
@@ -641,23 +670,25 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
 def _spans_to_slowest_end(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
     """Return spans that each end when the last rank has ended the span.
 
-    The spans along the last axis follow one another, in seconds. ``slowest`` returns
-    the largest value over all ranks of each number in an array.
+    ``spans`` are seconds that follow one another along the last axis, shape (..., k),
+    and so is the result. ``slowest`` returns the largest value over all ranks of each
+    number in an array.
     """
-    # The slowest rank need not be the same in all spans, so ends are compared and not
-    # durations, whose largest values could add up to more than any rank took.
+    # The slowest rank need not be the same in all spans. The largest durations could
+    # add up to more than any rank took, so the ends of spans are compared.
     ends = np.cumsum(spans, axis=-1)
     last_ends = slowest(ends.ravel()).reshape(ends.shape)
     return np.diff(last_ends, prepend=0.0, axis=-1)
 
 
 def _graph(training: Training) -> dict[str, Floats]:
-    """Return seconds of iterations as one CUDA graph, as the quantity of a table.
+    """Return the quantity ``graph_iteration``: seconds of iterations as one CUDA graph.
 
-    The result is empty if no graph can be captured: if the network waits for the GPU
-    within its iteration, or if there is too little memory for a graph.
+    The result is empty if no graph can be captured, because the network waits for the
+    GPU within its iteration, or because there is too little memory for a graph.
     """
-    # Freeing memory of the GPU would end a capture. What is garbage already is freed now.
+    # Memory of the GPU that is freed during a capture makes the capture fail. So what
+    # is garbage already is freed before.
     gc.collect()
     try:
         # CUDA captures no graph on the default stream.
@@ -721,9 +752,9 @@ def layers_job(me: Rank, settings: LayersSettings) -> Iterator[Tables]:
         yield layer_tables(
             network,
             batch,
-            str(me.device),
-            PRECISION,
-            settings.budget,
-            me.torch_threads,
-            me,
+            device=str(me.device),
+            precision=PRECISION,
+            budget=settings.budget,
+            threads=me.torch_threads,
+            me=me,
         )

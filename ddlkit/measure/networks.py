@@ -85,7 +85,7 @@ def import_torchvision() -> ModuleType:
 def images(
     channels: int, side: int, classes: int
 ) -> Callable[[int, torch.Generator], Batch]:
-    """Return a function that draws square images with labels.
+    """Return a function that draws batches of random square images with labels.
 
     Parameters
     ----------
@@ -307,8 +307,9 @@ def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
     >>> recurrence_flops((7, 3, 6), [(20, 6), (20, 5), (20,)])
     9240
     """
-    # Only matrices count. The first two axes are samples and time steps.
+    # Matrices have two axes. Biases have one axis and do not count.
     elements = sum(math.prod(shape) for shape in weights if len(shape) == 2)
+    # Once for each sample and time step.
     applications = math.prod(inputs[:2])
     return 2 * applications * elements
 

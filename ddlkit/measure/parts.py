@@ -93,7 +93,7 @@ class Here(NamedTuple):
 
 
 def on_gpus(gpus: int, point: Point, here: Here) -> Point:
-    """Return a point that is unavailable where the machine has too few GPUs.
+    """Return a point, or a refusal in its place if the machine has too few GPUs.
 
     Parameters
     ----------
@@ -129,7 +129,8 @@ def rank_counts(here: Here) -> list[int]:
     """
     if not here.on_gpu:
         return [2]
-    # On one GPU two ranks are asked for all the same: `on_gpus` then says what lacks.
+    # With fewer than two GPUs the result is still [2]. `on_gpus` then refuses the point
+    # and says what the machine lacks.
     return sorted({2, torch.cuda.device_count()} - {0, 1})
 
 
@@ -222,10 +223,11 @@ class Ranks:
         place = self.place()
         timeout_s = PATIENCE * estimate_s
         lab_or_nothing: AbstractContextManager[Any] = nullcontext()
+        # All places but the loopback interface are labs.
         if not isinstance(place, Loopback):
             timeout_s = max(IN_LAB_S, timeout_s)
             lab_or_nothing = place
-        # A lab's network exists within the block only.
+        # The network of a lab is made when the block begins, and removed when it ends.
         with lab_or_nothing:
             return launch(
                 job,
@@ -264,13 +266,14 @@ def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, 
     """
     conditions = Conditions(delay_s) if delay_s else None
     shape = lab.LabShape(count, rate, conditions=conditions)
-    # Tables are named by ranks, rate and delay, however the lab is made.
+    # The names of tables have ranks, rate and delay, but not whether links are
+    # emulated.
     name = f"lab-{shape.name.replace('emulated-', '')}"
     return Ranks(count, partial(lab.Lab, shape), {"backend": "gloo"}), name
 
 
 def _gpus_needed(here: Here, ranks: int, in_lab: bool) -> int:
-    """Return the GPUs that ranks need: one each, or none in a lab, where gloo sends."""
+    """Return how many GPUs ranks need: one each, or none in a lab, where gloo sends."""
     if here.on_gpu and not in_lab:
         return ranks
     return 0
@@ -351,8 +354,9 @@ def layers(
     """
     for name, _ in networks:
         networks_by_name.find(name)
-    # 0 stands for a network that is measured alone, without a number of ranks. Its
-    # tables are named by the precision, and those of several ranks by their number.
+    # 0 stands for a network that is measured alone, because no number of ranks is
+    # given. Its tables are named by the precision. Others are named by the number of
+    # ranks.
     counts = ranks or [0]
     for count, precision, (name, batch) in product(counts, precisions, networks):
         estimate_s = BUILD_S + WARMTH * budget.max_s
@@ -364,20 +368,21 @@ def layers(
             job = layer_times.layers_job
             measure = partial(members.run, job, settings, max(LAYERS_S, estimate_s))
         else:
-            # One rank has all cores. Without a number of ranks torch chooses.
+            # One rank has all cores. If no number of ranks is given, torch chooses.
             threads = machine.cores() if count else None
             measure = partial(
                 layer_times.layer_tables,
                 name,
                 batch,
-                here.device,
-                precision,
-                budget,
-                threads,
+                device=here.device,
+                precision=precision,
+                budget=budget,
+                threads=threads,
             )
         suffix = f"r{count}" if count else precision
         key = f"{name}-b{batch}-{suffix}"
-        point = Point("layers", key, measure, estimate_s, ["layers", "samples"])
+        tables = ["layers", "samples"]
+        point = Point("layers", key, measure, estimate_s, tables)
         if count > 1:
             point = on_gpus(_gpus_needed(here, count, in_lab=False), point, here)
         yield point
@@ -455,8 +460,8 @@ def collectives(
             messages = 1
     sizes = sizes or (messages_alone.NCCL_SIZES if on_nccl else messages_alone.SIZES)
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
-    # Settings are checked when they are made. A mistake shall fail one point only, and
-    # not the list of all points, so they are made when the point is measured.
+    # The constructor of the settings refuses wrong ones. It is called when a point is
+    # measured, so that a mistake fails one point only, and not the list of all points.
     make_settings = partial(
         messages_alone.CollectivesSettings,
         budget=budget,
@@ -464,14 +469,14 @@ def collectives(
         tries=tries,
         apart_s=apart,
     )
-    # Only ranks that are joined as the devices are need a GPU each. A link of `_LINKS`
-    # makes do with the one device that there is, and in a lab gloo sends.
+    # Ranks need a GPU each if they are joined by the link between the GPUs. A link of
+    # `_LINKS` needs one device only, and in a lab gloo sends.
     one_gpu_each = here.on_gpu and not link and not in_lab
     ranks_by_table = _ranks_by_table(here, link, ranks, rate, delay)
     for name, members in ranks_by_table.items():
         path = table_path(here.out, "collectives", name)
-        # The table is read when the point is measured, because an earlier session may
-        # have been interrupted within it.
+        # Which sizes the table lacks is found out when the point is measured. An
+        # earlier session may have been interrupted after some of them.
         to_measure = partial(
             _collectives_to_measure, path, collectives, sizes, members.count
         )
@@ -517,7 +522,10 @@ CollectivesBySizes = dict[tuple[int, ...], list[str]]
 def _collectives_to_measure(
     path: Path, collectives: Sequence[str], sizes: Sequence[int], ranks: int
 ) -> CollectivesBySizes:
-    """Return the collectives that a table lacks at some size, by the missing sizes."""
+    """Return the collectives of which a table lacks sizes, by these missing sizes.
+
+    ``path`` is the table, and ``ranks`` the number of ranks.
+    """
     rows = pd.DataFrame()
     if store.has_table(path):
         rows = store.load_table(path)
@@ -535,9 +543,14 @@ def _measure_lacking(
     members: Ranks,
     estimate_s: float,
 ) -> pd.DataFrame:
-    """Measure each collective at the sizes that its table lacks, and return the rows."""
+    """Measure each collective at the sizes that its table lacks, and return the rows.
+
+    ``to_measure`` returns the collectives by missing sizes. ``make_settings`` takes the
+    names of collectives and their sizes. ``estimate_s`` is the expected duration of
+    each launch of the ranks ``members``.
+    """
     frames = []
-    # A launch takes seconds. Collectives that lack the same sizes share one.
+    # A launch of ranks takes seconds. Collectives that lack the same sizes share one.
     for sizes, names in to_measure().items():
         settings = make_settings(names, sizes)
         tables = members.run(messages_alone.collectives_job, settings, estimate_s)
@@ -581,9 +594,9 @@ def slowdowns(
     Point
         A point for each number of ranks, rate, delay and network.
     """
-    # Three times the budget, because before the first round DDP is wrapped and messages
-    # are tried, and because the fewest rounds of slow messages take longer than the
-    # budget.
+    # Three times the budget, because the model is wrapped in DDP and messages are tried
+    # before the first round. And with slow messages, the least number of rounds takes
+    # longer than the budget.
     estimate_s = LAUNCH_S + BUILD_S + 3 * budget.max_s
     for count, bits_per_s, delay_s, (name, batch) in product(
         ranks, rate, delay, networks
@@ -597,12 +610,13 @@ def slowdowns(
 def _measure_slowdown(
     members: Ranks, network: str, batch: int, budget: Budget, estimate_s: float
 ) -> Tables:
+    """Run the job that measures the slowdown of a network, and return its tables."""
     bucket_bytes = bucket_sizes(network)
     smallest = bucket_bytes[0]
     largest = bucket_bytes[-1]
-    # DDP sends messages between its smallest and its largest bucket. A message that is
-    # nearly all start-up latency shows what posting a message costs, whatever its size.
-    # A small network may have fewer than three different sizes.
+    # The sizes of DDP's messages lie between those of its smallest and largest bucket.
+    # A message that is nearly all start-up latency shows what posting any message
+    # costs. For a small network some of the three sizes are equal.
     start_up = min(SMALL_BYTES, smallest)
     settings = slowdown.SlowdownSettings(
         network=network,
@@ -627,7 +641,7 @@ def bucket_sizes(network: str) -> list[int]:
     list of int
         Bytes of each bucket, from the smallest to the largest.
     """
-    # On the device "meta" tensors have shapes, but no memory and no values.
+    # Only shapes are needed. On the device "meta" tensors have no memory and no values.
     with torch.device("meta"):
         model = networks_by_name.build(network)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -758,7 +772,7 @@ def training_estimate_s(
     """
     batch_s = LAB_ITERATION_S / EXPECTED_SPEEDUP[here.device]
     iteration_s = accumulate * batch_s
-    # A round also has iterations without exchange, as many before and as many after.
+    # A round also has as many iterations without exchange before, and as many after.
     iterations_of_a_plan = repeats * 3 * iterations + training.WARMUP
     return LAUNCH_S + plans * iterations_of_a_plan * iteration_s
 
@@ -809,13 +823,14 @@ def _train(
     make_settings: Callable[[], training.TrainingSettings],
     estimate_s: float,
 ) -> Tables:
+    """Make the settings, run the job that trains, and return its tables."""
     return members.run(training.training_job, make_settings(), estimate_s)
 
 
 def training_by_own_rule(
     here: Here, case: TrainingCase, repeats: int, iterations: int, accumulate: int = 1
 ) -> Point:
-    """Return the point that trains as DistributedDataParallel itself sends gradients.
+    """Return the point that trains with the buckets that DDP chooses itself.
 
     Parameters
     ----------
@@ -835,9 +850,11 @@ def training_by_own_rule(
     Point
     """
     key = f"{case.network}-b{case.batch}-p{case.members.count}"
-    # Tables of training in labs were recorded under other names, which are kept.
+    # In labs, the tables of training were first recorded under names of this other
+    # form. The form is kept, so that a session finds them.
     if case.in_lab:
         key = f"training-{case.network}-{case.place}"
+    # An empty list of bucket sizes leaves the buckets to DDP.
     own_plan: Mapping[str, Sequence[int]] = {training.OWN_PLAN: []}
     make_settings = partial(
         training.TrainingSettings,
@@ -868,7 +885,7 @@ def trainings(
     delay: Sequence[float] = (0.0,),
     accumulate: int = 1,
 ) -> Iterator[Point]:
-    """Yield points that train networks under DistributedDataParallel's own rule.
+    """Yield points that train networks with the buckets that DDP chooses itself.
 
     Parameters
     ----------
@@ -956,11 +973,11 @@ def points(
     if not device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     here = Here(device, session, out)
-    # Zero stands for the default. `collectives` takes empty lists for the default, and
-    # chooses the numbers of ranks by itself.
+    # 0 ranks stand for the default. `collectives` takes an empty list for it.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
-    # Slowdown and training need a number of ranks, and take the rate 0 for no lab.
+    # Slowdown and training need at least one number of ranks, and at least one rate.
+    # For them the rate 0 stands for no lab.
     counts_or_default = counts or rank_counts(here)
     rates_or_no_lab = rates or [0.0]
     wanted = PARTS if part == "quick" else (part,)

@@ -40,10 +40,9 @@ LASTING = 1.5
 """The duration of all messages that are sent while a network is trained, as a multiple of
 the duration of an iteration without messages."""
 PILOT_MESSAGES = 8
+"""The most messages of a pilot run, which shows how many messages last long enough."""
 PILOT_BYTES = 2**23
-"""A pilot run of few messages shows how many are needed to last so long. It has
-`PILOT_MESSAGES` messages, or fewer if these have more than `PILOT_BYTES` together, but at
-least two."""
+"""The most bytes of all messages of a pilot run, unless two messages have more."""
 WARMUP = 3
 """Iterations that warm up, because DDP rebuilds its buckets in the second."""
 PHASES = ("forward", "backward", "update")
@@ -166,8 +165,8 @@ def slowdown_rounds(
     retries = Retries()
     begun_s = time.perf_counter()
     repeat = 0
-    # Each round needs all ranks, and their clocks differ. So all ranks go on until every
-    # rank has run out of time.
+    # Each round needs all ranks, and their clocks differ. So all of them go on until
+    # every rank has run out of time.
     while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
         watch = Watch(me.rank)
         rows = list(compared.measure_round())
@@ -176,7 +175,7 @@ def slowdown_rounds(
         frame = pd.DataFrame(rows, columns=columns).assign(**labels, repeat=repeat)
         yield {"slowdown": frame}
         repeat += 1
-    # The line of progress only shows the last round, whose rows are still in `frame`.
+    # The line of progress only shows the last round, which is still in `frame`.
     medians = frame.groupby(["quantity", "beside"])["seconds"].median()
     alone = format_seconds(medians["backward", NOTHING])
     with_messages = format_seconds(medians["backward", MESSAGES])
@@ -198,8 +197,8 @@ class _TrainingAndMessages:
         Bytes of all gradients.
     ddp : dict of int to DistributedDataParallel
         The training in DDP by the number of its buckets: with one bucket for all
-        gradients, and with one bucket for each. The two tell the cost of a bucket from
-        the cost of a byte.
+        gradients, and with one bucket for each. Both have equally many bytes, so that
+        their difference is the cost of the additional buckets.
     messages : dict of int to (Tensor, int)
         What is sent, and how many times, by size in bytes.
     """
@@ -225,7 +224,7 @@ class _TrainingAndMessages:
             if not module_in_ddp.called:
                 reason = "loss() does not call the model itself, as DDP needs"
                 raise UserError(f"{training.network}: {reason}")
-        # `slowest` exchanges seconds between the ranks, and returns the largest ones.
+        # Seconds of an iteration, the sum of its phases, of the slowest rank.
         alone_s = float(slowest([sum(self._phases())])[0])
         self.messages: dict[int, tuple[torch.Tensor, int]] = {}
         for size in sizes:
@@ -240,8 +239,8 @@ class _TrainingAndMessages:
         size of the buffer in bytes.
         """
         pilot_count = max(2, min(PILOT_MESSAGES, PILOT_BYTES // size))
-        # The first run also warms up. The longer of the two gives the smaller number of
-        # messages, so that a round does not take too long.
+        # The first of two runs also warms up. The longer one counts: it gives the
+        # smaller number of messages, so that a round does not take too long.
         longest_s = 0.0
         for _ in range(2):
             _, messages_s = self._time_both(buffer, pilot_count)
@@ -253,22 +252,23 @@ class _TrainingAndMessages:
         """Yield a row for each quantity that is timed in a round.
 
         Quantities that are compared are timed one right after the other, so that drift of
-        the machine affects both.
+        the machine affects both. All rows have the seconds of the slowest rank.
         """
-        # DDP copies each gradient into its bucket before the bucket is sent. The row is of
-        # one copy of all gradients, as if they shared one bucket.
+        # DDP copies each gradient into its bucket before the bucket is sent. Here all
+        # gradients are copied into one buffer, as if they shared one bucket.
         copy_s = self.gradient_bytes * copy_s_per_byte(self.me, self.training.model)
         yield "copy", NOTHING, self.gradient_bytes, 1, copy_s
         phases_alone_s: list[Floats] = []
         for size, (buffer, count) in self.messages.items():
             phases_alone_s.append(self._phases())
-            # The rows have the seconds of the slowest rank.
             alone_s = slowest([self._time_messages(buffer, count)])[0]
             yield "message", NOTHING, size, count, alone_s / count
             phases_s, messages_s = self._time_both(buffer, count)
             yield from self._phase_rows(MESSAGES, size, count, phases_s)
             with_compute_s = slowest([messages_s])[0]
             yield "message", COMPUTE, size, count, with_compute_s / count
+        # The phases alone were timed once for each size of messages, but do not depend
+        # on the size. So they have one row with the mean.
         mean_alone_s = np.mean(phases_alone_s, axis=0)
         yield from self._phase_rows(NOTHING, size=0, count=0, seconds=mean_alone_s)
         for buckets in self.ddp:
@@ -280,7 +280,8 @@ class _TrainingAndMessages:
     ) -> Iterator[Row]:
         """Yield a row for each phase, with the seconds of the slowest rank.
 
-        ``seconds`` are those of this rank, shape (3,).
+        ``seconds`` are those of this rank, shape (3,). The other arguments are values
+        of `Row`.
         """
         for phase, phase_s in zip(PHASES, slowest(seconds), strict=True):
             yield phase, at_the_same_time, size, count, phase_s
@@ -314,7 +315,7 @@ class _TrainingAndMessages:
         return _Sending(self.me, buffer, count).seconds()
 
     def _time_both(self, buffer: torch.Tensor, count: int) -> tuple[Floats, float]:
-        """Train while messages are under way, and time both.
+        """Train while ``count`` messages are under way, and time both.
 
         Returns
         -------
@@ -343,11 +344,11 @@ class _TrainingAndMessages:
 class _Sending:
     """Messages that follow one another while this process trains.
 
-    On CUDA they have a stream of their own, and events say when they begin and end.
-    Posting a small message takes as long as sending it. If the training waited for the
-    posts, hardly any message would be left beside it. So a thread of its own posts them.
-    gloo's messages are posted at once, and a callback of the last one takes the time of
-    its end.
+    On CUDA the messages have a stream of their own, and events say when they begin and
+    end. Posting a small message takes as long as sending it. If the training waited for
+    the posts, hardly any message would still be under way while it runs. So a separate
+    thread posts the messages. gloo's messages are posted at once, and a callback of the
+    last one takes the time of its end.
 
     Parameters
     ----------
@@ -356,9 +357,10 @@ class _Sending:
     buffer : Tensor
         What is sent.
     count : int
-        How many times.
+        How many times the buffer is sent.
     in_thread : bool or None, optional
-        Whether a thread posts. By default it does on CUDA.
+        Whether the messages are posted while this process trains. Otherwise the
+        constructor waits until all are posted. By default it waits unless on CUDA.
     """
 
     def __init__(
@@ -373,18 +375,20 @@ class _Sending:
         self._works: list[Any] = []
         self._ended_on_gpu: torch.cuda.Event | None = None
         self._failure: Exception | None = None
-        on_gpu = me.device.type == "cuda"
+        if in_thread is None:
+            in_thread = me.device.type == "cuda"
         self._poster = threading.Thread(target=self._post, args=(buffer, count))
         self._poster.daemon = True
         self._poster.start()
-        if not (on_gpu if in_thread is None else in_thread):
+        if not in_thread:
             self._poster.join()
 
     def _post(self, buffer: torch.Tensor, count: int) -> None:
-        """Post all messages, and keep a failure for the thread that trains."""
+        """Post all messages. Keep a failure, which the thread that trains then raises."""
         try:
-            # On the stream of compute, each message would wait for the kernels before it.
-            # The stream also sets the device, which each thread has of its own.
+            # On the stream of compute, each message would wait for the kernels before
+            # it. The block also sets the device, because each thread has its own
+            # current one.
             stream: Any = nullcontext()
             if self._device.type == "cuda":
                 stream = torch.cuda.stream(torch.cuda.Stream(self._device))
@@ -397,7 +401,7 @@ class _Sending:
             self._failure = error
 
     def _mark_end(self) -> None:
-        """Have the end of the last message marked."""
+        """Let the last message add a mark when it ends."""
         if self._device.type != "cuda":
             last_message = self._works[-1].get_future()
             self._end_marked = last_message.then(lambda _: self._marks.mark())
@@ -444,7 +448,7 @@ def completed_future(buffer: torch.Tensor) -> Any:
     torch.futures.Future
         A future that holds the buffer already.
     """
-    # A future of CUDA tensors has to know their devices.
+    # A future that holds CUDA tensors must be made with their devices.
     devices: list[Any] | None = [buffer.device] if buffer.is_cuda else None
     future: Any = torch.futures.Future(devices=devices)
     future.set_result(buffer)

@@ -43,7 +43,7 @@ class TracingSettings:
     iterations : int
         How many iterations are recorded.
     warmup : int
-        How many iterations come before.
+        How many iterations precede the recorded ones, and are not recorded.
     """
 
     model: str
@@ -54,7 +54,7 @@ class TracingSettings:
 
 @job(TracingSettings)
 def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
-    """Train a model under DDP, and write what the profiler saw of this rank.
+    """Train a model under DDP, and write the profiler's trace of this rank.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
         written.
     """
     notes: list[str] = []
-    # Precision and batches stay as the user has set them.
+    # An empty precision leaves the settings that the user's own code has made.
     with compute_on(settings.model, me.device, precision=""):
         training = loaded_together(settings.model, accumulate=1, me=me, notes=notes)
         _refuse_unused_parameters(training, settings.model)
@@ -101,7 +101,7 @@ def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
 def process_group_of_users(me: Rank) -> dist.ProcessGroup | None:
     """Return the process group that a user's own training would have.
 
-    Ranks of this library meet over a gloo with one thread. A user's gloo has two, so
+    The gloo of this library's ranks has one thread. A user's gloo has two threads, so
     that two messages may share the link. Between GPUs there is no such difference.
 
     Parameters
@@ -122,7 +122,7 @@ def process_group_of_users(me: Rank) -> dist.ProcessGroup | None:
 
 
 def _refuse_unused_parameters(training: Training, model: str) -> None:
-    """Raise UserError if a parameter gets no gradient, for which DDP would wait."""
+    """Raise UserError if a parameter gets no gradient: DDP would wait for it for ever."""
     trained = training.trained()
     with_gradient: set[str] = set()
 
@@ -131,6 +131,8 @@ def _refuse_unused_parameters(training: Training, model: str) -> None:
     def note_gradients() -> None:
         with_gradient.update(name for name, p in trained.items() if p.grad is not None)
 
+    # The iteration calls this function also at the end of its backward pass, when all
+    # gradients are there. After the update, they are cleared.
     training.iterate(note_gradients)
     unused = [name for name in trained if name not in with_gradient]
     if unused:
@@ -141,10 +143,8 @@ def _refuse_unused_parameters(training: Training, model: str) -> None:
 
 
 def _refuse_without_ddp(training: Training, model: str) -> None:
-    """Raise UserError if the loss has not called the model itself.
-
-    Only a call of the whole model passes through DDP.
-    """
+    """Raise UserError if the loss has not called the model, and so has not used DDP."""
+    # `Training.wrap` puts the model into a module that notes whether the loss calls it.
     ddp: Any = training.ddp
     if not ddp.module.called:
         raise UserError(
@@ -166,8 +166,8 @@ def trace_iterations(
     Parameters
     ----------
     iterate : callable
-        Runs an iteration. It takes the number of the iteration, which counts from 0
-        and is that of the span ``ProfilerStep#``.
+        Runs an iteration. It takes the number of the iteration, from 0, which is also
+        the number in the name of the iteration's span, ``ProfilerStep#``.
     directory : Path
         Where the file ``rankN.json.gz`` is written.
     me : Rank
@@ -175,7 +175,7 @@ def trace_iterations(
     iterations : int
         How many iterations are recorded.
     warmup : int
-        How many iterations come before.
+        How many iterations precede the recorded ones, and are not recorded.
 
     Raises
     ------
@@ -185,8 +185,8 @@ def trace_iterations(
     activities = [ProfilerActivity.CPU]
     if me.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    # Without `repeat` a second cycle would begin with the last step, and discard what
-    # the first one has recorded.
+    # With `repeat=1` the profiler goes once through warm-up and recording. Otherwise it
+    # would begin anew with the last step, and discard what it has recorded.
     steps = schedule(wait=0, warmup=warmup, active=iterations, repeat=1)
     with profile(activities=activities, schedule=steps, record_shapes=True) as profiler:
         for number in range(warmup + iterations):
@@ -196,7 +196,11 @@ def trace_iterations(
 
 
 def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:
-    """Write the trace of this rank. No rank's file appears unless all can be written."""
+    """Write the trace of this rank as rankN.json.gz, if all ranks can write theirs.
+
+    All ranks call this function together. If one fails, every rank raises an exception,
+    and no file appears.
+    """
     name = f"rank{me.rank}.json"
     directory.mkdir(parents=True, exist_ok=True)
     with scratch(directory) as folder:
@@ -208,7 +212,8 @@ def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:
             _pack(plain, packed)
         except OSError as error:
             failure = error
-        # A rank that left alone would let all others wait for it.
+        # All ranks ask together. If a rank raised its failure before, the others would wait
+        # for it.
         all_written = agree_all(failure is None)
         if failure:
             raise failure
@@ -220,7 +225,7 @@ def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:
 
 def _remove_traces_of_others(directory: Path, me: Rank) -> None:
     """Remove traces that an earlier recording on more ranks has left."""
-    # Rank 0 does it for all ranks.
+    # One rank is enough for this.
     if me.rank != 0:
         return
     own = {f"rank{rank}.json.gz" for rank in range(me.world_size)}
@@ -230,7 +235,7 @@ def _remove_traces_of_others(directory: Path, me: Rank) -> None:
 
 
 def _pack(plain: Path, packed: Path) -> None:
-    """Compress a file. A trace may have a gigabyte, so it is never held as a whole."""
+    """Compress a file piece by piece, because a trace may have a gigabyte."""
     with (
         plain.open("rb") as source,
         gzip.GzipFile(packed, "wb", compresslevel=COMPRESSION, mtime=0) as target,

@@ -57,7 +57,7 @@ class TrainingSettings:
         The name of the network, and its batch size on each rank.
     plans : mapping of str to sequence of int
         The bytes of each bucket by plan, in the order in which gradients become ready.
-        The plan ``"ddp"`` has no sizes: it is DDP's own rule.
+        The plan ``"ddp"`` has no sizes, because DDP chooses its buckets itself.
     repeats : int
         How many rounds there are. Each round trains under every plan.
     iterations : int
@@ -86,8 +86,8 @@ class TrainingSettings:
     predicted: str = ""
 
     def __post_init__(self) -> None:
-        imposes = bool(set(self.plans) - {OWN_PLAN})
-        if imposes and "bucket_cap_mb_list" not in DDP_OPTIONS:
+        imposed_plans = set(self.plans) - {OWN_PLAN}
+        if imposed_plans and "bucket_cap_mb_list" not in DDP_OPTIONS:
             advice = f"torch 2.11 or later, or measure the plan {OWN_PLAN!r} only"
             raise UserError(
                 f"torch {torch.__version__} cannot impose a bucket plan: "
@@ -114,11 +114,11 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     mapping of str to DataFrame
         New rows of three tables.
 
-        ``runs`` has a row per iteration, of the slowest rank. Its ``compute_s`` is the
-        median of the iterations just before and just after that exchange nothing
-        (``no_sync``), and ``exposed_communication_s`` is the difference, including
-        copies of gradients into and out of buckets. ``copy_s_per_byte`` is the time of
-        such a copy alone.
+        ``runs`` has a row per iteration, of the slowest rank. Just before and just
+        after the iterations of a round, others run that exchange nothing (``no_sync``),
+        and ``compute_s`` is the median of these. ``exposed_communication_s`` is
+        ``iteration_s`` less ``compute_s``, and includes copies of gradients into and
+        out of buckets. ``copy_s_per_byte`` is the time of such a copy alone.
 
         ``buckets`` has the bytes that were asked for and those that DDP made.
 
@@ -154,6 +154,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
             # A copy of the keys, because the loop removes some.
             for plan in list(training_by_plan):
                 tables = training_by_plan[plan].measure(repeat)
+                # Without table ``runs``, DDP made other buckets than the plan asks for.
                 if "runs" in tables:
                     tables["runs"] = tables["runs"].assign(**labels)
                 else:
@@ -166,7 +167,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 
 
 def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
-    """Return the time to copy all gradients of a network into one buffer.
+    """Time copies of all gradients of a network into one buffer, and return the median.
 
     Parameters
     ----------
@@ -268,7 +269,7 @@ def rebuilt_bytes(ddp: DistributedDataParallel) -> list[int]:
 
 
 def other_than_predicted(training: Training, profile: LayerProfile) -> list[str]:
-    """Compare the buckets that are predicted by default with those that DDP made.
+    """Compare the buckets that are predicted for DDP with those that DDP made.
 
     Parameters
     ----------
@@ -318,7 +319,7 @@ class _PlannedTraining:
         self.settings = settings
         self.plan = plan
         self.retries = retries
-        # Empty for DDP's own rule, which is asked for no sizes.
+        # For DDP's own rule these are empty, because no sizes are asked for.
         self.asked_bytes = settings.plans[plan]
         # Plans are trained in turn, and DDP changes the model that it wraps. So each
         # plan has a copy.
@@ -337,7 +338,7 @@ class _PlannedTraining:
         )
         self.ddp = ddp
         self.bucket_bytes = bucket_bytes
-        # A plan is written as the number of tensors up to the end of each bucket.
+        # The case names a plan by the number of tensors up to the end of each bucket.
         ends = np.cumsum(tensor_counts)
         self.synchronize = clock.synchronizer(me.device)
         self.case = Case(
@@ -367,7 +368,7 @@ class _PlannedTraining:
         if repeat == 0:
             tables["buckets"] = self._bucket_table()
             tables["timeline"] = self._profile()
-            # DDP's own rule asks for no sizes, so that no buckets can be other ones.
+            # For DDP's own rule no sizes are asked for, so there is nothing to compare.
             if self.asked_bytes and list(self.asked_bytes) != self.bucket_bytes:
                 asked_and_made = (
                     f"asked {self.asked_bytes}, DDP made {self.bucket_bytes}"
@@ -414,7 +415,8 @@ class _PlannedTraining:
         phase_block = ExitStack()
 
         def mark() -> None:
-            # A mark ends one phase and begins the next one; the last mark begins none.
+            # The first mark ends no phase, and the last one begins none. All others end
+            # a phase and begin the next one.
             self.synchronize()
             phase_block.close()
             phase = next(phases, "")
@@ -425,15 +427,16 @@ class _PlannedTraining:
         trace = clock.chrome_trace(lambda: self.training.iterate(mark), self.me.device)
         events = parse_kineto(trace, "profile of an iteration")
         spans = timeline(events, self.bucket_bytes)
-        # The cross product with one row puts the labels before every span.
+        # The cross product with a table of one row adds the labels to every span.
         labels = pd.DataFrame({"case": [self.case.key], "repeat": 0})
         return labels.merge(spans.to_frame(), "cross")
 
     def _undisturbed(self) -> tuple[Floats, float, Usage]:
         """Time some iterations, and as many without exchange before and after them.
 
-        A disturbed turn is repeated as long as the job may repeat. The last one is
-        returned in any case, and its usage says that it was disturbed.
+        If the times are disturbed, all three are measured again, as long as the job may
+        repeat. The last ones are returned in any case, and the usage says whether they
+        were disturbed.
 
         Returns
         -------

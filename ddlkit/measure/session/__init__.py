@@ -98,7 +98,7 @@ def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
         if not measured_frames:
             raise
         if isinstance(error, Partial):
-            # The frame that failed has some of its own rows.
+            # The frame that failed has some rows of its own, which are kept, too.
             measured_frames += error.tables.values()
         reason = str(error)
         if not isinstance(error, UserError):
@@ -250,8 +250,8 @@ class Row:
     reason : str
         Why the point was not measured, or not all of it; empty if it was.
     estimate_s, seconds : float
-        The expected and the measured duration in seconds. The measured one is 0 of a
-        point that was not measured.
+        The expected and the measured duration in seconds. The measured one is 0 if the
+        point was not measured.
     """
 
     what: str
@@ -289,14 +289,14 @@ class Point:
         The folder of the tables within the session's directory; empty for the directory
         itself.
     moment : str
-        Which of several points this is that add to the same tables; empty if no other
-        point adds to them.
+        What tells this point from others that add to the same tables; empty if there
+        are no others.
     note : str
         What a listing of the session says of the point.
     left : callable, optional
         Returns what is left to measure of a table that grows, such as the sizes that
-        have no rows yet. New rows are then added to the table. Without it, a point is
-        done when its tables exist.
+        have no rows yet. New rows are then added to the table. Without this argument, a
+        point is done when its tables exist.
     predicted : optional
         What a model is to predict before the point is measured, where that is asked
         for.
@@ -322,6 +322,11 @@ class Point:
         """Return the point's row in the table of outcomes, before it is measured."""
         words = [word for word in (self.folder, self.name, self.moment) if word]
         return Row(self.what, " ".join(words), estimate_s=self.estimate_s)
+
+    @property
+    def adds_rows(self) -> bool:
+        """Return whether the point adds rows to a table that may exist already."""
+        return self.left is not None
 
     @property
     def schemas(self) -> Sequence[str]:
@@ -395,9 +400,10 @@ class Point:
         return row
 
     def measure_and_save(self, out: Path, origin: Origin) -> Row:
-        """Measure the point, unless it is measured by now, and save its tables.
+        """Measure the point, unless it is measured already, and save its tables.
 
-        Nothing is measured either if a table is damaged. All exceptions become outcomes.
+        If a table is damaged, the point fails and nothing is measured. All exceptions
+        of the measurement become outcomes.
 
         Parameters
         ----------
@@ -419,12 +425,11 @@ class Point:
         # A failed point may have left its model in a cycle of references, and the next
         # point needs the memory.
         gc.collect()
-        # A point that measures what is left adds to a table that has other rows
-        # already. What was measured of a partial point is saved, too.
-        append = self.left is not None
+        # If the point was measured in part, `tables` has that part, which is saved, too.
         try:
             for schema, frame in tables.items():
-                origin.save(self.path(out, schema), frame, schema, append=append)
+                path = self.path(out, schema)
+                origin.save(path, frame, schema, append=self.adds_rows)
         except UserError as error:
             outcome = FAILED
             reason = one_line(str(error))
@@ -433,7 +438,11 @@ class Point:
         )
 
     def _try_to_measure(self) -> tuple[str, str, Tables]:
-        """Measure, and return the outcome, the reason or "", and the tables by schema."""
+        """Measure the point, and return its outcome, a reason and its tables by schema.
+
+        The reason says why the point was not measured, or not all of it. It is empty if
+        all of it was measured.
+        """
         try:
             result = self.measure()
         except Exception as error:
@@ -443,9 +452,10 @@ class Point:
         else:
             tables = result
         missing = sorted(set(self.schemas) - set(tables))
-        if missing and self.left is None:
-            # Without all its tables the point would count as pending in the next session,
-            # which would measure it again and again.
+        # A point that adds rows need not add to each of its tables. Any other point
+        # would count as pending in the next session if it lacked a table, and each
+        # session would measure it again.
+        if missing and not self.adds_rows:
             names = ", ".join(repr(schema) for schema in missing)
             return FAILED, f"the measurement left no table {names}", tables
         return MEASURED, "", tables
@@ -454,8 +464,8 @@ class Point:
 def _outcome_of(error: Exception) -> tuple[str, str, Tables]:
     """Return the outcome, the reason and the tables of a point that raised an error.
 
-    A mistake in the program is printed with its traceback. All other errors say enough
-    in one line.
+    Any other exception than a UserError may be a mistake in the program, and is printed
+    with its traceback, unless memory ran out.
     """
     reason = one_line(str(error))
     if isinstance(error, Partial):

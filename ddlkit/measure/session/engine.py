@@ -52,8 +52,8 @@ PAUSE_S = 5.0
 """Seconds after which a process is started again: a GPU needs a while after a death."""
 POLL_S = 0.2
 """Seconds between two looks whether the child has answered."""
-EVERY_S = 20.0
-"""Seconds between two packs."""
+PACK_PERIOD_S = 20.0
+"""Seconds between two times at which the recording is packed."""
 
 
 def run_session(
@@ -68,7 +68,7 @@ def run_session(
     remark: str = "",
     pack_tables: bool = False,
 ) -> Path:
-    """Measure the points that a directory does not have yet.
+    """Measure the points whose tables a directory lacks.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def run_session(
     Raises
     ------
     UserError
-        If others use the GPU, if a point fails that is not isolated, if nothing at all
+        If others use the GPU, if a point that is not isolated fails, if nothing at all
         could be measured, and if the directory holds another machine's tables or
         another process writes to it.
     """
@@ -116,6 +116,8 @@ def run_session(
                 "wait, choose another GPU, or measure all the same with --ignore-load"
             )
             raise UserError(f"nothing is measured: {in_use}; {advice}")
+        # Isolated points of a session that does not measure the GPU see no GPU, so the
+        # machine has the name of its processor.
         name = machine.name("cpu" if isolate and not gpu else "")
         origin = Origin(
             machine={**sessions.this_machine(), "name": name},
@@ -145,7 +147,7 @@ def run_session(
 
 
 def estimate(make: MakePoints, out: Path) -> str:
-    """Return a listing of the points that a directory does not have yet.
+    """Return a listing of the points whose tables a directory lacks.
 
     Parameters
     ----------
@@ -167,13 +169,13 @@ def estimate(make: MakePoints, out: Path) -> str:
     sections = make(out=out.resolve(), session=1)
     points = [*sections.body, *sections.opening, *sections.closing]
     missing = [point for point in points if not point.done(out)]
+    if not missing:
+        return f"{_counted(len(points))} measured already: nothing is left to do"
     lines = []
     for point in missing:
         line = f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}"
         lines.append(line.rstrip())
     rest_min = sum(point.estimate_s for point in missing) / 60
-    if not missing:
-        return f"{_counted(len(points))} measured already: nothing is left to do"
     progress = f"{len(points) - len(missing)} of {_counted(len(points))} measured"
     lines.append(f"{progress}; the rest takes about {rest_min:.1f} min")
     return "\n".join(lines)
@@ -208,8 +210,8 @@ class _Session:
     session is isolated: then a child process gets a copy of this worker. ``rows`` has the
     row of each point by the point's key. ``row_before_start`` is the row that the point
     being measured had before it began, and None while no point is measured.
-    ``pack_if_due`` packs the recording if the last time was `EVERY_S` ago. ``sampler``
-    samples vitals while the session is isolated.
+    ``pack_if_due`` packs the recording if the last time was `PACK_PERIOD_S` ago.
+    ``sampler`` samples vitals if the session is isolated.
     """
 
     worker_here: _Worker
@@ -236,21 +238,22 @@ class _Session:
             finally:
                 row = self.row_before_start
                 if row:
-                    # The session is ended while a point runs, which is no fault of the
-                    # point: it counts as not reached.
+                    # An interrupt has ended the session while a point ran. That is no
+                    # fault of the point, so the point counts as not reached.
                     self.rows[row.key] = row
                 self._save()
 
     def measure_all(self, worker: _Worker | _IsolatedWorker) -> None:
-        """Have a worker measure what is missing, the most valuable points first.
+        """Have a worker measure what is missing: opening, body and closing points.
 
         Raises
         ------
         UserError
-            If a point fails that is not isolated, and if nothing at all was measured.
+            If a point that is not isolated fails, and if nothing at all was measured.
         """
         sections = self._to_measure(worker.make_rows())
-        # Time for the closing points is kept free until all others are done.
+        # Time for the closing points, `RESERVE` times as long as expected, is kept free
+        # until all others are done.
         reserved_s = RESERVE * sum(row.estimate_s for row in sections.closing)
         any_begun = False
         for row in (*sections.opening, *sections.body):
@@ -258,8 +261,8 @@ class _Session:
             if self._measure_in_time(worker, row, left_s):
                 any_begun = True
         for row in sections.closing:
-            # Drift of the machine shows only if the closing points follow the others,
-            # so they are worth the overtime once a point was measured.
+            # The closing points show how far the machine has drifted in the meantime.
+            # So they are worth the overtime, if any other point was measured.
             overtime_s = OVERTIME_S if any_begun else 0.0
             left_s = self.deadline_s + overtime_s - time.monotonic()
             if self._measure_in_time(worker, row, left_s):
@@ -269,13 +272,14 @@ class _Session:
     def _measure_in_time(
         self, worker: _Worker | _IsolatedWorker, row: Row, left_s: float
     ) -> bool:
-        """Have a worker measure a point, and return whether it was begun.
+        """Have a worker measure a point, and return whether the measurement was begun.
 
         A point is not begun if its table is damaged, or if its expected duration is
         longer than ``left_s``. The outcome is kept in ``rows`` in any case.
         """
         if row.outcome == sessions.FAILED:
-            # The point has a damaged table, which is for the user to remove.
+            # Before a point is measured, it fails only if its table is damaged. The
+            # user has to remove the table.
             self._record_outcome(row)
             return False
         if row.estimate_s > left_s:
@@ -285,33 +289,29 @@ class _Session:
             return False
         self.row_before_start = row
         self.rows[row.key] = replace(row, outcome=sessions.STARTED)
-        # Whatever ends this process, the table of outcomes then says that the point
-        # began.
+        # Saved now, the table of outcomes says that the point was begun, whatever may
+        # end this process in the meantime.
         self._save()
         self._record_outcome(worker.measure(row))
         return True
 
     def _to_measure(self, sections: _Sections) -> _Sections:
-        """Return the rows that are to be tried, in their order.
+        """Return the rows of the points that are to be measured, in their order.
 
-        All rows, also those that are not tried, are kept in ``rows`` and saved, with what
-        an earlier session recorded of them.
+        The rows of all points are kept in ``rows`` and saved. If the tables of a point
+        exist, its row is the one that an earlier session recorded.
         """
         body, opening, closing = sections
-        # A point that can only be refused is expected to take no time, such as one for
-        # two GPUs where there is one. If there are no others, nothing opens or closes.
-        possible = [row for row in body if row.outcome == sessions.PENDING]
-        if not any(row.estimate_s > 0 for row in possible):
+        # A point that this machine can only refuse, such as one for two GPUs where
+        # there is one, is expected to take 0 s. If all pending points are such, nothing
+        # is measured, so nothing needs to be measured before or after.
+        pending = [row for row in body if row.outcome == sessions.PENDING]
+        if not any(row.estimate_s > 0 for row in pending):
             opening = []
             closing = []
         earlier = self._earlier_rows()
         for row in (*opening, *body, *closing):
-            earlier_row = earlier.get(row.key, row)
-            if row.outcome in HAVE_TABLES and earlier_row.outcome in HAVE_TABLES:
-                # `row` only knows that the tables exist. The earlier row also knows how
-                # long they took, and whether they have the point only in part.
-                row = replace(earlier_row, estimate_s=row.estimate_s)
-            self.rows[row.key] = row
+            self.rows[row.key] = _with_earlier_outcome(row, earlier.get(row.key))
         self._save()
         missing = [row for row in body if row.outcome not in HAVE_TABLES]
         present = [row.key for row in body if row.outcome in HAVE_TABLES]
@@ -321,7 +321,7 @@ class _Session:
         if to_go_s:
             say(f"{_counted(len(missing))} to measure, about {to_go_s / 60:.1f} min")
         # What failed before may fail again, and comes last. False sorts before True, and
-        # `sorted` keeps the order of rows that are equal in this.
+        # `sorted` keeps the order of all rows with False, and of all with True.
         faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
         missing = sorted(missing, key=lambda row: row.key in faulty)
         return _Sections(missing, opening, closing)
@@ -364,9 +364,10 @@ class _Session:
         say(line)
 
     def _save(self) -> None:
-        """Save the table of outcomes and the vitals, of a session that is isolated.
+        """Save the table of outcomes and the vitals, if the session is isolated.
 
-        A session that is not isolated ends at the first failure and needs neither.
+        A session that is not isolated ends at the first failure and needs neither
+        table.
         """
         if not self.rows or not self.isolate:
             return
@@ -375,8 +376,8 @@ class _Session:
         outcomes = pd.DataFrame([asdict(row) for row in self.rows.values()])
         save(out / "outcomes.csv", outcomes, "outcomes")
         sampled = self.sampler.frame() if self.sampler else pd.DataFrame()
-        # Vitals explain times. A session that found everything measured, or could measure
-        # nothing, has no times of its own, and must leave no file.
+        # Vitals explain times. If earlier sessions have measured all points, or if none
+        # can be measured, this session has no times, and saves no table of vitals.
         has_times = any(row.seconds for row in self.rows.values())
         if len(sampled) and has_times:
             number = self.worker_here.session_number
@@ -393,8 +394,8 @@ class _Session:
         by_outcome: dict[str, list[str]] = {}
         for row in self.rows.values():
             by_outcome.setdefault(row.outcome, []).append(row.key)
-        # Points that have tables are counted and removed, so that what is missing
-        # remains.
+        # The outcomes of points that have tables are taken out and counted. What
+        # remains is missing.
         n_with_tables = sum(len(by_outcome.pop(outcome, ())) for outcome in HAVE_TABLES)
         say(f"{n_with_tables} of {_counted(len(self.rows))} measured")
         for outcome, keys in by_outcome.items():
@@ -404,6 +405,20 @@ class _Session:
             raise UserError(
                 f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}"
             )
+
+
+def _with_earlier_outcome(row: Row, earlier_row: Row | None) -> Row:
+    """Return a row with the outcome that an earlier session recorded of its tables.
+
+    ``row`` only says that the tables exist. The earlier row also says how long they
+    took, and whether the point was measured only in part. If the tables do not exist,
+    or if no earlier row says that they did, the result is ``row``.
+    """
+    if earlier_row is None:
+        return row
+    if row.outcome in HAVE_TABLES and earlier_row.outcome in HAVE_TABLES:
+        return replace(earlier_row, estimate_s=row.estimate_s)
+    return row
 
 
 # -- who measures ----------------------------------------------------------------------
@@ -419,9 +434,10 @@ class _Worker:
     points: dict[str, Point] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Each session has tables of its own, such as those of drift and of vitals.
+        # Their names carry the number of the session, as in vitals-s2.csv.gz. This
+        # session gets the next number.
         names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
-        # Each session has tables of its own, such as those of drift and of vitals. Their
-        # names carry the number of the session, as in vitals-s2.csv.gz.
         numbers = [int(number) for number in re.findall(r"-s(\d+)[-.]", names)]
         self.session_number = 1 + max(numbers, default=0)
 
@@ -472,7 +488,7 @@ class _IsolatedWorker:
         # or, after a mistake of the user, with the text of the error.
         try:
             answer = self._ask(
-                self._session.worker_here, allowed_s=START_S, not_done="go on"
+                self._session.worker_here, allowed_s=START_S, verb="go on"
             )
         except _WorkerLost as error:
             answer = f"nothing is measured: {error} before its first point"
@@ -488,7 +504,8 @@ class _IsolatedWorker:
         if not self._session.gpu:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         own_end, childs_end = socket.socketpair()
-        # The connection closes its end, so the socket must not close it as well.
+        # The connection will close this file descriptor, so the socket must not do so,
+        # too.
         self._pipe = Connection(own_end.detach())
         # This process closes the child's end after the start. Otherwise it would never
         # see the end of the pipe.
@@ -504,14 +521,16 @@ class _IsolatedWorker:
             )
 
     def measure(self, row: Row) -> Row:
-        """Measure a point, and return what became of it.
+        """Have the child measure a point, and return what became of the point.
 
-        The point may have killed its process, or hung, or no process may have started.
+        The point fails if no child can be started. It counts as killed if the child
+        dies or hangs, and had no time left if the session's time ends meanwhile.
         """
         if not self._process:
             try:
-                # The rows are not needed: this process has those that the first child
-                # returned, with what became of the points since then.
+                # This starts a new child after the death of one. The returned rows are
+                # not needed: `_Session.rows` has those of the first child, with all
+                # outcomes since then.
                 self.make_rows()
             except UserError as error:
                 time.sleep(PAUSE_S)
@@ -520,22 +539,22 @@ class _IsolatedWorker:
         measured_row: Row
         try:
             measured_row, gpu_is_usable = self._ask(
-                row, allowed_s=allowed_s, not_done="end"
+                row, allowed_s=allowed_s, verb="end"
             )
         except _WorkerLost as error:
-            # A child that dies while it writes leaves an unfinished file.
+            # A child that dies while it writes a table leaves an unfinished file.
             files.remove_unfinished(self._session.worker_here.out)
             self.close()
             return replace(row, outcome=error.outcome, reason=str(error))
         if not gpu_is_usable:
-            # The next point gets a new process.
+            # CUDA works again only in a new process, which the next point starts.
             self.close()
         return measured_row
 
-    def _ask(self, request: object, *, allowed_s: float, not_done: str) -> Any:
+    def _ask(self, request: object, *, allowed_s: float, verb: str) -> Any:
         """Send the child a request, and return its answer.
 
-        ``not_done`` is the verb of the error message for a child that does not answer,
+        ``verb`` is the verb in the message for a child that does not answer,
         such as "end" in "did not end within 60 s".
 
         Raises
@@ -547,11 +566,11 @@ class _IsolatedWorker:
         assert self._process, "a child was started before"
         give_up_s = time.monotonic() + allowed_s
         overtime_ends_s = self._session.deadline_s + OVERTIME_S
-        # A pipe that breaks shows that the child is dying, as the status below says.
+        # If the pipe breaks, the child is dying, and its exit status below says how.
         with contextlib.suppress(OSError, EOFError):
             self._pipe.send(request)
-            # The end of the pipe alone does not show a death: a child that is gone may
-            # have left children of its own, who still hold the pipe.
+            # The child's process is asked as well. If it has died, children of its own
+            # may still hold the pipe open.
             while not self._pipe.poll(POLL_S) and self._process.poll() is None:
                 self._session.pack_if_due()
                 if time.monotonic() > overtime_ends_s:
@@ -559,7 +578,7 @@ class _IsolatedWorker:
                     raise _WorkerLost(reason, sessions.NO_TIME)
                 if time.monotonic() > give_up_s:
                     limit = format_seconds(allowed_s)
-                    raise _WorkerLost(f"did not {not_done} within {limit}")
+                    raise _WorkerLost(f"did not {verb} within {limit}")
             # The child may have answered just before it died.
             if self._pipe.poll():
                 return self._pipe.recv()
@@ -568,7 +587,10 @@ class _IsolatedWorker:
 
 
 class _WorkerLost(Exception):
-    """The process that measures died or has to be ended: the outcome of its point."""
+    """The process that measures a point has died or has to be ended.
+
+    ``outcome`` is what this makes of the point.
+    """
 
     def __init__(self, reason: str, outcome: str = sessions.KILLED) -> None:
         super().__init__(reason)
@@ -648,7 +670,7 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     Yields
     ------
     callable
-        Packs if `EVERY_S` have passed since the last time.
+        Packs if `PACK_PERIOD_S` have passed since the last time.
 
     Raises
     ------
@@ -663,13 +685,14 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     restore(out, file)
     # A file that cannot be written is found before anything is measured.
     pack_into(out, file)
-    due_s = time.monotonic() + EVERY_S
+    due_s = time.monotonic() + PACK_PERIOD_S
 
     def pack_if_due() -> None:
+        """Pack if it is time. A failure is printed, and does not end the session."""
         nonlocal due_s
         if time.monotonic() < due_s:
             return
-        due_s = time.monotonic() + EVERY_S
+        due_s = time.monotonic() + PACK_PERIOD_S
         try:
             pack_into(out, file)
         except UserError as error:
@@ -712,17 +735,19 @@ def pack_into(out: Path, file: Path) -> None:
     subdirectories = sorted(path for path in out.rglob("*") if path.is_dir())
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
         for directory in (out, *subdirectories):
-            # The lock of the directory: a table is packed with its own stamp, and not
-            # with the stamp of a table that is just being written.
+            # While this block holds the lock, nobody writes to the directory. So a
+            # table is packed with its own stamp, and not with that of a newer table.
             with files.writing_in(directory):
-                for path in _kept(directory):
+                for path in _tables_and_stamps(directory):
                     name = str(path.relative_to(out.parent))
                     archive.add(path, name, filter=without_owner)
     files.atomic_write(file, packed.getvalue())
 
 
 def restore(out: Path, file: Path) -> None:
-    """Unpack an archive where a directory holds no table yet.
+    """Unpack an archive into a directory that has neither tables nor stamps.
+
+    A directory that has some is left as it is.
 
     Parameters
     ----------
@@ -750,12 +775,14 @@ def restore(out: Path, file: Path) -> None:
                     f"{file} holds a recording of {names}, not of {out.name}: "
                     "name another file"
                 )
-            if not _kept(out):
+            if not _tables_and_stamps(out):
                 archive.extractall(out.parent, filter="data")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(
             f"{file}: no whole archive ({error}): name another file"
         ) from error
+    # If the directory was left as it is, each table of the archive must be in it,
+    # because the next pack overwrites the archive.
     packed_tables = [path for path in members if ".csv" in path.name]
     lost = [path for path in packed_tables if not store.has_table(out.parent / path)]
     if lost:
@@ -766,7 +793,7 @@ def restore(out: Path, file: Path) -> None:
 
 
 def with_tables(folder: Path) -> list[Path]:
-    """Return a directory and those below it that hold tables.
+    """Return which of a directory and its subdirectories hold tables.
 
     Parameters
     ----------
@@ -783,7 +810,7 @@ def with_tables(folder: Path) -> list[Path]:
     return sorted(path for path in parents if not path.name.startswith("."))
 
 
-def _kept(directory: Path) -> list[Path]:
+def _tables_and_stamps(directory: Path) -> list[Path]:
     """Return the tables and stamps of a directory, but no lock or unfinished file."""
     suffixes = (".csv", ".csv.gz", ".json", ".jsonl")
     return sorted(
