@@ -328,7 +328,7 @@ class LayerProfile:
         ... )
         >>> (doubt,) = profile.doubts()
         >>> doubt.partition(",")[0]
-        'tensor fc has 3000 bytes of gradient for 500 parameters'
+        "tensor 'fc' has 3000 bytes of gradient for 500 parameters"
         """
         # A user's file may lack the parameters, which are then rounded up.
         fewest = self.parameters - 1
