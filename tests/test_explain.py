@@ -306,6 +306,17 @@ def test_what_does_not_fit_together_is_refused() -> None:
     later = [replace(i, step=i.step + 1) for i in traces[1].iterations]
     shifted = replace(traces[1], iterations=tuple(later))
     refused([traces[0], shifted, traces[2]], "rank1.json", "steps")
+    behind = tuple(m._replace(sequence=k + 8) for k, m in enumerate(messages))
+    numbered = tuple(m._replace(sequence=k + 7) for k, m in enumerate(messages))
+    refused(
+        [
+            changed(traces[0], 5, messages=numbered),
+            changed(traces[1], 5, messages=behind),
+            changed(traces[2], 5, messages=numbered),
+        ],
+        "rank 1",
+        "sequence number 8",
+    )
     of_pair = tuple(m._replace(group="pair") for m in messages)
     refused([traces[0], changed(traces[1], 5, messages=of_pair), traces[2]], "group")
     slow_reference = AlphaBeta(1.0, 0.0)

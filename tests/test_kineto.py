@@ -428,3 +428,48 @@ def test_a_damaged_trace_is_one_line_or_finite(data: st.DataObject) -> None:
         assert str(error).isprintable()
     else:
         assert np.isfinite([profile.forward_s, profile.backward_s]).all()
+
+
+def test_messages_of_sharded_parameters_over_gloo_have_the_size_of_the_whole() -> None:
+    """Gloo's spans have the shard of a gather, and send a reduce-scatter as an all-reduce."""
+    entries = []
+    for start_us, post, shapes, sent in (
+        (0, "c10d::_allgather_base_", [[800], [400]], ("gloo:all_gather", [400])),
+        (
+            500,
+            "c10d::_reduce_scatter_base_",
+            [[400], [800]],
+            ("gloo:all_reduce", [800]),
+        ),
+        (900, "c10d::allreduce_", [[[800]]], ("gloo:all_reduce", [800])),
+    ):
+        name, shape = sent
+        common = {"ph": "X", "pid": 1}
+        entries += [
+            {
+                **common,
+                "name": post,
+                "cat": "cpu_op",
+                "tid": 1,
+                "ts": start_us,
+                "dur": 20,
+                "args": {"Input Dims": shapes},
+            },
+            {
+                **common,
+                "name": name,
+                "cat": "user_annotation",
+                "tid": 2,
+                "ts": start_us + 10,
+                "dur": 100,
+                "args": {"Input Dims": [shape], "Input type": ["float"]},
+            },
+        ]
+    trace = kineto.trace_of_document({"traceEvents": entries}, "trace.json")
+    table, _ = kineto.message_table(trace)
+    rows = [line.split(",") for line in table.splitlines()[1:]]
+    assert [(row[2], int(row[0])) for row in rows] == [
+        ("all_gather", 3200),
+        ("reduce_scatter", 3200),
+        ("all_reduce", 3200),
+    ]

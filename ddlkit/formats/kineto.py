@@ -78,6 +78,22 @@ _SIZE_ARGS = (
 # message, so that the size of the message is unknown.
 _MESSAGE_OPERATOR = re.compile(f"{_RECORD_COMMS}$|nccl:(?!.*(gather|coalesced))")
 
+
+class _ShardedPost(NamedTuple):
+    """A collective of sharded parameters, and the names of gloo's spans that send it."""
+
+    collective: str
+    spans: tuple[str, ...]
+
+
+_SHARDED_POSTS = {
+    "c10d::_allgather_base_": _ShardedPost("all_gather", ("gloo:all_gather",)),
+    "c10d::_reduce_scatter_base_": _ShardedPost(
+        "reduce_scatter", ("gloo:all_reduce", "gloo:reduce_scatter")
+    ),
+}
+"""The operators by which FSDP posts messages."""
+
 # The profiler writes C++ names of the types of operators' inputs, and c10's names of
 # the types of messages.
 _ELEMENT_BYTES = {
@@ -412,9 +428,10 @@ def _spans(document: Any, source: str) -> list[Event]:
     for number, entry in enumerate(complete):
         events[number] = _event(entry, first_us)
     # Of spans that start together, the one that contains the others comes first.
-    return sorted(
+    ordered = sorted(
         _with_launches(events), key=lambda event: (event.start_s, -event.end_s)
     )
+    return _with_sharded_messages(ordered)
 
 
 def _is_timed(entry: Mapping[str, Any]) -> bool:
@@ -466,6 +483,60 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
                 event = event._replace(args={**size_args[correlation], **event.args})
         with_launches.append(event)
     return with_launches
+
+
+def _with_sharded_messages(events: list[Event]) -> list[Event]:
+    """Return the spans, with gloo's messages of sharded parameters as what they are.
+
+    Gloo's span of an all-gather has the shard of a rank as its input, and gloo sends a
+    reduce-scatter as an all-reduce. The operator that posted the message has both the
+    shard and the whole. ``events`` are in the order of their start.
+    """
+    described = list(events)
+    # The positions of gloo's spans that no operator has been found for.
+    unmatched = [k for k, event in enumerate(events) if event.name.startswith("gloo:")]
+    for post in events:
+        sharded = _SHARDED_POSTS.get(post.name)
+        sizes = _elements_of_inputs(post)
+        if sharded is None or len(sizes) < 2:
+            continue
+        # Whichever of both the operator names first, the whole is the larger one.
+        whole, shard = max(sizes[:2]), min(sizes[:2])
+        for k in unmatched:
+            span = events[k]
+            is_alike = span.name in sharded.spans and span.elements in (whole, shard)
+            if is_alike and span.end_s > post.start_s:
+                described[k] = _described_as(span, sharded.collective, whole, shard)
+                unmatched.remove(k)
+                break
+    return described
+
+
+def _described_as(span: Event, collective: str, whole: int, shard: int) -> Event:
+    """Return gloo's span of a message of sharded parameters, with its sizes.
+
+    ``whole`` and ``shard`` are the elements of all ranks together, and of one rank.
+    """
+    sends_whole = collective == "reduce_scatter"
+    sizes = {
+        _COLLECTIVE_NAME: collective,
+        "In msg nelems": whole if sends_whole else shard,
+        "Out msg nelems": shard if sends_whole else whole,
+        "dtype": _first(span.args.get("Input type")),
+    }
+    return span._replace(name=f"gloo:{collective}", args={**span.args, **sizes})
+
+
+def _elements_of_inputs(operator: Event) -> list[int]:
+    """Return how many elements the tensors have that are inputs of an operator."""
+    shapes = operator.args.get("Input Dims")
+    if not isinstance(shapes, list):
+        return []
+    return [
+        _count(math.prod(map(_count, shape)))
+        for shape in shapes
+        if isinstance(shape, list) and shape
+    ]
 
 
 def _size_args(

@@ -199,8 +199,11 @@ def _alike_iterations(
         n_early += 1
     usable = [replace(t, iterations=t.iterations[n_early:]) for t in traces]
     for trace in usable:
-        for iteration in trace.iterations:
+        for iteration, of_first in zip(
+            trace.iterations, usable[0].iterations, strict=True
+        ):
             _refuse_other_messages(trace, iteration, last, traces[0])
+            _refuse_other_numbers(trace, iteration, of_first)
     n_left = len(usable[0].iterations)
     if n_left < least_iterations:
         raise UserError(
@@ -257,6 +260,26 @@ def _refuse_other_messages(
                 f"rank {trace.rank} ({trace.source}): message {k} of iteration "
                 f"{iteration.number} is {_in_words(own_kind)}, and on rank {first.rank} it is "
                 f"{_in_words(expected_kind)}: record iterations that are alike on all ranks"
+            )
+
+
+def _refuse_other_numbers(
+    trace: RankTrace, iteration: RankIteration, of_first: RankIteration
+) -> None:
+    """Raise UserError if messages have other sequence numbers than on the first rank.
+
+    NCCL numbers the messages of a process group alike on all ranks. Equal sizes can hide
+    that one rank is a message behind. Gloo writes no numbers, which are -1 then.
+    """
+    for k, (own, first) in enumerate(
+        zip(iteration.messages, of_first.messages, strict=True)
+    ):
+        if own.sequence != first.sequence and min(own.sequence, first.sequence) >= 0:
+            raise UserError(
+                f"rank {trace.rank} ({trace.source}): message {k} of iteration "
+                f"{iteration.number} has the sequence number {own.sequence}, and on the "
+                f"first rank it has {first.sequence}: record the same iterations on all "
+                "ranks"
             )
 
 
