@@ -14,6 +14,8 @@ from ddlkit.core.errors import UserError
 
 NAME_COLUMNS = 30
 """The width of the names at the left of the lines."""
+LEAST_SHOWN_SHARE = 0.002
+"""Causes that gain less than this share of the iteration are not shown."""
 MOST_CAUSES = 5
 """How many causes the screen shows."""
 MOST_REMEDIES = 2
@@ -144,23 +146,28 @@ def screen(explanation: Any) -> list[str]:
         _line("compute", _ms(explanation.compute_s) + of_ranks),
         _line(
             "exposed communication",
-            f"{_ms(explanation.exposed_s)}, waiting for messages or for other ranks",
+            f"{_ms(explanation.exposed_s)}{of_ranks}: not computing",
         ),
         "",
-        _line("without", "the iteration would take (gain, interval of 95%)"),
+        _line("without", "the iteration would take (gain, with its 95% interval)"),
     ]
     for cause in explanation.causes[:MOST_CAUSES]:
+        if cause.share < LEAST_SHOWN_SHARE:
+            continue
         times = f"{_ms(cause.without_s)} ({_gain(cause)})"
         name = _name_of_cause(cause)
         if not explanation.waterfall:
-            # One rank cannot tell messages from ranks.
+            # From one rank alone, a wait for messages and a wait for ranks look alike.
             name = "any waiting (a bound)"
         lines.append(_line(name, times))
     if explanation.waterfall:
         steps = [f"{_ms(s)} without {name}" for name, s in explanation.waterfall[1:]]
-        lines.append(_line("one after the other", ", also ".join(steps)))
+        lines.append(_line("one after the other", ", then ".join(steps)))
     if explanation.remedies:
-        lines += ["", _line("with", "the iteration would take (gain, interval of 95%)")]
+        lines += [
+            "",
+            _line("with", "the iteration would take (gain, with its 95% interval)"),
+        ]
     by_gain = sorted(explanation.remedies, key=lambda remedy: -remedy.gain_s)
     for remedy in by_gain[:MOST_REMEDIES]:
         lines += _remedy_lines(remedy)
@@ -205,12 +212,12 @@ def _first(explanation: Any) -> str:
 
 def _name_of_cause(cause: Any) -> str:
     if cause.rank is not None:
-        return f"waiting for rank {cause.rank} ({cause.phase})"
+        return f"the delay of rank {cause.rank} ({cause.phase})"
     if cause.cause == "waiting":
-        return "any waiting for other ranks"
+        return "the delays of all ranks"
     return {
         "start-up": "start-up of messages",
-        "bandwidth": "bytes on the link",
+        "bandwidth": "the bytes of messages",
         "contention": "contention with messages",
         "copies": "copies into and out of buckets",
         "buffers": "broadcasts of buffers",

@@ -934,13 +934,13 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     )
     missing = "the traces of the other ranks"
     if trace.ranks:
-        missing = f"the trace of {trace.ranks - 1} of {trace.ranks} ranks"
+        missing = f"the traces of the other {trace.ranks - 1} of {trace.ranks} ranks"
     findings = [
         *alone.findings,
         Finding(
             "not known",
             (),
-            f"{missing}: all waiting is at most {format_seconds(gain_s)} an iteration, "
+            f"{missing}: waiting costs at most {format_seconds(upper_s)} an iteration, "
             "and may be the time of messages or the lateness of other ranks",
         ),
     ]
