@@ -401,7 +401,7 @@ def test_own_tables_separated_by_blanks(tmp_path: Path) -> None:
             "{b},{us}",
             "column size: its unit is not known: name it byte",
         ),
-        ("size_MB,seconds", "{b},{s}", "column size_MB: its unit is not known"),
+        ("size_MB,seconds", "{b},{s}", "column size_MB: mb may be 1000000 or 1048576"),
         ("bytes,time", "{b},{us}", "column time: its unit is not known: name it sec"),
         ("size_b,time", "{b},{us}", "column time: its unit is not known: name it sec"),
         ("bytes,time_us,time_s", "{b},{us},{s}", "column time_us, time_s: which"),
