@@ -723,11 +723,31 @@ def test_a_recorded_directory_is_named_by_its_machine() -> None:
         assert "machine name" in refusal(functools.partial(places.recorded_dir, bad))
 
 
+LINKS = sheet.Schema(
+    "links", (sheet.Column("link", "str"), sheet.Column("device", "str"))
+)
+"""A table of two columns of text."""
+
+
+@pytest.mark.parametrize("cell", ['"a"b', '"a""b"c', '"a" '])
+def test_text_after_a_closing_quote_is_refused(cell: str) -> None:
+    for row in (f"{cell},cpu", f"ethernet,{cell}"):
+        text = f'link,device\n{row}\n"a,b",cpu\n'
+        line = refusal(functools.partial(LINKS.read, text, "links.csv"))
+        assert line.startswith("links.csv: line 2 is not CSV")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_quotes_may_enclose_commas_and_quotes_in_whole_cells(end: str) -> None:
+    rows = ["link,device", '"a,b","c""d"', '"",cpu', "ethernet,gpu", ""]
+    table = LINKS.read(end.join(rows), "links.csv")
+    assert table["link"].tolist() == ["a,b", "", "ethernet"]
+    assert table["device"].tolist() == ['c"d', "cpu", "gpu"]
+
+
 def test_a_long_row_does_not_make_up_for_a_short_one() -> None:
-    columns = (sheet.Column("link", "str"), sheet.Column("device", "str"))
-    schema = sheet.Schema("links", columns)
     # As many commas as in a table of whole rows.
     text = "link,device\nloopback,cpu,gpu\nethernet\n"
-    line = refusal(functools.partial(schema.read, text, "links.csv"))
+    line = refusal(functools.partial(LINKS.read, text, "links.csv"))
     assert line.startswith("links.csv: row at line 2")
     assert "3 cells, the header 2" in line

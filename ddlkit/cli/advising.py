@@ -369,9 +369,9 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     measure_s, confirm_s = _measuring_times_s(arguments)
     # torchrun or srun may have started several copies of this command, each a rank.
     # Otherwise this process starts the ranks.
-    ranks_outside = ranks_started(os.environ)
-    if ranks_outside > 1:
-        ranks = ranks_outside
+    ranks_of_launcher = ranks_started(os.environ)
+    if ranks_of_launcher > 1:
+        ranks = ranks_of_launcher
     else:
         ranks = ranks_to_start(arguments.ranks, default=2)
     from ddlkit.jobs.rank import joined, layout
@@ -388,7 +388,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     out = arguments.out or _default_directory(arguments, ranks)
     refuse_impossible_outputs(out)
     try:
-        if ranks_outside > 1:
+        if ranks_of_launcher > 1:
             # MEETING_S is how long ranks wait until all of them have built the model.
             with joined(MEETING_S) as me, only_command_in(out, me):
                 shared_facts(me)  # refuses a mix of machines
@@ -796,10 +796,14 @@ def screen(result: dict[str, Any]) -> list[str]:
     # Without measured slowdowns, the predicted intervals include only some of the causes
     # by which iterations differ: these, in words. With measured slowdowns, this is "".
     causes_included = result.get("interval_holds", "")
-    lines += _plan_lines(in_words("ddp"), result["default_plan"], causes_included)
+    scatter_only = bool(causes_included)
+    default_name = in_words("ddp")
+    lines += _plan_lines(
+        default_name, result["default_plan"], scatter_only=scatter_only
+    )
     if best != "ddp":
         name = f"predicted best: {in_words(best)}"
-        lines += _plan_lines(name, result["best_plan"], causes_included)
+        lines += _plan_lines(name, result["best_plan"], scatter_only=scatter_only)
         lines.append(
             _line("predicted gain", _gain(result["gain"], result["gain_interval"]))
         )
@@ -861,16 +865,15 @@ def _line(name: str, text: str) -> str:
     return f"{name:<{NAME_COLUMNS}} {text}"
 
 
-def _plan_lines(
-    name: str, plan: Mapping[str, Any], interval_holds: str = ""
-) -> list[str]:
+def _plan_lines(name: str, plan: Mapping[str, Any], *, scatter_only: bool) -> list[str]:
     """Return the iteration of a plan in lines: predicted, measured, and its parts.
 
     ``name`` is what a person calls the plan, and ``plan`` its summary in the result.
-    ``interval_holds`` says what the predicted interval holds, "" if it is one of 95%.
+    With ``scatter_only``, the predicted interval includes only the scatter of messages.
+    Otherwise it is a 95% interval.
     """
     predicted = f"{_seconds(plan['iteration_s'], plan['interval_s'])} an iteration"
-    if interval_holds:
+    if scatter_only:
         # The interval may be so narrow that both ends are rounded to the same number, as if
         # the prediction were certain. So the distances of the ends are printed instead.
         lower_s, upper_s = plan["interval_s"]

@@ -157,10 +157,12 @@ def screen(explanation: Any) -> list[str]:
         times = f"{_ms(cause.without_s)} ({_gain(cause)})"
         name = _name_of_cause(cause)
         if not explanation.waterfall:
-            # From one rank alone, a wait for messages and a wait for ranks look alike.
+            # From one rank alone, a wait for messages and a wait for other ranks look
+            # alike, so that its trace has a single cause.
             name = "any waiting (a bound)"
         lines.append(_line(name, times))
     if explanation.waterfall:
+        # The first entry is the iteration itself, from which nothing is removed.
         steps = [f"{_ms(s)} without {name}" for name, s in explanation.waterfall[1:]]
         lines.append(_line("one after the other", ", then ".join(steps)))
     if explanation.remedies:

@@ -609,6 +609,15 @@ def _is_what_if(arguments: argparse.Namespace) -> bool:
     return hasattr(arguments, "gpus")
 
 
+def _ranks_are_predicted(arguments: argparse.Namespace) -> bool:
+    """Return whether --ranks is a number to predict for, which may not have been measured.
+
+    With --assume-ring it is. In what-if, --gpus is that number instead, and --ranks is a
+    measured number.
+    """
+    return bool(arguments.assume_ring) and not _is_what_if(arguments)
+
+
 def _ranks_to_predict_for(arguments: argparse.Namespace) -> int | None:
     """Return the number of ranks for which to predict, None if the user names none."""
     ranks: int | None = arguments.gpus if _is_what_if(arguments) else arguments.ranks
@@ -765,7 +774,7 @@ def _cost_from_file(
     ranks = arguments.ranks
     # In what-if, --assume-ring is about the ranks after the change. Their cost is made
     # later, from the cost that is returned here.
-    if arguments.assume_ring and not _is_what_if(arguments):
+    if _ranks_are_predicted(arguments):
         communication = Communication(cost, draws=draws, link=link)
         if ranks != cost.workers:
             communication = as_ring(communication, ranks, str(path), warnings)
@@ -792,21 +801,16 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
     from ddlkit.model.fits import Measured, strange_rows
-    from ddlkit.store.readers import choose
 
     default = of_gradients(sparse=arguments.density is not None)
-    # The values that the rows must have. With None, the rows must have a single value.
-    required = {
-        "collective": arguments.collective or default,
-        "ranks": arguments.ranks,
-        "link": arguments.link,
-    }
-    # With --assume-ring, --ranks may be a number that was not measured, and must not choose
-    # rows. In what-if, --gpus is that number, and --ranks chooses rows as usual.
-    ranks_are_predicted = arguments.assume_ring and not _is_what_if(arguments)
+    collective = arguments.collective or default
+    ranks_are_predicted = _ranks_are_predicted(arguments)
+    ranks_in_files = arguments.ranks
     if_ranks_unknown = "give --ranks N"
     if ranks_are_predicted:
-        required["ranks"] = None
+        # The number to predict for need not have been measured, so that reading the files
+        # must not select rows by it.
+        ranks_in_files = None
         if_ranks_unknown = (
             "add a column ranks to the file, because with --assume-ring the option "
             "--ranks is the number to predict for"
@@ -815,7 +819,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         read_collectives,
         collective=arguments.collective,
         link=arguments.link,
-        ranks=required["ranks"],
+        ranks=ranks_in_files,
         place=arguments.place,
         table=arguments.table,
         notes=warnings,
@@ -824,25 +828,10 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     paths = store.expand_tables(arguments.collectives)
     all_rows = pd.concat([read(path) for path in paths]).reset_index(drop=True)
     if arguments.density is not None:
-        _refuse_other_than_selected(all_rows, required["collective"])
+        _refuse_other_than_selected(all_rows, collective)
     # Errors about the rows of several files name the option.
     origin = Path("--collectives")
-    if ranks_are_predicted:
-        rows_of_link, _ = choose(all_rows, ("collective", "link"), required, origin)
-        measured_ranks = rows_of_link["ranks"]
-        required["ranks"] = _ranks_to_start_from(measured_ranks, arguments.ranks)
-    # The rows of one collective, number of ranks and link.
-    try:
-        rows, chosen = choose(all_rows, tuple(required), required, origin)
-    except UserError as error:
-        # Only an error about a number of ranks that was not measured gets more advice.
-        rank_counts = all_rows["ranks"]
-        if required["ranks"] is None or (rank_counts == required["ranks"]).any():
-            raise
-        raise UserError(
-            f"{error}; choose a number that was measured, or add --assume-ring for the "
-            "cost of a ring"
-        ) from None
+    rows, chosen = _chosen_rows(arguments, all_rows, collective, origin)
     # Only the cost of a line can be taken to another number of ranks.
     form = "alpha_beta" if arguments.assume_ring else "table"
     try:
@@ -852,7 +841,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     calibrated = calibration.between(
         str(chosen["link"]),
         int(chosen["ranks"]),
-        required["collective"],
+        collective,
         in_flight=arguments.in_flight,
     )
     warnings += strange_rows(rows)
@@ -861,7 +850,42 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         warnings.append(_misses_of_line(calibrated.cost, rows))
     if ranks_are_predicted and arguments.ranks != calibrated.cost.workers:
         calibrated = as_ring(calibrated, arguments.ranks, str(origin), warnings)
-    return calibrated, Measured.of(rows["bytes"], *rows["backend"].unique())
+    backends = rows["backend"].unique()
+    return calibrated, Measured.of(rows["bytes"], *backends)
+
+
+def _chosen_rows(
+    arguments: argparse.Namespace, all_rows: Any, collective: str, origin: Path
+) -> tuple[Any, Any]:
+    """Return the rows of one collective, number of ranks and link, and these three values.
+
+    Errors name ``origin``, from which ``all_rows`` are.
+    """
+    from ddlkit.store.readers import choose
+
+    # With None, the rows must have a single value.
+    required = {
+        "collective": collective,
+        "ranks": arguments.ranks,
+        "link": arguments.link,
+    }
+    if _ranks_are_predicted(arguments):
+        # The ring is computed from rows of --ranks itself if it was measured, or else from
+        # those of the largest number of ranks.
+        rows_of_link, _ = choose(all_rows, ("collective", "link"), required, origin)
+        measured_ranks = rows_of_link["ranks"]
+        required["ranks"] = _ranks_to_start_from(measured_ranks, arguments.ranks)
+    try:
+        return choose(all_rows, tuple(required), required, origin)
+    except UserError as error:
+        # Only an error about a number of ranks that was not measured gets more advice.
+        rank_counts = all_rows["ranks"]
+        if required["ranks"] is None or (rank_counts == required["ranks"]).any():
+            raise
+        raise UserError(
+            f"{error}; choose a number that was measured, or add --assume-ring for the "
+            "cost of a ring"
+        ) from None
 
 
 def _refuse_other_than_selected(rows: Any, collective: str) -> None:

@@ -139,8 +139,8 @@ def fit(arguments: argparse.Namespace) -> None:
         )
     if arguments.draw and arguments.draw.suffix.lower() != ".png":
         raise UserError(f"--draw {arguments.draw}: name a file that ends in .png")
-    # SIMPLE_FIRST has all forms, which --compare compares in any case. Only a form with an
-    # argument, such as piecewise:45KB, is a further one.
+    # SIMPLE_FIRST has all plain forms, which --compare compares by itself. Only a form that
+    # has a limit of its own, such as piecewise:45KB, is a further one.
     if arguments.compare and arguments.form in fitting.SIMPLE_FIRST:
         raise UserError(
             f"--form {arguments.form} has no effect with --compare, which compares that "
@@ -247,7 +247,8 @@ def _compare(
     from ddlkit.show import write_cost_forms
     from ddlkit.store import own_output
 
-    # All forms are compared in any case. The user may add one with an argument.
+    # `compare` takes all plain forms by itself. The user may add one that has a limit of
+    # its own, such as --form piecewise:45KB.
     further_forms = [] if arguments.form == "auto" else [arguments.form]
     compared = fits.compare(
         sizes,
@@ -259,6 +260,7 @@ def _compare(
     )
     stem = arguments.file.name.partition(".")[0]
     drawing = arguments.draw or Path(f"{stem}-fits.png")
+    # The drawing must replace neither the file of times nor a recorded table.
     own_output(drawing, arguments.file)
     write_cost_forms(compared.fits, compared.chosen, drawing)
     result = {
@@ -366,10 +368,11 @@ def _contention_in_words(contention: dict[str, float] | None) -> str | None:
 
 
 def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
-    """Return what the predicted interval of an iteration holds, as a part of a result.
+    """Return which iterations the predicted interval should contain, as entries of a result.
 
-    "level" is the share of single iterations that should lie in it. It is None if there
-    is no interval, and if contention was not measured, because that share is then unknown.
+    "level" is the share of single iterations that should lie in the interval. It is None if
+    there is no interval, or if contention was not measured, which leaves the share unknown.
+    "interval_holds" says the same in words.
     """
     if not forecast.interval_s:
         return {"level": None, "interval_holds": NO_INTERVAL}
@@ -813,7 +816,7 @@ def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int
     Ranks whose times are equal do equal tasks at equal times, and every message waits for
     all ranks. One machine without a change therefore stands for all such machines.
     """
-    # With the last machine, error messages know the largest number of a rank.
+    # The last machine has the rank of the largest number, which errors name.
     simulated = {machines - 1}
     simulated |= {machine for machine in changed_machines if machine < machines}
     unchanged = (machine for machine in range(machines) if machine not in simulated)
@@ -839,10 +842,11 @@ def _graph(
 ) -> Any:
     """Return the task graph of `ITERATIONS` iterations of training.
 
-    The graph has the machines of ``changed_ranks``, the last machine, and one unchanged
-    machine that stands for all others. The ranks in the graph keep their numbers. The
-    option --dilation is a factor on all compute times. The backward of ``iteration``
-    already has this factor, and the forward of ``profile`` gets it here.
+    The graph has the machines of ``changed_ranks``, one unchanged machine that stands for
+    all others, and the last machine, so that errors can name the largest number of a
+    rank. The ranks in the graph keep their numbers. The option --dilation is a factor on
+    all compute times. The backward of ``iteration`` already has this factor, and the
+    forward of ``profile`` gets it here.
     """
     import numpy as np
 

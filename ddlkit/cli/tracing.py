@@ -78,12 +78,13 @@ def trace(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit trace``."""
     _refuse_few("--iterations", arguments.iterations, FEWEST_ITERATIONS)
     _refuse_few("--warmup", arguments.warmup, FEWEST_WARMUP)
-    # Refused before the imports below load torch, which takes seconds.
+    # Refused now, because recording first imports torch, which takes seconds.
     require_model_file(arguments.model)
     out = arguments.out
-    ranks_outside = ranks_started(os.environ)
-    if ranks_outside > 1:
-        ranks = ranks_outside
+    ranks_of_launcher = ranks_started(os.environ)  # by torchrun or srun
+    if ranks_of_launcher > 1:
+        ranks = ranks_of_launcher
+        # The ranks check the directory themselves, and stop together.
         is_first = _record_as_rank(arguments)
     else:
         ranks = ranks_to_start(arguments.ranks, default=2)

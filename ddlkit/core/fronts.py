@@ -278,12 +278,12 @@ class _Pass(NamedTuple):
 
 
 def _passes() -> Iterator[_Pass]:
-    """Yield passes without end, by prefixes and suffixes in turn, with ever more points.
+    """Yield passes without end, by suffixes and prefixes in turn, with ever more points.
 
-    Most passes compute lower bounds. Before each of them that goes over prefixes, except
-    for the first, another pass over prefixes only looks for a plan. The fronts of this
-    pass keep the most promising points, so they are no lower bounds. Suffixes need no
-    such pass, because a plan that is found by prefixes is a plan of the whole network.
+    After a first cheap bound, three passes repeat: suffixes for a bound, prefixes for a
+    plan, and prefixes for a bound. The pass for a plan keeps the most promising points of
+    each front, so it gives no lower bound. To have such passes on one side is enough,
+    because either side finds plans of the whole network.
     """
     # A cheap first bound, for which one point of each front is enough.
     yield _Pass(PREFIXES, most=1, is_lower_bound=True)

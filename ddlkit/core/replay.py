@@ -373,7 +373,7 @@ class Replay:
 def alone_s(
     starts_s: Floats, ends_s: Floats, startup_s: Floats, in_flight: int
 ) -> Floats:
-    """Return how long messages would take alone that have shared a link.
+    """Return how long messages that shared a link would have taken alone.
 
     Parameters
     ----------

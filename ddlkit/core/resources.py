@@ -182,7 +182,7 @@ def jointly(
         # At most MOST_STATES of the front, evenly spaced from its first to its last.
         spaced = np.linspace(0, len(front) - 1, min(MOST_STATES, len(front)))
         kept = front[spaced.astype(int)]
-        states[end] = _States._make(column[kept] for column in reached)
+        states[end] = _States._make(values[kept] for values in reached)
 
     # Follow the states back from the one whose last message arrives first.
     state = int(np.argmin(states[n].end_s))
@@ -253,9 +253,9 @@ def _with_one_more_message(
         [[1 + resources.message_slowdown] for resources in choices]
     )
     alone_s = costs_s[:, prefix]
-    # If the message lasts that long, compute ends ``until_computed_s`` after the message
-    # has started. Up to this moment, compute and the message slow each other down. After
-    # this moment, the message is as fast as it is alone.
+    # Compute and the message slow each other down until compute ends. If the message lasts
+    # so long, that is ``until_computed_s`` after its start. From then on the message is as
+    # fast as it is alone.
     until_computed_s = (last_ready_s - work_at_start_s) * compute_factor
     during_compute_s = np.minimum(alone_s * message_factor, until_computed_s)
     alone_until_computed_s = until_computed_s / message_factor
@@ -269,15 +269,15 @@ def _with_one_more_message(
         work_at_start_s + took_s / compute_factor,
     )
 
-    # Columns without a row for each choice, or without a column for each state, are
-    # broadcast to this shape, and all are flattened.
-    columns = _States(
+    # Each array is broadcast to one entry for each choice and state, and flattened.
+    reached = _States(
         end_s=start_s + took_s,
         work_s=work_at_end_s,
         first=np.repeat([*before], counts),
+        # The index of each state among those of its prefix.
         state=np.concatenate([np.arange(count) for count in counts]),
         choice=np.arange(len(choices))[:, None],
     )
     return _States._make(
-        np.broadcast_to(column, took_s.shape).ravel() for column in columns
+        np.broadcast_to(values, took_s.shape).ravel() for values in reached
     )

@@ -790,11 +790,13 @@ def _one_iteration(
         messages.append(message)
     update = tasks.add_for_all("update", "all", times.update_s, after=messages)
 
-    # An update frees a buffer, into which a later iteration then reads its batch. The
-    # read is that of the later iteration, whose tasks are numbered like those here.
+    # -- edges to later iterations: the second task of each edge is one of the later
+    # iteration. It has its number within that iteration, to which the caller adds the
+    # number of all tasks before.
     to_fetch = []
     if strategy.batches_ahead:
-        to_fetch = [(update, read) for read in io]
+        # An update frees a buffer, into which a later iteration reads its batch.
+        to_fetch = [(update, later_read) for later_read in io]
     return _OneIteration(
         tasks=np.array(tasks.rows),
         within=_as_edges(tasks.edges),

@@ -247,16 +247,18 @@ class Table:
     def runs_at_once(self) -> int:
         """Return how many runs print into the table at once.
 
-        Each run lists its rank 0, so the result is how often rank 0 is listed.
+        Each run lists its rank 0 once, so the result is how often rank 0 is listed.
         """
         # Runs at once print several heads, or have one rank each. In any other table, a
         # rank is listed twice only because an earlier attempt failed after its list.
         if self.n_heads <= 1 and self.ranks > 1:
             return 1
-        lists_of_rank_0 = [
+        # The counts are by rank and group. Ranks are numbered across groups, so that all
+        # runs list rank 0 in one and the same group.
+        counts_of_rank_0 = [
             count for (rank, _), count in self.listed_ranks.items() if rank == 0
         ]
-        return max(lists_of_rank_0, default=1)
+        return max(counts_of_rank_0, default=1)
 
     def add_facts(self, line: str) -> None:
         """Add the facts about the table that a line before its head states."""

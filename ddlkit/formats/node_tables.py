@@ -55,7 +55,8 @@ def read_node_tables(
         ``bytes``, ``seconds``, ``ranks``, ``nodes`` and perhaps ``collective``, ``nccl`` and
         ``settings``.
     collective : str, optional
-        The collective, for a file that does not name it.
+        The collective of files that do not name theirs. By default, a table that names none
+        is one of all-reduces, and a log from which it does not follow is refused.
 
     Returns
     -------
@@ -66,7 +67,8 @@ def read_node_tables(
     Raises
     ------
     UserError
-        If a file is wrong, or if its nodes, its ranks or its collective are not known.
+        If a file is wrong, if its nodes or ranks are not known, or if the collective of a log
+        is not known.
     """
     import pandas as pd
 
@@ -78,6 +80,7 @@ def read_node_tables(
             table = _of_log(text, file, collective)
         else:
             table = _of_csv(text, file)
+        # Only a user's own table may leave out its collective.
         if "collective" not in table:
             table = table.assign(collective=collective or "all_reduce")
         tables.append(table.assign(file=file)[[*COLUMNS]])
@@ -89,8 +92,8 @@ def _of_log(text: str, file: str, collective: str | None) -> DataFrame:
     rows, table = benchmark_logs.read_log(
         benchmark_logs.read_tables(text, file), file, collective=collective or ""
     )
-    # Without a choice of place all rows stay, unless times in place are clearly different.
-    # Those stay then, because a training works in place.
+    # Without a choice of place all rows stay, unless the times in place clearly differ from
+    # the others. Then only the rows in place stay, because a training works in place.
     rows, _ = rows_of_place(rows, place=None, file=file)
     # Without a list of hosts, the number of nodes is 0.
     if not table.nodes:
@@ -102,7 +105,10 @@ def _of_log(text: str, file: str, collective: str | None) -> DataFrame:
 
 
 def _of_csv(text: str, file: str) -> DataFrame:
-    """Return the times of a user's own table that has a column of nodes."""
+    """Return the times of a user's own table that has a column of nodes.
+
+    The table may have columns of NCCL versions and of settings, too.
+    """
     import pandas as pd
 
     if not size_time_csv.matches(text):
@@ -114,8 +120,8 @@ def _of_csv(text: str, file: str) -> DataFrame:
     extra = _extra_columns(sheet)
     header, *rows = _without_extra(sheet)
     tables = []
-    # `size_time_csv` knows no nodes and would mix their times. It therefore reads a table of
-    # its own for each number of nodes.
+    # `size_time_csv` knows no nodes, NCCL versions or settings, and would mix their times. So
+    # the rows of each combination are read as a table of their own.
     for key, extra_of_part in extra.groupby(["nodes", "nccl", "settings"]):
         # Each row stays in its line of the file, so that errors name the right line.
         lines = [""] * max(sheet.lines)

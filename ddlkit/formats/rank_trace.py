@@ -465,7 +465,7 @@ def _messages(
 def _refuse_other_training(
     trace: KinetoTrace, iteration: TracedIteration, post: _Post
 ) -> None:
-    """Raise UserError for a message that DDP does not send to all ranks."""
+    """Raise UserError for a collective that DDP does not use, or among some ranks only."""
     place = f"{trace.source}: iteration {iteration.number}"
     if post.collective not in _REPLAYED:
         senders = _SENDERS.get(post.collective, "a loop of one's own may send")
@@ -474,6 +474,7 @@ def _refuse_other_training(
             "the all-reduces, broadcasts and barriers of DistributedDataParallel only"
         )
     group_size = post.sent.args.get("Group size")
+    # A world size of 0 is unknown.
     if isinstance(group_size, int) and trace.world_size not in (0, group_size):
         raise UserError(
             f"{place} has a message between {group_size} of {trace.world_size} ranks, as "
@@ -609,17 +610,18 @@ def _elements_of_post(post: Event) -> int:
 
 
 def _copies(iteration: TracedIteration, name: str, clock: _Clock) -> tuple[Copy, ...]:
-    """Return the copies of one direction, in the order of their start.
+    """Return the copies into or out of buckets, in the order of their start.
 
-    ``name`` is the end of the name of their operator.
+    ``name`` is what the names of their operators end with.
     """
     copies = []
     for event in iteration.events:
         if not event.on_gpu and event.name.endswith(name):
-            # On a GPU only the time counts that the kernels of the copy need.
+            # On a GPU, the operator only launches the kernels of the copy. The copy
+            # starts when all earlier kernels have ended, and ends when its own have.
             start_s = clock.done_s(event.start_s)
             end_s = clock.done_s(event.end_s)
-            copies.append(Copy(start_s, max(start_s, end_s), event.elements))
+            copies.append(Copy(start_s, end_s, event.elements))
     return tuple(copies)
 
 

@@ -144,15 +144,15 @@ def _cut_short(source: str) -> UserError:
 
 
 def _document(buffer: _Buffer, source: str) -> dict[str, Any]:
-    """Return a Chrome trace with the entries that are needed."""
+    """Return a Chrome trace: the entries that are needed, and the facts around them."""
     before = _facts_before_entries(buffer, source)
     entries = list(_entries(buffer, source))
     after = buffer.rest().strip()
     document: dict[str, Any] = {"traceEvents": entries}
-    if before is None:
+    if before is None:  # the file is nothing but the list of entries
         return document
-    # The text before is "{ ..." up to a comma, and the text behind begins with a comma or
-    # closes the document. Each becomes an object of its own.
+    # The text before the key "traceEvents" is "{" or "{ ...,". The text behind its list is
+    # "}" or ", ... }". Each is made an object of its own.
     facts_before = before.rstrip().removesuffix(",") + "}"
     facts_after = "{" + after.removeprefix(",")
     for facts in (facts_before, facts_after):
@@ -193,7 +193,8 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
 
 
 def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a list that are needed, and skip the end of the list."""
+    """Yield the needed entries of a list, and go past its closing bracket."""
+    # Equal shapes are stored once, and all entries share them.
     shared: dict[str, Any] = {}
     while True:
         character = buffer.next_character()

@@ -114,7 +114,7 @@ class Lab(Place):
         # While the lab is up, this makes signals unwind the stack, so that `down` runs.
         self._trapped = ExitStack()
         # The process of an emulated link, if it is a child of this process.
-        self._link: subprocess.Popen[str] | None = None
+        self._link_process: subprocess.Popen[str] | None = None
 
     @property
     def namespaces(self) -> list[str]:
@@ -212,12 +212,13 @@ class Lab(Place):
         """
         if self._holder != os.getpid():
             # The lab was never up or is down already, or this is a forked copy of the
-            # process that has the lab up.
+            # process that built the lab or attached to it.
             return
         with _registry():
             state = _states().get(self.label)
             if state and state["owned"]:
-                # The owner is the first process that a lab needs, as `_save` wrote.
+                # A process that only attached to the lab is not its owner. The owner is
+                # the first process that a lab needs, as `_save` wrote.
                 owner = state["needs"][0]
                 pid, _ = owner
                 if pid != os.getpid() and _runs(owner):
@@ -226,11 +227,11 @@ class Lab(Place):
                         "end it first"
                     )
             _remove(self.label)
-            if self._link:
-                # `_remove` has ended the process. Waiting for it lets the kernel forget
-                # it.
-                self._link.wait()
-                self._link = None
+            if self._link_process:
+                # `_remove` has killed the process of the emulated link. Waiting for it
+                # lets the kernel forget it.
+                self._link_process.wait()
+                self._link_process = None
             self._holder = 0
         # From here on signals have the handlers that they had before the lab was up.
         self._trapped.close()
@@ -270,8 +271,8 @@ class Lab(Place):
         pids = []
         if owned:
             pids.append(os.getpid())
-        if self._link:
-            pids.append(self._link.pid)
+        if self._link_process:
+            pids.append(self._link_process.pid)
         state = {
             "shape": asdict(self.shape),
             "owned": owned,
@@ -324,7 +325,7 @@ class Lab(Place):
         inside = ["ip", "netns", "exec", self.namespaces[-1]]
         # `cwd` below is "/", so the child must find this package by its environment.
         program = [sys.executable, "-m", tunnel.__name__, json.dumps(config)]
-        self._link = subprocess.Popen(
+        self._link_process = subprocess.Popen(
             [*inside, *program],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -335,15 +336,15 @@ class Lab(Place):
             # Neither Ctrl-C in the terminal nor the terminal's end reaches the link.
             start_new_session=True,
         )
-        assert self._link.stdout  # for the type checker: it is a pipe
-        with self._link.stdout as output:
+        assert self._link_process.stdout  # for the type checker: it is a pipe
+        with self._link_process.stdout as output:
             line = "it printed nothing"
             # A process that hangs before its first line would block `readline` for ever.
             readable, _, _ = select.select([output], (), (), DEADLINE_S)
             if readable:
                 line = output.readline().strip()
             if line != tunnel.READY:
-                self._link.kill()
+                self._link_process.kill()
                 raise UserError(
                     f"the emulated link did not start: {line}; the tbf lab may work"
                 )

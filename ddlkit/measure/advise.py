@@ -359,6 +359,8 @@ DDP_TAKES_LISTS = "bucket_cap_mb_list" in DDP_OPTIONS
 """Whether this torch (2.11 and later) lets a user choose the size of each bucket."""
 SIZES = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
 """Bytes of the messages that are measured, besides one of all gradients."""
+START_UP_BYTES = 64 * KIB
+"""The size of a message whose time is nearly all start-up latency."""
 FOR_LAYERS = 0.2
 """The share of the measuring time that table ``layers`` gets."""
 FOR_MESSAGES = 0.4
@@ -517,7 +519,7 @@ def _measure(
         # Messages have three sizes. The smallest is nearly all start-up latency. The
         # next is an eighth of all gradients, as large as a bucket of a plan may be. The
         # largest is that of all gradients. For a tiny model some of these are equal.
-        start_up = min(SIZES[1], all_bytes)
+        start_up = min(START_UP_BYTES, all_bytes)
         # Messages have whole elements of 4 bytes. Fewer than 8 elements have no eighth,
         # and the size of all gradients takes its place.
         elements = all_bytes // 4

@@ -47,8 +47,9 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
     minutes : float
         How long to measure altogether.
     link : str, optional
-        How the table names what joins the ranks. By default it is "network" between
-        nodes. Within a node it is "nvlink" or "pcie" between GPUs, else "loopback".
+        The name of the link between the ranks in the table. By default it is "network"
+        between nodes. Within a node it is "nvlink" or "pcie" between GPUs, else
+        "loopback".
 
     Returns
     -------
@@ -58,8 +59,8 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
     Raises
     ------
     UserError
-        If ranks run on different machines, if a result is wrong, and if the table
-        cannot be written.
+        If ranks differ in their hardware or software, if a result is wrong, or if the
+        table cannot be written.
     """
     layout = peers.layout()
     facts_of_all_ranks = shared_facts(me)
@@ -119,7 +120,7 @@ def _budget(size_s: float) -> Budget:
 def _missing(me: Rank, path: Path, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Return the sizes that the table lacks, by the collective.
 
-    A collective of which the table has all sizes is left out. Only rank 0 sees the
+    A collective that has all its sizes in the table is left out. Only rank 0 sees the
     table, and all ranks return the answer of rank 0.
     """
     rows = pd.DataFrame()
@@ -141,7 +142,7 @@ def _missing(me: Rank, path: Path, sizes: Sequence[int]) -> dict[str, tuple[int,
 
 
 def link_of(me: Rank, layout: Layout) -> str:
-    """Return how tables name what joins the ranks, if the user does not name it.
+    """Return the name that tables give by default to the link between the ranks.
 
     Parameters
     ----------
@@ -167,7 +168,7 @@ def link_of(me: Rank, layout: Layout) -> str:
 
 
 def facts_of(me: Rank) -> dict[str, str]:
-    """Return what must be equal in all ranks, without the name of a host.
+    """Return the hardware and software of a rank, which must be equal on all ranks.
 
     Parameters
     ----------
@@ -194,7 +195,7 @@ def facts_of(me: Rank) -> dict[str, str]:
 
 
 def shared_facts(me: Rank) -> dict[str, str]:
-    """Return what `facts_of` returns on all ranks, after checking that it is equal.
+    """Return the facts about hardware and software, which all ranks must share.
 
     Parameters
     ----------
@@ -204,11 +205,12 @@ def shared_facts(me: Rank) -> dict[str, str]:
     Returns
     -------
     dict of str to str
+        The facts, as `facts_of` gives them.
 
     Raises
     ------
     UserError
-        If ranks run on different machines.
+        If the facts of a rank differ, as on another model of GPU or with another torch.
     """
     return equal_machines(peers.everyones_text(json.dumps(facts_of(me))))
 

@@ -300,9 +300,10 @@ class Training:
         DistributedDataParallel
             The wrapped model.
         """
-        # `use` replaces the model's forward by DDP. Therefore the model's own forward
-        # is kept at the first call, and restored at each call. Otherwise a model that
-        # is wrapped once more would call one DDP within the other.
+        # `use` makes the model's forward call DDP. DDP calls `_Inside`, which keeps the
+        # forward that the model has when `_Inside` is made. That must be the model's own
+        # forward, not the DDP of an earlier `wrap`. So the own forward is remembered at
+        # the first call of `wrap`, and put back at each call.
         if self._forward_before_ddp is None:
             self._forward_before_ddp = self.model.forward
         self.model.forward = self._forward_before_ddp
@@ -314,9 +315,6 @@ class Training:
             "init_sync": synchronize,
             SYNC_BUFFERS: synchronize,
         }
-        # `_Inside` keeps the model's forward as it is now, the model's own, and DDP
-        # calls that one. So DDP does not call itself after `use` has replaced the
-        # forward.
         inside = _Inside(self.model)
         ddp = DistributedDataParallel(inside, **fixed_options, **options)
         return self.use(ddp)
@@ -467,9 +465,9 @@ def known(
     device : torch.device
         The device.
     precision : str, optional
-        ``"bf16"`` computes forward and backward under autocast. With any other
-        precision, torch's settings at the time of the call count, which
-        `ddlkit.measure.layers.compute_on` can make.
+        ``"bf16"`` computes forward and loss under autocast, and backward in the types
+        that autocast chose. Any other value changes nothing here: torch's own settings
+        apply when the loss is computed. `ddlkit.measure.layers.compute_on` makes them.
     model : Module, optional
         An instance of the network to train. By default a new one is built.
     rank : int, optional

@@ -258,19 +258,20 @@ class _Order:
     def spans(self, iteration: _HookedIteration) -> Floats:
         """Return the spans of an iteration with hooks in seconds, shape (s + n + 1,).
 
-        The first s spans are the forward passes of the layers. The next n spans each
-        lead from one gradient to the next one, in the order in which gradients become
-        ready. The last span is the whole iteration.
+        The first s spans are the forward passes of the layers. The next n spans each end
+        when a gradient becomes ready, in this order. The first of them begins with the
+        last backward pass, and each other one where the one before it ends. The last
+        span is the whole iteration.
         """
-        shares = iteration.read()
+        times = iteration.read()
         # A layer or gradient that this iteration did not have counts 0.
-        layers_s = [shares.layers.get(tensor, 0.0) for tensor in self.first_tensors]
-        ready_s = [shares.ready.get(tensor, 0.0) for tensor in self.ready]
+        layers_s = [times.layers.get(tensor, 0.0) for tensor in self.first_tensors]
+        ready_s = [times.ready.get(tensor, 0.0) for tensor in self.ready]
         # Two gradients that are ready at nearly the same time may swap their order in
         # this iteration. No span may be negative, so the later of two times counts.
         ready_in_order_s = np.maximum.accumulate(ready_s)
         gradients_s = np.diff(ready_in_order_s, prepend=0.0)
-        return np.array([*layers_s, *gradients_s, shares.whole])
+        return np.array([*layers_s, *gradients_s, times.whole])
 
     def by_tensor(self, by_layer: Floats) -> Floats:
         """Return values (s,) by layer as values (n,) by tensor, in forward order.

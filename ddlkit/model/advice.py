@@ -230,7 +230,7 @@ class Advice:
     def _share(self, option: Option) -> float:
         """Return the predicted gain of an option over the default, as a share."""
         share = 1 - option.seconds / self.options[DEFAULT].seconds
-        return float(_without_rounding(share))
+        return float(_rounding_to_zero(share))
 
     def gain(
         self, option: Option, rounds: int = 0, iterations_per_round: int = 1
@@ -251,11 +251,13 @@ class Advice:
         Returns
         -------
         Gain
-            With ``rounds``, the interval should contain the gain that the measurement
-            finds: it also has the noise of the measurement and the error of the model.
+            With ``rounds``, the interval is one for the gain that the measurement will
+            find. It is then wider, by the noise of the measurement and by the error of
+            the model.
         """
         default = self.options[DEFAULT]
-        gain_draws = _without_rounding(1 - option.long_run_s / default.long_run_s)
+        # One gain for each draw of the times.
+        gain_draws = _rounding_to_zero(1 - option.long_run_s / default.long_run_s)
         # The default is not compared with itself, so its gain of 0 has no error.
         if rounds and option is not default:
             gain_draws = gain_draws + self._measurement_error(
@@ -374,7 +376,7 @@ class Advice:
             "no communication at all": 1 - work.compute_s / now_s,
         }
         return {
-            remedy: float(_without_rounding(gain)) for remedy, gain in gains.items()
+            remedy: float(_rounding_to_zero(gain)) for remedy, gain in gains.items()
         }
 
     def _gain_of_workload(self, changed: Workload, batches: int = 1) -> float:
@@ -460,8 +462,8 @@ class Advice:
         }
 
 
-def _without_rounding(gain: Any) -> Any:
-    """Return a gain, or an array of gains, in which what is rounding is 0."""
+def _rounding_to_zero(gain: Any) -> Any:
+    """Return a gain, or an array of gains, in which 0 replaces mere rounding errors."""
     return np.where(np.abs(gain) < ROUNDING, 0.0, gain)
 
 

@@ -579,8 +579,8 @@ class Noise:
                 for name, values in zip(names, columns, strict=True)
             }
         )
-        # `factors` draws ratios by their position. Sorted rows give the same ratios at
-        # the same positions, also if the rows of sessions alternate in the table.
+        # `factors` draws ratios at random positions. The rows are sorted so that, with
+        # one seed, the draws do not depend on how the sessions alternate in the table.
         rows = rows.sort_values("session", kind="stable")
         ratios = _ratios(rows)
         session_count = rows["session"].nunique()
@@ -626,15 +626,17 @@ class Noise:
         -----
         The factor of message k in draw b is
 
-            exp(drift[k] * t[b]) * ratio[b, k],
+            exp(drift[k] * t[b, k]) * ratio[b, k],
 
-        where t[b] has Student's t distribution and is drawn once for all messages of a
-        draw, and where ratio[b, k] is drawn from the measured ratios. A message has the
-        drift and the ratios of the measured size that is nearest to its own size, in
-        logarithms.
+        where t[b, k] is a quantile of Student's t distribution with the degrees of
+        freedom of message k. All messages of a draw have the quantile of the same random
+        probability, so they drift together. ratio[b, k] is drawn from the measured ratios.
+        A message has the drift, the degrees of freedom and the ratios of the measured
+        size that is nearest to its own size, in logarithms.
         """
         from scipy.stats import t as student
 
+        # A size of 0 has no logarithm. Clipping changes no nearest size.
         inside = np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1])
         # One row for each measured size, one column for each message.
         distance = np.abs(np.log(self.bytes)[:, None] - np.log(inside))
@@ -642,8 +644,9 @@ class Noise:
         random = np.random.default_rng(seed)
         # A deviation that is estimated from few sessions is itself uncertain. Student's
         # t allows for that. With a normal distribution intervals would be too narrow.
-        # One uniform number for each draw gives the t of all messages of the draw.
-        t = student.ppf(random.uniform(size=(draws, 1)), self.degrees[nearest])
+        # The random probability of each draw, the same for all its messages.
+        probability = random.uniform(size=(draws, 1))
+        t = student.ppf(probability, self.degrees[nearest])
         factors = np.exp(t * self.drift[nearest])
         if not scatter:
             return factors

@@ -471,8 +471,8 @@ def workload_of_case(
         return workload
 
     if case.selection_sha256 not in selections:
-        # A replay sleeps for recorded selection times. Real training selects, and so
-        # has the hash "".
+        # A replay sleeps for recorded selection times, and its case has their hash. Real
+        # training really selects and replays no times, so its hash is empty.
         times = case.selection_sha256[:12] or "of real training"
         raise UserError(
             f"case {case.key}: the selection times {times} are missing: "

@@ -378,7 +378,12 @@ def scale(
 def _refuse_wrong_choices(
     targets: Sequence[int], wish: float | None, kernel_steps: int
 ) -> None:
-    """Raise UserError for numbers that are out of their range."""
+    """Raise UserError for numbers that are out of their range.
+
+    ``targets`` are the numbers of nodes to predict for, in ascending order. ``wish`` is the
+    scaling factor that the user wishes for. ``kernel_steps`` is in how many steps the traced
+    kernels ran.
+    """
     if not targets or targets[0] < 1:
         raise UserError("nodes: give numbers of nodes of at least 1")
     if wish is not None and not 0 < wish < 1:

@@ -418,10 +418,12 @@ class Schema:
             return self.frame(read_sheet(text, file), exact=exact)
 
     def _read_by_pandas(self, text: str, *, is_users_own: bool) -> DataFrame:
-        """Return the table in CSV text, read by pandas.
+        """Return the table in CSV text, read by pandas, which is faster than `frame`.
 
-        Raises KeyError, ValueError or OverflowError, without a message for a user, unless
-        the text is certainly right.
+        With ``is_users_own``, numbers that are implausibly large or small are refused, too.
+
+        Raises KeyError, ValueError or OverflowError unless the text is certainly right. The
+        caller then reads the text again with `frame`, whose errors are written for users.
         """
         import pandas as pd
 
@@ -431,7 +433,8 @@ class Schema:
         dtypes = {column.name: _PANDAS_DTYPES[column.kind] for column in self.columns}
         # Before 3.1, pandas reads floats with an error in the last digit by default.
         options: dict[str, Any] = {}
-        if pd.__version__ < "3.1":
+        major, minor, *_ = pd.__version__.split(".")
+        if (int(major), int(minor)) < (3, 1):
             options["float_precision"] = "round_trip"
         # Pandas refuses 1e30 as a whole number, but numpy also warns about it.
         with np.errstate(invalid="ignore"):
@@ -553,18 +556,22 @@ class Schema:
         return tuple(renamed)
 
 
+_QUOTED_CELL = re.compile(r'(^|,)"(?:[^"\n]|"")*"(?=,|\r?$)', re.MULTILINE)
+"""A cell within quotes, after the comma or the begin of the line before it."""
+
+
 def _has_whole_rows(text: str, rows: int, columns: int) -> bool:
     """Return whether CSV text certainly has ``rows`` rows of ``columns`` cells each.
 
     Pandas, which has read the text already, refuses a row that is too long, but fills up
     one that is too short. So a short row leaves the text with too few commas, and no long
-    row makes up for them. Pandas also accepts quotes that the csv module refuses. The
-    text is therefore trusted only if quotes enclose whole cells, and if it has exactly
-    the commas of a header and full rows outside of quoted cells.
+    row makes up for them. Pandas also accepts quotes that the csv module refuses, as in
+    ``"a"b``. The text is therefore trusted only if quotes enclose whole cells, and if it
+    has exactly the commas of a header and full rows outside of quoted cells.
     """
     unquoted = text
     if '"' in text:
-        unquoted = re.sub(r'"[^"\n]*"', "", text)
+        unquoted = _QUOTED_CELL.sub(r"\1", text)
     if '"' in unquoted:
         return False
     rows_and_header = rows + 1

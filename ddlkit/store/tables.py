@@ -340,7 +340,8 @@ def load_stamp(path: Path | str) -> dict[str, Any]:
     if part is None:
         _, stamp = _verified(path)
         return stamp
-    # Reading the pack verifies its hash. The text is not needed.
+    # Reading the pack verifies its hash. The text is not needed. The state of the file is
+    # only a key of the cache, so that a file that has changed is read again.
     _pack_text(part.pack, part.pack_sha256, *_file_state(part.pack))
     # Parts are cached, so a caller that changes the stamp must have a copy.
     return copy.deepcopy(part.stamp)
@@ -572,13 +573,13 @@ def packed(folder: Path) -> dict[str, Part]:
     UserError
         If the file of stamps is damaged.
     """
-    index = folder / STAMPS
-    file_state = _file_state(index)
+    stamps = folder / STAMPS
+    file_state = _file_state(stamps)
     # Without a file of stamps, the folder has no packs.
     if not file_state:
         return {}
     # With its state as a part of the cache's key, a file that has changed is read again.
-    return _read_index(index, *file_state)
+    return _read_index(stamps, *file_state)
 
 
 def refuse_pack(path: Path) -> None:

@@ -444,7 +444,8 @@ class _Worker:
     def make_rows(self) -> _Sections:
         """Make the points, and return their rows.
 
-        The tables that exist already decide the outcome in each row.
+        A row is pending if a table of its point is missing. Otherwise the point is
+        measured, or failed if a table is damaged.
         """
         made = self.make(out=self.out, session=self.session_number)
         points = [*made.body, *made.opening, *made.closing]
