@@ -29,7 +29,7 @@ PACE = {"words": 0.006, "figures": 1.9, "tables": 1.3, "sentences": 0.32}
 """The minutes that a word, a figure, a table and a printed sentence take."""
 LIMIT_MINUTES = 25.0
 """The minutes that a notebook may take to read."""
-LONGER = {"06": 31.0, "09": 33.0, "10": 30.0, "14": 33.0}
+LONGER = {"06": 31.0, "09": 33.0, "10": 30.0, "12": 26.0, "14": 33.0}
 """The notebooks that may take longer, and their minutes."""
 COURSE_MINUTES = 313.0
 """The minutes that all notebooks together may take."""
