@@ -306,7 +306,7 @@ def _hidden(result: Scaling) -> str:
         f"the step on {hidden.gpus} GPUs is predicted from the smaller counts alone as "
         f"{units.format_seconds(hidden.predicted_s)}, and was measured as "
         f"{units.format_seconds(hidden.measured_s)} ({hidden.error:+.1%}). This single error "
-        "says little about the error on more nodes, and the interval above is not made from it"
+        "says little about the error on more nodes, and no interval is made from it"
     )
 
 
@@ -361,6 +361,12 @@ def _messages(result: Scaling, collective: str) -> str:
 def _wish(result: Scaling) -> str:
     wish = result.wish
     assert wish is not None
+    target = result.target
+    if target.measured and target.nodes == wish.nodes:
+        return (
+            f"a scaling factor of {wish.factor:g} on {wish.nodes} nodes: {wish.answer}, "
+            f"{target.scaling_factor:.2f} was measured"
+        )
     meanings = {
         "yes": "all of the interval is above it",
         "no": "all of the interval is below it",
