@@ -79,7 +79,7 @@ def test_figures_of_sharing_have_a_panel_of_the_gpu(recorded: Path) -> None:
     for figure in (fig06, fig07):
         assert figure.numbers(tables)["where"].str.contains("stand-in").any()
     headings = [name for name in fig08.texts(tables) if "stand-in" in name]
-    assert headings and all(name.startswith("One GPU beside") for name in headings)
+    assert headings and all(name.startswith("One GPU next to") for name in headings)
 
 
 def test_batches_of_a_gpu_are_neither_added_nor_mixed(recorded: Path) -> None:

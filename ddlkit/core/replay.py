@@ -392,8 +392,8 @@ def alone_s(
     Notes
     -----
     Without start-up, each message gets 1/n of every interval in which n are under way, and
-    the sum is its time alone. With start-up, the time on the link is corrected by what a
-    replay misses, until it misses nothing.
+    the sum is its time alone. With start-up, the messages are played again, and the times
+    on the link are corrected until the messages end when they should.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """What one rank of data-parallel training did: its work, its messages and its copies.
 
-DistributedDataParallel (DDP) divides an iteration by what happens on the thread that
-computes. The rank reads its input, runs forward, and runs backward, during which it posts
+An iteration under DistributedDataParallel (DDP) has phases, which the thread that computes
+goes through in turn. The rank reads its input, runs forward, and runs backward, during which it posts
 one message for each bucket of gradients. When the last gradient is ready, the rank waits
 for its messages in their order, and copies each bucket back into the gradients. Then
 follows the update.

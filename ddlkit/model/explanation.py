@@ -435,7 +435,7 @@ def _findings(
         text = f"how sure this is: {n_judged} iterations are few for an interval"
         yield Finding("not known", (), text)
     if training.traces[0].device == "cpu":
-        text = "the profiler makes iterations longer (6% in the median of our runs)"
+        text = "the profiler makes iterations longer, by a median of 6% in our runs"
     else:
         text = "explain has not been validated on NCCL; the profiler costs some percent"
     yield Finding("profiler", (), text)

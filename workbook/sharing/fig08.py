@@ -102,10 +102,10 @@ def _where(link: str) -> str:
     Examples
     --------
     >>> _where("Processor, 1 Gbit/s"), _where("stand-in, 10 GB/s")
-    ('Two processor cores, link of 1 Gbit/s', 'One GPU beside a stand-in, 10 GB/s')
+    ('Two processor cores, link of 1 Gbit/s', 'One GPU next to a stand-in, 10 GB/s')
     """
     if link.startswith(SENDERS["standin"]):
-        return f"One GPU beside a {link}"
+        return f"One GPU next to a {link}"
     return f"Two processor cores, link of {link.removeprefix('Processor, ')}"
 
 
