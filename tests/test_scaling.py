@@ -292,6 +292,9 @@ def refuse(
 def test_what_cannot_be_predicted_is_refused_with_what_to_measure() -> None:
     refuse("measure two nodes", steps=table_of({(4, 1): 1.0}))
     refuse("measure two nodes", steps=table_of({(1, 1): 1.0, (4, 1): 1.1}))
+    refuse("one GPU or one node", steps=table_of({(8, 2): 1.05, (16, 4): 1.06}))
+    under_two_counts = {(4, 1): 1.1, (16, 4): 1.2123456, (32, 8): 1.2123456}
+    refuse("identical to the digit", steps=table_of(under_two_counts))
     refuse("measure 9 nodes or more", nodes=81)
     refuse("as many samples per GPU", steps=table_of(COUNTS, samples=[8, 8, 8, 4]))
     twice = pd.concat([table_of(COUNTS)] * 2).assign(step_s=1.23456789)

@@ -495,19 +495,15 @@ def _refuse_copies(steps: DataFrame, findings: list[Finding]) -> None:
 
     Times of few digits may be equal by chance. For these a warning is added to ``findings``.
     """
-    seen: dict[tuple[Any, ...], Any] = {}
-    for key, times_s in steps.groupby([*_JOB])["step_s"]:
-        nodes, gpus, job = key
+    seen: dict[tuple[float, ...], tuple[int, Any]] = {}
+    for (_, gpus, job), times_s in steps.groupby([*_JOB])["step_s"]:
         times = tuple(times_s)
-        # Mean steps of different counts may be equal, but hardly several single steps.
-        is_mean = len(times) == 1
-        compared = (nodes, gpus, times) if is_mean else times
-        if compared not in seen:
-            seen[compared] = job
+        # A copy can stand under another number of GPUs.
+        if times not in seen:
+            seen[times] = (gpus, job)
             continue
-        problem = (
-            f"the jobs {seen[compared]} and {job} on {_gpus(gpus)} have equal times"
-        )
+        first_gpus, first_job = seen[times]
+        problem = f"the jobs {first_job} and {job} on {_gpus(gpus)} have equal times"
         # Times that repeat within a job make equality by chance no less likely.
         n_digits = sum(_digits(time_s) for time_s in set(times))
         if n_digits > DIGITS_OF_CHANCE:
@@ -515,7 +511,9 @@ def _refuse_copies(steps: DataFrame, findings: list[Finding]) -> None:
                 f"{problem}, identical to the digit: one is a copy, so leave it out, or measure "
                 "the job again"
             )
-        findings.append(Finding("warning", (), f"{problem}: one may be a copy"))
+        # Rounded steps of different counts are often equal.
+        if gpus == first_gpus:
+            findings.append(Finding("warning", (), f"{problem}: one may be a copy"))
 
 
 def _counted(number: int, noun: str) -> str:
@@ -570,6 +568,12 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
         raise UserError(
             f"only {_gpus(anchor.gpus)} on {_nodes(anchor.nodes)} {verb} measured: measure "
             f"{missing} as well"
+        )
+    if measured[0].nodes > 1:
+        # What the first nodes already lose would count as none.
+        raise UserError(
+            f"the smallest count has {_nodes(measured[0].nodes)}: measure one GPU or one "
+            "node as well"
         )
     if anchor.nodes == 1:
         raise UserError(
