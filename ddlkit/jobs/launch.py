@@ -10,6 +10,8 @@ ddlkit.measure. CONFIG.json holds the settings of the job, the directory in whic
 writes tables, the name of the network, and arguments of `ddlkit.jobs.rank.Rank.join`:
 
     {"out": "results", "link": "infiniband", "join": {}}
+
+Ranks on machines that differ in hardware or software are refused.
 """
 
 from __future__ import annotations
@@ -707,7 +709,9 @@ def _do(name: str, path: Path) -> None:
     """Join the other ranks, do this rank's part of the job, and leave.
 
     ``name`` is the module that declares the job, and ``path`` the file of its settings.
+    Raises UserError before anything is measured if the ranks run on different machines.
     """
+    from ddlkit.jobs.machines import shared_facts
     from ddlkit.jobs.rank import OF_RANK, Rank
 
     try:
@@ -723,10 +727,15 @@ def _do(name: str, path: Path) -> None:
     fields_of_rank = {key: config[key] for key in OF_RANK if key in config}
     joined = Rank.join(**config.get("join", {}))
     me = replace(joined, out=out, **fields_of_rank)
+    # Ranks that `launch` starts are all on this machine. Those that torchrun or Slurm
+    # started may be on several, and a stamp can only describe one kind of machine.
+    started_by_others = jobs.PARENT not in os.environ
+    machine_facts = shared_facts(me) if started_by_others else {}
     if me.rank == 0:
         # The times in the tables depend on these facts, so they are kept for the
         # reader.
         facts = {
+            **machine_facts,
             "device": str(me.device),
             "backend": str(me.backend),
             "torch_threads": str(me.torch_threads),
