@@ -162,7 +162,9 @@ KEYS: dict[str, Check | Many] = {
     # of drift: before all that a session measures, or after
     "moment": one_of(("start", "end")),
     # of what is measured, and how
-    **dict.fromkeys(("isolate", "by_name", "brief", "copies", "predict"), _flag),
+    **dict.fromkeys(
+        ("isolate", "strict", "by_name", "brief", "copies", "predict"), _flag
+    ),
     **dict.fromkeys(
         ("batch", "side", "width", "height", "messages", "tries", "epochs"), _count
     ),
@@ -246,6 +248,8 @@ class Suite:
         Whether each point is measured by a process of its own.
     out : str
         A directory in build, or "recorded" for one in data/recorded.
+    strict : bool
+        Whether a recording of the suite fails if a point is missing that the machine could measure.
     """
 
     file: Path
@@ -254,6 +258,7 @@ class Suite:
     device: str = ""
     isolate: bool = False
     out: str = ""
+    strict: bool = False
 
     @property
     def is_campaign(self) -> bool:
