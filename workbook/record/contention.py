@@ -21,6 +21,7 @@ from ddlkit.jobs import clock
 from ddlkit.jobs.clock import Budget, Floats, Marks
 from ddlkit.measure.layers import compute_on
 from ddlkit.measure.session import all_or_partial
+from workbook.record.needs import KERNELS
 from workbook.record.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 
 # -- kernels ---------------------------------------------------------------------------
@@ -487,7 +488,7 @@ def cases(brief: bool, copies: bool = False) -> Iterator[Any]:
     budget = _BRIEF_BUDGET if brief else _LONG_BUDGET
     ways: Sequence[Any] = COPIES if copies else footprints(brief)
     suffix = "-copies" if copies else ""
-    estimate_s = 3.0 + 1.5 * budget.max_s
+    estimate_s = KERNELS.seconds(budget)
     for name in names:
         measure = partial(measure_beside, name, ways, brief, budget)
         yield name + suffix, measure, estimate_s

@@ -22,6 +22,7 @@ from ddlkit.jobs import clock
 from ddlkit.jobs.clock import Budget
 from ddlkit.measure.layers import compute_on
 from ddlkit.measure.session import all_or_partial
+from workbook.record.needs import SELECTIONS
 
 SMALL = 2**16  # with fewer elements, torch.topk is as fast
 GROUP = 64  # elements whose maximum is taken at once: 256 bytes
@@ -175,10 +176,7 @@ def cases(
         on_cpu = Budget(1, 6, 15, 5.0)
         budget = on_gpu if device == "cuda" else on_cpu
     for size in sizes:
-        if device == "cuda":
-            estimate_s = len(densities) * budget.max_s
-        else:
-            estimate_s = 2 + size * 1e-6
+        estimate_s = SELECTIONS.seconds(budget, device, size, len(densities))
         measure = partial(measure_selection, device, size, densities, budget)
         yield f"d{size}", measure, estimate_s
 

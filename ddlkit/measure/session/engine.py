@@ -95,8 +95,9 @@ def run_session(
     pack_tables : bool, optional
         Whether all tables of a schema are put into one file at the end.
     strict : bool, optional
-        Whether the session fails at its end unless each point was measured whole or
-        lacks what this machine does not have, such as a second GPU.
+        Whether the session fails at its end if a point failed, was killed, ran out of
+        memory or was measured in part. A point that is unavailable here, or for which
+        there was no time, is only listed.
 
     Returns
     -------
@@ -108,8 +109,7 @@ def run_session(
     UserError
         If others use the GPU, if a point that is not isolated fails, if nothing at all
         could be measured, and if the directory holds another machine's tables or
-        another process writes to it. A strict session also if a point is missing that
-        this machine could measure.
+        another process writes to it. A strict session also if a point failed.
     """
     deadline_s = time.monotonic() + budget_s
     out = out.resolve()
@@ -397,8 +397,7 @@ class _Session:
         Raises
         ------
         UserError
-            If nothing at all was measured, and in a strict session if a point is missing
-            that this machine could measure.
+            If nothing at all was measured, and in a strict session if a point failed.
         """
         by_outcome: dict[str, list[str]] = {}
         for row in self.rows.values():
@@ -415,18 +414,18 @@ class _Session:
                 f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}"
             )
         if self.strict:
-            self._refuse_missing()
+            self._refuse_failures()
 
-    def _refuse_missing(self) -> None:
-        """Raise UserError that names the first point that should have been measured.
-
-        A point that is unavailable need not have been.
-        """
+    def _refuse_failures(self) -> None:
+        """Raise UserError that names the first point that failed, or failed in part."""
+        without_failure = (
+            sessions.MEASURED,
+            sessions.UNAVAILABLE,
+            sessions.NO_TIME,
+        )
         for row in self.rows.values():
-            if row.outcome not in (sessions.MEASURED, sessions.UNAVAILABLE):
-                raise UserError(
-                    f"not all could be measured; {row.key}: {row.outcome}, {row.reason}"
-                )
+            if row.outcome not in without_failure:
+                raise UserError(f"{row.key}: {row.outcome}: {row.reason}")
 
 
 def _with_earlier_outcome(row: Row, earlier_row: Row | None) -> Row:
