@@ -140,6 +140,12 @@ class Marks:
         event.record(torch.cuda.current_stream(self._device))
         self._marks.append(event)
 
+    def reached(self) -> bool:
+        """Return whether the device has reached the last mark already, without waiting."""
+        if self._device.type == "cpu":
+            return True
+        return bool(self._marks[-1].query())
+
     def seconds(self) -> Floats:
         """Return the seconds from the first mark to every mark, shape (marks,).
 
@@ -169,6 +175,38 @@ def hold(device: torch.device | str) -> None:
             torch.cuda._sleep(HOLD_CYCLES)
 
 
+def between_marks(
+    action: Action, device: torch.device | str, *, before: Action = _nothing
+) -> Callable[[], Marks]:
+    """Return an action that is timed by the device's own clock.
+
+    Parameters
+    ----------
+    action : callable
+        The action, which takes no arguments.
+    device : torch.device or str
+        The device.
+    before : callable, optional
+        Called before the first mark. Its time does not count.
+
+    Returns
+    -------
+    callable
+        Runs the action, and returns the marks of its beginning and its end.
+    """
+
+    def run() -> Marks:
+        """Run the action between two marks."""
+        marks = Marks(device)
+        before()
+        marks.mark()
+        action()
+        marks.mark()
+        return marks
+
+    return run
+
+
 def timed(
     action: Action, device: torch.device | str, *, before: Action = _nothing
 ) -> Callable[[], Marks]:
@@ -190,17 +228,11 @@ def timed(
         Runs the action, and returns the marks of its beginning and its end.
     """
 
-    def run() -> Marks:
-        """Run the action between two marks."""
-        marks = Marks(device)
+    def hold_first() -> None:
         hold(device)
         before()
-        marks.mark()
-        action()
-        marks.mark()
-        return marks
 
-    return run
+    return between_marks(action, device, before=hold_first)
 
 
 def measure_interleaved(
@@ -308,7 +340,12 @@ def measure(
 
 
 def measure_on(
-    device: torch.device, action: Action, budget: Budget, *, setup: Action = _nothing
+    device: torch.device,
+    action: Action,
+    budget: Budget,
+    *,
+    setup: Action = _nothing,
+    host_counts: bool = False,
 ) -> Floats:
     """Time one action by the device's own clock.
 
@@ -322,14 +359,18 @@ def measure_on(
         How long to measure.
     setup : callable, optional
         Called before each repeat. Its time does not count.
+    host_counts : bool, optional
+        Whether time counts in which the device waits for the host, as in training. By
+        default the host gets ahead first, as by `hold`.
 
     Returns
     -------
     ndarray, shape (repeats,)
         Seconds of each repeat, without warm-up.
     """
+    run = between_marks if host_counts else timed
     return measure(
-        timed(action, device), budget, synchronize=synchronizer(device), setup=setup
+        run(action, device), budget, synchronize=synchronizer(device), setup=setup
     )
 
 

@@ -319,9 +319,18 @@ class Queues(ABC):
 
     def time(self) -> None:
         """Measure how long an operation takes, in all streams at the same time."""
-        put = partial(self.put, [*self.streams])
-        wait = clock.synchronizer(self._device)
-        self._operation_s = float(clock.measure(put, _FEW, synchronize=wait).min())
+        current = torch.cuda.current_stream(self._device)
+
+        def put_and_wait() -> None:
+            # Marks are in the current stream, so all streams begin and end with it.
+            for stream in self.streams.values():
+                stream.wait_stream(current)
+            self.put([*self.streams])
+            for stream in self.streams.values():
+                current.wait_stream(stream)
+
+        seconds = clock.measure_on(self._device, put_and_wait, _FEW)
+        self._operation_s = float(seconds.min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
         """Start operations, then compute, as `GpuStandIn.beside` does.
