@@ -144,13 +144,14 @@ class Needs(Generic[Settings]):
         if n_present < n_needed:
             needed = "a GPU" if n_needed == 1 else f"{n_needed} GPUs"
             return f"needs {needed}, and there are {n_present} to measure here"
-        modules = dict(self.packages or {})
-        if network:
-            package = networks.find(network).package
-            modules[package] = package
-        for module, package in modules.items():
-            if module and find_spec(module) is None:
+        for module, package in (self.packages or {}).items():
+            if find_spec(module) is None:
                 return f"needs {package}, which is not installed: pip install {package}"
+        if network:
+            # Networks that the library or a user defines need no package, which is "".
+            package = networks.find(network).package
+            if package and find_spec(package) is None:
+                return f"{network} needs {package}; {networks.INSTALL_IT}"
         return ""
 
     def offer(

@@ -23,6 +23,7 @@ from ddlkit.measure.needs import (
 )
 
 DRIFT_S = 4.0
+"""Seconds of a product and of a copy of memory."""
 DRAW_S = 1.0
 """Seconds to draw the matrices of products."""
 PRODUCT_FACTOR = 1.5
@@ -32,6 +33,7 @@ PICTURES_S = 3.0
 INPUT_FACTOR = 12.0
 """Expected duration of decoding and reading over the ``max_s`` of the budget."""
 COST_MODELS_S = 10.0
+"""Seconds in which PyTorch estimates all known messages and layers."""
 SELECTION_S = 2.0
 """Seconds to select on a processor from few elements."""
 ELEMENT_S = 1e-6
@@ -41,7 +43,9 @@ NEIGHBOUR_S = 3.0
 NEIGHBOUR_FACTOR = 1.5
 """Expected duration beside a neighbour over the ``max_s`` of the budget."""
 EPOCH_S = 5.0
+"""Seconds of an epoch of dense training."""
 SPARSE_EPOCH_S = 4.0
+"""Seconds of an epoch of sparsified training."""
 LAB_LAUNCH_S = 3.0
 """Seconds in which a campaign's lab is set up, its ranks meet, and the lab is taken down again."""
 AROUND_S = 0.1
