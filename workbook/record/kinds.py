@@ -33,7 +33,6 @@ from workbook.record import estimators as cost_models
 from workbook.record.campaigns import CAMPAIGN, Grid
 from workbook.record.trained import Trained, recorded
 
-DISTINCT_PLANS = 8  # that a network is replayed under, at most
 KINDS: dict[str, tuple[str, Callable[..., Any]]] = {CAMPAIGN: (CAMPAIGN, Grid)}
 """By kind, the part that its points belong to, such as "layers", and the function that makes the points.
 
@@ -149,7 +148,8 @@ def training_beside_messages(
         # In a round there is an iteration by each setting, and one that sends nothing.
         n_settings = 1 + len(compared)
         estimate_s = needs.TRAINING_BESIDE.seconds(budget, name, batch, n_settings)
-        yield Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
+        point = Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
+        yield needs.TRAINING_BESIDE.offer(point, here.on_gpu, network=name)
 
 
 @kind("convergence", needs.CONVERGENCES)
@@ -313,9 +313,9 @@ def replays(
 ) -> Iterator[Point]:
     """Yield replays of measured profiles over measured links.
 
-    Each network is replayed under at most `DISTINCT_PLANS` plans.
+    Each network is replayed under at most `needs.DISTINCT_PLANS` plans.
     """
-    n_cases = len(networks) * DISTINCT_PLANS
+    n_cases = len(networks) * needs.DISTINCT_PLANS
     estimate_s = needs.REPLAYS.seconds(n_cases, rounds)
     for count, rate_bits_per_s in product(ranks, rate):
         members, lab_name = ranks_in_lab(count, rate_bits_per_s)
@@ -352,7 +352,7 @@ def _replayed(
             for spec in plans:
                 case = replay.plan_case(profile, spec, cost, place)
                 distinct[case.plan.ends] = case
-            cases += [*distinct.values()][:DISTINCT_PLANS]
+            cases += [*distinct.values()][: needs.DISTINCT_PLANS]
         played = replay.replay(place, members.count, cases, rounds, tries=TRIES)
     is_first_rank = played.timeline["rank"] == 0
     return {"runs": played.runs, "timeline": played.timeline[is_first_rank]}

@@ -46,6 +46,8 @@ EPOCH_S = 5.0
 """Seconds of an epoch of dense training."""
 SPARSE_EPOCH_S = 4.0
 """Seconds of an epoch of sparsified training."""
+DISTINCT_PLANS = 8
+"""How many plans a network is replayed under at most, outside of campaigns."""
 LAB_LAUNCH_S = 3.0
 """Seconds in which a campaign's lab is set up, its ranks meet, and the lab is taken down again."""
 AROUND_S = 0.1
@@ -245,7 +247,7 @@ SPARSE_CONVERGENCES = Needs(
 REPLAYS = Needs(
     replays_s,
     f"Ranks start in {LAUNCH_S:g} s. An iteration takes {LAB_ITERATION_S:g} s, and each network has at "
-    "most eight plans.",
+    f"most {DISTINCT_PLANS} plans.",
     gpus=Gpus.NONE,
     ranks="2 or more",
     lab=Lab.YES,
