@@ -78,6 +78,9 @@ class Schedule:
     rooted : tuple of int, optional
         The numbers of messages that only rank 0 sends, as in a broadcast. Rank 0 does not
         wait for them, and another rank waits for rank 0 alone. They do not share the link.
+    lag_s : ndarray, shape (I, R, K), optional
+        How much later than the message ends a rank goes on that waits for it, in seconds.
+        A negative lag is an earlier end on this rank. By default there is none.
 
     Raises
     ------
@@ -107,6 +110,7 @@ class Schedule:
     in_flight: int = 1
     startup_s: Floats | None = None
     rooted: tuple[int, ...] = ()
+    lag_s: Floats | None = None
 
     def __post_init__(self) -> None:
         n_iterations, n_ranks, n_segments = self.work_s.shape
@@ -130,6 +134,13 @@ class Schedule:
                 raise UserError("a schedule: every time must be finite and not below 0")
         if not np.isfinite(self.first_start_s).all():
             raise UserError("a schedule: every start must be finite")
+
+    @property
+    def lags_s(self) -> Floats:
+        """Return the lag of each rank behind each message, shape (I, R, K), in seconds."""
+        if self.lag_s is None:
+            return np.zeros((*self.work_s.shape[:2], self.message_s.shape[1]))
+        return self.lag_s
 
     @property
     def n_ranks(self) -> int:
@@ -186,6 +197,7 @@ class Schedule:
         n_messages = self.message_s.shape[1]
         # The start-up of a message takes the place of the software in the parts of a link.
         parts = Parts(self.startups_s, self.message_s - self.startups_s)
+        lags_s = self.lags_s
         starts_s = np.empty((n_iterations + 1, n_ranks))
         posted_s = np.empty((n_iterations, n_ranks, n_messages))
         ends_s = np.empty((n_iterations, n_messages))
@@ -195,7 +207,12 @@ class Schedule:
             # An iteration starts when the one before it has ended. The last two arguments
             # are filled in.
             starts_s[i + 1] = self._play_iteration(
-                self.work_s[i], parts_of_iteration, starts_s[i], posted_s[i], ends_s[i]
+                self.work_s[i],
+                parts_of_iteration,
+                lags_s[i],
+                starts_s[i],
+                posted_s[i],
+                ends_s[i],
             )
         return Replay(starts_s, posted_s, ends_s)
 
@@ -203,14 +220,16 @@ class Schedule:
         self,
         work_s: Floats,
         parts: Parts,
+        lag_s: Floats,
         start_s: Floats,
         posted_s: Floats,
         ends_s: Floats,
     ) -> Floats:
         """Return when each rank ends an iteration, shape (R,), in seconds.
 
-        ``work_s`` has shape (R, S), ``parts`` has the times of the K messages, and
-        ``start_s`` is when each rank starts. Two arrays are filled in: ``posted_s``, shape
+        ``work_s`` has shape (R, S), ``parts`` has the times of the K messages, ``lag_s``,
+        shape (R, K), how much later than their ends ranks go on, and ``start_s`` is when
+        each rank starts. Two arrays are filled in: ``posted_s``, shape
         (R, K), with when each rank posts each message, and ``ends_s``, shape (K,), with
         when each message ends.
         """
@@ -231,7 +250,10 @@ class Schedule:
                     ends_s[:n_posted] = self._ends_s(posted_s[:, :n_posted], parts)
                     ends_are_current = True
                 time_s = parts.software_s[k] + parts.wire_s[k]
-                now_s = self._after_wait_s(k, now_s, posted_s[:, k], ends_s[k], time_s)
+                ends_on_ranks_s = ends_s[k] + lag_s[:, k]
+                now_s = self._after_wait_s(
+                    k, now_s, posted_s[:, k], ends_on_ranks_s, time_s
+                )
         return now_s
 
     def _ends_s(self, posted_s: Floats, parts: Parts) -> Floats:
@@ -255,12 +277,12 @@ class Schedule:
         return np.asarray(ends_s)
 
     def _after_wait_s(
-        self, k: int, now_s: Floats, posted_s: Floats, end_s: float, time_s: float
+        self, k: int, now_s: Floats, posted_s: Floats, end_s: Floats, time_s: float
     ) -> Floats:
         """Return when each rank has waited for message ``k``, shape (R,), in seconds.
 
-        Ranks start to wait at ``now_s``, and have posted the message at ``posted_s``, both
-        of shape (R,). The message ends at ``end_s``, and takes ``time_s``.
+        Ranks start to wait at ``now_s``, have posted the message at ``posted_s``, and see
+        its end at ``end_s``, all of shape (R,). The message takes ``time_s``.
         """
         if k not in self.rooted:
             return np.maximum(now_s, end_s)
@@ -288,6 +310,7 @@ class Schedule:
         origin_s = replay.starts_s[i].min()
         posted_s = replay.posted_s[i] - origin_s
         ends_s = replay.ends_s[i] - origin_s
+        lags_s = self.lags_s[i]
         # For each segment: when ranks start to work, when their work ends, and when they
         # have also waited.
         now_s = replay.starts_s[i] - origin_s
@@ -298,7 +321,11 @@ class Schedule:
             k = segment.message
             if segment.action == WAIT:
                 waited_s = self._after_wait_s(
-                    k, worked_s, posted_s[:, k], ends_s[k], self.message_s[i, k]
+                    k,
+                    worked_s,
+                    posted_s[:, k],
+                    ends_s[k] + lags_s[:, k],
+                    self.message_s[i, k],
                 )
             instants_s.append((now_s, worked_s, waited_s))
             now_s = waited_s

@@ -24,11 +24,17 @@ from ddlkit.core.units import MIB, format_seconds
 from ddlkit.core.workload import Floats
 from ddlkit.formats.rank_trace import RankTrace, rank_trace
 from ddlkit.formats.trace_stream import read_trace
-from ddlkit.model.other_buckets import Buckets
+from ddlkit.model.other_buckets import Buckets, costed_messages_s, of_backward
 from ddlkit.model.ranks import LEAST_ITERATIONS, TracedTraining, training_of
 
 MOST_REPLAY_ERROR = 0.05
 """Above this error of the replay, which is a share of the iteration, nothing is said."""
+MOST_LAG = 0.25
+"""Nothing is said if ranks see the ends of messages this much apart.
+
+It is the share by which iterations change if all ranks saw every end at once."""
+LARGE_LAG = 0.05
+"""From this share on, a finding says how far apart ranks see the ends of messages."""
 LEAST_SHARE = 0.03
 """A rank is named only if it costs more than this share of the iteration."""
 TIMES_NEXT = 2.0
@@ -243,6 +249,9 @@ class Comparison:
         The same iterations played again without a change, in seconds.
     judged : ndarray of bool, shape (I,)
         Which of all iterations are judged.
+    lag_share : float
+        By which share iterations would be longer or shorter if all ranks saw the end of
+        a message at once: the median over iterations.
     resamples : ndarray of int, shape (SAMPLES, J)
         The bootstrap samples: each row draws J of the judged iterations.
     """
@@ -250,12 +259,15 @@ class Comparison:
     measured_s: Floats
     replayed_s: Floats
     judged: np.ndarray
+    lag_share: float
     resamples: np.ndarray = field(repr=False)
 
     @classmethod
     def of(cls, training: TracedTraining, judged: np.ndarray) -> Comparison:
         """Return the comparison of the judged iterations, shape (I,) of bool."""
         replayed_s = training.schedule.replay().iteration_s[judged]
+        without_lag = replace(training.schedule, lag_s=None)
+        without_lag_s = without_lag.replay().iteration_s[judged]
         n_judged = int(judged.sum())
         # The same samples serve every change, and a fixed seed makes them repeatable.
         generator = np.random.default_rng(0)
@@ -264,6 +276,7 @@ class Comparison:
             measured_s=training.measured_s[judged],
             replayed_s=replayed_s,
             judged=judged,
+            lag_share=float(np.median(np.abs(without_lag_s / replayed_s - 1))),
             resamples=resamples,
         )
 
@@ -364,6 +377,12 @@ def explanation(
             "explain does not model, or the iterations are too short for it: record "
             "longer iterations, as with a larger batch, on machines that do nothing else"
         )
+    if compared.lag_share > MOST_LAG:
+        raise UserError(
+            f"explain: ranks see the ends of messages so far apart that iterations change "
+            f"by {compared.lag_share:.0%} (median), which explain does not model: record "
+            "longer iterations, as with a larger batch, on machines that do nothing else"
+        )
     if reference is not None:
         _refuse_slow_reference(training, reference)
 
@@ -413,6 +432,12 @@ def _findings(
     """
     yield from training.findings
     yield from _slow_iterations(compared)
+    if compared.lag_share > LARGE_LAG:
+        text = (
+            f"why ranks see the ends of messages at different times, by which iterations "
+            f"change by {compared.lag_share:.0%} (median); no cause listed contains it"
+        )
+        yield Finding("not known", (), text)
     if cost is None:
         text = (
             "start-up and bandwidth, and other buckets: the messages of the trace do not "
@@ -850,12 +875,32 @@ def _remedies(
         yield compared.remedy("broadcast_buffers=False", gains_s)
     if cost is None:
         return
-    startup_s = _most_startup_s(training, cost)
-    # Twice the rate halves the time of bytes and leaves the start-up.
-    bytes_s = np.maximum(schedule.message_s - startup_s, 0.0)
-    faster = schedule.with_messages(schedule.message_s - bytes_s / 2)
-    yield compared.remedy("a link of twice the rate", compared.gains_s(faster))
+    yield compared.remedy(
+        "a link of twice the rate", _gains_of_link_s(training, compared, cost)
+    )
     yield from _bucket_remedies(training, compared, cost)
+
+
+def _gains_of_link_s(
+    training: TracedTraining, compared: Comparison, cost: MessageCost
+) -> Floats:
+    """Return what judged iterations gain by a link of twice the rate, shape (J,).
+
+    Seconds. Twice the rate halves the time of bytes and leaves the start-up.
+    """
+    schedule = training.schedule
+    current_s = schedule.message_s
+    if schedule.in_flight > 1:
+        # Messages that share a link do not share it quite equally. Their sum is in the
+        # trace, and how it is divided among them is better known from their cost.
+        current_s = current_s.copy()
+        sizes = training.message_bytes[of_backward(training)]
+        current_s[:, of_backward(training)] = costed_messages_s(training, cost, sizes)
+    bytes_s = np.maximum(current_s - _most_startup_s(training, cost), 0.0)
+    now_s = schedule.with_messages(current_s).replay().iteration_s
+    then_s = schedule.with_messages(current_s - bytes_s / 2).replay().iteration_s
+    gained_s: Floats = (now_s - then_s)[compared.judged]
+    return gained_s
 
 
 def _bucket_remedies(

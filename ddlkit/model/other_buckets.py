@@ -140,7 +140,26 @@ class Buckets:
             ],
             axis=2,
         )
-        message_s = self._message_s(n_bytes, n_before, n_old)
+        behind = n_before + n_old
+        message_s = np.concatenate(
+            [
+                old.message_s[:, :n_before],
+                costed_messages_s(self.training, self.cost, n_bytes),
+                old.message_s[:, behind:],
+            ],
+            axis=1,
+        )
+        # A rank wakes up as late behind a message as behind those of the trace.
+        lags_s = old.lags_s
+        lag_s = np.median(lags_s[:, :, n_before:behind], axis=2, keepdims=True)
+        new_lags_s = np.concatenate(
+            [
+                lags_s[:, :, :n_before],
+                np.repeat(lag_s, n_new, axis=2),
+                lags_s[:, :, behind:],
+            ],
+            axis=2,
+        )
         startup_s = None
         if old.startups_s.any():
             # Every message has the same start-up, whatever its size.
@@ -152,6 +171,7 @@ class Buckets:
             message_s=message_s,
             startup_s=startup_s,
             rooted=tuple(k if k < n_before else k + n_new - n_old for k in old.rooted),
+            lag_s=new_lags_s,
         )
 
     def gains_s(self, plan: FusionPlan, judged: np.ndarray) -> Floats:
@@ -166,37 +186,62 @@ class Buckets:
         gained_s: Floats = (now_s - then_s)[judged]
         return gained_s
 
-    def _message_s(self, n_bytes: Floats, n_before: int, n_old: int) -> Floats:
-        """Return how long messages take if those of backward have other sizes.
 
-        The result has shape (I, K), in seconds. ``n_bytes`` are the new sizes. Before
-        backward come ``n_before`` messages, and in the trace it has ``n_old`` messages.
+def of_backward(training: TracedTraining) -> slice:
+    """Return which messages of a training are posted in backward.
 
-        In a training, messages can take longer or shorter than their cost. This difference
-        is a factor on their start-ups if these make up most of the cost, and otherwise a
-        factor on the time of their bytes.
-        """
-        old = self.training.schedule.message_s
-        gradients = slice(n_before, n_before + n_old)
-        old_bytes = self.training.message_bytes[gradients]
-        startup_s = max(0.0, self.cost.startup_s())
-        old_startup_s = np.minimum(startup_s, self.cost(old_bytes)).sum()
-        old_wire_s = np.asarray(self.cost(old_bytes)).sum() - old_startup_s
-        taken_s = old[:, gradients].sum(axis=1)
-        startup_factor = np.ones_like(taken_s)
-        wire_factor = np.ones_like(taken_s)
-        if old_startup_s > old_wire_s:
-            startup_factor = np.maximum(taken_s - old_wire_s, 0.0) / old_startup_s
-        else:
-            wire_factor = np.maximum(taken_s - old_startup_s, 0.0) / old_wire_s
-        new_startup_s = np.minimum(startup_s, self.cost(n_bytes))
-        new_wire_s = np.asarray(self.cost(n_bytes)) - new_startup_s
-        new_s = (
-            startup_factor[:, None] * new_startup_s + wire_factor[:, None] * new_wire_s
-        )
-        return np.concatenate(
-            [old[:, :n_before], new_s, old[:, n_before + n_old :]], axis=1
-        )
+    What is posted between two messages of backward counts as one of them.
+    """
+    numbers = [k for k, m in enumerate(training.messages) if m.in_backward]
+    return slice(numbers[0], numbers[-1] + 1)
+
+
+def costed_messages_s(
+    training: TracedTraining, cost: MessageCost, n_bytes: Floats
+) -> Floats:
+    """Return how long messages of backward would take that have other sizes.
+
+    Parameters
+    ----------
+    training : TracedTraining
+        The training.
+    cost : MessageCost
+        What a message costs by its size.
+    n_bytes : ndarray, shape (N,)
+        The sizes, in bytes.
+
+    Returns
+    -------
+    ndarray, shape (I, N)
+        Seconds in each iteration.
+
+    Notes
+    -----
+    In a training, messages can take longer or shorter than their cost. This difference is
+    a factor of each iteration: on the start-ups if these make up most of the cost, and
+    otherwise on the time of bytes. It is the same for all messages of the iteration. What
+    each single message took is less certain than their sum, because messages that share a
+    link do not share it quite equally.
+    """
+    old = of_backward(training)
+    old_bytes = training.message_bytes[old]
+    startup_s = max(0.0, cost.startup_s())
+    old_startup_s = np.minimum(startup_s, cost(old_bytes)).sum()
+    old_wire_s = np.asarray(cost(old_bytes)).sum() - old_startup_s
+    taken_s = training.schedule.message_s[:, old].sum(axis=1)
+    startup_factor = np.ones_like(taken_s)
+    wire_factor = np.ones_like(taken_s)
+    if old_startup_s > old_wire_s:
+        startup_factor = np.maximum(taken_s - old_wire_s, 0.0) / old_startup_s
+    else:
+        wire_factor = np.maximum(taken_s - old_startup_s, 0.0) / old_wire_s
+    new_startup_s = np.minimum(startup_s, cost(n_bytes))
+    new_wire_s = np.asarray(cost(n_bytes)) - new_startup_s
+    # One row for each iteration, and one column for each message.
+    new_s: Floats = (
+        startup_factor[:, None] * new_startup_s + wire_factor[:, None] * new_wire_s
+    )
+    return new_s
 
 
 def _ready_s(iteration: RankIteration) -> Floats:

@@ -18,10 +18,12 @@ from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.replay import MARK, POST, WAIT, Schedule, Segment, alone_s
 from ddlkit.core.units import format_bytes
 from ddlkit.core.workload import Floats
-from ddlkit.formats.rank_trace import Message, RankIteration, RankTrace
+from ddlkit.formats.rank_trace import Copy, Message, RankIteration, RankTrace
 
 LEAST_ITERATIONS = 8
 """With fewer iterations than these, no interval can be given."""
+NEARBY_ITERATIONS = 4
+"""How many iterations before and behind one tell how far clocks are apart in it."""
 LEAST_RUNS = 3
 """How many runs show how long an operator takes, with messages or without."""
 LEAST_KNOWN = 0.5
@@ -98,12 +100,22 @@ def training_of(
         other messages than each other.
     """
     ordered = _in_order(traces)
-    usable, findings = _alike_iterations(ordered, least_iterations)
+    alike, findings = _alike_iterations(ordered, least_iterations)
+    # A GPU goes on after a message when the message has ended on its stream, whatever its
+    # host does meanwhile.
+    usable = [_with_seen_ends(t) if t.device == "cpu" else t for t in alike]
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
     taken_s = _taken_s(usable)
+    in_flight = usable[0].in_flight
+    shared = _Shared.of(usable)
+    # Once it can start on the last rank, a message takes its time.
+    ends_s = shared.started_s.max(axis=1) + taken_s
+    message_s = taken_s
     startups_s = np.minimum(startup_s, taken_s)
-    message_s = _messages_alone_s(usable, taken_s, startups_s)
+    if in_flight > 1:
+        ready_s = shared.posted_s.max(axis=1)
+        message_s, startups_s = _messages_alone_s(ready_s, ends_s, startup_s, in_flight)
     contention_s, unknown_contention = _contention_s(usable, segments, taken_s)
     # Copies and contention are separate parts of the work of a segment.
     copies_s = np.minimum(copies_s, work_s)
@@ -114,9 +126,12 @@ def training_of(
         work_s,
         message_s,
         first_start_s=_first_starts_s(usable),
-        in_flight=usable[0].in_flight,
+        in_flight=in_flight,
         startup_s=startups_s,
         rooted=_broadcasts_of_buffers(messages, segments),
+        # A rank that waits wakes up some tenths of a millisecond earlier or later than
+        # another rank, which counts in short iterations.
+        lag_s=shared.ended_s - ends_s[:, None, :],
     )
     measured_s = np.array(
         [
@@ -453,10 +468,22 @@ def _copied_until_s(iteration: RankIteration) -> list[float]:
     """Return for each message when its bucket has been copied back, in seconds.
 
     Where nothing is copied, the result is the start of the iteration, which stands for no
-    work. Buckets are copied in their order. The elements of the messages therefore tell
-    which copies belong to which bucket.
+    work.
     """
     until_s = [iteration.start_s] * len(iteration.messages)
+    for k, copies in _copies_by_message(iteration).items():
+        until_s[k] = copies[-1].end_s
+    return until_s
+
+
+def _copies_by_message(iteration: RankIteration) -> dict[int, list[Copy]]:
+    """Return the copies out of the bucket of each message of backward, in their order.
+
+    Buckets are copied back in the order of their messages. The elements of the messages
+    therefore tell which copies belong to which bucket. Messages without a copy are left
+    out.
+    """
+    copies_of: dict[int, list[Copy]] = {}
     # Elements of the messages so far, and of the copies that belong to them.
     sent = 0
     copied = 0
@@ -468,11 +495,41 @@ def _copied_until_s(iteration: RankIteration) -> list[float]:
         while remaining and copied + remaining[0].elements <= sent:
             copy = remaining.pop(0)
             copied += copy.elements
-            until_s[k] = copy.end_s
-    return until_s
+            copies_of.setdefault(k, []).append(copy)
+    return copies_of
 
 
 # -- messages --------------------------------------------------------------------------
+
+
+def _with_seen_ends(trace: RankTrace) -> RankTrace:
+    """Return a trace in which no message ends after the rank has gone on without it.
+
+    The thread that moves a message can be stopped by the operating system between telling
+    the training that the message has ended and writing this end into the trace.
+    """
+    iterations = []
+    for iteration in trace.iterations:
+        copied_from_s = _copied_from_s(iteration)
+        messages = []
+        for message, start_s in zip(iteration.messages, copied_from_s, strict=True):
+            seen_s = min(message.ended_s, start_s)
+            # A message cannot end before it starts.
+            ended_s = max(seen_s, message.started_s)
+            messages.append(message._replace(ended_s=ended_s))
+        iterations.append(replace(iteration, messages=tuple(messages)))
+    return replace(trace, iterations=tuple(iterations))
+
+
+def _copied_from_s(iteration: RankIteration) -> list[float]:
+    """Return for each message when its bucket begins to be copied back, in seconds.
+
+    Where nothing is copied, the result is the end of the iteration.
+    """
+    from_s = [iteration.end_s] * len(iteration.messages)
+    for k, copies in _copies_by_message(iteration).items():
+        from_s[k] = copies[0].start_s
+    return from_s
 
 
 def _taken_s(traces: Sequence[RankTrace]) -> Floats:
@@ -488,22 +545,83 @@ def _taken_s(traces: Sequence[RankTrace]) -> Floats:
     return shortest_s
 
 
-def _messages_alone_s(
-    traces: Sequence[RankTrace], taken_s: Floats, startups_s: Floats
-) -> Floats:
-    """Return how long messages would have taken alone, shape (I, K), in seconds.
+class _Shared(NamedTuple):
+    """What ranks did with messages, in the clock of the first rank, in seconds.
 
-    ``taken_s`` is how long they took while they may have shared the link, and
-    ``startups_s`` how much of that is start-up.
+    Attributes
+    ----------
+    posted_s, started_s, ended_s : ndarray, shape (I, R, K)
+        When each rank posted a message, when the message could start on that rank, and
+        when it had ended there.
     """
-    in_flight = traces[0].in_flight
-    if in_flight == 1:
-        return taken_s
-    alone = np.empty_like(taken_s)
-    for i, iteration in enumerate(traces[0].iterations):
-        ends_s = np.array([m.ended_s for m in iteration.messages])
-        alone[i] = alone_s(ends_s - taken_s[i], ends_s, startups_s[i], in_flight)
-    return alone
+
+    posted_s: Floats
+    started_s: Floats
+    ended_s: Floats
+
+    @classmethod
+    def of(cls, traces: Sequence[RankTrace]) -> _Shared:
+        """Return what the ranks of ``traces`` did.
+
+        The clock of a rank is ahead of the clock of the first rank by the median, over the
+        messages of some iterations, of the difference of their ends. An error of this
+        offset shifts all that a rank does alike, so that a replay of what was traced stays
+        the same.
+        """
+        # Shape (I, R, K, 3). The last axis holds the three instants of a message.
+        instants_s = np.array(
+            [
+                [
+                    [(m.posted_s, m.started_s, m.ended_s) for m in iteration.messages]
+                    for iteration in trace.iterations
+                ]
+                for trace in traces
+            ]
+        ).transpose(1, 0, 2, 3)
+        ends_s = instants_s[..., 2]
+        ahead_s = ends_s - ends_s[:, :1]
+        offsets_s = np.empty(ends_s.shape[:2])
+        for i in range(len(ends_s)):
+            # Clocks drift, so that only iterations nearby count.
+            nearby = slice(max(0, i - NEARBY_ITERATIONS), i + NEARBY_ITERATIONS + 1)
+            offsets_s[i] = np.median(ahead_s[nearby], axis=(0, 2))
+        instants_s = instants_s - offsets_s[:, :, None, None]
+        return cls(instants_s[..., 0], instants_s[..., 1], instants_s[..., 2])
+
+
+def _messages_alone_s(
+    ready_s: Floats, ends_s: Floats, most_startup_s: float, in_flight: int
+) -> tuple[Floats, Floats]:
+    """Return how long messages would have taken alone, and their start-ups, in seconds.
+
+    All have shape (I, K). ``ready_s`` is when the last rank had posted each message, and
+    ``ends_s`` when the message ended. At most ``in_flight`` messages are under way at
+    once, and the start-up of a message is ``most_startup_s`` or all of its time.
+    """
+    alone = np.empty_like(ends_s)
+    startups_s = np.empty_like(ends_s)
+    for i in range(len(ends_s)):
+        starts_s = _starts_s(ready_s[i], ends_s[i], in_flight)
+        startups_s[i] = np.minimum(most_startup_s, ends_s[i] - starts_s)
+        alone[i] = alone_s(starts_s, ends_s[i], startups_s[i], in_flight)
+    return alone, startups_s
+
+
+def _starts_s(ready_s: Floats, ends_s: Floats, in_flight: int) -> Floats:
+    """Return when messages of one iteration start, shape (K,), in seconds.
+
+    A message starts when it is ready and fewer than ``in_flight`` earlier messages are
+    still under way. The time that a thread needs to turn from one message to the next
+    counts as time of the next one.
+    """
+    starts_s = ready_s.copy()
+    for k in range(in_flight, len(starts_s)):
+        # The earlier messages but the last ``in_flight - 1`` to end have ended by then.
+        freed_s = np.sort(ends_s[:k])[-in_flight]
+        starts_s[k] = max(starts_s[k], freed_s)
+    # Ranks see the end of a message at slightly different times, so that a message can
+    # seem to end before it starts.
+    return np.minimum(starts_s, ends_s)
 
 
 def _first_starts_s(traces: Sequence[RankTrace]) -> Floats:
