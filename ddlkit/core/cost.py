@@ -75,8 +75,9 @@ class Form(ABC):
         for name, annotation in parameters(type(self)).items():
             value = getattr(self, name)
             if annotation == "float":
-                is_real = isinstance(value, (int, float, np.number))
-                valid = is_real and not isinstance(value, bool) and abs(value) <= MOST
+                is_number = isinstance(value, (int, float, np.number))
+                is_number = is_number and not isinstance(value, bool)
+                valid = is_number and abs(value) <= MOST
             else:
                 # A read-only copy takes the place of the vector. A frozen dataclass lets
                 # its fields be set only in this way.
@@ -163,9 +164,10 @@ def checked_form(name: Any, forms: Collection[str]) -> str:
         If the name is not one of ``forms``. For a form of an earlier version the error
         says what replaces it.
     """
-    # A file may have any value here, also one that cannot be looked up in a set. A form
-    # in REPLACED is one of earlier versions.
-    if not isinstance(name, str) or name in REPLACED or name not in forms:
+    # A file may have any value here, also one that cannot be looked up in a set.
+    is_known = isinstance(name, str) and name in forms
+    # A name of an earlier version may also be known: what it names is another form now.
+    if not is_known or name in REPLACED:
         raise unknown_form(name, forms)
     return name
 
@@ -757,6 +759,7 @@ class HeldOut(Form):
         fitted_log_bytes = np.log(self.at_bytes)
         # Outside the fitted sizes `np.interp` returns the error at the nearest one.
         error = np.interp(log_bytes, fitted_log_bytes, self.log_errors)
+        # The errors of a table were divided by the gap around their size, to this power.
         if self.apart and isinstance(cost, Table):
             error = error * gap(cost.bytes, sizes) ** self.apart
         # How far each size lies outside the fitted ones, 0 for a size within them.

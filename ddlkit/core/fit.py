@@ -380,15 +380,14 @@ def fit(
     # A cost of messages has the first four of these fields, and a cost of selections
     # the last two. Neither accepts the fields of the other, so those that are None are
     # not passed.
-    stated = {
-        "collective": collective,
-        "workers": workers,
-        "algorithm": algorithm,
-        "samples": samples,
-        "operation": operation,
-        "device": device,
-    }
-    holds_for = {name: value for name, value in stated.items() if value is not None}
+    holds_for = _without_none(
+        collective=collective,
+        workers=workers,
+        algorithm=algorithm,
+        samples=samples,
+        operation=operation,
+        device=device,
+    )
     cost = kind(**fitter(sizes, seconds), **holds_for)
 
     held_out = None
@@ -417,6 +416,11 @@ def fit(
         held_out_error=held_out_error,
         why=why,
     )
+
+
+def _without_none(**fields: Any) -> dict[str, Any]:
+    """Return the keyword arguments that are not None, by name."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _draws_need_held_out_errors(kind: type[Any], sizes: Floats) -> bool:
@@ -821,17 +825,11 @@ def _error_model(
     )
 
     # Errors of forms that pass through every size grow with the gap between the two
-    # neighbours of a size, which is the logarithm of the ratio of these neighbours. A
-    # size that is held out leaves a wider gap than the fit to all sizes has, so errors
-    # are stored per gap. A held-out size is never the first or the last one, so both
-    # neighbours exist.
+    # neighbours of a size. A size that is held out leaves a wider gap than the fit to all
+    # sizes has, so errors are stored per gap. Errors of other forms stay as they are,
+    # because a gap to the power 0 is 1.
     gap_power = GAP_POWER if form in THROUGH_ALL else 0.0
-    distinct = np.unique(sizes)
-    # The index of the size of each row among the distinct sizes.
-    position = np.searchsorted(distinct, row_sizes)
-    gaps = np.log(distinct[position + 1] / distinct[position - 1])
-    # Errors of other forms stay as they are, because a gap to the power 0 is 1.
-    row_errors /= gaps**gap_power
+    row_errors /= _gap_without(row_sizes, np.unique(sizes)) ** gap_power
 
     # Errors are stored at the held-out sizes, and at both ends of the fit.
     at_bytes = np.unique([sizes[0], *errors.sizes, sizes[-1]])
@@ -842,6 +840,18 @@ def _error_model(
         above=growth_above,
         apart=gap_power,
     )
+
+
+def _gap_without(sizes: Floats, distinct: Floats) -> Floats:
+    """Return the gap that each size would leave in a table of the distinct sizes.
+
+    ``sizes`` are some of ``distinct``, which increases, but neither the first nor the
+    last one. The gap is the logarithm of the next larger size over the next smaller one.
+    The result has the shape of ``sizes``.
+    """
+    # The index of each size among the distinct sizes.
+    position = np.searchsorted(distinct, sizes)
+    return np.asarray(np.log(distinct[position + 1] / distinct[position - 1]))
 
 
 def _growth_beyond(

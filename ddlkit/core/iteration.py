@@ -355,7 +355,9 @@ class Iteration:
             If messages share a link or are copied, or if they start at times of their
             own.
         """
-        if not self.link.plain or self._copies or self.leave_s is not None:
+        # A graph has messages that follow one another as soon as they are ready.
+        has_own_starts = self.leave_s is not None
+        if not self.link.plain or self._copies or has_own_starts:
             raise UserError(
                 "graph of an iteration: one message after the other only, no copies"
             )

@@ -493,10 +493,10 @@ def one_by_one(
         took_s = _alone_s(software_s[..., k], on_link_s, software_overlaps=burst_s > 0)
         bytes_delayed_s: Floats | float = 0.0  # by how much compute delays the bytes
         if slows_messages:
-            took_s = _overlapped_s(
+            took_s = overlapped_s(
                 took_s, compute_left_s, slowdown_of_compute, slowdown_of_message
             )
-            slowed_on_link_s = _overlapped_s(
+            slowed_on_link_s = overlapped_s(
                 on_link_s, compute_left_s, slowdown_of_compute, slowdown_of_message
             )
             bytes_delayed_s = slowed_on_link_s - on_link_s
@@ -545,25 +545,35 @@ def _compute_delay_s(
     return slowdown * work_during_message_s
 
 
-def _overlapped_s(
+def overlapped_s(
     alone_s: Floats, compute_left_s: Floats, slowdown: Floats, message_slowdown: Floats
 ) -> Floats:
     """Return the time of a message that starts while something is still computed.
 
     Parameters
     ----------
-    alone_s : ndarray, one value for each scenario
-        The time of the message while nothing is computed, in seconds.
-    compute_left_s : ndarray, one value for each scenario
+    alone_s : ndarray
+        The time of the message while nothing is computed, in seconds. It may have any
+        shape, with a value for each scenario. The shapes of all arguments are broadcast.
+    compute_left_s : ndarray
         How much is still to be computed, in seconds without messages.
-    slowdown, message_slowdown : ndarray, one value for each scenario
+    slowdown, message_slowdown : ndarray
         How much longer compute takes while the message is sent, and how much longer
-        the message takes while something is computed.
+        the message takes while something is computed: 0.1 is a tenth longer.
 
     Returns
     -------
-    ndarray, one value for each scenario
+    ndarray
         Seconds from the start of the message to its end.
+
+    Examples
+    --------
+    A message of 3 s starts 2 s before compute ends. Until then it takes twice as long,
+    so 1 s of it is sent. The other 2 s follow after compute:
+
+    >>> alone_s = np.array(3.0)
+    >>> float(overlapped_s(alone_s, np.array(2.0), np.array(0.0), np.array(1.0)))
+    4.0
     """
     # If the message lasts that long, compute ends ``until_computed_s`` after the message
     # has started. Up to this moment, both slow each other down. After it, the rest of the

@@ -690,6 +690,7 @@ class Planner:
     def __post_init__(self) -> None:
         if not self.examples:
             with_variants = [f"{self.name}:{variant}" for variant in self.variants]
+            # A frozen dataclass lets its fields be set only in this way.
             object.__setattr__(self, "examples", (self.name, *with_variants))
 
     def takes(self, text: str) -> bool:
@@ -732,6 +733,7 @@ def planner(
     """
 
     def register(make: MakePlan) -> MakePlan:
+        """Enter the decorated function, and return the function itself."""
         PLANNERS[name] = Planner(name, make, variants, examples)
         return make
 
@@ -997,9 +999,8 @@ def adafusion(workload: Workload, cost: MessageCost | None, variant: str) -> Fus
     sizes = workload.bytes.astype(float).tolist()
     backward_s = workload.backward_s.tolist()
 
-    # Whether the gradient joins. Unlike other rules, this one does not depend on when the
-    # message of the group could start.
     def joins(tensor: int, group_bytes: float, start_s: float) -> bool:
+        """Return whether a gradient joins, whenever the group's message could start."""
         waited_s = backward_s[tensor] if variant == "repaired" else 0.0
         return fusing_pays(message_cost, group_bytes, sizes[tensor], waited_s)
 
@@ -1042,12 +1043,14 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> Fusio
     # In both rules, a is message_cost(group) + message_cost(size) - message_cost(group +
     # size), which is the time that merging saves. For a straight line it is the start-up.
     def joins_as_published(tensor: int, group_bytes: float, start_s: float) -> bool:
-        # ready - tau_c < a is the inequality of `fusing_pays`. Its buffer is the group,
-        # which waits from tau_c until the gradient is ready.
+        """Return whether ready - tau_c < a, where tau_c is ``start_s``."""
+        # This is the inequality of `fusing_pays`. Its buffer is the group, which waits
+        # from tau_c until the gradient is ready.
         until_ready_s = ready_s[tensor] - start_s
         return fusing_pays(message_cost, group_bytes, sizes[tensor], until_ready_s)
 
     def joins_as_described(tensor: int, group_bytes: float, start_s: float) -> bool:
+        """Return whether the backward of the gradient is shorter than message plus a."""
         size = sizes[tensor]
         message_s = message_cost(group_bytes)
         saved_s = message_s + message_cost(size) - message_cost(group_bytes + size)

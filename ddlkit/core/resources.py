@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.fronts import undominated
-from ddlkit.core.link import Link, Parts
+from ddlkit.core.link import Link, Parts, overlapped_s
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Floats, Ints, Workload
 
@@ -238,9 +238,9 @@ def _with_one_more_message(
     A state says when the last message has arrived, and how much has been computed by
     then.
 
-    There are three kinds of seconds. ``ready_s``, ``last_ready_s`` and all names with
-    "work" are amounts of compute, in seconds of undisturbed compute. ``costs_s`` and
-    all names with "alone" are amounts of a message, in seconds of a message that
+    There are three kinds of seconds. ``ready_s``, ``last_ready_s``, ``compute_left_s``
+    and all names with "work" are amounts of compute, in seconds of undisturbed compute.
+    ``costs_s`` and ``alone_s`` are amounts of a message, in seconds of a message that
     compute does not slow down. All other names are seconds of the clock.
 
     Parameters
@@ -275,26 +275,19 @@ def _with_one_more_message(
     work_at_start_s = np.minimum(start_s - lag_s, last_ready_s)
 
     # From here on there is one row for each choice of resources, and one column for
-    # each state of ``before``. The factors have the shape (C, 1).
-    compute_factor = np.array([[1 + resources.slowdown] for resources in choices])
-    message_factor = np.array(
-        [[1 + resources.message_slowdown] for resources in choices]
-    )
+    # each state of ``before``. The slowdowns have the shape (C, 1).
+    slowdown = np.array([[resources.slowdown] for resources in choices])
+    message_slowdown = np.array([[resources.message_slowdown] for resources in choices])
     alone_s = costs_s[:, prefix]
-    # Compute and the message slow each other down until compute ends. If the message lasts
-    # so long, that is ``until_computed_s`` after its start. From then on the message is as
-    # fast as it is alone.
-    until_computed_s = (last_ready_s - work_at_start_s) * compute_factor
-    during_compute_s = np.minimum(alone_s * message_factor, until_computed_s)
-    alone_until_computed_s = until_computed_s / message_factor
-    after_compute_s = np.maximum(0.0, alone_s - alone_until_computed_s)
-    took_s = during_compute_s + after_compute_s
+    compute_left_s = last_ready_s - work_at_start_s
+    took_s = overlapped_s(alone_s, compute_left_s, slowdown, message_slowdown)
     # Where the message outlasts compute, the work is exactly all work. The sum below
     # could miss this amount by a rounding error.
+    until_computed_s = compute_left_s * (1 + slowdown)
     work_at_end_s = np.where(
         took_s >= until_computed_s,
         last_ready_s,
-        work_at_start_s + took_s / compute_factor,
+        work_at_start_s + took_s / (1 + slowdown),
     )
 
     reached = _States(

@@ -73,7 +73,8 @@ class IterationTimes:
             A workload does not divide its forward pass between layers, so all of it
             counts as forward of the first layer.
         """
-        # A workload is in ready order, the last layer first.
+        # A workload is in ready order, the last layer first. Here layers are in forward
+        # order.
         backward_s = workload.backward_s[::-1]
         forward_s = np.zeros_like(backward_s)
         forward_s[0] = workload.forward_s
@@ -181,9 +182,9 @@ def strategy(framework: str) -> Strategy:
     >>> strategy("caffe-mpi").copies_ahead
     True
     """
-    for name, known in STRATEGIES.items():
+    for name, strategy_of_name in STRATEGIES.items():
         if name.lower() == framework.lower():
-            return known
+            return strategy_of_name
     raise UserError(
         f"unknown strategy {framework!r}: use one of {', '.join(STRATEGIES)}"
     )

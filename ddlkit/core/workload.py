@@ -348,7 +348,10 @@ class LayerProfile:
             is_below = self.gradient_bytes <= n_bytes * self.parameters
             fits_by_bytes[n_bytes] = is_above & is_below
         # All tensors should have the size that most of them have.
-        usual_bytes = max(NUMBER_BYTES, key=lambda n: int(fits_by_bytes[n].sum()))
+        n_tensors = {
+            n_bytes: int(fits.sum()) for n_bytes, fits in fits_by_bytes.items()
+        }
+        usual_bytes = max(n_tensors, key=n_tensors.__getitem__)
         is_possible = fits_by_bytes[usual_bytes]
         expected = f"where other tensors have {usual_bytes} for each"
         if len(set(self.dtype)) > 1 or not is_possible.any():
