@@ -75,6 +75,7 @@ class Form(ABC):
         for name, annotation in parameters(type(self)).items():
             value = getattr(self, name)
             if annotation == "float":
+                # True and False are integers to Python, and not numbers to us.
                 is_number = isinstance(value, (int, float, np.number))
                 is_number = is_number and not isinstance(value, bool)
                 valid = is_number and abs(value) <= MOST
@@ -143,35 +144,6 @@ def parameters(kind: type[Form]) -> dict[str, Any]:
     return {column.name: column.type for column in fields(kind) if not column.kw_only}
 
 
-def checked_form(name: Any, forms: Collection[str]) -> str:
-    """Return the name of a form if it is known.
-
-    Parameters
-    ----------
-    name : str
-        The name, or any other value that a file has in its place.
-    forms : collection of str
-        All names that are known.
-
-    Returns
-    -------
-    str
-        The name.
-
-    Raises
-    ------
-    UserError
-        If the name is not one of ``forms``. For a form of an earlier version the error
-        says what replaces it.
-    """
-    # A file may have any value here, also one that cannot be looked up in a set.
-    is_known = isinstance(name, str) and name in forms
-    # A name of an earlier version may also be known: what it names is another form now.
-    if not is_known or name in REPLACED:
-        raise unknown_form(name, forms)
-    return name
-
-
 def unknown_form(name: Any, forms: Collection[str]) -> UserError:
     """Return the error that says what to use in place of an unknown form.
 
@@ -219,7 +191,11 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
         raise UserError(
             "is not a cost, since it names no form: write it by ddlkit fit FILE --json"
         )
-    kind = forms[checked_form(description["form"], forms)]
+    form = description["form"]
+    # A file may have any value here, also one that cannot be looked up in a mapping.
+    if not isinstance(form, str) or form not in forms:
+        raise unknown_form(form, forms)
+    kind = forms[form]
     names = set(description) - {"form", "fit"}
     # Entries besides the parameters, such as the number of workers, may be left out.
     allowed = set(described_fields(kind))
@@ -239,6 +215,8 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     try:
         return kind(**{name: description[name] for name in names})
     except (TypeError, ValueError, OverflowError) as error:
+        # A file can have a value of any type for a parameter, such as a text or a list
+        # of lists, of which no array can be made.
         raise UserError(f"{kind.form} cost: {error}") from error
 
 

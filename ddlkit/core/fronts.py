@@ -123,6 +123,7 @@ class Front(NamedTuple):
         """Return the smallest value of each coordinate, infinite without a point."""
         if not len(self.selected_s):
             return np.inf, np.inf
+        # The first coordinate rises, and the second one falls.
         return float(self.selected_s[0]), float(self.arrived_s[-1])
 
     def earliest_end_s(self, selected_s: Floats, arrived_s: Floats) -> Floats:
@@ -387,16 +388,18 @@ def _fronts(
     limit_s: float,
     step: _Pass,
 ) -> tuple[list[Front], tuple[int, ...]]:
-    """Return the fronts of all prefixes, and a plan.
+    """Return the fronts of all prefixes, and the plan that looks best along the way.
 
     Parameters
     ----------
     groups : Groups
         The times of all groups of n tensors.
     prefixes : sequence of Front, length n + 1
-        Bounds of the fronts of all prefixes, by the number of tensors.
+        Lower bounds of the fronts of all prefixes, by the number of tensors. For each
+        plan of a prefix that may lead to the best plan, some point of the bound is at
+        most as large in both coordinates.
     suffixes : sequence of Front, length n + 1
-        Bounds of the fronts of all suffixes, by the number of tensors.
+        Lower bounds of the fronts of all suffixes, by the number of tensors.
     limit_s : float
         The time of the best plan so far. A point is left out if no iteration that goes
         on from this point ends by then.
@@ -559,7 +562,8 @@ def _useful(
     groups : Groups
         The times of all groups of n tensors.
     prefixes, suffixes : sequence of Front, length n + 1
-        Bounds of the fronts of all prefixes and suffixes, by the number of tensors.
+        Lower bounds of the fronts of all prefixes and suffixes, by the number of
+        tensors.
     limit_s : float
         The latest end that is of interest, in seconds.
 

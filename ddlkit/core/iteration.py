@@ -109,8 +109,10 @@ def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
     >>> group_ends(np.array([1.0, 2.0, 9.0]), np.array([3.0, 3.0, 3.0])).tolist()
     [4.0, 7.0, 12.0]
     """
+    # S[k] and S[k-1] of the notes, for each message k.
     sums_s = np.cumsum(communication_s, axis=-1)
     sums_before_s = sums_s - communication_s
+    # The running maximum is the maximum over all j <= k.
     return sums_s + np.maximum.accumulate(ready_s - sums_before_s, axis=-1)
 
 

@@ -148,21 +148,23 @@ class Link:
             software_s = np.minimum(startup_s, cost_s)
             return Parts(software_s, cost_s - software_s)
 
-        wire_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
-        limited_by_link = wire_s > startup_s
-        # The limit of the notes, in bytes of a message. A message can send more or
-        # fewer bytes than it has, for example if only the largest gradients are sent. The
-        # ratio is that of a large message, where rounding to whole elements is negligible.
+        # The link time by the rate alone. It decides on which side of the limit of the
+        # notes a message is.
+        by_rate_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
+        limited_by_link = by_rate_s > startup_s
+        # The limit in bytes of a message. A message can send more or fewer bytes than it
+        # has, for example if only the largest gradients are sent. The ratio is that of a
+        # large message, where rounding to whole elements is negligible.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
-        software_s = np.minimum(cost_s, cost(limit_bytes))
+        software_above_limit_s = np.minimum(cost_s, cost(limit_bytes))
         # A measured cost is the mean over a row of messages. The first of them found
         # the bucket full of tokens, which saved ``burst_s`` of link time in all. Without
         # these tokens, each message would have kept the link busy for its share longer.
         saved_s = self.burst_s / cost.messages_per_sample(n_bytes)
         return Parts(
-            software_s=np.where(limited_by_link, software_s, cost_s),
-            wire_s=np.where(limited_by_link, cost_s + saved_s, wire_s),
+            software_s=np.where(limited_by_link, software_above_limit_s, cost_s),
+            wire_s=np.where(limited_by_link, cost_s + saved_s, by_rate_s),
         )
 
     def play(self, ready_s: ArrayLike, parts: Parts) -> tuple[Floats, Floats]:
@@ -444,7 +446,8 @@ def one_by_one(
 ) -> tuple[Floats, Floats]:
     """Return when messages start and end if one is under way at a time.
 
-    All scenarios are computed at once, message by message.
+    All scenarios are computed at once, message by message. A link with a token bucket
+    saves up tokens while nothing moves. A token later lets a byte through at once.
 
     Parameters
     ----------
@@ -501,7 +504,8 @@ def one_by_one(
             )
             bytes_delayed_s = slowed_on_link_s - on_link_s
         # The link earns tokens while the message is under way, but none in the seconds by
-        # which compute delays the bytes. The bytes spend ``wire_s``.
+        # which compute delays the bytes. The bytes of the message spend as many tokens as
+        # they have link time, ``wire_s``.
         tokens_s = np.minimum(
             burst_s, tokens_s + took_s - wire_s[..., k] - bytes_delayed_s
         )

@@ -349,18 +349,25 @@ def _fitted_pieces(
 
 
 def _linear_in_parameters(kind: type[Form]) -> Fitter:
-    """Return the fitter of a form whose time is linear in its parameters."""
+    """Return the fitter of a form whose time is linear in its parameters.
+
+    An example is alpha + beta * bytes, which is linear in alpha and beta.
+    """
+    return partial(_fit_linear, kind=kind)
+
+
+def _fit_linear(sizes: Floats, seconds: Floats, kind: type[Form]) -> dict[str, Any]:
+    """Return the parameters of a form by name, if its time is linear in them.
+
+    ``kind`` is the class of the form. Errors are relative.
+    """
     names = parameters(kind)
-
-    def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-        # Column i of the design is the time if parameter i is 1 and all others are 0.
-        unit_vectors = np.eye(len(names)).tolist()
-        terms: list[Any] = [kind(*unit_vector) for unit_vector in unit_vectors]
-        design = np.column_stack([term(sizes) for term in terms])
-        values = least_squares(design, seconds).tolist()
-        return dict(zip(names, values, strict=True))
-
-    return fitter
+    # Column i of the design is the time if parameter i is 1 and all others are 0.
+    unit_vectors = np.eye(len(names)).tolist()
+    terms: list[Any] = [kind(*unit_vector) for unit_vector in unit_vectors]
+    design = np.column_stack([term(sizes) for term in terms])
+    values = least_squares(design, seconds).tolist()
+    return dict(zip(names, values, strict=True))
 
 
 def _fit_table(sizes: Floats, seconds: Floats) -> dict[str, Any]:

@@ -822,7 +822,12 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
 @planner("cuts", examples=("cuts:3,40",))
 def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return the plan whose groups end after the given numbers of tensors."""
+    """Return the plan whose groups end after given numbers of tensors.
+
+    ``text`` lists these numbers, as in "3,40".
+    """
+    # More than nine digits are certainly too many tensors, and `int` refuses thousands
+    # of digits.
     if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
         raise UserError(
             f"plan {shown(f'cuts:{text}')}: write the whole numbers of the gradients "
@@ -842,7 +847,11 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
 
 @planner("random", examples=("random:7:12",))
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return a plan drawn at random, to test a model on plans that nobody chooses."""
+    """Return a plan drawn at random, to test a model on plans that nobody chooses.
+
+    ``text`` has the seed and the number of messages, as in "7:12".
+    """
+    # At most nine digits each, because `int` refuses thousands of them.
     numbers = re.fullmatch("([0-9]{1,9})[,;:]([0-9]{1,9})", text)
     if not numbers:
         # Without a text, the name that the user wrote may have no colon.

@@ -262,7 +262,8 @@ class Schedule:
         n_posted = posted_s.shape[1]
         # A message is ready when the last rank has posted it.
         ready_s = posted_s.max(axis=0)
-        # When messages end that do not share the link: those of `rooted`.
+        # When messages end that do not share the link: those of `rooted`, such as
+        # broadcasts.
         ends_s = ready_s + parts.software_s[:n_posted] + parts.wire_s[:n_posted]
         # All others share the link, and their ends are replaced.
         sharing = [k for k in range(n_posted) if k not in self.rooted]

@@ -150,7 +150,6 @@ def jointly(
     bytes_before = np.concatenate([[0], np.cumsum(workload.bytes)])
     # Without a plan, a message may end after any gradient.
     ends = plan.ends_in_ready_order if plan is not None else tuple(range(1, n + 1))
-    starts = (0, *ends[:-1])
     # Before the first message no time has passed and nothing is computed. The search back
     # from the end stops at this state, so what describes its last message is never read.
     unused = np.zeros(1, np.int64)
@@ -159,11 +158,13 @@ def jointly(
     )
     # The states of each prefix, by its number of gradients.
     states = {0: before_all}
-    for group, end in enumerate(ends):
-        # A given plan fixes where the last message begins. Without one it may begin
-        # after any prefix.
-        firsts = starts[: group + 1] if plan is None else starts[group : group + 1]
-        sizes = bytes_before[end] - bytes_before[list(firsts)]
+    previous_end = 0
+    for end in ends:
+        # The first gradients that the last message may have. A given plan fixes where it
+        # begins. Without a plan it may begin after any prefix.
+        firsts = [previous_end] if plan is not None else list(range(end))
+        previous_end = end
+        sizes = bytes_before[end] - bytes_before[firsts]
         # A row for each choice of resources, and a column for each first gradient.
         costs_s = np.stack(
             [np.asarray(resources.cost(sizes), float) for resources in choices]

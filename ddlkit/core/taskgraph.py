@@ -535,18 +535,22 @@ class Gpus:
         names : tuple of str
             The names of all resources.
         resource_of : dict of str to ndarray, shape (R,) or (1,)
-            For each class of resources, such as "disk" or "gpu", an index in ``names``
-            for each of the R ranks: the resource of this class that the rank uses.
-            Tasks of all ranks together are on the only resource of the classes "link"
-            (messages) and "all" (updates). These two classes have a single index.
+            For each class of resources, an index in ``names`` for each of the R ranks:
+            the resource of this class that the rank uses. The classes are "disk" (reads),
+            "cpu" (decoding), "copy" (copies to the GPU) and "gpu" (computing). Tasks of
+            all ranks together are on the only resource of the classes "link" (messages)
+            and "all" (updates). These two classes have a single index.
         """
         ranks = np.arange(self.n)
-        machine = ranks // self.per_machine
-        # For each class, the number within the class that each rank uses, from 0.
-        number_of_rank = {}
-        number_of_rank["disk"] = np.zeros_like(machine) if self.shared_disk else machine
+        machine_of_rank = ranks // self.per_machine
+        # Resources of a class are numbered from 0. For each class, the number of the
+        # resource that each rank uses.
+        number_of_rank = {"disk": machine_of_rank}
+        if self.shared_disk:
+            # All ranks use the same disk.
+            number_of_rank["disk"] = np.zeros_like(ranks)
         if self.decoding == "machine":
-            number_of_rank["cpu"] = machine
+            number_of_rank["cpu"] = machine_of_rank
         elif self.decoding == "own":
             number_of_rank["cpu"] = ranks
         number_of_rank["copy"] = ranks
@@ -1025,16 +1029,22 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
         # By the resource of each task.
         chosen = resource_is_meant[graph.resource]
     if not chosen.any():
-        # The keys of this dictionary are the classes without repetition, in their order.
-        different_classes = dict.fromkeys(classes)
-        last_rank = graph.rank.max()
-        ranks = f"rank:0 to rank:{last_rank}" if last_rank > 0 else "rank:0"
-        raise UserError(
-            f"there is no task {what!r}: use a kind ({', '.join(sorted(kinds))}), a "
-            f"resource ({', '.join(different_classes)}), layer:1 to "
-            f"layer:{graph.layer.max()}, or {ranks}"
-        )
+        raise _no_such_task(graph, what)
     return chosen
+
+
+def _no_such_task(graph: TaskGraph, what: str) -> UserError:
+    """Return the error for a name of no task, which lists the names of a graph."""
+    kinds = sorted({KINDS[code] for code in np.unique(graph.kind)})
+    # The keys of a dictionary are the classes without repetition, in their order.
+    classes = dict.fromkeys(_class_of(name) for name in graph.resources)
+    last_rank = graph.rank.max()
+    ranks = f"rank:0 to rank:{last_rank}" if last_rank > 0 else "rank:0"
+    return UserError(
+        f"there is no task {what!r}: use a kind ({', '.join(kinds)}), a "
+        f"resource ({', '.join(classes)}), layer:1 to "
+        f"layer:{graph.layer.max()}, or {ranks}"
+    )
 
 
 def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph:
@@ -1068,7 +1078,7 @@ def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph
     return graph
 
 
-def described(before: Schedule, after: Schedule) -> dict[str, Any]:
+def effect_of_change(before: Schedule, after: Schedule) -> dict[str, Any]:
     """Return how a change affects a schedule.
 
     Parameters
@@ -1085,15 +1095,15 @@ def described(before: Schedule, after: Schedule) -> dict[str, Any]:
         them, and the shares of the critical path. Keys of ``after`` end in "_after".
         "speedup" is the time before the change over the time after it.
     """
-    facts: dict[str, Any] = {}
-    for suffix, scheduled in (("", before), ("_after", after)):
-        shares = scheduled.critical_shares()
-        facts[f"iteration_s{suffix}"] = scheduled.period_s
+    effect: dict[str, Any] = {}
+    for suffix, compared in (("", before), ("_after", after)):
+        shares = compared.critical_shares()
+        effect[f"iteration_s{suffix}"] = compared.period_s
         # The largest share comes first. A graph without tasks has none.
-        facts[f"limited_by{suffix}"] = next(iter(shares), "nothing")
-        facts[f"shares_of_critical_path{suffix}"] = shares
+        effect[f"limited_by{suffix}"] = next(iter(shares), "nothing")
+        effect[f"shares_of_critical_path{suffix}"] = shares
     # Iterations that take no time after the change are infinitely faster.
-    facts["speedup"] = np.inf
+    effect["speedup"] = np.inf
     if after.period_s:
-        facts["speedup"] = before.period_s / after.period_s
-    return facts
+        effect["speedup"] = before.period_s / after.period_s
+    return effect

@@ -179,6 +179,7 @@ class Workload:
         UserError
             If the factor is not above zero.
         """
+        # Commands take this factor by the option --dilation. NaN is refused, too.
         if not factor > 0:
             raise UserError(f"--dilation {factor:g}: must be above zero")
         return replace(

@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ddlkit import jobs
 from ddlkit.core.errors import UserError
@@ -344,11 +344,7 @@ class Lab(Place):
         )
         assert self._link_process.stdout  # for the type checker: it is a pipe
         with self._link_process.stdout as output:
-            line = "it printed nothing"
-            # A process that hangs before its first line would block `readline` for ever.
-            readable, _, _ = select.select([output], (), (), DEADLINE_S)
-            if readable:
-                line = output.readline().strip()
+            line = _first_line(output)
             if line != tunnel.READY:
                 self._link_process.kill()
                 raise UserError(
@@ -382,6 +378,18 @@ class Lab(Place):
             limit_rank = _rate_limit(INTERFACE, self.link_bits_per_s)
             _ip([limit_port], switch, tool="tc")
             _ip([limit_rank], name, tool="tc")
+
+
+def _first_line(output: IO[str]) -> str:
+    """Return the first line that a process prints, within DEADLINE_S.
+
+    A process that prints nothing is described in words instead.
+    """
+    # A process that hangs before its first line would block `readline` for ever.
+    readable, _, _ = select.select([output], (), (), DEADLINE_S)
+    if not readable:
+        return "it printed nothing"
+    return output.readline().strip()
 
 
 # -- labs on this machine --------------------------------------------------------------

@@ -238,13 +238,16 @@ class Shaper:
     ) -> None:
         self.lost = 0
         self._conditions = conditions
+        # The two directions of each rank's link: what the rank sends, what it receives.
         self._up = [Line(rate) for rate in rates_bits_per_s]
         self._down = [Line(rate) for rate in rates_bits_per_s]
         # A generator for each rank, so that its losses do not depend on what others
         # send.
         self._chance = [random.Random(rank) for rank in range(len(rates_bits_per_s))]
+        # A heap of events: when a packet is at the end of a link, the number of the
+        # event, and the packet. Of events at the same time, the one that was noted first
+        # has the smallest number, and comes first.
         self._events: list[tuple[float, int, Packet]] = []
-        # Of events at the same time, the one that was noted first comes first.
         self._order = count()
 
     def send(
