@@ -403,6 +403,7 @@ def fit(
         resampled = _bootstrap(kind, fitter, sizes, seconds, draws)
         drawn_costs = tuple(kind(**values, **holds_for) for values in resampled)
 
+    # Where no size could be held out, there is no error of which to take the median.
     held_out_error = None
     if errors is not None and errors.sizes.size:
         held_out_error = errors.median

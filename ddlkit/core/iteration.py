@@ -286,8 +286,9 @@ class Iteration:
             parts_of_draw = [link.parts(cost, self.group_bytes) for cost in costs]
             software_s = np.stack([parts.software_s for parts in parts_of_draw])
             wire_s = np.stack([parts.wire_s for parts in parts_of_draw])
-            scattered = Parts(software_s * message_factors, wire_s * message_factors)
-            _, ends_s = link.play(ready_s, scattered)
+            # The factor of a message applies to both of its parts.
+            drawn_parts = Parts(software_s * message_factors, wire_s * message_factors)
+            _, ends_s = link.play(ready_s, drawn_parts)
         return self._copied_out_s(ends_s) + self.workload.update_s * compute_factors
 
     def timeline(self) -> Timeline:

@@ -219,6 +219,8 @@ def with_selection(
     Workload
         The selection from a group follows the backward of its last gradient.
     """
+    # A selection runs on the stream that computes, so it delays the next backward just
+    # as a longer backward of the last gradient of its group would.
     backward_s = workload.backward_s.copy()
     last_of_group = np.array(plan.ends_in_ready_order) - 1
     backward_s[last_of_group] += selection_s
@@ -455,7 +457,8 @@ class SelectionTimes(SelectionCost):
         # A `Table` interpolates in the logarithms of size and time, and is flat below its
         # smallest size. Beyond its largest size it would continue along its last slope.
         # But recorded replays slept in proportion to the size there, and predictions of
-        # them must do the same. So the table is asked for the largest size at most.
+        # them must do the same. So the table is asked for the largest size at most, and
+        # the time of a larger size is a multiple of this one.
         largest = self.elements[-1]
         multiple_of_largest = np.maximum(1.0, d / largest)
         inside = np.minimum(d, largest)

@@ -141,6 +141,7 @@ class Lab(Place):
         # addresses in the namespace.
         environment["GLOO_SOCKET_IFNAME"] = INTERFACE
         if self.shape.conditions:
+            # The rank reads from this file how many packets of the link were late.
             environment[LINK] = str(self._link_file)
         return environment
 
@@ -198,8 +199,11 @@ class Lab(Place):
                     # this process was its owner, so that an interrupted one is removed.
                     self._save(owned=False)
             if not self.persistent:
+                # From now on, signals that would end this process raise an exception, so
+                # that the lab is removed on the way out.
                 self._trapped.enter_context(jobs.unwinding(*TRAPPED))
         except BaseException:
+            # Not even Ctrl-C may leave a part of a lab.
             self.down()
             raise
         return self
