@@ -370,12 +370,7 @@ def fit(
         raise UserError(
             f"cost form {form!r} is of selections: use {', '.join(SIMPLE_FIRST)}"
         )
-    n_sizes = np.unique(sizes).size
-    if n_sizes < least_sizes:
-        raise UserError(
-            f"a cost of the form {form} needs at least {least_sizes} different sizes, but "
-            f"has only {n_sizes}"
-        )
+    _refuse_too_few_sizes(sizes, form, least_sizes)
 
     # A cost of messages has the first four of these fields, and a cost of selections
     # the last two. Neither accepts the fields of the other, so those that are None are
@@ -417,6 +412,16 @@ def fit(
         held_out_error=held_out_error,
         why=why,
     )
+
+
+def _refuse_too_few_sizes(sizes: Floats, form: str, least_sizes: int) -> None:
+    """Raise UserError if there are fewer distinct sizes than the fit of a form needs."""
+    n_sizes = np.unique(sizes).size
+    if n_sizes < least_sizes:
+        raise UserError(
+            f"a cost of the form {form} needs at least {least_sizes} different sizes, but "
+            f"has only {n_sizes}"
+        )
 
 
 def _without_none(**fields: Any) -> dict[str, Any]:
@@ -943,8 +948,8 @@ def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
 def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:
     """Return the absolute logarithms of measured over predicted times, shape (n,).
 
-    A cost can be zero or below where it extrapolates. It counts as a thousandth of the
-    measured time.
+    A cost can be zero or below where it extrapolates, and has no logarithm there. It
+    counts as a thousandth of the measured time.
     """
-    floor_s = measured_s / 1000
-    return np.asarray(np.abs(np.log(measured_s / np.maximum(predicted_s, floor_s))))
+    positive_s = np.maximum(predicted_s, measured_s / 1000)
+    return np.asarray(np.abs(np.log(measured_s / positive_s)))

@@ -361,10 +361,14 @@ class _States:
         self.count = new.stop
 
     def indices(self, prefixes: Ints) -> Ints:
-        """Return the states of the prefixes, one prefix after the other."""
+        """Return the states of the prefixes, one prefix after the other.
+
+        If two prefixes have the states 5 and 6, and 9, the result is [5, 6, 9].
+        """
         points = self.points[prefixes]
-        # The states of a prefix are consecutive numbers, here and in the result. So the
-        # state at a position of the result is this position plus a shift by prefix.
+        # The states of a prefix are consecutive numbers, which are at consecutive
+        # positions of the result. So a state is its position plus a shift, which is the
+        # same for all states of a prefix.
         begin_in_result = points.cumsum(dtype=np.int64) - points
         shift = self.begin[prefixes] - begin_in_result
         positions = np.arange(points.sum(), dtype=np.int64)

@@ -181,6 +181,7 @@ class Iteration:
             # NaN fails every comparison, and is refused, too.
             if not 0 <= duration_s <= MOST:
                 raise UserError(f"copies of {duration_s} s {unit}: must be at least 0")
+        # A frozen dataclass lets its fields be set only in this way.
         object.__setattr__(self, "group_bytes", self.plan.group_bytes(self.workload))
 
     @property

@@ -361,7 +361,7 @@ def _fit_linear(sizes: Floats, seconds: Floats, kind: type[Form]) -> dict[str, A
 
     ``kind`` is the class of the form. Errors are relative.
     """
-    names = parameters(kind)
+    names = list(parameters(kind))
     # Column i of the design is the time if parameter i is 1 and all others are 0.
     unit_vectors = np.eye(len(names)).tolist()
     terms: list[Any] = [kind(*unit_vector) for unit_vector in unit_vectors]

@@ -95,6 +95,8 @@ class TaskGraph:
     edges: Ints
 
     def __post_init__(self) -> None:
+        # Arrays take the place of the columns. A frozen dataclass lets its fields be set
+        # only in this way.
         for name in ("kind", "resource", "rank", "layer", "iteration", "edges"):
             object.__setattr__(self, name, np.array(getattr(self, name), np.int64))
         object.__setattr__(self, "duration_s", np.array(self.duration_s, float))

@@ -555,6 +555,7 @@ def _rate_limit(device: str, rate_bits_per_s: float) -> str:
     """Return the command of ``tc`` that limits what leaves by a device."""
     rate = round(rate_bits_per_s)
     burst = burst_bytes(rate_bits_per_s)
+    # "burst" has the bytes that the bucket saves, and "limit" those that may wait.
     limits = f"rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
     return f"qdisc add dev {device} root tbf {limits}"
 
