@@ -50,13 +50,13 @@ class Case:
     density : float
         The share of the gradients that is sent.
     dilation : float
-        The factor on the compute times of all ranks; 1 for the recorded times.
+        The factor on the compute times of all ranks, 1 for the recorded times.
     seed : int
         The seed of all that is drawn at random.
     profile_sha256 : str
         The hash of the layer profile, "" if there is none.
     straggler : float
-        The further factor on the compute times of the slowest rank; 1 if all ranks
+        The further factor on the compute times of the slowest rank, 1 if all ranks
         compute equally fast.
     selection_sha256 : str
         The hash of the times for which a replay sleeps to select gradients, "" if there

@@ -372,9 +372,10 @@ class _Simulation:
         compute_slows_messages = any(self.message_slowdown[k] for k in under_way)
         slowed_by_compute = still_computing and compute_slows_messages
 
-        # The time until each kind of event, if nothing else happens before; infinite if
-        # there is no such event. The end of compute is an event only if messages
-        # advance faster afterwards.
+        # The time until each kind of event, if nothing else happens before. It is
+        # infinite if there is no such event. There are three kinds: a message has moved
+        # its bytes or done its software, the next message is ready, and compute ends.
+        # The end of compute is an event only if messages advance faster afterwards.
         demands = self._demands(slowed_by_compute)
         until_done_s = [demand.until_done_s for demand in demands]
         until_ready_s = math.inf

@@ -166,7 +166,7 @@ class SparseGather(MessageCost, described=False):
         Returns
         -------
         ndarray
-            Seconds in the shape of ``n_bytes``; 0 if selection times are not known.
+            Seconds in the shape of ``n_bytes``, 0 if selection times are not known.
         """
         if self.selecting is None:
             return super().selection_s(n_bytes)
@@ -334,7 +334,7 @@ class SelectionCost(Form):
         Returns
         -------
         float or ndarray
-            Seconds; a float if both arguments are scalars.
+            Seconds, a float if both arguments are scalars.
         """
         all_elements, all_densities = np.broadcast_arrays(
             np.asarray(elements, float), np.asarray(density, float)

@@ -34,7 +34,7 @@ class IterationTimes:
     backward_s : ndarray, shape (L,)
         t_b^(l): seconds of backward of each layer.
     communication_s : ndarray, shape (L,)
-        t_c^(l): seconds to exchange the gradient of each layer; 0 on a single GPU.
+        t_c^(l): seconds to exchange the gradient of each layer, 0 on a single GPU.
     update_s : float
         t_u: seconds of the update.
     """
@@ -120,7 +120,7 @@ class Strategy:
         Whether a read waits for the copy before it. dag Eq 3 needs this edge, which
         Fig 1 of the paper does not have.
     batches_ahead : int
-        How many batches are fetched ahead of the one that trains; 0 for as many as the
+        How many batches are fetched ahead of the one that trains, 0 for as many as the
         disk can read.
     """
 

@@ -2,7 +2,7 @@
 
 The graph is the one of dag IV-B and its Fig 1. An edge (a, b) says that task b begins
 after task a has ended. A resource does one task at a time, in the order in which tasks
-become ready; among equals the smaller number comes first. A schedule is therefore the
+become ready. Among equals the smaller number comes first. A schedule is therefore the
 longest path of the graph with one more edge between each pair of neighbours on a
 resource.
 
@@ -68,13 +68,13 @@ class TaskGraph:
     duration_s : ndarray, shape (n,)
         Seconds that each task takes.
     rank : ndarray, shape (n,)
-        The rank of each task, counted from 0; ALL_RANKS if all ranks do the task
+        The rank of each task, counted from 0, or ALL_RANKS if all ranks do the task
         together.
     layer : ndarray, shape (n,)
-        The layer of each task, counted from 1; NO_LAYER if the task belongs to no
+        The layer of each task, counted from 1, or NO_LAYER if the task belongs to no
         layer.
     iteration : ndarray, shape (n,)
-        The iteration of each task, counted from 0; NO_ITERATION if the graph has no
+        The iteration of each task, counted from 0, or NO_ITERATION if the graph has no
         iterations.
     edges : ndarray, shape (m, 2)
         Pairs of tasks, the first before the second.
@@ -604,8 +604,8 @@ def s_sgd(
     iterations : int, optional
         The number of iterations.
     plan : FusionPlan, optional
-        Which gradients share a message; the gradient of a layer is one tensor. By
-        default each layer is sent alone.
+        Which gradients share a message, where the gradient of a layer counts as one
+        tensor. By default each layer is sent alone.
     decode_s : float, optional
         Seconds to decode the batch of one GPU, if the strategy decodes on the CPU.
 
