@@ -151,6 +151,7 @@ class Program(NamedTuple):
         scenarios = message_s.shape[:-1]
         # The clock of the rank. A message that is under way does not advance it.
         now_s = np.zeros(scenarios)
+        # When the link has sent all messages that were posted so far.
         link_free_s = np.zeros(scenarios)
         # When each posted message ends, by its number.
         ends_s: dict[int, Floats] = {}
@@ -195,9 +196,11 @@ class _ProgramBuilder:
     last_scatter: int | None = None
 
     def compute(self, seconds: float) -> None:
+        """Let the rank compute."""
         self.steps.append(Step(COMPUTE, seconds))
 
     def wait(self, message: int) -> None:
+        """Let the rank wait until a message, given by its number, has ended."""
         self.steps.append(Step(WAIT, message))
 
     def post(self, collective: str, unit: int) -> int:
@@ -215,6 +218,7 @@ class _ProgramBuilder:
             self.gathers[unit] = self.post(GATHER, unit)
 
     def wait_for_unit(self, unit: int) -> None:
+        """Wait until a unit is whole, and gather it if nobody has asked for it yet."""
         self.gather(unit)
         self.wait(self.gathers[unit])
 
@@ -226,6 +230,7 @@ class _ProgramBuilder:
                 break
 
     def reshard(self, unit: int) -> None:
+        """Give up the gathered parameters of a unit, so that it must be gathered anew."""
         del self.gathers[unit]
 
     def scatter(self, unit: int) -> None:
@@ -235,6 +240,7 @@ class _ProgramBuilder:
         self.last_scatter = self.post(SCATTER, unit)
 
     def wait_for_scatter(self) -> None:
+        """Wait for the last scatter, if there was one."""
         if self.last_scatter is not None:
             self.wait(self.last_scatter)
 
@@ -299,7 +305,8 @@ class Sharding:
         UserError
             If a pattern matches no module, or if the size is not a size.
         """
-        # The modules of a tensor's unit identify the unit until units have numbers.
+        # For each tensor, the modules of its unit. Units have no numbers yet, and are told
+        # apart by their modules.
         if spec.startswith(SIZE):
             least_bytes = _least_bytes(spec)
             modules_of_tensor = _units_by_size(profile, least_bytes)
@@ -314,13 +321,16 @@ class Sharding:
         }
         unit_of_tensor = [unit_of_modules[modules] for modules in modules_of_tensor]
 
-        # A run joins neighbouring tensors of one unit, and adds up their times.
+        # A run joins neighbouring tensors of one unit, and adds up their times. Rows that
+        # follow one another and have the same unit, which comes first in them, are one
+        # group of `groupby`.
         runs = []
         rows = zip(unit_of_tensor, profile.forward_s, profile.backward_s, strict=True)
         for unit, rows_of_run in groupby(rows, key=itemgetter(0)):
             times = [(forward, backward) for _, forward, backward in rows_of_run]
             forward_s, backward_s = np.sum(times, axis=0).tolist()
             runs.append((unit, forward_s, backward_s))
+        # The sum of the bytes of all tensors of each unit.
         bytes_of_unit = np.bincount(
             unit_of_tensor, profile.gradient_bytes, minlength=len(modules_of_unit)
         )
@@ -369,6 +379,7 @@ class Sharding:
         if not reshard:
             return sum(self.bytes)
         units = [unit for unit, _, _ in self.runs if unit != ROOT]
+        # Sets of units that are whole at the same time.
         # Both units of a pair are the same one if only the root computes between two of
         # its runs. The set counts this unit once.
         gathered_together = [{ROOT, *pair} for pair in pairwise(units)]
@@ -407,6 +418,7 @@ class Sharding:
         if root_has_parameters:
             program.wait_for_unit(ROOT)
         for unit, later_units, forward_s, _ in _with_later_units(self.runs):
+            # This gathers the unit unless it was gathered ahead.
             program.wait_for_unit(unit)
             if prefetch:
                 program.gather_next(later_units)
@@ -455,10 +467,10 @@ def _units_by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
     """Return the unit of each tensor: a tuple of its module, or () for the root.
 
     A unit is a tuple, because the units of `_units_by_size` have several modules.
-    ``spec`` has patterns of module names, with commas between them. The unit of a
-    tensor is the outermost module around it that one of the patterns matches. A tensor
-    without such a module belongs to the root. Raises UserError if a pattern makes no
-    unit.
+    ``spec`` has patterns of module names, with commas between them, as in
+    "blocks.*,head". The unit of a tensor is the outermost module around it that one of
+    the patterns matches. A tensor without such a module belongs to the root. Raises
+    UserError if a pattern makes no unit.
     """
     patterns = [pattern.strip() for pattern in spec.split(",")]
     used_patterns: set[str] = set()
@@ -481,7 +493,11 @@ def _units_by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
 
 
 def _refuse_unused(pattern: str, layers: Sequence[str]) -> None:
-    """Raise UserError for a pattern of --units that makes no unit of these layers."""
+    """Raise UserError for a pattern of --units that makes no unit of these layers.
+
+    The error says whether the pattern matches nothing, or only modules inside the units
+    of other patterns.
+    """
     matches_some = any(any(_matches(layer, [pattern])) for layer in layers)
     if matches_some:
         raise UserError(
@@ -496,7 +512,10 @@ def _refuse_unused(pattern: str, layers: Sequence[str]) -> None:
 
 
 def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the modules around a layer that a pattern matches, each with its pattern."""
+    """Yield the modules around a layer that a pattern matches, each with its pattern.
+
+    The modules around "blocks.0.norm" are "blocks", "blocks.0" and the layer itself.
+    """
     names = layer.split(".")
     for pattern in patterns:
         # A * stands for one name, so a pattern only matches modules with as many names
@@ -508,7 +527,10 @@ def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _least_bytes(spec: str) -> int:
-    """Return the least size of a unit, of which ``spec`` is as in "size:25MB"."""
+    """Return the least size of a unit in bytes from a text such as "size:25MB".
+
+    Raises UserError if it states no size, or a small number without a unit.
+    """
     size = spec.removeprefix(SIZE)
     # Whoever writes size:25 means megabytes. Units of so few bytes would be single layers.
     if is_small_number(size):
@@ -520,7 +542,7 @@ def _least_bytes(spec: str) -> int:
 
 
 def _units_by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:
-    """Return for each tensor all layers of its unit.
+    """Return for each tensor its unit, as a tuple of the names of its layers.
 
     Layers that follow one another form a unit, which is complete as soon as it has
     ``least_bytes``. Only the last unit may be smaller.
@@ -600,19 +622,16 @@ def forecast(
     if draws and np.ndim(missed) == 0:
         log_errors = missed * _normal_scores(draws)
     drawn_s *= np.exp(log_errors)
-    # The first row is the prediction, and all others are draws.
+    # The first row is the prediction, and all others are draws: shape (1 + B, M).
     message_s = np.vstack([predicted_s, drawn_s])
     if brief_s is None:
         compute_s = program.compute_s
         iterations_s = program.play(message_s)
     else:
         compute_s = float(np.median(brief_s))
-        sample_size = 1 if single else len(brief_s)
-        resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
-        # The first value is the prediction, as in ``message_s``.
-        brief_iterations_s = np.append(compute_s, np.median(resampled_s, axis=1))
         # Nothing overlaps in a blocking program, so the times of messages add up.
-        iterations_s = brief_iterations_s + message_s.sum(axis=1)
+        iterations_s = _brief_iterations_s(brief_s, draws, single)
+        iterations_s = iterations_s + message_s.sum(axis=1)
     prediction = Prediction(
         iteration_s=float(iterations_s[0]),
         compute_s=compute_s,
@@ -622,6 +641,18 @@ def forecast(
         return prediction, None
     lower_s, upper_s = interval(iterations_s[1:], level)
     return prediction, (float(lower_s), float(upper_s))
+
+
+def _brief_iterations_s(brief_s: Floats, draws: int, single: bool) -> Floats:
+    """Return the time of an iteration with brief messages, shape (1 + draws,).
+
+    The first value is the median of the measured times ``brief_s``. Each other value is a
+    bootstrap draw: one of the measured times for ``single`` iterations, and otherwise the
+    median of as many times as were measured.
+    """
+    sample_size = 1 if single else len(brief_s)
+    resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
+    return np.append(np.median(brief_s), np.median(resampled_s, axis=1))
 
 
 def _message_times(
@@ -668,7 +699,9 @@ def _message_times(
         if beyond_one_element:
             # The size of a collective with one element for each rank.
             least_bytes = ELEMENT_BYTES * (communication.cost.workers or 1)
+            # One column, so that each cost subtracts its own time of one element.
             times_s -= np.array([[cost(least_bytes)] for cost in costs])
+        # Draws also have the scatter and the drift of messages, if these are known.
         factors: Floats | float = 1.0
         if draws and communication.noise:
             factors = communication.noise.factors(
@@ -687,5 +720,7 @@ def _normal_scores(draws: int) -> Floats:
     from scipy.stats import norm
 
     # Quantiles spread as the distribution does. A few random numbers may spread less.
-    ranks = np.random.default_rng(1).permutation(draws)
-    return np.asarray(norm.ppf((ranks + 0.5) / draws)[:, None])
+    order = np.random.default_rng(1).permutation(draws)
+    # The half keeps the probabilities above 0 and below 1, where quantiles are infinite.
+    probabilities = (order + 0.5) / draws
+    return np.asarray(norm.ppf(probabilities)[:, None])
