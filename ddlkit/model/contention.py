@@ -178,6 +178,7 @@ class Contention:
         """
         values = self.slowdowns
         if drawn:
+            # Any of the B draws may be chosen several times, as ``drawn`` can exceed B.
             chosen = np.random.default_rng(1).integers(0, len(self.draws), drawn)
             # From the shape (drawn, 2, k) to (2, drawn, k).
             values = np.moveaxis(self.draws[chosen], 1, 0)
@@ -216,12 +217,14 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
         messages during compute over their time alone.
     """
     # The mean time of each quantity in each round. The column "repeat" has the round,
-    # and "beside" says what went on at the same time.
+    # and "beside" says what went on at the same time. With values of the first two
+    # columns, `seconds[quantity, beside]` has an index of the other three.
     key = ["quantity", "beside", "bytes", "messages", "repeat"]
     seconds = rows.groupby(key)["seconds"].mean()
 
     def by_size_and_round(quantity: str, beside: str) -> pd.DataFrame:
         """Return times with a row for each size and a column for each round."""
+        # The number of messages does not distinguish these rows.
         return seconds[quantity, beside].droplevel("messages").unstack("repeat")
 
     # Compute that was timed alone has no size of messages, so only the round is left.
@@ -230,6 +233,7 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
     message_during_compute = by_size_and_round("message", COMPUTE)
     message_alone = by_size_and_round("message", NOTHING)
     rounds = compute_during_messages.columns
+    # Compute alone is the same for every size, so it divides each row by its rounds.
     ratios = np.stack(
         [
             compute_during_messages / compute_alone[rounds].to_numpy(),
