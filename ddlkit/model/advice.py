@@ -280,8 +280,9 @@ class Advice:
     ) -> Floats:
         """Return a random error of a measured gain for each of the B drawn gains.
 
-        The errors are normal, and the result has the shape (B,). Their standard
-        deviation is
+        The measurement compares ``option`` with the default as in `gain`, of which
+        ``gain_draws``, shape (B,), are the draws without this error. The errors are
+        normal, and the result has the shape (B,). Their standard deviation is
 
             hypot((1 - gain) * noise of the ratio of two times, MODEL_ERROR).
 
@@ -481,9 +482,9 @@ def _option(
 ) -> Option:
     """Return an option with the draws of its iteration.
 
-    ``name`` is that of its plan, ``iteration`` is the predicted one, and ``messages`` has
-    the draws of the cost. ``scatter`` has the times of successive iterations of one worker
-    over their median.
+    ``name`` is that of its plan, ``iteration`` is the predicted one, and ``messages``
+    has the draws of the cost. ``scatter`` has the times of successive iterations of one
+    worker over their median.
     """
     # Compute changes slowly, so plans that are measured in turn share most of the
     # change. Only the differences between successive iterations remain. A difference of

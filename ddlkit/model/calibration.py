@@ -701,8 +701,8 @@ class Noise:
 def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
     """Return the times of single messages over their mean, an array for each size.
 
-    ``rows`` has a row for each sample, with the columns "bytes", "seconds", "session" and
-    "messages", the number of messages whose mean the sample is.
+    ``rows`` has a row for each sample, with the columns "bytes", "seconds", "session"
+    and "messages", the number of messages whose mean the sample is.
     """
     # Times are divided by the median of their session, so that the drift between
     # sessions does not count here.
@@ -719,8 +719,8 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
 def _halves(rows: pd.DataFrame) -> pd.Series[int]:
     """Return 0 for samples in the first half of their session, and 1 for the others.
 
-    The samples of each size are halved by themselves. ``rows`` has a row for each sample,
-    with the columns "bytes", "seconds" and "session".
+    The samples of each size are halved by themselves. ``rows`` has a row for each
+    sample, with the columns "bytes", "seconds" and "session".
     """
     in_session = rows.groupby(["session", "bytes"])["seconds"]
     # The position of each sample among those of its session and size, from 0.

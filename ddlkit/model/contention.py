@@ -244,7 +244,10 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
 
 
 def _copy_s_per_byte(rows: pd.DataFrame) -> float:
-    """Return seconds per byte to copy gradients, 0 if copies were not timed."""
+    """Return seconds per byte to copy gradients, 0 if copies were not timed.
+
+    ``rows`` are those of a table ``slowdown``.
+    """
     copies = rows[rows["quantity"] == "copy"]
     if copies.empty:
         return 0.0
@@ -252,7 +255,11 @@ def _copy_s_per_byte(rows: pd.DataFrame) -> float:
 
 
 def _bucket_s(rows: pd.DataFrame) -> float:
-    """Return the seconds that a bucket costs compute, 0 if some round shows no cost."""
+    """Return the seconds that a bucket costs compute, 0 if some round shows no cost.
+
+    ``rows`` are those of a table ``slowdown``, all of one network, batch, number of
+    ranks and link.
+    """
     # DDP was timed with one bucket, and with as many buckets as there are gradients.
     # The buckets were not sent, so iterations differ only in the number of buckets,
     # which is in the column "messages". The times of the phases of an iteration are

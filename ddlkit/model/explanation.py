@@ -5,11 +5,12 @@ a time. What the iteration then takes is the answer. Sums of waiting times are n
 that no longer waits for one rank may wait for another, or for the network.
 
 What all ranks do is a `ddlkit.core.replay.Schedule`: segments of work, at the ends of
-which ranks post messages or wait for them. To *play it again* is to compute from it when
-everything happens. Shapes of arrays are written with these letters:
+which ranks post messages or wait for them. To *play it again* is to compute from it
+when everything happens. Shapes of arrays are written with these letters:
 
 I, J
-    the iterations of the traces, and those of them that are judged
+    the iterations of the traces, and those of them that are judged: the answer is about
+    these, which a user may choose
 R
     ranks
 S
@@ -262,7 +263,8 @@ class Comparison:
     judged : ndarray of bool, shape (I,)
         Which of all iterations are judged.
     resamples : ndarray of int, shape (SAMPLES, J)
-        The bootstrap samples: each row draws J of the judged iterations.
+        The bootstrap samples: each row has J positions among the judged iterations, drawn
+        with replacement.
     """
 
     measured_s: Floats
@@ -320,8 +322,8 @@ class Comparison:
 
         ``rank`` and ``phase`` are for a cause that is the delay of one rank. No gain is
         below 0, because a rank that is ready sooner could always wait. The replay can
-        show a small loss, because messages that are posted sooner can share the link with
-        others.
+        show a small loss, because messages that are posted sooner can share the link
+        with others.
         """
         gain_s = max(0.0, _without_rounding(np.median(gains_s)))
         lower_s, upper_s = self.interval_s(gains_s)
@@ -452,8 +454,8 @@ def _findings(
 ) -> Iterator[Finding]:
     """Yield what was left out, what is not known, and what the numbers rest on.
 
-    ``cost`` is ``reference``, or without one the cost that was fitted to the messages of
-    the trace. It is None if none could be fitted.
+    ``cost`` is ``reference``, or without one the cost that was fitted to the messages
+    of the trace. It is None if none could be fitted.
     """
     yield from training.findings
     yield from _slow_iterations(compared)
@@ -564,7 +566,7 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
         chosen = stretch & in_phases
         # The work of the other ranks, shape (I, R - 1, number of chosen segments).
         others_s = schedule.work_s[:, others][:, :, chosen]
-        work_s[:, rank, chosen] = _less_excess_s(
+        work_s[:, rank, chosen] = _without_excess_s(
             own_s=schedule.work_s[:, rank][:, chosen],
             other_s=np.median(others_s, axis=1),
             other_total_s=np.median(others_s.sum(axis=2), axis=1),
@@ -589,6 +591,7 @@ def without_waiting(schedule: Schedule) -> Schedule:
     work_s = schedule.work_s.copy()
     iterations = np.arange(len(work_s))
     phase_of_segment = np.array([segment.phase for segment in schedule.segments])
+    # As in `without_delay`, each stretch between two waits is shortened by itself.
     for stretch in _stretches(schedule):
         for phase in PHASES:
             chosen = stretch & (phase_of_segment == phase)
@@ -598,7 +601,7 @@ def without_waiting(schedule: Schedule) -> Schedule:
             # of chosen segments).
             quickest_s = chosen_s[iterations, totals_s.argmin(axis=1)]
             for rank in range(schedule.n_ranks):
-                work_s[:, rank, chosen] = _less_excess_s(
+                work_s[:, rank, chosen] = _without_excess_s(
                     own_s=chosen_s[:, rank],
                     other_s=quickest_s,
                     other_total_s=totals_s.min(axis=1),
@@ -609,9 +612,9 @@ def without_waiting(schedule: Schedule) -> Schedule:
 def _stretches(schedule: Schedule) -> list[np.ndarray]:
     """Return the stretches of segments between waits, each as a mask of shape (S,).
 
-    A stretch lies between two instants at which all ranks have waited for a message, and
-    go on together. Waits in a row belong together, with the copies between them. What
-    follows the last wait belongs to the same stretch as the beginning of the next
+    A stretch lies between two instants at which all ranks have waited for a message,
+    and go on together. Waits in a row belong together, with the copies between them.
+    What follows the last wait belongs to the same stretch as the beginning of the next
     iteration, and so to the first one.
     """
     stretch = 0
@@ -619,25 +622,25 @@ def _stretches(schedule: Schedule) -> list[np.ndarray]:
     was_wait = False
     for segment in schedule.segments:
         is_wait = segment.action == WAIT
+        # A stretch begins behind the last one of some waits in a row.
         if was_wait and not is_wait:
             stretch += 1
         stretch_of_segment.append(stretch)
         was_wait = is_wait
-    # The last stretch goes on as the first one of the next iteration.
-    last = stretch
+    # The last stretch goes on as the first one of the next iteration, and so is the same.
     numbers = np.array(stretch_of_segment)
-    numbers[numbers == last] = 0
+    numbers[numbers == stretch] = 0
     return [numbers == number for number in np.unique(numbers)]
 
 
-def _less_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> Floats:
+def _without_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> Floats:
     """Return the work of a rank, made so short that its total is what others take.
 
-    Work has a row for each iteration and a column for each of some segments: that of the
-    rank is ``own_s``, and that of the others is ``other_s``. ``other_total_s``, of shape
-    (I,), is how long others work in all these segments together. The rank is made faster
-    in those segments only in which it is slower than the others, and in each of them by
-    the same share of the difference. The result has the shape of ``own_s``.
+    Work has a row for each iteration and a column for each of some segments: that of
+    the rank is ``own_s``, and that of the others is ``other_s``. ``other_total_s``, of
+    shape (I,), is how long others work in all these segments together. The rank is made
+    faster in those segments only in which it is slower than the others, and in each of
+    them by the same share of the difference. The result has the shape of ``own_s``.
     """
     slower_by_s = np.maximum(own_s - other_s, 0.0)
     all_slower_by_s = slower_by_s.sum(axis=1)
@@ -651,6 +654,7 @@ def _less_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> Flo
         out=np.zeros_like(all_slower_by_s),
         where=all_slower_by_s > 0,
     )
+    # The share of each iteration holds for all its segments: shapes (I, 1) and (I, ...).
     return own_s - share[:, None] * slower_by_s
 
 
@@ -659,13 +663,16 @@ def _removals(
 ) -> dict[str, Callable[[Schedule], Schedule]]:
     """Return for each cause a function that removes it from a schedule.
 
-    They are in the fixed order of the waterfall. As they are functions, one removal can
-    follow another.
+    As they are functions, one removal can follow another. They are in the order of the
+    waterfall, except that it takes the buffers last.
+
+    ``cost`` is what messages cost by their size. Without it, start-up and bandwidth
+    cannot be told apart, and have no removals.
     """
     removals: dict[str, Callable[[Schedule], Schedule]] = {
         "waiting": without_waiting,
-        "contention": partial(_less_work, less_s=training.contention_s),
-        "copies": partial(_less_work, less_s=training.copies_s),
+        "contention": partial(_with_less_work, less_s=training.contention_s),
+        "copies": partial(_with_less_work, less_s=training.copies_s),
     }
     of_buffers = _sends_buffers(training)
     if of_buffers.any():
@@ -701,7 +708,7 @@ def _sends_buffers(training: TracedTraining) -> np.ndarray:
     return np.isin(numbers, training.schedule.rooted)
 
 
-def _less_work(schedule: Schedule, less_s: Floats) -> Schedule:
+def _with_less_work(schedule: Schedule, less_s: Floats) -> Schedule:
     """Return a schedule with less work by ``less_s``, shape (I, R, S), but not below 0."""
     return schedule.with_work(np.maximum(schedule.work_s - less_s, 0.0))
 
@@ -806,28 +813,27 @@ def _named(
 ) -> dict[str, Any] | None:
     """Return the rank and the phase for which the others wait, None if none stands out.
 
-    ``causes`` are those of `_causes_by_rank`, the slowest rank first. That rank is named
-    if it stands out by the median gain, by the lower end of its interval, and in most
-    single iterations. ``gains_by_rank_s``, shape (R, J), has the gains of all ranks.
+    ``causes`` are those of `_causes_by_rank`, the slowest rank first. That rank is
+    named if it stands out by the median gain, by the lower end of its interval, and in
+    most single iterations. ``gains_by_rank_s``, shape (R, J), has the gains of all
+    ranks.
     """
     if not causes or len(compared.measured_s) < LEAST_JUDGED:
         return None
     slowest = causes[0]
     medians_s = np.median(gains_by_rank_s, axis=1)
-    # The ranks that cost the most, and the next most.
+    # The ranks that cost the most and the next most, and their gains by iteration.
     first, second, *_ = np.argsort(-medians_s)
-    lower_s, _ = slowest.interval_s
-    least_s = LEAST_SHARE * compared.iteration_s
     first_s = gains_by_rank_s[first]
     second_s = gains_by_rank_s[second]
-    # For each judged iteration, whether the rank stands out in it.
+    least_s = LEAST_SHARE * compared.iteration_s
+    lower_s, _ = slowest.interval_s
+    is_surely_large = lower_s > least_s
+    is_far_ahead = medians_s[first] > TIMES_NEXT * medians_s[second]
+    # For each judged iteration, whether both hold in it.
     stands_out = (first_s > least_s) & (first_s > TIMES_NEXT * second_s)
-    is_named = (
-        lower_s > least_s
-        and medians_s[first] > TIMES_NEXT * medians_s[second]
-        and stands_out.mean() >= IN_ITERATIONS
-    )
-    if not is_named:
+    is_frequent = stands_out.mean() >= IN_ITERATIONS
+    if not (is_surely_large and is_far_ahead and is_frequent):
         return None
     return {"rank": slowest.rank, "phase": slowest.phase}
 
@@ -922,7 +928,11 @@ def _described_messages(training: TracedTraining) -> tuple[dict[str, Any], ...]:
 def _remedies(
     training: TracedTraining, compared: Comparison, cost: MessageCost | None
 ) -> Iterator[Remedy]:
-    """Yield what can be changed, with what the iteration would take then."""
+    """Yield what can be changed, with what the iteration would take then.
+
+    ``cost`` is what messages cost by their size. Without it, nothing is known of
+    another link and of other buckets.
+    """
     schedule = training.schedule
     copies_back = any(
         iteration.copies_back
@@ -932,7 +942,7 @@ def _remedies(
     # Where nothing is copied from buckets back into gradients, these are views of the
     # buckets already.
     if copies_back:
-        gains_s = compared.gains_s(_less_work(schedule, training.copies_s))
+        gains_s = compared.gains_s(_with_less_work(schedule, training.copies_s))
         yield compared.remedy("gradient_as_bucket_view=True (at most)", gains_s)
     of_buffers = _sends_buffers(training)
     if of_buffers.any():
@@ -952,6 +962,8 @@ def _bucket_remedies(
     training: TracedTraining, compared: Comparison, cost: MessageCost
 ) -> Iterator[Remedy]:
     """Yield the best choices of other buckets, as far as they gain anything.
+
+    ``cost`` is what messages of other sizes take.
 
     These are at most `MOST_BUCKETS` of DDP's default, of other caps on the size of a
     bucket, and of the best buckets that a list of caps can impose.
@@ -1007,7 +1019,8 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     if trace.ranks == 1:
         raise UserError(f"{trace.source}: a training of one rank sends no messages")
     # If this rank had trained alone, no message would have waited for another rank. All
-    # waiting then counts as time of messages, and is gained if these take none.
+    # waiting then counts as time of messages, and is gained if these take none. One
+    # iteration is enough for bounds.
     alone = training_of([replace(trace, rank=0, ranks=1)], least_iterations=1)
     judged = _judged(alone, iterations)
     compared = Comparison.of(alone, judged)

@@ -276,8 +276,8 @@ def _is_size(value: Any) -> bool:
 def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
     """Yield a warning if a cost was probably fitted to several kinds of messages.
 
-    Such messages have, for example, different links or numbers of ranks. At each size the
-    curve then passes close to the median, and single rows are far from it.
+    Such messages have, for example, different links or numbers of ranks. At each size
+    the curve then passes close to the median, and single rows are far from it.
 
     Parameters
     ----------
@@ -406,7 +406,8 @@ def _size_and_time(n_bytes: float, seconds: float) -> str:
 def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
     """Return the index of the size that is strangest compared with its neighbours.
 
-    The result is None if no size is strangely slow or fast.
+    ``sizes``, shape (s,), increase, and ``medians_s`` has the median time of each of
+    them. The result is None if no size is strangely slow or fast.
 
     A size is slow if three things hold. It takes FAR_OFF times as long as a line
     between its neighbours predicts, in the logarithms of size and time. It takes
@@ -446,7 +447,8 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
 def _fall(sizes: Floats, medians_s: Floats) -> Iterator[str]:
     """Yield a warning if a smaller size takes TOO_SLOW times as long as a larger one.
 
-    The warning names the pair of sizes with the largest ratio.
+    The warning names the pair of sizes with the largest ratio. ``sizes``, shape (s,),
+    increase, and ``medians_s`` has the median time of each of them.
     """
     # For each size, the longest time among it and all smaller sizes.
     slowest_so_far = np.maximum.accumulate(medians_s)
@@ -465,7 +467,10 @@ def _fall(sizes: Floats, medians_s: Floats) -> Iterator[str]:
 
 
 def _far_off_held_out(form: str, sizes: Floats, seconds: Floats) -> Iterator[str]:
-    """Yield a warning if a form is off by MOST_HELD_OUT at sizes held out of its fit."""
+    """Yield a warning if a form is off by MOST_HELD_OUT at sizes held out of its fit.
+
+    ``sizes`` and ``seconds`` are the size and the time of each measured message.
+    """
     held_out = held_out_errors(form, sizes, seconds)
     # With too few sizes, none is held out.
     if not held_out.sizes.size or held_out.median <= MOST_HELD_OUT:

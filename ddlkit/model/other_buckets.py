@@ -1,9 +1,9 @@
 """A traced training whose gradients are sent in other buckets.
 
-The traces say when each gradient is ready on each rank, and so when any other bucket would
-be posted. What messages of other sizes take is computed from a cost. Shapes of arrays are
-written with I iterations, R ranks, S segments of work, K messages, n gradients, and G
-buckets of a plan.
+The traces say when each gradient is ready on each rank, and so when any other bucket
+would be posted. What messages of other sizes take is computed from a cost. Shapes of
+arrays are written with I iterations, R ranks, S segments of work, K messages, n
+gradients, and G buckets of a plan.
 """
 
 from __future__ import annotations
@@ -114,8 +114,9 @@ class Buckets:
     ) -> Floats:
         """Return how long ranks work in each segment with the buckets of ``plan``.
 
-        The result has the shape (I, R, number of segments), in seconds. ``n_bytes``, shape
-        (G,), has the sizes of the buckets.
+        ``backward`` says where backward is in the schedule of the trace. The result has
+        the shape (I, R, number of segments), in seconds. ``n_bytes``, shape (G,), has
+        the sizes of the buckets.
         """
         old_s = self.training.schedule.work_s
         # A bucket is posted when its last gradient is ready. An end is exclusive, hence
@@ -156,13 +157,14 @@ class Buckets:
     def _message_s(self, n_bytes: Floats, in_backward: slice) -> Floats:
         """Return how long messages take if those of backward have other sizes.
 
-        ``n_bytes``, shape (G,), has the new sizes, and ``in_backward`` says which messages
-        of the trace they replace. The result has the shape (I, number of messages), in
-        seconds.
+        ``n_bytes``, shape (G,), has the new sizes, and ``in_backward`` says which
+        messages of the trace they replace. The result has the shape (I, number of
+        messages), in seconds.
 
-        In a training, messages can take longer or shorter than their cost. This difference
-        is a factor on their start-ups if these make up most of the cost, and otherwise a
-        factor on the time of their bytes. Each iteration has a factor of its own.
+        In a training, messages can take longer or shorter than their cost. This
+        difference is a factor on their start-ups if these make up most of the cost, and
+        otherwise a factor on the time of their bytes. Each iteration has a factor of
+        its own.
         """
         old = self.training.schedule.message_s
         old_bytes = self.training.message_bytes[in_backward]
@@ -260,9 +262,10 @@ def _ends_of_buckets(
 ) -> tuple[int, ...] | None:
     """Return where the bucket of each message ends, by the sizes alone.
 
-    Both sizes are in the order of backward. The end of a bucket is exclusive: the number
-    of the gradient behind it. The result is None if the gradients do not fill the
-    messages, or if a message does not end with the last byte of a gradient.
+    The sizes of gradients and of messages are in the order of backward. The end of a
+    bucket is exclusive: the number of the gradient behind it. The result is None if the
+    gradients do not fill the messages, or if a message does not end with the last byte
+    of a gradient.
     """
     bytes_ready = np.cumsum(gradient_bytes)
     bytes_sent = np.cumsum(message_bytes)

@@ -4,9 +4,9 @@ The clocks of ranks differ, and nothing here compares them. A message ends on al
 once, and it takes as long as on the rank that posted it last, which is the rank on which
 the message was the shortest.
 
-A schedule divides an iteration into segments of work. Behind each of them a rank posts a
-message, waits for one, or goes on to the next phase (`ddlkit.core.replay.Segment`). Shapes
-of arrays are written with I iterations, R ranks, S segments and K messages.
+A schedule divides an iteration into segments of work. Behind each of them a rank posts
+a message, waits for one, or goes on to the next phase (`ddlkit.core.replay.Segment`).
+Shapes of arrays are written with I iterations, R ranks, S segments and K messages.
 """
 
 from __future__ import annotations
@@ -288,8 +288,10 @@ def _refuse_other_numbers(
 ) -> None:
     """Raise UserError if messages have other sequence numbers than on the first rank.
 
-    NCCL numbers the messages of a process group alike on all ranks. Equal sizes can hide
-    that one rank is a message behind. Gloo writes no numbers, which are -1 then.
+    ``iteration`` is one of ``trace``, and ``of_first`` is the same one on the first
+    rank. NCCL numbers the messages of a process group alike on all ranks. Equal sizes
+    can hide that one rank is a message behind. Gloo writes no numbers, which are -1
+    then.
     """
     for k, (own, first) in enumerate(
         zip(iteration.messages, of_first.messages, strict=True)
@@ -368,7 +370,8 @@ def _waited_at_once(
 
     ``numbers`` are those of the messages. Two messages are posted together if some rank
     posted the second one before the first one had ended: it cannot have waited between
-    the two. The waits for messages that are posted together follow the last post of them.
+    the two. The waits for messages that are posted together follow the last post of
+    them.
     """
     segments: list[Segment] = []
     together: list[int] = []
@@ -396,7 +399,8 @@ def _work_s(
 ) -> tuple[Floats, Floats]:
     """Return how long ranks work, and how much of this time they copy, in seconds.
 
-    Both have the shape (I, R, S). Copies are those of gradients into and out of buckets.
+    Both have the shape (I, R, S). Copies are those of gradients into and out of
+    buckets.
     """
     n_iterations = len(traces[0].iterations)
     shape = (n_iterations, len(traces), len(segments))
@@ -555,8 +559,9 @@ def _contention_s(
 ) -> tuple[Floats, list[Finding]]:
     """Return by how much messages slowed the operators of each segment down.
 
-    The first result has shape (I, R, S), in seconds. The second one has a finding if most
-    of it is not known. ``taken_s``, shape (I, K), has the times of messages once all ranks
+    ``segments`` are those of an iteration, as `_segments` returns them. The first
+    result has shape (I, R, S), in seconds. The second one has a finding if most of it
+    is not known. ``taken_s``, shape (I, K), has the times of messages once all ranks
     had posted them.
 
     Of operators of a rank that compute the same, the median time during messages is

@@ -646,9 +646,9 @@ def forecast(
 def _brief_iterations_s(brief_s: Floats, draws: int, single: bool) -> Floats:
     """Return the time of an iteration with brief messages, shape (1 + draws,).
 
-    The first value is the median of the measured times ``brief_s``. Each other value is a
-    bootstrap draw: one of the measured times for ``single`` iterations, and otherwise the
-    median of as many times as were measured.
+    The first value is the median of the measured times ``brief_s``. Each other value is
+    a bootstrap draw: one of the measured times for ``single`` iterations, and otherwise
+    the median of as many times as were measured.
     """
     sample_size = 1 if single else len(brief_s)
     resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))

@@ -71,7 +71,11 @@ def read(path: Path) -> bytes:
 def _within_limit(
     file: BinaryIO | gzip.GzipFile, path: Path, *, unpacked: bool = False
 ) -> bytes:
-    """Return the rest of a file, or raise UserError if it has more than `MOST_BYTES`."""
+    """Return the rest of a file, or raise UserError if it has more than `MOST_BYTES`.
+
+    ``unpacked`` is whether reading unpacks the file, so that the error is about its
+    unpacked size.
+    """
     # One byte more than allowed shows that the file is too large.
     data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:

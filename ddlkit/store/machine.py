@@ -432,8 +432,8 @@ def gpu_link(matrix: str) -> str:
 def nics() -> list[dict[str, str]]:
     """Return the network adapters of this machine with their rates, as Linux names them.
 
-    Each has a "name", a "kind" and a "rate". An adapter that is both an InfiniBand port and
-    a network interface can be listed twice.
+    Each has a "name", a "kind" and a "rate". An adapter that is both an InfiniBand port
+    and a network interface can be listed twice.
     """
     adapters = []
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):

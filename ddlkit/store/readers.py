@@ -415,9 +415,9 @@ def read_timeline(
 def _refuse_several_cases(frame: DataFrame, path: Path) -> None:
     """Raise UserError if a timeline has several cases, with what is known of each case.
 
-    A recorded table timeline-x.csv.gz has its cases in the table runs-x.csv beside it. If
-    there is none, nothing is known of the cases but their keys. Nothing is raised then:
-    `choose` refuses the timeline later.
+    A recorded table timeline-x.csv.gz has its cases in the table runs-x.csv beside it.
+    If there is none, nothing is known of the cases but their keys. Nothing is raised
+    then: `choose` refuses the timeline later.
     """
     keys = frame["case"].drop_duplicates().tolist()
     name = path.name.removesuffix(".gz").replace("timeline", "runs", 1)
@@ -505,8 +505,8 @@ def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     """Return the rows of tables ``selection`` in which `SELECTOR` was measured.
 
     Times depend on how the values are distributed. Only rows with normally distributed
-    values are returned, because gradients are assumed to be so. Raises UserError if there
-    are none.
+    values are returned, because gradients are assumed to be so. Raises UserError if
+    there are none.
     """
     import pandas as pd
 

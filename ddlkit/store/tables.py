@@ -166,7 +166,8 @@ def _exchange(path: Path, data: bytes, stamp: dict[str, Any]) -> None:
 
     Two files cannot be exchanged at once. The new stamp is written first, and contains
     the stamp of the table that is still there, so that either table has a stamp.
-    ``stamp`` itself gets this entry, "replaces".
+    ``stamp`` itself gets this entry, "replaces". ``data`` is the new content of the
+    CSV.
     """
     # A table that is not there, or is damaged, has no stamp worth keeping.
     with contextlib.suppress(UserError):
@@ -676,7 +677,10 @@ def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
 
 
 def _packed_rows(name: str, part: Part) -> DataFrame:
-    """Return the rows of a packed table, numbered from 0."""
+    """Return the rows of a packed table, numbered from 0.
+
+    ``name`` is the table's in its pack, and ``part`` says which pack that is.
+    """
     rows, slices = _rows_of_pack(
         part.pack, part.pack_sha256, part.stamp["schema"], *_file_state(part.pack)
     )
@@ -694,10 +698,10 @@ def _rows_of_pack(
 ) -> tuple[DataFrame, dict[str, slice]]:
     """Return all rows of a pack, and the slice of rows of each table by its name.
 
-    ``kind`` is the schema of the tables. Values are checked again, but not whether rows
-    have equal keys: `save_table` has refused such rows, and the hash shows that the rows
-    have not changed since. ``file_state`` only makes the cache read a file again that has
-    changed.
+    ``path`` and ``sha256`` are those of the pack, and ``kind`` is the schema of its
+    tables. Values are checked again, but not whether rows have equal keys: `save_table`
+    has refused such rows, and the hash shows that the rows have not changed since.
+    ``file_state`` only makes the cache read a file again that has changed.
     """
     schema = schema_named(kind)
     schema = replace(schema, columns=(PART, *schema.columns), key=())
@@ -718,7 +722,7 @@ def _rows_of_pack(
 
 @functools.lru_cache(maxsize=16)
 def _pack_text(path: Path, sha256: str, *_file_state: int) -> str:
-    """Return the text of a pack, or raise UserError if the file has another hash.
+    """Return the text of a pack, or raise UserError if its hash is not ``sha256``.
 
     ``_file_state`` only makes the cache read a file again that has changed.
     """
