@@ -72,10 +72,11 @@ INTERVAL_HOLDS = (
 See `ddlkit.model.predictor.interval_holds`, which says why they are not widened.
 """
 
-MISSED = 0.023
-"""The standard deviation of the logarithm of the error of messages' time beyond noise.
+COMMON_ERROR = 0.023
+"""The error that all messages of an iteration have in common, beyond noise.
 
-It was estimated from 84 replays between two ranks.
+This is the standard deviation of the logarithm of measured over predicted time. It was
+estimated from 84 replays between two ranks.
 """
 
 ROOT = 0
@@ -245,6 +246,22 @@ class _ProgramBuilder:
             self.wait(self.last_scatter)
 
 
+class Run(NamedTuple):
+    """Neighbouring tensors of one unit.
+
+    Attributes
+    ----------
+    unit : int
+        The number of the unit.
+    forward_s, backward_s : float
+        Seconds to compute all these tensors in forward and in backward.
+    """
+
+    unit: int
+    forward_s: float
+    backward_s: float
+
+
 @dataclass(frozen=True)
 class Sharding:
     """A network that is divided into U units, the root first.
@@ -255,9 +272,8 @@ class Sharding:
         The modules whose parameters each unit has; none for the root.
     bytes : tuple of int, length U
         The size of each unit; 0 for a root without parameters.
-    runs : tuple of (int, float, float)
-        Runs of neighbouring tensors of one unit, in forward order: the unit, and the
-        seconds of forward and of backward. A unit has several runs if tensors of other
+    runs : tuple of Run
+        What is computed, in forward order. A unit has several runs if tensors of other
         units lie between its own.
     update_s : float
         Seconds of the update.
@@ -280,7 +296,7 @@ class Sharding:
 
     modules: tuple[tuple[str, ...], ...]
     bytes: tuple[int, ...]
-    runs: tuple[tuple[int, float, float], ...]
+    runs: tuple[Run, ...]
     update_s: float
 
     @classmethod
@@ -321,15 +337,6 @@ class Sharding:
         }
         unit_of_tensor = [unit_of_modules[modules] for modules in modules_of_tensor]
 
-        # A run joins neighbouring tensors of one unit, and adds up their times. Rows that
-        # follow one another and have the same unit, which comes first in them, are one
-        # group of `groupby`.
-        runs = []
-        rows = zip(unit_of_tensor, profile.forward_s, profile.backward_s, strict=True)
-        for unit, rows_of_run in groupby(rows, key=itemgetter(0)):
-            times = [(forward, backward) for _, forward, backward in rows_of_run]
-            forward_s, backward_s = np.sum(times, axis=0).tolist()
-            runs.append((unit, forward_s, backward_s))
         # The sum of the bytes of all tensors of each unit.
         bytes_of_unit = np.bincount(
             unit_of_tensor, profile.gradient_bytes, minlength=len(modules_of_unit)
@@ -337,7 +344,7 @@ class Sharding:
         return cls(
             modules=tuple(modules_of_unit),
             bytes=tuple(bytes_of_unit.astype(int).tolist()),
-            runs=tuple(runs),
+            runs=_runs(profile, unit_of_tensor),
             update_s=profile.update_s,
         )
 
@@ -355,8 +362,8 @@ class Sharding:
             The units with scaled times.
         """
         runs = tuple(
-            (unit, factor * forward_s, factor * backward_s)
-            for unit, forward_s, backward_s in self.runs
+            Run(run.unit, factor * run.forward_s, factor * run.backward_s)
+            for run in self.runs
         )
         return replace(self, runs=runs, update_s=factor * self.update_s)
 
@@ -378,10 +385,10 @@ class Sharding:
         """
         if not reshard:
             return sum(self.bytes)
-        units = [unit for unit, _, _ in self.runs if unit != ROOT]
-        # Sets of units that are whole at the same time.
-        # Both units of a pair are the same one if only the root computes between two of
-        # its runs. The set counts this unit once.
+        units = [run.unit for run in self.runs if run.unit != ROOT]
+        # Sets of units that are whole at the same time. Both units of a pair are the same
+        # one if only the root computes between two of its runs. The set counts this unit
+        # once.
         gathered_together = [{ROOT, *pair} for pair in pairwise(units)]
         # A network of a single unit has no pair, and a network may be all root.
         first_unit = units[:1]
@@ -412,28 +419,30 @@ class Sharding:
         """
         program = _ProgramBuilder(unit_bytes=self.bytes, blocking=blocking)
         root_has_parameters = self.bytes[ROOT] > 0
-        first_unit, _, _ = self.runs[0]
+        first_unit = self.runs[0].unit
 
         # -- forward
         if root_has_parameters:
             program.wait_for_unit(ROOT)
-        for unit, later_units, forward_s, _ in _with_later_units(self.runs):
+        for run, later_units in _with_later_units(self.runs):
+            unit = run.unit
             # This gathers the unit unless it was gathered ahead.
             program.wait_for_unit(unit)
             if prefetch:
                 program.gather_next(later_units)
-            program.compute(forward_s)
+            program.compute(run.forward_s)
             # The root always stays whole. Any other unit stays whole if it computes again.
             if reshard and unit != ROOT and unit not in later_units:
                 program.reshard(unit)
 
         # -- backward: from the last run to the first. Later units are those that
         # compute later in backward, which come earlier in forward.
-        for unit, later_units, _, backward_s in _with_later_units(self.runs[::-1]):
+        for run, later_units in _with_later_units(self.runs[::-1]):
+            unit = run.unit
             program.wait_for_unit(unit)
             if prefetch:
                 program.gather_next(later_units)
-            program.compute(backward_s)
+            program.compute(run.backward_s)
             # The gradients of a unit are complete after the last of its runs. The root
             # and the first unit follow below.
             if unit not in (ROOT, first_unit, *later_units):
@@ -451,13 +460,24 @@ class Sharding:
         return Program(tuple(program.steps), tuple(program.messages))
 
 
-def _with_later_units(
-    runs: Sequence[tuple[int, float, float]],
-) -> Iterator[tuple[int, list[int], float, float]]:
-    """Yield the unit of each run, the units of all runs after it, and its two times."""
-    for position, (unit, forward_s, backward_s) in enumerate(runs):
-        later_units = [later for later, _, _ in runs[position + 1 :]]
-        yield unit, later_units, forward_s, backward_s
+def _with_later_units(runs: Sequence[Run]) -> Iterator[tuple[Run, list[int]]]:
+    """Yield each run, and the units of all runs after it."""
+    for position, run in enumerate(runs):
+        later_units = [later.unit for later in runs[position + 1 :]]
+        yield run, later_units
+
+
+def _runs(profile: LayerProfile, unit_of_tensor: Sequence[int]) -> tuple[Run, ...]:
+    """Return the runs of neighbouring tensors that belong to one unit."""
+    runs = []
+    rows = zip(unit_of_tensor, profile.forward_s, profile.backward_s, strict=True)
+    # Rows that follow one another and have the same unit, which comes first in them, are
+    # one group of `groupby`. A run adds up their times.
+    for unit, rows_of_run in groupby(rows, key=itemgetter(0)):
+        times = [(forward_s, backward_s) for _, forward_s, backward_s in rows_of_run]
+        forward_s, backward_s = np.sum(times, axis=0).tolist()
+        runs.append(Run(unit, forward_s, backward_s))
+    return tuple(runs)
 
 
 # -- which tensor belongs to which unit ------------------------------------------------
@@ -573,8 +593,8 @@ def forecast(
     communications: Mapping[str, Communication],
     level: float = LEVEL,
     brief_s: Floats | None = None,
-    single: bool = True,
-    missed: float | Floats = MISSED,
+    single_iterations: bool = True,
+    common_error: float | Floats = COMMON_ERROR,
 ) -> tuple[Prediction, tuple[float, float] | None]:
     """Return the prediction of an iteration with its interval.
 
@@ -596,9 +616,9 @@ def forecast(
         program must then be blocking. Its iteration is predicted as such a brief
         iteration, plus the time by which its messages take longer than messages of one
         element. All of this additional time is exposed.
-    single : bool, optional
+    single_iterations : bool, optional
         Whether the interval is of single iterations, or of the median of many.
-    missed : float or ndarray, shape (B, 1), optional
+    common_error : float or ndarray, shape (B, 1), optional
         The error that all messages of an iteration have in common, as the logarithm of
         measured over predicted time. A number is the standard deviation of this error,
         and an array has the error in each draw.
@@ -613,14 +633,14 @@ def forecast(
     predicted_s, drawn_s = _message_times(
         program,
         communications,
-        scatter_by_message=single,
+        scatter_by_message=single_iterations,
         beyond_one_element=brief_s is not None,
     )
     draws = len(drawn_s)
     # The logarithm of the error of all messages of a draw, one row for each draw.
-    log_errors = missed
-    if draws and np.ndim(missed) == 0:
-        log_errors = missed * _normal_scores(draws)
+    log_errors = common_error
+    if draws and np.ndim(common_error) == 0:
+        log_errors = common_error * _normal_scores(draws)
     drawn_s *= np.exp(log_errors)
     # The first row is the prediction, and all others are draws: shape (1 + B, M).
     message_s = np.vstack([predicted_s, drawn_s])
@@ -630,7 +650,7 @@ def forecast(
     else:
         compute_s = float(np.median(brief_s))
         # Nothing overlaps in a blocking program, so the times of messages add up.
-        iterations_s = _brief_iterations_s(brief_s, draws, single)
+        iterations_s = _brief_iterations_s(brief_s, draws, single_iterations)
         iterations_s = iterations_s + message_s.sum(axis=1)
     prediction = Prediction(
         iteration_s=float(iterations_s[0]),
@@ -643,14 +663,14 @@ def forecast(
     return prediction, (float(lower_s), float(upper_s))
 
 
-def _brief_iterations_s(brief_s: Floats, draws: int, single: bool) -> Floats:
+def _brief_iterations_s(brief_s: Floats, draws: int, single_iterations: bool) -> Floats:
     """Return the time of an iteration with brief messages, shape (1 + draws,).
 
     The first value is the median of the measured times ``brief_s``. Each other value is
-    a bootstrap draw: one of the measured times for ``single`` iterations, and otherwise
+    a bootstrap draw: one of the measured times for single iterations, and otherwise
     the median of as many times as were measured.
     """
-    sample_size = 1 if single else len(brief_s)
+    sample_size = 1 if single_iterations else len(brief_s)
     resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
     return np.append(np.median(brief_s), np.median(resampled_s, axis=1))
 
