@@ -311,7 +311,7 @@ def _refuse_stepped(collectives: pd.DataFrame) -> None:
 # -- the cost of a message -------------------------------------------------------------
 
 
-class _Kind(NamedTuple):
+class _MessageKind(NamedTuple):
     """For which messages a cost holds.
 
     Attributes
@@ -329,13 +329,15 @@ class _Kind(NamedTuple):
     algorithm: str
 
 
-def _kind(rows: pd.DataFrame) -> _Kind:
+def _message_kind(rows: pd.DataFrame) -> _MessageKind:
     """Return for which messages a cost holds that is fitted to ``rows``.
 
     All rows are of one collective on one link, so that the first one says it.
     """
     first = rows.iloc[0]
-    return _Kind(str(first["collective"]), int(first["ranks"]), str(first["algorithm"]))
+    return _MessageKind(
+        str(first["collective"]), int(first["ranks"]), str(first["algorithm"])
+    )
 
 
 def _calibrated(
@@ -380,14 +382,14 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
     resamples.
     """
     # A row is a sample: the mean time of several messages that were sent back to back.
-    # How many these were says how much the samples scatter.
-    # All samples of a size are means over equally many messages.
+    # How many these were says how much the samples scatter. It is the same for all
+    # samples of a size.
     messages_by_size = rows.groupby("bytes")["messages_per_sample"].first()
     samples = Samples(
         bytes=messages_by_size.index.to_numpy(float),
         messages=messages_by_size.to_numpy(float),
     )
-    kind = _kind(rows)
+    kind = _message_kind(rows)
     return fit(
         form,
         rows["bytes"],
@@ -401,11 +403,12 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
 
 
 def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
-    """Return a line through the smallest message, with the slope of the link's rate.
+    """Return the cost of the name `UNFITTED`, a line that is not fitted to all messages.
 
+    It goes through the time of the smallest message, with the slope of the link's rate.
     ``rows`` are of one collective on one link.
     """
-    kind = _kind(rows)
+    kind = _message_kind(rows)
     rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
     framing = _framing(str(rows["link"].iloc[0]))
     smallest = rows["bytes"] == rows["bytes"].min()

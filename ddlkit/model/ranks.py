@@ -31,8 +31,23 @@ LEAST_RUNS = 3
 LEAST_KNOWN = 0.5
 """A finding warns if contention is known of less than this share of compute."""
 
-Kind = tuple[str, int, bool]
-"""What identifies a message on all ranks: collective, bytes, whether in backward."""
+
+class MessageKind(NamedTuple):
+    """What identifies a message on all ranks.
+
+    Attributes
+    ----------
+    collective : str
+        Which collective, such as "all_reduce".
+    n_bytes : int
+        Its size in bytes.
+    in_backward : bool
+        Whether it was posted during backward.
+    """
+
+    collective: str
+    n_bytes: int
+    in_backward: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +176,8 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
                 "one trace for each rank"
             )
         by_rank[trace.rank] = trace
-    # A trace that does not say how many ranks there were has 0 for it.
+    # Most traces say how many ranks there were, and the others have 0 for it. In any case
+    # there were as many as the largest number of a rank says, counted from 0.
     expected = max([trace.ranks for trace in traces] + [max(by_rank) + 1])
     missing = [str(rank) for rank in range(expected) if rank not in by_rank]
     if missing:
@@ -173,9 +189,11 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def kinds(iteration: RankIteration) -> list[Kind]:
-    """Return the `Kind` of each message of an iteration, in the order of their posts."""
-    return [(m.collective, m.n_bytes, m.in_backward) for m in iteration.messages]
+def message_kinds(iteration: RankIteration) -> list[MessageKind]:
+    """Return the kind of each message of an iteration, in the order of their posts."""
+    return [
+        MessageKind(m.collective, m.n_bytes, m.in_backward) for m in iteration.messages
+    ]
 
 
 def _alike_iterations(
@@ -191,21 +209,22 @@ def _alike_iterations(
     _refuse_other_steps(traces)
     _refuse_several_groups(traces)
     # The last iteration is the pattern, because buckets have settled by then.
-    last = kinds(traces[0].iterations[-1])
-    if not any(in_backward for _, _, in_backward in last):
+    last = message_kinds(traces[0].iterations[-1])
+    if not any(kind.in_backward for kind in last):
         raise UserError(
             f"{traces[0].source}: no message is posted during backward: record a "
             "training with DistributedDataParallel on two ranks or more"
         )
     # How many iterations come before the first one that has these messages.
     n_early = 0
-    while kinds(traces[0].iterations[n_early]) != last:
+    while message_kinds(traces[0].iterations[n_early]) != last:
         n_early += 1
     usable = [replace(t, iterations=t.iterations[n_early:]) for t in traces]
     for trace in usable:
-        for iteration, of_first in zip(
-            trace.iterations, usable[0].iterations, strict=True
-        ):
+        # Each iteration is compared with the last one, and with the same one on the first
+        # rank.
+        pairs = zip(trace.iterations, usable[0].iterations, strict=True)
+        for iteration, of_first in pairs:
             _refuse_other_messages(trace, iteration, last, traces[0])
             _refuse_other_numbers(trace, iteration, of_first)
     n_left = len(usable[0].iterations)
@@ -258,14 +277,14 @@ def _range(numbers: Sequence[int]) -> str:
 def _refuse_other_messages(
     trace: RankTrace,
     iteration: RankIteration,
-    expected: Sequence[Kind],
+    expected: Sequence[MessageKind],
     first: RankTrace,
 ) -> None:
     """Raise UserError if an iteration has other messages than it should have.
 
     ``expected`` are the messages of the last iteration of ``first``, the first trace.
     """
-    own = kinds(iteration)
+    own = message_kinds(iteration)
     if own == list(expected):
         return
     if len(own) != len(expected):
@@ -293,10 +312,10 @@ def _refuse_other_numbers(
     can hide that one rank is a message behind. Gloo writes no numbers, which are -1
     then.
     """
-    for k, (own, first) in enumerate(
-        zip(iteration.messages, of_first.messages, strict=True)
-    ):
-        if own.sequence != first.sequence and min(own.sequence, first.sequence) >= 0:
+    pairs = zip(iteration.messages, of_first.messages, strict=True)
+    for k, (own, first) in enumerate(pairs):
+        both_have_numbers = own.sequence >= 0 and first.sequence >= 0
+        if both_have_numbers and own.sequence != first.sequence:
             raise UserError(
                 f"rank {trace.rank} ({trace.source}): message {k} of iteration "
                 f"{iteration.number} has the sequence number {own.sequence}, and on the "
@@ -305,11 +324,10 @@ def _refuse_other_numbers(
             )
 
 
-def _in_words(kind: Kind) -> str:
+def _in_words(kind: MessageKind) -> str:
     """Return the description of a message for an error."""
-    collective, n_bytes, in_backward = kind
-    place = "in backward" if in_backward else "outside of backward"
-    return f"{collective} of {format_bytes(n_bytes)} {place}"
+    place = "in backward" if kind.in_backward else "outside of backward"
+    return f"{kind.collective} of {format_bytes(kind.n_bytes)} {place}"
 
 
 # -- segments and their work -----------------------------------------------------------

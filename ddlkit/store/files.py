@@ -345,28 +345,35 @@ def lock(path: Path) -> Iterator[None]:
     # `_refusing`.
     with contextlib.ExitStack() as stack:
         with _refusing("make the directory", path.parent):
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except FileExistsError as error:
-                raise UserError(
-                    f"{path.parent} is a file, not a directory: name another"
-                ) from error
+            _make_folder(path.parent)
         with _refusing("lock", path):
-            try:
-                descriptor = stack.enter_context(
-                    _locked(path, _MAKE_LOCK, _EXCLUSIVE_OR_FAIL)
-                )
-            except BlockingIOError as error:
-                holder = path.read_text(errors="replace").strip() or "unknown"
-                raise UserError(
-                    f"{path} is held by process {holder}: wait for it"
-                ) from error
+            descriptor = _lock_or_refuse(path, stack)
             # The file names its holder, and nobody once the block has ended. A holder
             # that was killed has left its number, which is overwritten.
             stack.callback(os.truncate, descriptor, 0)
             os.truncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder if it does not exist, or raise UserError if it is a file."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UserError(f"{folder} is a file, not a directory: name another") from error
+
+
+def _lock_or_refuse(path: Path, stack: contextlib.ExitStack) -> int:
+    """Lock a file until ``stack`` is closed, and return the descriptor of the file.
+
+    Raises UserError, with the number of the other process, if another one holds the lock.
+    """
+    try:
+        return stack.enter_context(_locked(path, _MAKE_LOCK, _EXCLUSIVE_OR_FAIL))
+    except BlockingIOError as error:
+        holder = path.read_text(errors="replace").strip() or "unknown"
+        raise UserError(f"{path} is held by process {holder}: wait for it") from error
 
 
 @contextlib.contextmanager
