@@ -415,6 +415,7 @@ class Advice:
         sizes, counts = np.unique(sent_bytes, return_counts=True)
         # One row for each draw of the cost, and one column for each size.
         draws_s = [cost(sizes) for cost in self.communication.draws]
+        # How far the draws of all messages of a size together differ.
         uncertainty_s = np.std(draws_s, axis=0) * counts
         return int(sizes[np.argmax(uncertainty_s)])
 

@@ -109,6 +109,7 @@ class Communication:
             return self
 
         def gathered(dense: MessageCost) -> SparseGather:
+            """Return the cost of a sparse message, by the cost of a dense all-gather."""
             return SparseGather(dense, density, selecting=selecting)
 
         draws = [gathered(draw) for draw in self.draws]
@@ -262,7 +263,7 @@ class Calibration:
         Parameters
         ----------
         case : Case
-            The key of a measured iteration.
+            What identifies a measured iteration: its network, plan, link and so on.
 
         Returns
         -------

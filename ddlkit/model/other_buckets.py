@@ -238,7 +238,12 @@ class _BackwardSegments:
 def _with_messages(
     segments: Sequence[Segment], backward: _BackwardSegments, n_messages: int
 ) -> tuple[Segment, ...]:
-    """Return the segments of a schedule whose backward sends ``n_messages`` messages."""
+    """Return the segments of a schedule whose backward sends ``n_messages`` messages.
+
+    Of ``segments``, those of ``backward`` are made anew, in the order in which
+    `ddlkit.model.ranks` makes them. All others stay, but for the numbers of messages
+    behind those of backward.
+    """
     first = backward.messages.start
     added = n_messages - backward.n_messages
     behind = []

@@ -381,7 +381,7 @@ def forecast_case(
     Parameters
     ----------
     case : Case
-        The key of a measured iteration.
+        What identifies a measured iteration: its network, plan, link and so on.
     workloads : mapping of str to Workload
         Workloads by the hash of their layer profile.
     calibration : Calibration
@@ -427,8 +427,8 @@ def plan_of(case: Case) -> FusionPlan:
     Parameters
     ----------
     case : Case
-        The key of a measured iteration. ``case.ends`` lists where each group ends, as
-        the number of gradients that are ready by then: "3;40;161".
+        What identifies a measured iteration. ``case.ends`` lists where each group of
+        gradients ends, as the number of gradients that are ready by then: "3;40;161".
 
     Returns
     -------
@@ -447,7 +447,7 @@ def workload_of_case(
     Parameters
     ----------
     case : Case
-        The key of a measured iteration.
+        What identifies a measured iteration: its network, plan, link and so on.
     workloads : mapping of str to Workload
         Workloads by the hash of their layer profile.
     selections : mapping of str to Selecting

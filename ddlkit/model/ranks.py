@@ -488,9 +488,10 @@ def _ends_of_segments_s(
         elif segment.action == POST:
             ends_s.append(iteration.messages[segment.message].posted_s)
         elif segment.phase == "backward" and segment.message > 0:
+            # Before this wait, the rank copies the bucket of the message before.
             ends_s.append(copied_until_s[segment.message - 1])
         else:
-            # Before this wait the rank does no work.
+            # Before any other wait the rank does no work.
             ends_s.append(iteration.start_s)
     return ends_s
 
@@ -527,6 +528,7 @@ def _taken_s(traces: Sequence[RankTrace]) -> Floats:
 
     That is their time on the rank that posted them last, on which they were the shortest.
     """
+    # The shape is (R, I, K).
     durations_s = [
         [[m.duration_s for m in iteration.messages] for iteration in trace.iterations]
         for trace in traces
@@ -558,8 +560,9 @@ def _messages_alone_s(
 def _first_starts_s(traces: Sequence[RankTrace]) -> Floats:
     """Return when each rank starts its first iteration, shape (R,), in seconds.
 
-    The clocks of ranks are shifted so that the first message of backward ends at the same
-    instant on all ranks. Time 0 is the earliest start.
+    The clocks of ranks differ, and a message ends on all ranks at once. So the clocks are
+    shifted until the first message of backward ends at the same instant on all ranks. Time
+    0 is the earliest start.
     """
     starts_s = []
     for trace in traces:

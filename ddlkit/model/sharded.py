@@ -432,7 +432,8 @@ class Sharding:
                 program.gather_next(later_units)
             program.compute(run.forward_s)
             # The root always stays whole. Any other unit stays whole if it computes again.
-            if reshard and unit != ROOT and unit not in later_units:
+            stays_whole = unit == ROOT or unit in later_units
+            if reshard and not stays_whole:
                 program.reshard(unit)
 
         # -- backward: from the last run to the first. Later units are those that
@@ -445,7 +446,8 @@ class Sharding:
             program.compute(run.backward_s)
             # The gradients of a unit are complete after the last of its runs. The root
             # and the first unit follow below.
-            if unit not in (ROOT, first_unit, *later_units):
+            is_complete = unit not in later_units
+            if is_complete and unit not in (ROOT, first_unit):
                 program.scatter(unit)
 
         # -- the end: FSDP2 scatters the gradients of a unit when the gradient of the

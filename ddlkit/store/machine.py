@@ -333,6 +333,7 @@ def gpu_settings(*options: str) -> list[dict[str, str]]:
     first_names = [names[0] for names in _SETTINGS.values()]
     rows = cells(ask_gpus(first_names, *options))
     if rows:
+        # A line that is cut short gives fewer settings, and no error.
         return [dict(zip(_SETTINGS, row, strict=False)) for row in rows]
     return _settings_one_by_one(*options)
 

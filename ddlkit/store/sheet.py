@@ -294,9 +294,10 @@ class Column:
                 values[row] = parse(cell)
             except (ArithmeticError, ValueError):
                 # Decimal raises the former, and an integer beyond 64 bits does so, too.
-                problem = f"is empty: {self._advice_if_empty()}"
                 if cell.strip():
                     problem = f"{shown(cell)} {kind.problem}"
+                else:
+                    problem = f"is empty: {self._advice_if_empty()}"
                 sheet.fail(row, self.name, problem)
         for is_wrong, problem in self.broken_rules(values, is_users_own=is_users_own):
             if is_wrong.any():

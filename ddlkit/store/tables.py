@@ -185,7 +185,7 @@ def _without_folders(word: str) -> str:
     """Return a word of a command without the folders of this machine.
 
     A path below the current folder becomes relative to it. Of any other path, only the
-    last name is kept.
+    last name is kept: ``--out=/data/x/runs.csv`` becomes ``--out=runs.csv``.
     """
     # A path may stand inside other text, such as JSON.
     word = word.replace(f"{Path.cwd()}/", "")
