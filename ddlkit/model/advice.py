@@ -291,16 +291,18 @@ class Advice:
         """
         relative_deviations = []
         for compared in (option, self.options[DEFAULT]):
-            # Draw b of both has the same cost, so only the noise of one iteration is left.
+            # Draw b of both has the same cost, so only the noise of one iteration is
+            # left.
             relative = compared.paired_s / compared.long_run_s
             # The quantiles one standard deviation below and above the mean are two
             # deviations apart.
             two_deviations = np.ptp(np.quantile(relative, ONE_DEVIATION))
             relative_deviations.append(two_deviations / 2)
-        # A round's time is the median of its iterations, and the gain is the median over
-        # rounds. The median of normal noise scatters more than the mean: 1.18 times as
-        # much for a few values, such as rounds, and 1.25 times as much for many values,
-        # such as iterations. The noise of both times adds up as the root of squares.
+        # A round's time is the median of its iterations, and the gain is the median
+        # over rounds. The median of normal noise scatters more than the mean: 1.18
+        # times as much for a few values, such as rounds, and 1.25 times as much for
+        # many values, such as iterations. The noise of both times adds up as the root
+        # of squares.
         ratio_noise = 1.18 * math.hypot(*relative_deviations) / math.sqrt(rounds)
         # With one iteration, a round's median is that iteration, which has noise by the
         # factor 1 and not 1.25.

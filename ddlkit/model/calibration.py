@@ -683,6 +683,7 @@ class Noise:
         inside = np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1])
         # One row for each measured size, one column for each message.
         distance = np.abs(np.log(self.bytes)[:, None] - np.log(inside))
+        # For each message, the index of the nearest measured size.
         nearest = distance.argmin(axis=0)
         random = np.random.default_rng(seed)
         # A deviation that is estimated from few sessions is itself uncertain. Student's

@@ -190,8 +190,8 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as ``ddlkit explain --json`` prints it."""
-        # What only drawings need is left out. It is emptied first, because `asdict` makes
-        # a deep copy of everything.
+        # What only drawings need is left out. It is emptied first, because `asdict`
+        # makes a deep copy of everything.
         description = asdict(replace(self, timeline=None, each_s=np.zeros((2, 0))))
         del description["timeline"]
         del description["each_s"]
@@ -627,7 +627,8 @@ def _stretches(schedule: Schedule) -> list[np.ndarray]:
             stretch += 1
         stretch_of_segment.append(stretch)
         was_wait = is_wait
-    # The last stretch goes on as the first one of the next iteration, and so is the same.
+    # The last stretch goes on as the first one of the next iteration, and so is the
+    # same.
     numbers = np.array(stretch_of_segment)
     numbers[numbers == stretch] = 0
     return [numbers == number for number in np.unique(numbers)]
@@ -645,7 +646,8 @@ def _without_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> 
     slower_by_s = np.maximum(own_s - other_s, 0.0)
     all_slower_by_s = slower_by_s.sum(axis=1)
     # No more can be taken off than the rank is slower in single segments. That can be
-    # less than the excess if the median total of others is below the total of their medians.
+    # less than the excess if the median total of others is below the total of their
+    # medians.
     excess_s = np.clip(own_s.sum(axis=1) - other_total_s, 0.0, all_slower_by_s)
     # The share is 0, and not 0 / 0, where the rank is slower in no segment.
     share = np.divide(
@@ -654,7 +656,8 @@ def _without_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> 
         out=np.zeros_like(all_slower_by_s),
         where=all_slower_by_s > 0,
     )
-    # The share of each iteration holds for all its segments: shapes (I, 1) and (I, ...).
+    # The share of each iteration holds for all its segments: shapes (I, 1) and (I,
+    # ...).
     return own_s - share[:, None] * slower_by_s
 
 
@@ -702,8 +705,8 @@ def _without_bytes(schedule: Schedule, bytes_s: Floats) -> Schedule:
 
 def _sends_buffers(training: TracedTraining) -> np.ndarray:
     """Return for each message, shape (K,), whether it sends DDP's buffers."""
-    # In a schedule, rooted messages are those that rank 0 alone sends. DDP's buffers are
-    # the only ones.
+    # In a schedule, rooted messages are those that rank 0 alone sends. DDP's buffers
+    # are the only ones.
     numbers = np.arange(len(training.messages))
     return np.isin(numbers, training.schedule.rooted)
 

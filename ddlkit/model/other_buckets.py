@@ -125,11 +125,13 @@ class Buckets:
         until_post_s = np.diff(posted_s, axis=2, prepend=0.0)
         backward_s = old_s[:, :, backward.posting].sum(axis=2)
         after_last_post_s = np.maximum(backward_s - posted_s[:, :, -1], 0.0)
-        # The time of copying is divided among the buckets in proportion to their bytes.
+        # The time of copying, shape (I, R), is divided among the buckets in proportion
+        # to their bytes, which gives the shape (I, R, G).
         copied_s = old_s[:, :, backward.copying].sum(axis=2)
         copies_s = copied_s[:, :, None] * n_bytes / n_bytes.sum()
         # Before the first wait nothing is copied.
         no_copy_s = np.zeros((*copied_s.shape, 1))
+        # In the order of segments that `_with_messages` returns.
         return np.concatenate(
             [
                 old_s[:, :, : backward.posting.start],
@@ -166,28 +168,29 @@ class Buckets:
         otherwise a factor on the time of their bytes. Each iteration has a factor of
         its own.
         """
-        old = self.training.schedule.message_s
-        old_bytes = self.training.message_bytes[in_backward]
+        traced_s = self.training.schedule.message_s
+        traced_bytes = self.training.message_bytes[in_backward]
         startup_s = max(0.0, self.cost.startup_s())
-        # The sums over all messages of backward, by their cost.
-        old_startup_s = np.minimum(startup_s, self.cost(old_bytes)).sum()
-        old_wire_s = np.asarray(self.cost(old_bytes)).sum() - old_startup_s
-        # The sum in each iteration, as traced.
-        taken_s = old[:, in_backward].sum(axis=1)
-        startup_factor = np.ones_like(taken_s)
-        wire_factor = np.ones_like(taken_s)
-        if old_startup_s > old_wire_s:
-            startup_factor = np.maximum(taken_s - old_wire_s, 0.0) / old_startup_s
+        # What all messages of backward in the trace cost together: start-ups, and the
+        # rest, which is the time of their bytes.
+        startup_sum_s = np.minimum(startup_s, self.cost(traced_bytes)).sum()
+        wire_sum_s = np.asarray(self.cost(traced_bytes)).sum() - startup_sum_s
+        # What they took together in each iteration, shape (I,).
+        traced_sum_s = traced_s[:, in_backward].sum(axis=1)
+        startup_factor = np.ones_like(traced_sum_s)
+        wire_factor = np.ones_like(traced_sum_s)
+        if startup_sum_s > wire_sum_s:
+            startup_factor = np.maximum(traced_sum_s - wire_sum_s, 0.0) / startup_sum_s
         else:
-            wire_factor = np.maximum(taken_s - old_startup_s, 0.0) / old_wire_s
+            wire_factor = np.maximum(traced_sum_s - startup_sum_s, 0.0) / wire_sum_s
         new_startup_s = np.minimum(startup_s, self.cost(n_bytes))
         new_wire_s = np.asarray(self.cost(n_bytes)) - new_startup_s
         # A row for each iteration, and a column for each new message.
         new_s = (
             startup_factor[:, None] * new_startup_s + wire_factor[:, None] * new_wire_s
         )
-        before_s = old[:, : in_backward.start]
-        behind_s = old[:, in_backward.stop :]
+        before_s = traced_s[:, : in_backward.start]
+        behind_s = traced_s[:, in_backward.stop :]
         return np.concatenate([before_s, new_s, behind_s], axis=1)
 
 

@@ -469,8 +469,8 @@ def workload_of_case(
             f"case {case.key}: its layer profile {profile} is missing: "
             "add the recording that has it"
         )
-    # The slowest rank decides, because messages wait for all ranks. The dilation slows all
-    # ranks down, and the straggler's factor one of them.
+    # The slowest rank decides, because messages wait for all ranks. The dilation slows
+    # all ranks down, and the straggler's factor one of them.
     slowest_factor = case.dilation * case.straggler
     profiled = workloads[case.profile_sha256]
     workload = profiled.scaled(slowest_factor).accumulated(case.accumulate)

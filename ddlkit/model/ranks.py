@@ -176,8 +176,8 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
                 "one trace for each rank"
             )
         by_rank[trace.rank] = trace
-    # Most traces say how many ranks there were, and the others have 0 for it. In any case
-    # there were as many as the largest number of a rank says, counted from 0.
+    # Most traces say how many ranks there were, and the others have 0 for it. In any
+    # case there were as many as the largest number of a rank says, counted from 0.
     expected = max([trace.ranks for trace in traces] + [max(by_rank) + 1])
     missing = [str(rank) for rank in range(expected) if rank not in by_rank]
     if missing:
@@ -189,7 +189,7 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def message_kinds(iteration: RankIteration) -> list[MessageKind]:
+def _message_kinds(iteration: RankIteration) -> list[MessageKind]:
     """Return the kind of each message of an iteration, in the order of their posts."""
     return [
         MessageKind(m.collective, m.n_bytes, m.in_backward) for m in iteration.messages
@@ -209,7 +209,7 @@ def _alike_iterations(
     _refuse_other_steps(traces)
     _refuse_several_groups(traces)
     # The last iteration is the pattern, because buckets have settled by then.
-    last = message_kinds(traces[0].iterations[-1])
+    last = _message_kinds(traces[0].iterations[-1])
     if not any(kind.in_backward for kind in last):
         raise UserError(
             f"{traces[0].source}: no message is posted during backward: record a "
@@ -217,12 +217,12 @@ def _alike_iterations(
         )
     # How many iterations come before the first one that has these messages.
     n_early = 0
-    while message_kinds(traces[0].iterations[n_early]) != last:
+    while _message_kinds(traces[0].iterations[n_early]) != last:
         n_early += 1
     usable = [replace(t, iterations=t.iterations[n_early:]) for t in traces]
     for trace in usable:
-        # Each iteration is compared with the last one, and with the same one on the first
-        # rank.
+        # Each iteration is compared with the last one, and with the same one on the
+        # first rank.
         pairs = zip(trace.iterations, usable[0].iterations, strict=True)
         for iteration, of_first in pairs:
             _refuse_other_messages(trace, iteration, last, traces[0])
@@ -284,7 +284,7 @@ def _refuse_other_messages(
 
     ``expected`` are the messages of the last iteration of ``first``, the first trace.
     """
-    own = message_kinds(iteration)
+    own = _message_kinds(iteration)
     if own == list(expected):
         return
     if len(own) != len(expected):
@@ -355,8 +355,8 @@ def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
         Segment("forward", MARK),
         *(Segment("backward", POST, k) for k in of_backward),
         Segment("backward", MARK),
-        # Between two waits, the rank copies the bucket that it waited for first back into
-        # the gradients. The last mark ends the copying of the last bucket.
+        # Between two waits, the rank copies the bucket that it waited for first back
+        # into the gradients. The last mark ends the copying of the last bucket.
         *(Segment("backward", WAIT, k) for k in of_backward),
         Segment("backward", MARK),
         *_waited_at_once(traces, range(first_of_update, len(messages)), "update"),
@@ -394,6 +394,8 @@ def _waited_at_once(
     segments: list[Segment] = []
     together: list[int] = []
     for k in numbers:
+        # Unless message k is posted together with the one before, ranks first wait for
+        # all that were posted so far.
         if together and not _posted_together(traces, k - 1):
             segments += [Segment(phase, WAIT, earlier) for earlier in together]
             together = []
@@ -473,8 +475,8 @@ def _ends_of_segments_s(
     to wait for a message of backward when it has copied the bucket before. An end that
     lies before the end of the previous segment stands for no work.
     """
-    # When the marks of each phase are, in their order. Backward has two marks: the end of
-    # its compute, and the end of copying.
+    # When the marks of each phase are, in their order. Backward has two marks: the end
+    # of its compute, and the end of copying.
     marks_s = {
         "input": [iteration.input_end_s],
         "forward": [iteration.forward_end_s],
@@ -560,9 +562,9 @@ def _messages_alone_s(
 def _first_starts_s(traces: Sequence[RankTrace]) -> Floats:
     """Return when each rank starts its first iteration, shape (R,), in seconds.
 
-    The clocks of ranks differ, and a message ends on all ranks at once. So the clocks are
-    shifted until the first message of backward ends at the same instant on all ranks. Time
-    0 is the earliest start.
+    The clocks of ranks differ, and a message ends on all ranks at once. So the clocks
+    are shifted until the first message of backward ends at the same instant on all
+    ranks. Time 0 is the earliest start.
     """
     starts_s = []
     for trace in traces:

@@ -321,8 +321,8 @@ class Sharding:
         UserError
             If a pattern matches no module, or if the size is not a size.
         """
-        # For each tensor, the modules of its unit. Units have no numbers yet, and are told
-        # apart by their modules.
+        # For each tensor, the modules of its unit. Units have no numbers yet, and are
+        # told apart by their modules.
         if spec.startswith(SIZE):
             least_bytes = _least_bytes(spec)
             modules_of_tensor = _units_by_size(profile, least_bytes)
@@ -386,9 +386,9 @@ class Sharding:
         if not reshard:
             return sum(self.bytes)
         units = [run.unit for run in self.runs if run.unit != ROOT]
-        # Sets of units that are whole at the same time. Both units of a pair are the same
-        # one if only the root computes between two of its runs. The set counts this unit
-        # once.
+        # Sets of units that are whole at the same time. Both units of a pair are the
+        # same one if only the root computes between two of its runs. The set counts
+        # this unit once.
         gathered_together = [{ROOT, *pair} for pair in pairwise(units)]
         # A network of a single unit has no pair, and a network may be all root.
         first_unit = units[:1]
@@ -473,8 +473,8 @@ def _runs(profile: LayerProfile, unit_of_tensor: Sequence[int]) -> tuple[Run, ..
     """Return the runs of neighbouring tensors that belong to one unit."""
     runs = []
     rows = zip(unit_of_tensor, profile.forward_s, profile.backward_s, strict=True)
-    # Rows that follow one another and have the same unit, which comes first in them, are
-    # one group of `groupby`. A run adds up their times.
+    # Rows that follow one another and have the same unit, which comes first in them,
+    # are one group of `groupby`. A run adds up their times.
     for unit, rows_of_run in groupby(rows, key=itemgetter(0)):
         times = [(forward_s, backward_s) for _, forward_s, backward_s in rows_of_run]
         forward_s, backward_s = np.sum(times, axis=0).tolist()
@@ -669,8 +669,8 @@ def _brief_iterations_s(brief_s: Floats, draws: int, single_iterations: bool) ->
     """Return the time of an iteration with brief messages, shape (1 + draws,).
 
     The first value is the median of the measured times ``brief_s``. Each other value is
-    a bootstrap draw: one of the measured times for single iterations, and otherwise
-    the median of as many times as were measured.
+    a bootstrap draw: one of the measured times for single iterations, and otherwise the
+    median of as many times as were measured.
     """
     sample_size = 1 if single_iterations else len(brief_s)
     resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
@@ -743,6 +743,7 @@ def _normal_scores(draws: int) -> Floats:
 
     # Quantiles spread as the distribution does. A few random numbers may spread less.
     order = np.random.default_rng(1).permutation(draws)
-    # The half keeps the probabilities above 0 and below 1, where quantiles are infinite.
+    # The half keeps the probabilities above 0 and below 1, where quantiles are
+    # infinite.
     probabilities = (order + 0.5) / draws
     return np.asarray(norm.ppf(probabilities)[:, None])

@@ -367,7 +367,8 @@ def _make_folder(folder: Path) -> None:
 def _lock_or_refuse(path: Path, stack: contextlib.ExitStack) -> int:
     """Lock a file until ``stack`` is closed, and return the descriptor of the file.
 
-    Raises UserError, with the number of the other process, if another one holds the lock.
+    Raises UserError, with the number of the other process, if another one holds the
+    lock.
     """
     try:
         return stack.enter_context(_locked(path, _MAKE_LOCK, _EXCLUSIVE_OR_FAIL))
@@ -538,8 +539,8 @@ def parse_json(text: str) -> Any:
     ValueError
         If the text is not JSON, or has too many values or levels.
     """
-    # Values are counted before any of them is made. A bracket comes before the first value
-    # of a list or mapping, and a comma before each other value.
+    # Values are counted before any of them is made. A bracket comes before the first
+    # value of a list or mapping, and a comma before each other value.
     if sum(map(text.count, ",[{")) > MOST_VALUES:
         raise ValueError(f"more than {MOST_VALUES} values")
     try:

@@ -19,9 +19,9 @@ from typing import Any
 
 from ddlkit.core.errors import UserError
 
-# What is left out of the model of a processor: "(R)" and "(TM)", the clock behind an "@",
-# and words that all processors of a maker carry, also as in "8-core". Without them, names
-# still differ between machines.
+# What is left out of the model of a processor: "(R)" and "(TM)", the clock behind an
+# "@", and words that all processors of a maker carry, also as in "8-core". Without
+# them, names still differ between machines.
 _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-core)\b"
 
 
@@ -419,14 +419,15 @@ def gpu_link(matrix: str) -> str:
             rows.append(words[1:])
     links = []
     for row, words in enumerate(rows):
-        # The first columns of the matrix are the GPUs, in the order of the rows. Those of
-        # network adapters and processors follow.
+        # The first columns of the matrix are the GPUs, in the order of the rows. Those
+        # of network adapters and processors follow.
         for column, link in enumerate(words[: len(rows)]):
             if column != row:
                 links.append(link)
     if not links:
         return "nccl"
-    # NV18, for example, stands for 18 bonded NVLinks. All other words are ways over PCIe.
+    # NV18, for example, stands for 18 bonded NVLinks. All other words are ways over
+    # PCIe.
     return "nvlink" if all(link.startswith("NV") for link in links) else "pcie"
 
 

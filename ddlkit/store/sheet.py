@@ -452,8 +452,8 @@ class Schema:
         first_line, _, _ = text.partition("\n")
         names_in_file = tuple(name.strip() for name in first_line.split(","))
         header = self._current_names(names_in_file)
-        # Both of these raise KeyError: the first for a kind of column that pandas does not
-        # read, the second for a column that the schema does not have.
+        # Both of these raise KeyError: the first for a kind of column that pandas does
+        # not read, the second for a column that the schema does not have.
         dtypes = {column.name: _PANDAS_DTYPES[column.kind] for column in self.columns}
         dtypes_in_file = {name: dtypes[name] for name in header}
         frame = _parsed_by_pandas(text, header, dtypes_in_file)

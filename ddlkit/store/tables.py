@@ -346,8 +346,8 @@ def load_stamp(path: Path | str) -> dict[str, Any]:
     if part is None:
         _, stamp = _verified(path)
         return stamp
-    # Reading the pack verifies its hash. The text is not needed. `_file_state` is explained
-    # there: it makes the cache read a file again that has changed.
+    # Reading the pack verifies its hash. The text is not needed. `_file_state` is
+    # explained there: it makes the cache read a file again that has changed.
     _pack_text(part.pack, part.pack_sha256, *_file_state(part.pack))
     # Parts are cached, so a caller that changes the stamp must have a copy.
     return copy.deepcopy(part.stamp)
@@ -798,8 +798,8 @@ def _tables_to_pack(
             continue
         text, stamp = _text_of(path)
         header, *rows = text.splitlines()
-        # A table with other line ends than a newline could not be restored byte for byte,
-        # and stays loose.
+        # A table with other line ends than a newline could not be restored byte for
+        # byte, and stays loose.
         if "\n".join([header, *rows, ""]) != text:
             continue
         # Characters are counted over all tables of the folder, whatever their schemas.
