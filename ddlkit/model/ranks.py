@@ -3,6 +3,10 @@
 The clocks of ranks differ, and nothing here compares them. A message ends on all ranks at
 once, and it takes as long as on the rank that posted it last, which is the rank on which
 the message was the shortest.
+
+A schedule divides an iteration into segments of work. Behind each of them a rank posts
+a message, waits for one, or goes on to the next phase (`ddlkit.core.replay.Segment`).
+Shapes of arrays are written with I iterations, R ranks, S segments and K messages.
 """
 
 from __future__ import annotations
@@ -23,12 +27,27 @@ from ddlkit.formats.rank_trace import Message, RankIteration, RankTrace
 LEAST_ITERATIONS = 8
 """With fewer iterations than these, no interval can be given."""
 LEAST_RUNS = 3
-"""How many runs show how long an operator takes, with messages or without."""
+"""How often an operator must have run during messages, and how often without any."""
 LEAST_KNOWN = 0.5
-"""Below this share of known contention, a finding says what is not known."""
+"""A finding warns if contention is known of less than this share of compute."""
 
-Kind = tuple[str, int, bool]
-"""What identifies a message on all ranks: collective, bytes, whether in backward."""
+
+class MessageKind(NamedTuple):
+    """What identifies a message on all ranks.
+
+    Attributes
+    ----------
+    collective : str
+        Which collective, such as "all_reduce".
+    n_bytes : int
+        Its size in bytes.
+    in_backward : bool
+        Whether it was posted during backward.
+    """
+
+    collective: str
+    n_bytes: int
+    in_backward: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +121,7 @@ def training_of(
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
     taken_s = _taken_s(usable)
+    # A message that is shorter than the start-up is nothing but start-up.
     startups_s = np.minimum(startup_s, taken_s)
     message_s = _messages_alone_s(usable, taken_s, startups_s)
     contention_s, unknown_contention = _contention_s(usable, segments, taken_s)
@@ -118,22 +138,25 @@ def training_of(
         startup_s=startups_s,
         rooted=_broadcasts_of_buffers(messages, segments),
     )
-    measured_s = np.array(
-        [
-            [iteration.end_s - iteration.start_s for iteration in trace.iterations]
-            for trace in usable
-        ]
-    ).mean(axis=0)
     return TracedTraining(
         traces=tuple(usable),
         schedule=schedule,
-        measured_s=measured_s,
-        numbers=np.array([i.number for i in usable[0].iterations]),
+        measured_s=_measured_s(usable),
+        numbers=np.array([iteration.number for iteration in usable[0].iterations]),
         messages=messages,
         copies_s=copies_s,
         contention_s=contention_s,
         findings=(*findings, *unknown_contention),
     )
+
+
+def _measured_s(traces: Sequence[RankTrace]) -> Floats:
+    """Return how long each iteration took, as the mean over ranks, shape (I,)."""
+    iterations_of_ranks_s = []
+    for trace in traces:
+        iterations_of_ranks_s.append([i.end_s - i.start_s for i in trace.iterations])
+    mean_s: Floats = np.mean(iterations_of_ranks_s, axis=0)
+    return mean_s
 
 
 # -- which iterations and messages -----------------------------------------------------
@@ -153,7 +176,8 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
                 "one trace for each rank"
             )
         by_rank[trace.rank] = trace
-    # A trace that does not say how many ranks there were has 0 for it.
+    # Most traces say how many ranks there were, and the others have 0 for it. In any
+    # case there were as many as the largest number of a rank says, counted from 0.
     expected = max([trace.ranks for trace in traces] + [max(by_rank) + 1])
     missing = [str(rank) for rank in range(expected) if rank not in by_rank]
     if missing:
@@ -165,9 +189,11 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def kinds(iteration: RankIteration) -> list[Kind]:
-    """Return what identifies the messages of an iteration on every rank."""
-    return [(m.collective, m.n_bytes, m.in_backward) for m in iteration.messages]
+def _message_kinds(iteration: RankIteration) -> list[MessageKind]:
+    """Return the kind of each message of an iteration, in the order of their posts."""
+    return [
+        MessageKind(m.collective, m.n_bytes, m.in_backward) for m in iteration.messages
+    ]
 
 
 def _alike_iterations(
@@ -181,27 +207,24 @@ def _alike_iterations(
     than ``least_iterations`` remain.
     """
     _refuse_other_steps(traces)
-    groups = {m.group for t in traces for i in t.iterations for m in i.messages}
-    if len(groups) > 1:
-        raise UserError(
-            f"{traces[0].source}: messages of {len(groups)} process groups: explain reads "
-            "a training in which all messages are of one group"
-        )
+    _refuse_several_groups(traces)
     # The last iteration is the pattern, because buckets have settled by then.
-    last = kinds(traces[0].iterations[-1])
-    if not any(in_backward for _, _, in_backward in last):
+    last = _message_kinds(traces[0].iterations[-1])
+    if not any(kind.in_backward for kind in last):
         raise UserError(
             f"{traces[0].source}: no message is posted during backward: record a "
             "training with DistributedDataParallel on two ranks or more"
         )
+    # How many iterations come before the first one that has these messages.
     n_early = 0
-    while kinds(traces[0].iterations[n_early]) != last:
+    while _message_kinds(traces[0].iterations[n_early]) != last:
         n_early += 1
     usable = [replace(t, iterations=t.iterations[n_early:]) for t in traces]
     for trace in usable:
-        for iteration, of_first in zip(
-            trace.iterations, usable[0].iterations, strict=True
-        ):
+        # Each iteration is compared with the last one, and with the same one on the
+        # first rank.
+        pairs = zip(trace.iterations, usable[0].iterations, strict=True)
+        for iteration, of_first in pairs:
             _refuse_other_messages(trace, iteration, last, traces[0])
             _refuse_other_numbers(trace, iteration, of_first)
     n_left = len(usable[0].iterations)
@@ -231,6 +254,22 @@ def _refuse_other_steps(traces: Sequence[RankTrace]) -> None:
             )
 
 
+def _refuse_several_groups(traces: Sequence[RankTrace]) -> None:
+    """Raise UserError if messages are of several process groups.
+
+    Every message of a schedule is one between all ranks.
+    """
+    groups: set[str] = set()
+    for trace in traces:
+        for iteration in trace.iterations:
+            groups.update(message.group for message in iteration.messages)
+    if len(groups) > 1:
+        raise UserError(
+            f"{traces[0].source}: messages of {len(groups)} process groups: explain reads "
+            "a training in which all messages are of one group"
+        )
+
+
 def _range(numbers: Sequence[int]) -> str:
     return f"{numbers[0]} to {numbers[-1]}"
 
@@ -238,14 +277,14 @@ def _range(numbers: Sequence[int]) -> str:
 def _refuse_other_messages(
     trace: RankTrace,
     iteration: RankIteration,
-    expected: Sequence[Kind],
+    expected: Sequence[MessageKind],
     first: RankTrace,
 ) -> None:
     """Raise UserError if an iteration has other messages than it should have.
 
     ``expected`` are the messages of the last iteration of ``first``, the first trace.
     """
-    own = kinds(iteration)
+    own = _message_kinds(iteration)
     if own == list(expected):
         return
     if len(own) != len(expected):
@@ -268,13 +307,15 @@ def _refuse_other_numbers(
 ) -> None:
     """Raise UserError if messages have other sequence numbers than on the first rank.
 
-    NCCL numbers the messages of a process group alike on all ranks. Equal sizes can hide
-    that one rank is a message behind. Gloo writes no numbers, which are -1 then.
+    ``iteration`` is one of ``trace``, and ``of_first`` is the same one on the first
+    rank. NCCL numbers the messages of a process group alike on all ranks. Equal sizes
+    can hide that one rank is a message behind. Gloo writes no numbers, which are -1
+    then.
     """
-    for k, (own, first) in enumerate(
-        zip(iteration.messages, of_first.messages, strict=True)
-    ):
-        if own.sequence != first.sequence and min(own.sequence, first.sequence) >= 0:
+    pairs = zip(iteration.messages, of_first.messages, strict=True)
+    for k, (own, first) in enumerate(pairs):
+        both_have_numbers = own.sequence >= 0 and first.sequence >= 0
+        if both_have_numbers and own.sequence != first.sequence:
             raise UserError(
                 f"rank {trace.rank} ({trace.source}): message {k} of iteration "
                 f"{iteration.number} has the sequence number {own.sequence}, and on the "
@@ -283,11 +324,10 @@ def _refuse_other_numbers(
             )
 
 
-def _in_words(kind: Kind) -> str:
+def _in_words(kind: MessageKind) -> str:
     """Return the description of a message for an error."""
-    collective, n_bytes, in_backward = kind
-    place = "in backward" if in_backward else "outside of backward"
-    return f"{collective} of {format_bytes(n_bytes)} {place}"
+    place = "in backward" if kind.in_backward else "outside of backward"
+    return f"{kind.collective} of {format_bytes(kind.n_bytes)} {place}"
 
 
 # -- segments and their work -----------------------------------------------------------
@@ -296,16 +336,17 @@ def _in_words(kind: Kind) -> str:
 def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
     """Return the segments of an iteration, which are the same on every rank.
 
-    A rank waits for the messages of backward at its end, and for other messages as soon
-    as it has posted them.
+    A rank waits for the messages of backward at the end of backward, and for other
+    messages as soon as it has posted them.
     """
     iteration = traces[0].iterations[0]
     messages = iteration.messages
     in_backward = [k for k, m in enumerate(messages) if m.in_backward]
     # What is posted between two messages of backward counts as one of them.
     first = in_backward[0]
-    behind = in_backward[-1] + 1
-    of_backward = range(first, behind)
+    first_of_update = in_backward[-1] + 1
+    of_backward = range(first, first_of_update)
+    # Messages before backward are posted during the input, and then during forward.
     n_of_input = sum(m.posted_s < iteration.input_end_s for m in messages[:first])
     return (
         *_waited_at_once(traces, range(n_of_input), "input"),
@@ -314,10 +355,11 @@ def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
         Segment("forward", MARK),
         *(Segment("backward", POST, k) for k in of_backward),
         Segment("backward", MARK),
-        # The work of each segment but the first copies the bucket before back.
+        # Between two waits, the rank copies the bucket that it waited for first back
+        # into the gradients. The last mark ends the copying of the last bucket.
         *(Segment("backward", WAIT, k) for k in of_backward),
         Segment("backward", MARK),
-        *_waited_at_once(traces, range(behind, len(messages)), "update"),
+        *_waited_at_once(traces, range(first_of_update, len(messages)), "update"),
         Segment("update", MARK),
     )
 
@@ -345,12 +387,15 @@ def _waited_at_once(
     """Return the segments of messages that a rank waits for as soon as it posted them.
 
     ``numbers`` are those of the messages. Two messages are posted together if some rank
-    posted the second one before the first one had ended. The waits for messages that are
-    posted together follow the last post of them.
+    posted the second one before the first one had ended: it cannot have waited between
+    the two. The waits for messages that are posted together follow the last post of
+    them.
     """
     segments: list[Segment] = []
     together: list[int] = []
     for k in numbers:
+        # Unless message k is posted together with the one before, ranks first wait for
+        # all that were posted so far.
         if together and not _posted_together(traces, k - 1):
             segments += [Segment(phase, WAIT, earlier) for earlier in together]
             together = []
@@ -372,9 +417,10 @@ def _posted_together(traces: Sequence[RankTrace], k: int) -> bool:
 def _work_s(
     traces: Sequence[RankTrace], segments: Sequence[Segment]
 ) -> tuple[Floats, Floats]:
-    """Return how long ranks work, and how long they copy meanwhile, in seconds.
+    """Return how long ranks work, and how much of this time they copy, in seconds.
 
-    Both have a number for each segment of each iteration of each rank, shape (I, R, S).
+    Both have the shape (I, R, S). Copies are those of gradients into and out of
+    buckets.
     """
     n_iterations = len(traces[0].iterations)
     shape = (n_iterations, len(traces), len(segments))
@@ -400,6 +446,7 @@ def _work_of_iteration_s(
     ends_s = _ends_of_segments_s(iteration, segments, copied_until_s)
     now_s = iteration.start_s
     for s, segment in enumerate(segments):
+        # An end that lies before now stands for a segment without work.
         end_s = max(ends_s[s], now_s)
         work_s[s] = end_s - now_s
         for copy in iteration.copies_into:
@@ -428,7 +475,8 @@ def _ends_of_segments_s(
     to wait for a message of backward when it has copied the bucket before. An end that
     lies before the end of the previous segment stands for no work.
     """
-    # What ends at the marks of each phase, in their order.
+    # When the marks of each phase are, in their order. Backward has two marks: the end
+    # of its compute, and the end of copying.
     marks_s = {
         "input": [iteration.input_end_s],
         "forward": [iteration.forward_end_s],
@@ -442,9 +490,10 @@ def _ends_of_segments_s(
         elif segment.action == POST:
             ends_s.append(iteration.messages[segment.message].posted_s)
         elif segment.phase == "backward" and segment.message > 0:
+            # Before this wait, the rank copies the bucket of the message before.
             ends_s.append(copied_until_s[segment.message - 1])
         else:
-            # Before this wait the rank does no work.
+            # Before any other wait the rank does no work.
             ends_s.append(iteration.start_s)
     return ends_s
 
@@ -465,6 +514,7 @@ def _copied_until_s(iteration: RankIteration) -> list[float]:
         if not message.in_backward:
             continue
         sent += message.elements
+        # All copies that fit into the elements sent so far are of this message.
         while remaining and copied + remaining[0].elements <= sent:
             copy = remaining.pop(0)
             copied += copy.elements
@@ -480,6 +530,7 @@ def _taken_s(traces: Sequence[RankTrace]) -> Floats:
 
     That is their time on the rank that posted them last, on which they were the shortest.
     """
+    # The shape is (R, I, K).
     durations_s = [
         [[m.duration_s for m in iteration.messages] for iteration in trace.iterations]
         for trace in traces
@@ -494,23 +545,26 @@ def _messages_alone_s(
     """Return how long messages would have taken alone, shape (I, K), in seconds.
 
     ``taken_s`` is how long they took while they may have shared the link, and
-    ``startups_s`` how much of that is start-up.
+    ``startups_s`` how much of that is start-up. Both have the shape of the result.
     """
     in_flight = traces[0].in_flight
     if in_flight == 1:
         return taken_s
-    alone = np.empty_like(taken_s)
+    messages_alone_s = np.empty_like(taken_s)
+    # A message ends on all ranks at once, so the ends on one rank are enough.
     for i, iteration in enumerate(traces[0].iterations):
         ends_s = np.array([m.ended_s for m in iteration.messages])
-        alone[i] = alone_s(ends_s - taken_s[i], ends_s, startups_s[i], in_flight)
-    return alone
+        starts_s = ends_s - taken_s[i]
+        messages_alone_s[i] = alone_s(starts_s, ends_s, startups_s[i], in_flight)
+    return messages_alone_s
 
 
 def _first_starts_s(traces: Sequence[RankTrace]) -> Floats:
     """Return when each rank starts its first iteration, shape (R,), in seconds.
 
-    The clocks of ranks are shifted so that the first message of backward ends at the same
-    instant on all ranks. Time 0 is the earliest start.
+    The clocks of ranks differ, and a message ends on all ranks at once. So the clocks
+    are shifted until the first message of backward ends at the same instant on all
+    ranks. Time 0 is the earliest start.
     """
     starts_s = []
     for trace in traces:
@@ -520,7 +574,7 @@ def _first_starts_s(traces: Sequence[RankTrace]) -> Floats:
     return np.array(starts_s) - min(starts_s)
 
 
-# -- operators beside messages ---------------------------------------------------------
+# -- operators that ran during messages ------------------------------------------------
 
 
 def _contention_s(
@@ -528,38 +582,41 @@ def _contention_s(
 ) -> tuple[Floats, list[Finding]]:
     """Return by how much messages slowed the operators of each segment down.
 
-    The first result has shape (I, R, S), in seconds. The second one has a finding if most
-    of it is not known.
+    ``segments`` are those of an iteration, as `_segments` returns them. The first
+    result has shape (I, R, S), in seconds. The second one has a finding if most of it
+    is not known. ``taken_s``, shape (I, K), has the times of messages once all ranks
+    had posted them.
 
-    Of operators of a rank that compute the same, the median beside messages is compared
-    with the median without a message. A single operator that was delayed for another
-    reason changes neither. Ranks are not compared with each other: messages move while
-    the slowest rank computes, so that its operators are beside messages more often.
+    Of operators of a rank that compute the same, the median time during messages is
+    compared with the median time without a message. A single operator that was delayed
+    for another reason changes neither. Ranks are not compared with each other: messages
+    move while the slowest rank computes, so that its operators run during messages more
+    often.
     """
     runs = list(_runs(traces, taken_s))
     slowdowns = _slowdowns(runs)
     n_iterations = len(traces[0].iterations)
     contention_s = np.zeros((n_iterations, len(traces), len(segments)))
-    # The time of operators beside messages, and of those whose slowdown is known.
+    # The time of operators during messages, and of those whose slowdown is known.
     all_s = 0.0
     known_s = 0.0
-    first_of_backward = [s.phase for s in segments].index("backward")
+    first_of_backward = [segment.phase for segment in segments].index("backward")
     for run in runs:
-        if not run.is_beside_message:
+        if not run.is_during_message:
             continue
         all_s += run.duration_s
-        key = (run.rank, run.alike)
-        if key not in slowdowns:
+        slowdown = slowdowns.get((run.rank, run.alike))
+        if slowdown is None:
             continue
         known_s += run.duration_s
         iteration = traces[run.rank].iterations[run.iteration]
-        # An operator of backward is work of the segment that the next post ends.
+        # An operator of backward is work of the segment that the next post ends. The
+        # number of earlier posts says which of the segments of backward that is.
         posted_s = [m.posted_s for m in iteration.messages if m.in_backward]
         segment = first_of_backward + int(np.searchsorted(posted_s, run.start_s))
-        longer_s, median_s = slowdowns[key]
         # An operator that was quick, or delayed otherwise, loses no more than usual.
         contention_s[run.iteration, run.rank, segment] += min(
-            longer_s, max(run.duration_s - median_s, 0.0)
+            slowdown.longer_s, max(run.duration_s - slowdown.without_s, 0.0)
         )
     findings = []
     if all_s and known_s < LEAST_KNOWN * all_s:
@@ -572,14 +629,26 @@ def _contention_s(
 
 
 class _Run(NamedTuple):
-    """An operator as it ran once, and whether a message was under way meanwhile."""
+    """An operator as it ran once, and whether a message was under way meanwhile.
+
+    Attributes
+    ----------
+    iteration, rank : int
+        The index of the iteration, and the rank on which the operator ran.
+    alike : int
+        A number that operators share if they compute the same from the same shapes.
+    start_s, duration_s : float
+        When the operator started, by the clock of the rank, and how long it ran.
+    is_during_message : bool
+        Whether a message was under way at some time while it ran.
+    """
 
     iteration: int
     rank: int
     alike: int
     start_s: float
     duration_s: float
-    is_beside_message: bool
+    is_during_message: bool
 
 
 def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
@@ -593,6 +662,7 @@ def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
             # A message that waits for another rank moves no bytes and slows nothing.
             starts_s = ends_s - taken_s[i]
             for operator in iteration.operators:
+                # For each message, whether it and the operator overlap in time.
                 overlaps = (starts_s < operator.end_s) & (operator.start_s < ends_s)
                 yield _Run(
                     iteration=i,
@@ -600,27 +670,42 @@ def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
                     alike=operator.alike,
                     start_s=operator.start_s,
                     duration_s=operator.end_s - operator.start_s,
-                    is_beside_message=bool(overlaps.any()),
+                    is_during_message=bool(overlaps.any()),
                 )
 
 
-def _slowdowns(runs: Sequence[_Run]) -> dict[tuple[int, int], tuple[float, float]]:
-    """Return how much longer operators take beside messages, in seconds.
+class _Slowdown(NamedTuple):
+    """How messages slow down one kind of operator on one rank.
 
-    A key is a rank, and what the operator computes. The first number is by how much the
-    median beside messages is longer than the median without a message. The second number
-    is the median without a message. Operators that ran too few times with messages or
-    without are left out.
+    Attributes
+    ----------
+    longer_s : float
+        By how much its median time during messages is longer, in seconds.
+    without_s : float
+        Its median time without a message, in seconds.
+    """
+
+    longer_s: float
+    without_s: float
+
+
+def _slowdowns(runs: Sequence[_Run]) -> dict[tuple[int, int], _Slowdown]:
+    """Return how much longer operators take during messages.
+
+    A key is the rank, and the number that operators share which compute the same
+    (`_Run.alike`). Operators that ran too few times during messages or without are left
+    out.
     """
     durations_s: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
     for run in runs:
-        durations_s[run.rank, run.alike, run.is_beside_message].append(run.duration_s)
+        durations_s[run.rank, run.alike, run.is_during_message].append(run.duration_s)
     slowdowns = {}
     for rank, alike in {(run.rank, run.alike) for run in runs}:
         without_s = durations_s[rank, alike, False]
-        beside_s = durations_s[rank, alike, True]
-        if min(len(without_s), len(beside_s)) >= LEAST_RUNS:
+        during_s = durations_s[rank, alike, True]
+        if min(len(without_s), len(during_s)) >= LEAST_RUNS:
             median_s = float(np.median(without_s))
-            longer_s = max(float(np.median(beside_s)) - median_s, 0.0)
-            slowdowns[rank, alike] = (longer_s, median_s)
+            # Only chance makes an operator quicker during messages.
+            longer_s = max(float(np.median(during_s)) - median_s, 0.0)
+            slowdowns[rank, alike] = _Slowdown(longer_s, median_s)
     return slowdowns
