@@ -504,25 +504,37 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     # Enough sizes, evenly spaced on a logarithmic axis, for curves to look smooth.
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
     for fit, style in zip(fits.values(), looks([*fits]), strict=True):
-        ax.plot(
-            grid,
-            scale * fit.cost(grid),
-            color=style.color,
-            linestyle=style.line,
-            label=style.label,
-        )
-        if fit.draws:
-            lower_s, upper_s = fit.interval(grid)
-            ax.fill_between(
-                grid,
-                scale * lower_s,
-                scale * upper_s,
-                color=style.color,
-                alpha=0.25,
-                linewidth=0,
-            )
+        _draw_fitted_cost(ax, fit, style, grid, scale)
     _label_axes_of_cost(ax, any_fit.cost, unit)
     add_legend(ax, "inside")
+
+
+def _draw_fitted_cost(
+    ax: Axes, fit: Fit[Any], style: Style, grid: np.ndarray, scale: float
+) -> None:
+    """Draw a fitted cost as a line, with a ribbon for its interval if it has draws.
+
+    ``grid`` has the sizes at which the cost is computed, and ``scale`` is the number of
+    units of the axis in a second.
+    """
+    ax.plot(
+        grid,
+        scale * fit.cost(grid),
+        color=style.color,
+        linestyle=style.line,
+        label=style.label,
+    )
+    # Draws are costs fitted to resampled messages, from which the interval follows.
+    if fit.draws:
+        lower_s, upper_s = fit.interval(grid)
+        ax.fill_between(
+            grid,
+            scale * lower_s,
+            scale * upper_s,
+            color=style.color,
+            alpha=0.25,
+            linewidth=0,
+        )
 
 
 def _label_axes_of_cost(ax: Axes, cost: Any, unit: str) -> None:
@@ -563,6 +575,7 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
         compared.
     """
     anchor = result.anchor
+    # The measured count from which the predicted loss is counted.
     base = result.base
     # A scaling factor is the step on the smallest measured placement over another step.
     smallest_s = result.counts[0].step_s
@@ -620,22 +633,7 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
         ax.plot(
             curves["gpus"], curves[law], color=SOFT, linestyle=line, lw=0.8, label=label
         )
-    # The step if nothing but messages lengthened it, on the counts for which it is known.
-    smallest_s = result.counts[0].step_s
-    gpus_of_known = []
-    factors_of_messages = []
-    for count in result.counts:
-        if count.messages_s is not None:
-            gpus_of_known.append(count.gpus)
-            factors_of_messages.append(smallest_s / count.messages_s)
-    if gpus_of_known:
-        ax.plot(
-            gpus_of_known,
-            factors_of_messages,
-            color=look("all_reduce").color,
-            linestyle="-.",
-            label="messages alone",
-        )
+    _draw_messages_alone(ax, result)
     measured = [count for count in result.counts if count.measured]
     points(
         ax,
@@ -646,6 +644,28 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
     set_log(ax, "x")
     ax.set(xlabel="GPUs", ylabel="scaling factor", ylim=(0, 1.08))
     ax.legend(loc="lower left")
+
+
+def _draw_messages_alone(ax: Axes, result: Scaling) -> None:
+    """Draw the scaling factor if nothing but messages lengthened the step.
+
+    The line has the counts for which this is known. Without any, there is no line.
+    """
+    smallest_s = result.counts[0].step_s
+    gpus = []
+    factors = []
+    for count in result.counts:
+        if count.messages_s is not None:
+            gpus.append(count.gpus)
+            factors.append(smallest_s / count.messages_s)
+    if gpus:
+        ax.plot(
+            gpus,
+            factors,
+            color=look("all_reduce").color,
+            linestyle="-.",
+            label="messages alone",
+        )
 
 
 def gantt(

@@ -32,7 +32,7 @@ TEMPLATE = Path(__file__).with_name("estimate.txt")
 """The module that `inductor` fills in."""
 
 
-def tested(kind: str, version: str | None) -> str:
+def tested_version(kind: str, version: str | None) -> str:
     """Return the version of torch to write for, which must be known to read the text.
 
     Parameters
@@ -164,14 +164,14 @@ def inductor(cost: MessageCost, torch: str) -> str:
     collective = find_collective(cost.collective)
     # In a graph, node.args[0] is a rank's input and node is its output. The template
     # needs the one that has the size of the whole message.
-    whole = "node.args[0]" if collective.sized == "input" else "node"
+    whole_message = "node.args[0]" if collective.sized == "input" else "node"
     # Six digits of a time are more than a fitted cost is worth.
     times_ms = tuple(float(f"{1e3 * seconds:.6g}") for seconds in cost(SIZES))
     template = TEMPLATE.read_text(encoding="utf-8")
     return template.format(
         collective=collective.name,
         name=collective.graph_name,
-        whole=whole,
+        whole=whole_message,
         ranks=_ranks(cost),
         torch=torch,
         sizes=tuple(SIZES.tolist()),

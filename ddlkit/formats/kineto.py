@@ -344,8 +344,8 @@ def trace_of_document(document: Any, source: str) -> KinetoTrace:
     Parameters
     ----------
     document : object
-        The parsed JSON, whose list of entries is emptied. Entries that are not needed
-        may have been left out of it.
+        The parsed JSON, from which the list of entries is removed to save memory. Entries
+        that are not needed may have been left out of it before.
     source : str
         The name of the file in errors.
 
@@ -422,8 +422,7 @@ def _spans(document: Any, source: str) -> list[Event]:
     """
     entries = _entries_of_spans(document, source)
     first_us = min((entry["ts"] for entry in entries), default=0.0)
-    # Each span takes the place of its entry in the list, for which the memory is then
-    # free.
+    # Each span replaces its entry in the list, so that the memory of the entry is free.
     events: list[Any] = entries
     for k, entry in enumerate(entries):
         events[k] = _event(entry, first_us)
@@ -511,6 +510,8 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
     with_launches = []
     for event in events:
         correlation = event.identifier("correlation")
+        # A launch has its own number, too. It gets its own start as its launch, which
+        # changes nothing.
         if correlation is not None and correlation in launches:
             event = event._replace(correlated_s=launches[correlation].start_s)
             if correlation in size_args:
@@ -609,6 +610,8 @@ def _size_args(
     # of the operators around it.
     operators = [event for event in events if _MESSAGE_OPERATOR.match(event.name)]
     for operator in sorted(operators, key=lambda event: event.start_s):
+        # The launches on the operator's thread between its start and its end. They are
+        # compared by thread and time, whatever their correlation number.
         first = bisect_left(launches_of_messages, (operator.thread, operator.start_s))
         behind_last = bisect_right(
             launches_of_messages, (operator.thread, operator.end_s)
@@ -871,9 +874,10 @@ def _no_iteration(trace: KinetoTrace) -> UserError:
         return trace.missing(
             "no operator of PyTorch (aten::): a trace of another program, or of the GPU only"
         )
-    # Before PyTorch 1.12, autograd noted gradients but not which function it evaluates.
-    has_gradients = any(event.name == ACCUMULATE for event in trace.events)
     problem = "no iteration has both a forward and a backward pass"
+    # Before PyTorch 1.12, autograd noted gradients but not which function it evaluates, so
+    # that the passes cannot be told apart.
+    has_gradients = any(event.name == ACCUMULATE for event in trace.events)
     if has_gradients:
         problem += (
             ", because the trace was cut or is of a PyTorch before 1.12, where ranges "
@@ -1015,6 +1019,7 @@ def layer_profile(
     Their sum becomes the median backward time of the iterations.
     """
     used = iterations(trace, chosen)
+    # For each iteration, the spans that store its gradients.
     gradients = [_gradients(iteration) for iteration in used]
     sizes = _gradient_sizes(trace, used, gradients)
     times = [

@@ -272,6 +272,7 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     _refuse_wrong_ids(sheet, frame, n_layers)
     _refuse_changed_layers(sheet, frame)
     _refuse_partial_iteration(sheet, frame, n_layers)
+    # The lines of k iterations follow one another, so that times get the shape (k, L).
     return LayerTrace(
         name=tuple(frame["name"][:n_layers]),
         n_bytes=frame["size"].to_numpy()[:n_layers],

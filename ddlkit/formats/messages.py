@@ -172,8 +172,10 @@ def _messages(path: Path, options: MessageOptions) -> MessageTimes:
         frame = load_table(path, "collectives")
         options.refuse_those_of_a_log(file)
         return MessageTimes("recorded", frame)
+    # A pack has the rows of several recorded tables.
     refuse_pack(path)
     text = files.read_text(path)
+    # This refuses a file of too many lines.
     check_cells(text, "\n", file)
     reader = readers.first_match(readers.MESSAGE_TIMES, text)
     if reader is not None:

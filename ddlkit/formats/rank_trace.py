@@ -699,6 +699,7 @@ def _functions_as_operators(
     names and shapes.
     """
     operators = []
+    # The operators are in the order of their start, as all spans of the processor.
     cpu_operators = [e for e in iteration.events if e.category == "cpu_op"]
     starts_s = [event.start_s for event in cpu_operators]
     for function in functions:

@@ -134,8 +134,10 @@ def matches(text: str) -> bool:
     first_line, _, _ = text.strip().partition("\n")
     # Neither a line of JSON nor "step 7, 120 ms" has names of columns.
     has_names = not re.search(r"[\d{}]", first_line)
-    is_table = len(header) > 1 and _separator(first_line) != " "
-    return (is_table and has_names) or bool(_sizes(header))
+    # Sentences have blanks, too, so that blanks do not show that there are columns.
+    has_columns = len(header) > 1 and _separator(first_line) != " "
+    has_sizes = bool(_sizes(header))
+    return has_sizes or (has_columns and has_names)
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
@@ -149,8 +151,12 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """
     sheet = read_sheet(_comma_separated(text), file)
     sheet = _with_known_collectives(_with_known_ranks(sheet))
-    size = _only(sheet, _sizes(sheet.header), expected="bytes", example="size_mib")
-    time = _only(sheet, _times(sheet.header), expected="seconds", example="time_us")
+    size = _only_column(
+        sheet, _sizes(sheet.header), expected="bytes", example="size_mib"
+    )
+    time = _only_column(
+        sheet, _times(sheet.header), expected="seconds", example="time_us"
+    )
     keys = [
         column
         for column in SCHEMAS["collectives"].columns
@@ -282,7 +288,7 @@ def _times_named(
     return times
 
 
-def _only(
+def _only_column(
     sheet: Sheet, candidates: list[_Quantity], expected: str, example: str
 ) -> _Quantity:
     """Return the one column of sizes or times whose unit is known, or raise UserError.
@@ -342,6 +348,7 @@ def _with_known_collectives(sheet: Sheet) -> Sheet:
 def _known_collective(cell: str) -> str:
     """Return the name in `KNOWN` of the collective that a cell names, "" if none."""
     letters = re.sub("[^a-z]", "", cell.lower())
+    # Names of programs and of calls have more: all_reduce_perf, ncclAllReduce, MPI_Bcast.
     plain = re.sub("^(?:mpi|[nr]ccl)|perf$", "", letters)
     return BY_SPELLING.get(plain, "")
 

@@ -219,6 +219,7 @@ def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
         if character == ",":
             buffer.position += 1
             continue
+        # At the end of the file there is no value, and this raises UserError.
         entry = buffer.value()
         if not isinstance(entry, dict):
             raise UserError(

@@ -86,7 +86,7 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
     return child
 
 
-def enter(namespace: str) -> None:
+def enter_namespace(namespace: str) -> None:
     """Move this process into a network namespace.
 
     Parameters

@@ -526,6 +526,7 @@ def free_port() -> int:
     Returns
     -------
     int
+        The number of the port.
 
     Raises
     ------
@@ -656,6 +657,7 @@ def be_forked(
     namespace : Path or None
         The file of its network namespace; None for the one of this process.
     """
+    # The rank leads a process group of its own, so that `end` also ends its children.
     os.setsid()
     # The fork server has put its own id into `PARENT` of its environment, which this
     # process has inherited. So a rank dies with the fork server.
@@ -674,9 +676,10 @@ def be_forked(
         # Tools such as top then show the process by this name.
         name = f"ddlkit-rank{environment['RANK']}"
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
+    # `be_rank` reads these arguments, as it does in a process that torchrun starts.
     sys.argv = [__name__, job, str(config)]
     if namespace:
-        jobs.enter(str(namespace))
+        jobs.enter_namespace(str(namespace))
     be_rank()
 
 
@@ -718,7 +721,8 @@ def status_of(argv: Sequence[str]) -> int:
     try:
         if len(argv) != 2:
             raise UserError("usage: python -m ddlkit.jobs.launch JOB CONFIG.json")
-        _do(argv[0], Path(argv[1]))
+        job, path_of_settings = argv
+        _do_job(job, Path(path_of_settings))
     except UserError as error:
         print(f"{jobs.ERROR}{error}", file=sys.stderr)
         return jobs.MISTAKE
@@ -739,7 +743,7 @@ def status_of(argv: Sequence[str]) -> int:
     return 0
 
 
-def _do(name: str, path: Path) -> None:
+def _do_job(name: str, path: Path) -> None:
     """Join the other ranks, do this rank's part of the job, and leave.
 
     ``name`` is the module that declares the job, and ``path`` the file of its settings.
@@ -752,9 +756,10 @@ def _do(name: str, path: Path) -> None:
     except (OSError, ValueError, TypeError, KeyError) as error:
         needed = 'needs a JSON object with "out", a directory'
         raise UserError(f"job settings {path}: {needed}: {error}") from error
+    # The job may need what these modules add when they are imported, such as networks.
     for module in config.get("imports", ()):
         importlib.import_module(module)
-    job = find(name)
+    job = find_job(name)
     settings = job.read(config)
     joined = Rank.join(**config.get("join", {}))
     # The launcher knows more of the rank than its environment says, such as the link.
@@ -773,7 +778,7 @@ def _do(name: str, path: Path) -> None:
     me.leave()
 
 
-def find(name: str) -> Job[Any]:
+def find_job(name: str) -> Job[Any]:
     """Return the job that a module declares.
 
     Parameters

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddlkit.core.lab_links import FRAMING_BYTES
-from ddlkit.jobs import die_with_parent, enter
+from ddlkit.jobs import die_with_parent, enter_namespace
 from ddlkit.lab import Conditions
 
 DEVICE = "/dev/net/tun"
@@ -377,7 +377,7 @@ def open_device(namespace: str, return_to: str, offload: int) -> int:
     OSError
         If a namespace does not exist, or if the kernel has no TUN devices.
     """
-    enter(namespace)
+    enter_namespace(namespace)
     windows = " ".join(str(n_bytes) for n_bytes in WINDOW_BYTES)
     for buffer in ("rmem", "wmem"):
         Path(f"/proc/sys/net/ipv4/tcp_{buffer}").write_text(windows)
@@ -387,7 +387,7 @@ def open_device(namespace: str, return_to: str, offload: int) -> int:
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", INTERFACE.encode(), flags))
     fcntl.ioctl(device, _TUNSETVNETHDRSZ, struct.pack("i", _HEADER.size))
     fcntl.ioctl(device, _TUNSETOFFLOAD, offload)
-    enter(return_to)
+    enter_namespace(return_to)
     return device
 
 
