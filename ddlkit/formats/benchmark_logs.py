@@ -1082,4 +1082,5 @@ def _half_digit(cell: str) -> float:
         # Programs print two decimals, so a cell in any other notation counts as such.
         return 0.005
     decimals, exponent = number.groups()
+    # The last digit of "1.65e+07" is worth 10**(7 - 2).
     return 0.5 * 10.0 ** (int(exponent or 0) - len(decimals))

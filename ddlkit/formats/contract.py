@@ -45,7 +45,7 @@ class MessageOptions:
     place: str | None = None
     table: int | None = None
 
-    def refuse_those_of_a_log(self, file: str) -> None:
+    def refuse_options_of_logs(self, file: str) -> None:
         """Raise UserError if an option is set that only applies to a log.
 
         Parameters

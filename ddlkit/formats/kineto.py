@@ -558,6 +558,8 @@ def _described_as(span: Event, collective: str, whole: int, shard: int) -> Event
 
     ``whole`` and ``shard`` are the elements of all ranks together, and of one rank.
     """
+    # The input of a reduce-scatter is the whole, and its output the shard. Those of an
+    # all-gather are the other way round.
     sends_whole = collective == "reduce_scatter"
     sizes = {
         _COLLECTIVE_NAME: collective,
@@ -756,6 +758,7 @@ class TracedIteration(NamedTuple):
         It is the end of backward if the trace has no spans of autograd.
         """
         _, backward_end_s = self.phases["backward"]
+        # The user may have marked a backward that ends before autograd's last function.
         ends_s = [
             event.end_s
             for event in self.events
@@ -1062,12 +1065,14 @@ def layer_profile(
 
 
 def _typical_backward_s(backward_s: Floats) -> Floats:
-    """Return the medians over k iterations, scaled to the median of their sums.
+    """Return the median backward time of each gradient, scaled by one factor for all.
 
-    ``backward_s`` has shape (k, n), and the result shape (n,).
+    With it, their sum is the median backward time of the k iterations. ``backward_s`` has
+    shape (k, n), and the result shape (n,).
     """
     medians_s = np.median(backward_s, axis=0)
     sum_of_medians_s = medians_s.sum()
+    # Times that are all zero cannot be scaled.
     if not sum_of_medians_s:
         return medians_s
     median_of_sums_s = np.median(backward_s.sum(axis=1))

@@ -170,7 +170,7 @@ def _messages(path: Path, options: MessageOptions) -> MessageTimes:
     # A table that ddlkit recorded has a stamp, which says where its rows come from.
     if is_stamped(path):
         frame = load_table(path, "collectives")
-        options.refuse_those_of_a_log(file)
+        options.refuse_options_of_logs(file)
         return MessageTimes("recorded", frame)
     # A pack has the rows of several recorded tables.
     refuse_pack(path)

@@ -177,7 +177,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         if name not in (size.name, time.name, *KEYS):
             cells = [row[position] for row in sheet.rows]
             _refuse_dividing(sheet, frame, name, cells)
-    options.refuse_those_of_a_log(file)
+    options.refuse_options_of_logs(file)
     return MessageTimes("csv", frame)
 
 

@@ -115,6 +115,7 @@ class Place:
         Returns
         -------
         dict of str to str
+            The values of the variables by their names.
         """
         return {
             "RANK": str(rank),
@@ -178,6 +179,7 @@ class Loopback(Place):
         Returns
         -------
         dict of str to str
+            The values of the variables by their names.
         """
         interface = "lo0" if sys.platform == "darwin" else "lo"
         return {
@@ -296,11 +298,12 @@ def workspace(out: Path | None) -> Iterator[Path]:
     Parameters
     ----------
     out : Path or None
-        The directory; None for a temporary one, which is removed after the block.
+        The directory. None stands for a temporary one, which is removed after the block.
 
     Yields
     ------
     Path
+        The directory.
     """
     if out:
         yield Path(out)
@@ -627,6 +630,7 @@ def _show_progress(log: Path, n_shown: int) -> int:
     # The last line has not ended yet.
     lines = _lines(log)[:-1]
     for line in lines[n_shown:]:
+        # An error begins like progress, but the launcher reports it itself.
         if line.startswith(jobs.PROGRESS) and not line.startswith(jobs.ERROR):
             print(line, file=sys.stderr, flush=True)
     return len(lines)
@@ -655,7 +659,7 @@ def be_forked(
     log : Path
         The file of all that the rank prints.
     namespace : Path or None
-        The file of its network namespace; None for the one of this process.
+        The file of the rank's network namespace. None stands for that of this process.
     """
     # The rank leads a process group of its own, so that `end` also ends its children.
     os.setsid()

@@ -117,6 +117,7 @@ class Job(Generic[S]):
                 if name in tables:
                     frames.insert(0, tables[name])
                 tables[name] = pd.concat(frames, ignore_index=True)
+                # The file is replaced by one with all rows so far.
                 if not me.temporary_out:
                     self._save(me, name, tables[name])
         if me.temporary_out:
@@ -276,6 +277,7 @@ class Rank:
         Returns
         -------
         Rank
+            This process as one of the ranks, all of which have met.
 
         Raises
         ------

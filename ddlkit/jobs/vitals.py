@@ -405,7 +405,8 @@ def parse_vitals(text: str) -> Vitals:
     vitals = []
     # For each line its cells, of which the first one is the index of the GPU.
     for index, *cells in machine.cells(text):
-        # `strict=False`: a line may end early, and what it lacks is left out.
+        # The other cells are in the order of `_SAMPLED`, which has the name and the unit of
+        # each quantity. `strict=False`: a line may end early, and what it lacks is left out.
         for cell, (quantity, factor) in zip(cells, _SAMPLED.values(), strict=False):
             # nvidia-smi prints "[N/A]" and the like for what a GPU does not report.
             with contextlib.suppress(ValueError):
