@@ -636,6 +636,7 @@ def read_log(
     ranks = chosen.ranks or ranks
     possible = _possible_collectives(chosen, frame, ranks)
     if chosen.has_rates:
+        _check_values(sheet, frame)
         factors = {convention.algbw_factor for convention in possible.values()}
         # Without a possible collective, algbw is taken for the plain size over time.
         _check_rates(sheet, frame, factors or {1.0})
@@ -798,14 +799,12 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
             name: cell for name, cell in before_times.items() if name in _VARIANTS
         }
         variants.append((size, variant))
-        # Not strict, because a table may have times of one place only.
-        for place, cells in zip(PLACES, places, strict=False):
-            time = cells.get(table.layout.time, "")
-            # The program prints N/A as the time of a place that it does not time.
-            if size == "0" or time == "N/A":
-                continue
-            lines.append(number)
-            rows.append(_printed_row(cells, size, time, place))
+        if size == "0":
+            continue
+        # A line of the log has one time or, for two places, two.
+        rows_of_line = _printed_rows(table, size, places)
+        lines += [number] * len(rows_of_line)
+        rows += rows_of_line
     if not rows:
         # The error names the last line of the table.
         raise UserError(f"{where}, column size: none is above 0 in this table")
@@ -818,24 +817,35 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     return sheet, frame.assign(time=frame["time"] * table.layout.time_unit_us)
 
 
-def _printed_row(cells: dict[str, str], size: str, time: str, place: str) -> list[str]:
-    """Return a time of a table as the cells of a row with the columns of `_PRINTED`.
+def _printed_rows(
+    table: Table, size: str, places: list[dict[str, str]]
+) -> list[list[str]]:
+    """Return the times in a row of a table, each as cells of the columns of `_PRINTED`.
 
-    ``cells`` has the cells of one place by the names of their columns.
+    ``places`` has the cells of each place by the names of their columns. A place that is
+    not timed is left out.
     """
-    # N/A means that the values were not checked. Until 2022, logs had no column "wrong",
-    # but a column "error" with the largest deviation, which is not read here. In both
-    # cases the values count as right.
-    n_wrong = cells.get("wrong", "0").replace("N/A", "0")
-    cells_by_name = {
-        **cells,
-        "size": size,
-        "time": time,
-        "#wrong": n_wrong,
-        "place": place,
-    }
-    # A table without rates has no algbw and busbw, for which 0 stands.
-    return [cells_by_name.get(name, "0") for name in _PRINTED.names]
+    rows = []
+    # Not strict, because a table may have times of one place only.
+    for place, cells in zip(PLACES, places, strict=False):
+        time = cells.get(table.layout.time, "")
+        # The program prints N/A as the time of a place that it does not time.
+        if time == "N/A":
+            continue
+        # N/A means that the values were not checked. Until 2022, logs had no column
+        # "wrong", but a column "error" with the largest deviation, which is not read
+        # here. In both cases the values count as right.
+        n_wrong = cells.get("wrong", "0").replace("N/A", "0")
+        cells_by_name = {
+            **cells,
+            "size": size,
+            "time": time,
+            "#wrong": n_wrong,
+            "place": place,
+        }
+        # A table without rates has no algbw and busbw, for which 0 stands.
+        rows.append([cells_by_name.get(name, "0") for name in _PRINTED.names])
+    return rows
 
 
 def _check_last_time(sheet: Sheet) -> None:
@@ -1038,18 +1048,21 @@ def _prints_a_part(name: str) -> bool:
     return plain in KNOWN and KNOWN[plain].mpi_prints_a_part
 
 
+def _check_values(sheet: Sheet, frame: DataFrame) -> None:
+    """Raise UserError if a collective had wrong results, by the counts of a table."""
+    n_wrong = frame["#wrong"].to_numpy()
+    if n_wrong.any():
+        row = int(np.argmax(n_wrong > 0))
+        problem = f"{n_wrong[row]:g} wrong values: fix the collective before timing it"
+        sheet.fail(row, "#wrong", problem)
+
+
 def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> None:
-    """Raise UserError for wrong values, or for an algbw that contradicts size over time.
+    """Raise UserError for an algbw that contradicts size over time.
 
     ``sheet`` has the rows of the table as text, and ``frame`` as numbers. ``factors`` are
     the possible ratios of algbw to size over time.
     """
-    wrong = frame["#wrong"].to_numpy()
-    if wrong.any():
-        row = int(np.argmax(wrong > 0))
-        problem = f"{wrong[row]:g} wrong values: fix the collective before timing it"
-        sheet.fail(row, "#wrong", problem)
-
     # All rates are in GB/s, as they are printed.
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
