@@ -88,7 +88,8 @@ class Budget:
         >>> Budget().settled([1.0] * 6), Budget().settled([1.0, 2.0] * 3)
         (True, False)
         """
-        # With fewer than 6 samples both bounds are infinite, which is never narrow enough.
+        # The bounds of the 95% confidence interval of the median. With fewer than 6 samples
+        # both are infinite, which is never narrow enough.
         lower, upper = median_interval(samples)
         halfwidth = (upper - lower) / 2
         return halfwidth <= self.relative_halfwidth * float(np.median(samples))
@@ -154,6 +155,7 @@ class Marks:
         first = self._marks[0]
         if self._device.type == "cpu":
             return np.array(self._marks) - first
+        # An event has a time only when the GPU has reached it.
         torch.cuda.synchronize(self._device)
         durations_ms = [first.elapsed_time(event) for event in self._marks]
         return np.array([duration_ms / 1e3 for duration_ms in durations_ms])
@@ -274,6 +276,7 @@ def measure_interleaved(
     def sample(action: Action) -> float:
         """Run an action once, and return its seconds."""
         setup()
+        # Work of the setup that is still under way must not count.
         synchronize()
         start_s = perf_counter()
         result = action()
@@ -397,7 +400,7 @@ def sleep_until(deadline_s: float) -> float:
 
 
 def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
-    """Return a table with one row per sample.
+    """Return the samples of one measurement as a table, a row for each.
 
     Parameters
     ----------
@@ -444,7 +447,7 @@ def rows_by(
 
 
 def chrome_trace(action: Action, device: torch.device | str) -> str:
-    """Return a profile of an action, until the device has done its work.
+    """Return the trace that PyTorch's profiler records of an action and of its work.
 
     Parameters
     ----------
@@ -461,9 +464,11 @@ def chrome_trace(action: Action, device: torch.device | str) -> str:
     activities = [ProfilerActivity.CPU]
     if torch.device(device).type == "cuda":
         activities.append(ProfilerActivity.CUDA)
+    wait_for_device = synchronizer(device)
     with profile(activities=activities) as profiler:
         action()
-        synchronizer(device)()
+        # The profile would otherwise end before the device has done all the work.
+        wait_for_device()
     with scratch() as directory:
         path = directory / "trace.json"
         profiler.export_chrome_trace(str(path))

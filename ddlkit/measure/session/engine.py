@@ -31,7 +31,7 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
-from ddlkit.jobs import child_environment, die_with_parent, ending, trap, vitals
+from ddlkit.jobs import child_environment, die_with_parent, how_it_ended, trap, vitals
 from ddlkit.jobs.launch import end
 from ddlkit.measure import session as sessions
 from ddlkit.measure.session import HAVE_TABLES, MakePoints, Origin, Point, Row, say
@@ -605,7 +605,7 @@ class _IsolatedWorker:
             if self._pipe.poll():
                 return self._pipe.recv()
         status = self._process.wait()
-        raise _WorkerLost(f"the process that measured it {ending(status)}")
+        raise _WorkerLost(f"the process that measured it {how_it_ended(status)}")
 
 
 class _WorkerLost(Exception):
