@@ -146,7 +146,8 @@ class Ranks:
         Returns a new place, a `ddlkit.jobs.launch.Place`: the machine's loopback
         interface, or a lab, which is also a context manager.
     join : mapping
-        Arguments of `ddlkit.jobs.rank.Rank.join`, by which the ranks meet.
+        Arguments of `ddlkit.jobs.rank.Rank.join`, by which the ranks meet: the backend,
+        and optionally ``timeout_s`` and ``on_gpu``.
     """
 
     count: int
@@ -162,10 +163,12 @@ class Ranks:
         *,
         on_gpu: bool | None = None,
     ) -> Ranks:
-        """Return ranks on this machine's own interfaces.
+        """Return ranks on this machine that are in no lab.
 
-        The backend follows from the measured device alone, not from what else the
-        machine has: a recording of the CPU on a machine with GPUs uses gloo.
+        The ranks meet on the loopback interface. Between GPUs their messages take the
+        link that joins the GPUs. The backend follows from the measured device alone,
+        not from what else the machine has: a recording of the CPU on a machine with
+        GPUs uses gloo.
 
         Parameters
         ----------
@@ -177,7 +180,8 @@ class Ranks:
             How tables name the link. By default it is "loopback" between processors,
             and between GPUs "nvlink" or "pcie", as nvidia-smi says.
         on_gpu : bool, optional
-            Whether tensors lie on a GPU. By default NCCL's do, and gloo's do not.
+            Whether the tensors that are sent lie on a GPU. By default they do with NCCL,
+            and do not with gloo.
 
         Returns
         -------
@@ -221,6 +225,7 @@ class Ranks:
             If a rank dies, if time is up, and if the lab cannot be made.
         """
         place = self.place()
+        # `launch` ends ranks that take longer, because they probably hang.
         timeout_s = PATIENCE * estimate_s
         lab_or_nothing: AbstractContextManager[Any] = nullcontext()
         # All places but the loopback interface are labs.
@@ -304,6 +309,7 @@ def place_of(
     """
     if bits_per_s:
         members, name = ranks_in_lab(count, bits_per_s, delay_s)
+        # Only tables of collectives have "lab-" in their names.
         return members, name.removeprefix("lab-")
     return Ranks.of(count, here.device), f"p{count}-{_own_link(here)}"
 
@@ -352,6 +358,7 @@ def layers(
     UserError
         If a network is unknown.
     """
+    # An unknown name is refused here, before anything is measured.
     for name, _ in networks:
         networks_by_name.find(name)
     # 0 stands for a network that is measured alone, because no number of ranks is
@@ -366,6 +373,8 @@ def layers(
             estimate_s += LAUNCH_S
             members = Ranks.of(count, here.device)
             job = layer_times.layers_job
+            # Ranks are ended after a multiple of the duration that is stated here. All
+            # of them share the cores, so they may take much longer than one rank.
             measure = partial(members.run, job, settings, max(LAYERS_S, estimate_s))
         else:
             # One rank has all cores. If no number of ranks is given, torch chooses.
@@ -391,7 +400,9 @@ def layers(
 # -- collectives -----------------------------------------------------------------------
 
 # On a machine with one device no ranks can exchange messages between devices. What can
-# be measured there is labelled as a link of its own. From the measured device to ranks:
+# be measured there is labelled as a link of its own: two ranks on the processor, one
+# rank that sends to itself, and two ranks whose gloo sends tensors that lie on a GPU.
+# Each function takes the measured device and returns the ranks.
 _LINKS: dict[str, Callable[[str], Ranks]] = {
     "loopback-p2": lambda device: Ranks.of(2, "cpu"),
     "one-rank": lambda device: Ranks.of(1, device, "one-rank"),
@@ -459,6 +470,7 @@ def collectives(
         if not on_nccl:
             messages = 1
     sizes = sizes or (messages_alone.NCCL_SIZES if on_nccl else messages_alone.SIZES)
+    # Each size of each collective may take the whole of its budget.
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
     # The constructor of the settings refuses wrong ones. It is called when a point is
     # measured, so that a mistake fails one point only, and not the list of all points.
@@ -533,6 +545,7 @@ def _collectives_to_measure(
     for collective in collectives:
         missing_sizes = messages_alone.missing_sizes(rows, collective, sizes, ranks)
         if missing_sizes:
+            # Collectives that lack the same sizes are later measured by one launch.
             to_measure.setdefault(missing_sizes, []).append(collective)
     return to_measure
 
@@ -772,7 +785,8 @@ def training_estimate_s(
     """
     batch_s = LAB_ITERATION_S / EXPECTED_SPEEDUP[here.device]
     iteration_s = accumulate * batch_s
-    # A round also has as many iterations without exchange before, and as many after.
+    # Each round trains three times for ``iterations``: before and after the iterations
+    # that exchange gradients, others run that exchange nothing.
     iterations_of_a_plan = repeats * 3 * iterations + training.WARMUP
     return LAUNCH_S + plans * iterations_of_a_plan * iteration_s
 
@@ -981,6 +995,8 @@ def points(
     counts_or_default = counts or rank_counts(here)
     rates_or_no_lab = rates or [0.0]
     wanted = PARTS if part == "quick" else (part,)
+    # Only these parts build networks. A network that cannot be built is refused before
+    # anything is measured.
     if {*wanted} & {"layers", "slowdown", "training"}:
         for name, _ in networks:
             networks_by_name.require(name)
