@@ -139,7 +139,9 @@ def _copy_s(
     slots = source.numel() // size
     most_by_bytes = max(1, _SAMPLE_BYTES // size)
     copies_per_sample = min(slots, _MOST_COPIES, most_by_bytes)
+    # After the last slot of a pool the first one is next.
     next_slots = itertools.cycle(range(slots))
+    # The copies of a sample: where each goes, and where it comes from.
     pairs: list[tuple[Pool, Pool]] = []
 
     def choose_next_slots() -> None:
@@ -153,11 +155,11 @@ def _copy_s(
             out_of = source[slot * size : (slot + 1) * size]
             pairs.append((into, out_of))
 
-    def copy() -> None:
+    def copy_all_pairs() -> None:
         for into, out_of in pairs:
             into.copy_(out_of, non_blocking=True)
 
     # If one of the pools is on the GPU, the GPU does the copy.
     device = target.device if target.is_cuda else source.device
-    seconds = clock.measure_on(device, copy, budget, setup=choose_next_slots)
+    seconds = clock.measure_on(device, copy_all_pairs, budget, setup=choose_next_slots)
     return copies_per_sample, seconds / copies_per_sample

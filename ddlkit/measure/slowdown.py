@@ -109,6 +109,7 @@ def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
     """
     name = settings.network
     with compute_on(f"{name} beside all-reduces", me.device, PRECISION):
+        # All ranks have equal first weights, which DDP is not asked to send.
         torch.manual_seed(0)
         training = known(name, settings.batch, me.device, PRECISION)
         yield from slowdown_rounds(
@@ -200,7 +201,7 @@ class _TrainingAndMessages:
         gradients, and with one bucket for each. Both have equally many bytes, so that
         their difference is the cost of the additional buckets.
     messages : dict of int to (Tensor, int)
-        What is sent, and how many times, by size in bytes.
+        The tensor that is sent, and how many times it is sent, by its size in bytes.
     """
 
     def __init__(self, me: Rank, training: Training, sizes: Sequence[int]) -> None:
@@ -238,6 +239,7 @@ class _TrainingAndMessages:
         ``alone_s`` is how long an iteration takes without messages, and ``size`` is the
         size of the buffer in bytes.
         """
+        # As many messages as both limits of a pilot run allow, but at least two.
         pilot_count = max(2, min(PILOT_MESSAGES, PILOT_BYTES // size))
         # The first of two runs also warms up. The longer one counts: it gives the
         # smaller number of messages, so that a round does not take too long.
@@ -371,9 +373,13 @@ class _Sending:
         in_thread: bool | None = None,
     ) -> None:
         self._device = me.device
+        # Two marks: when the first message is posted, and when the last one has arrived.
         self._marks = Marks(me.device)
         self._works: list[Any] = []
+        # On CUDA an event says when the last message has arrived. Elsewhere a future,
+        # which `_mark_end` sets, says when its callback has added the second mark.
         self._ended_on_gpu: torch.cuda.Event | None = None
+        self._end_marked: Any = None
         self._failure: Exception | None = None
         if in_thread is None:
             in_thread = me.device.type == "cuda"
@@ -420,7 +426,7 @@ class _Sending:
             return True
         if self._ended_on_gpu:
             return self._ended_on_gpu.query()
-        return self._end_marked.done()
+        return bool(self._end_marked.done())
 
     def seconds(self) -> float:
         """Wait for the last arrival, and return the seconds since the first post."""
