@@ -90,7 +90,11 @@ def group(heading: str, *arguments: Argument) -> tuple[Argument, ...]:
 
 
 def parsed_by(parse: Callable[[str], Value]) -> Callable[[str], Value]:
-    """Return a parser whose UserError argparse reports together with the name of the option."""
+    """Return a function that parses an argument, for the keyword ``type`` of argparse.
+
+    A UserError of ``parse`` becomes the exception that argparse reports together with the
+    name of the option.
+    """
 
     def parse_argument(text: str) -> Value:
         try:
@@ -290,6 +294,7 @@ def _readable(value: Any) -> str:
     if isinstance(value, dict):
         items = [f"{name} {_readable(inner)}" for name, inner in value.items()]
         return ", ".join(items)
+    # Only a list or a tuple of numbers is left.
     if len(value) > MOST_LISTED:
         lowest = _readable(min(value))
         highest = _readable(max(value))
@@ -513,7 +518,12 @@ def measure(arguments: argparse.Namespace) -> None:
     if n_started > 1:
         _measure_in_job(arguments, n_started)
         return
-    for name in _OF_A_JOB:
+    _measure_here(arguments)
+
+
+def _measure_here(arguments: argparse.Namespace) -> None:
+    """Measure parts in a session of this machine, which starts its own ranks."""
+    for name in _OPTIONS_OF_A_JOB:
         if getattr(arguments, name) is not None:
             raise UserError(
                 f"--{name} has an effect under torchrun or srun only: leave it out"
@@ -558,8 +568,8 @@ def measure(arguments: argparse.Namespace) -> None:
     print(directory)
 
 
-_OF_A_JOB = ("minutes", "link")
-"""Options that only a job of torchrun or srun takes."""
+_OPTIONS_OF_A_JOB = ("minutes", "link")
+"""Options that have an effect only if torchrun or srun started the ranks."""
 
 
 def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
@@ -583,16 +593,17 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
     from ddlkit.jobs.rank import joined
     from ddlkit.measure import cluster
 
-    asked = cluster.MINUTES if arguments.minutes is None else arguments.minutes
-    if not 0 < asked < math.inf:
-        raise UserError(f"--minutes {asked:g}: give a finite time above zero")
+    time_min = cluster.MINUTES if arguments.minutes is None else arguments.minutes
+    if not 0 < time_min < math.inf:
+        raise UserError(f"--minutes {time_min:g}: give a finite time above zero")
     out = arguments.out or Path("measured")
     with (
         interrupt_says_kept(),
         joined(cluster.MEETING_S) as me,
         only_command_in(out, me),
     ):
-        path = cluster.measure_collectives(me, out, asked, arguments.link or "")
+        path = cluster.measure_collectives(me, out, time_min, arguments.link or "")
+    # Only rank 0 has the table.
     if me.rank == 0:
         print(path)
 
@@ -628,6 +639,7 @@ def refuse_unwritable(option: str, path: Path, directory: Path) -> None:
     UserError
         If the operating system refuses.
     """
+    # A directory that does not exist is made in the first of its parents that exists.
     parents = [directory, *directory.absolute().parents]
     existing = next(parent for parent in parents if parent.exists())
     try:
@@ -805,7 +817,7 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
         "dry_run",
         "pack",
         "ignore_load",
-        *_OF_A_JOB,
+        *_OPTIONS_OF_A_JOB,
     ):
         if getattr(arguments, name):
             raise UserError(
@@ -843,9 +855,9 @@ def machine(arguments: argparse.Namespace) -> None:
     description = {**describe(), **versions()}
     cpu = description["cpu"]
     if arguments.json:
-        # In stamps of tables, 0 stands for no quota.
-        of_cpu = {**cpu, "quota_cores": cpu["quota_cores"] or None}
-        show({**description, "cpu": of_cpu}, as_json=True)
+        # A stamp of a table has 0 for no quota. In the printed JSON it becomes null.
+        printed_cpu = {**cpu, "quota_cores": cpu["quota_cores"] or None}
+        show({**description, "cpu": printed_cpu}, as_json=True)
         return
     cores = count_of(cpu["cores"], "core")
     quota = "no quota of a container"
@@ -923,43 +935,67 @@ lab, clean removes what is left of labs whose process has ended."""
 )
 def lab(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit lab``."""
-    from ddlkit.lab import network
-
     _refuse_options_of_other_actions(arguments)
     if arguments.action == "up":
-        shape = _lab_shape(arguments)
-        # A persistent lab stays when this command ends.
-        new_lab = network.Lab(shape, arguments.label, persistent=True).up()
-        namespaces = " ".join(new_lab.namespaces)
-        ranks = count_of(new_lab.ranks, "rank")
-        print(f"{new_lab.label}: {ranks} over {new_lab.name}; namespaces {namespaces}")
+        _make_lab(arguments)
     elif arguments.action == "status":
-        rows = network.status()
-        for row in rows:
-            state = "up" if row["alive"] else "dead: run ddlkit lab clean"
-            ranks = "an unknown number of ranks"
-            if row["ranks"]:
-                ranks = count_of(row["ranks"], "rank")
-            print(
-                f"{row['label']}: {ranks} over {row['link']}, {row['owner']}, {state}"
-            )
-        if not rows:
-            print("no labs are up")
+        _print_labs()
     elif arguments.action == "down":
-        labels = [row["label"] for row in network.status()]
-        if arguments.label:
-            labels = [arguments.label]
-        for label in labels:
-            network.attach(label).down()
-            print(f"{label}: down")
-        if not labels:
-            print("no labs are up")
+        _remove_labs(arguments.label)
     else:
-        removed = network.clean()
-        for label in removed:
-            print(f"{label}: removed")
-        if not removed:
-            print("nothing is left of labs whose process has ended")
+        _clean_labs()
+
+
+def _make_lab(arguments: argparse.Namespace) -> None:
+    """Make the lab that the arguments of ``lab up`` describe, and print what it has."""
+    from ddlkit.lab import network
+
+    shape = _lab_shape(arguments)
+    # A persistent lab stays when this command ends.
+    new_lab = network.Lab(shape, arguments.label, persistent=True).up()
+    namespaces = " ".join(new_lab.namespaces)
+    ranks = count_of(new_lab.ranks, "rank")
+    print(f"{new_lab.label}: {ranks} over {new_lab.name}; namespaces {namespaces}")
+
+
+def _print_labs() -> None:
+    """Print a line for each lab of this machine: its ranks, link, owner and state."""
+    from ddlkit.lab import network
+
+    rows = network.status()
+    for row in rows:
+        state = "up" if row["alive"] else "dead: run ddlkit lab clean"
+        ranks = "an unknown number of ranks"
+        if row["ranks"]:
+            ranks = count_of(row["ranks"], "rank")
+        print(f"{row['label']}: {ranks} over {row['link']}, {row['owner']}, {state}")
+    if not rows:
+        print("no labs are up")
+
+
+def _remove_labs(label: str) -> None:
+    """Remove the lab of a label, or all labs if the label is empty."""
+    from ddlkit.lab import network
+
+    labels = [row["label"] for row in network.status()]
+    if label:
+        labels = [label]
+    for label_to_remove in labels:
+        network.attach(label_to_remove).down()
+        print(f"{label_to_remove}: down")
+    if not labels:
+        print("no labs are up")
+
+
+def _clean_labs() -> None:
+    """Remove what is left of labs whose process has ended, and print their labels."""
+    from ddlkit.lab import network
+
+    labels = network.clean()
+    for label in labels:
+        print(f"{label}: removed")
+    if not labels:
+        print("nothing is left of labs whose process has ended")
 
 
 _OPTIONS_OF_UP = ("ranks", "rate", "engine", "delay", "loss")
@@ -991,6 +1027,7 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
     rate_bits_per_s = 1e9 if arguments.rate is None else arguments.rate
     if not 2 <= ranks <= MAX_RANKS:
         raise UserError(f"--ranks {ranks}: a lab has 2 to {MAX_RANKS} ranks")
+    # The conditions of the links, delay and loss, as the user writes them.
     conditions = {}
     for name in EMULATED_OPTIONS:
         value = getattr(arguments, name)
