@@ -190,7 +190,8 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
 def _count(explanation: Any) -> str:
     """Return how many ranks and iterations were traced, in words.
 
-    ``ranks`` is None if there is the trace of one rank alone.
+    ``ranks`` is 0 if there is the trace of one rank alone, and it does not say of how
+    many.
     """
     ranks = f"{explanation.ranks} ranks" if explanation.ranks else "one rank of several"
     return f"{ranks}, {explanation.iterations} iterations"
