@@ -441,8 +441,10 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
         if me is not None:
             from ddlkit.jobs.rank import agree_all
 
-            # A rank that left alone would let all others wait for it.
-            if not agree_all(refusal is None) and refusal is None:
+            # All ranks ask together whether rank 0 has the lock. If rank 0 left alone, all
+            # others would wait for it.
+            is_locked = agree_all(refusal is None)
+            if not is_locked and me.rank != 0:
                 refusal = UserError(f"--out {out}: rank 0 could not lock it")
         if refusal:
             raise refusal
@@ -780,8 +782,10 @@ def require_lab(text: str | None) -> None:
 
 def require_model_file(spec: str) -> None:
     """Raise UserError if --model names a function of a file that does not exist."""
+    # A network of torchvision, such as torchvision:resnet50, has no file.
     file, separator, _ = spec.rpartition(":")
-    if separator and file.endswith(".py") and not Path(file).is_file():
+    names_a_file = separator and file.endswith(".py")
+    if names_a_file and not Path(file).is_file():
         raise UserError(f"--model {spec}: there is no file {file}")
 
 

@@ -673,6 +673,8 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
     cost = communication.cost
     _refuse_other_than_ring(cost, ranks, origin)
 
+    # Only the cost of a ring can be taken to another number of ranks, so the cost is first
+    # declared to be one.
     def between_ranks(line: Any) -> Any:
         return line.by_algorithm(RING).at_workers(ranks)
 
@@ -773,17 +775,7 @@ def _cost_from_file(
         warnings += warnings_of_fit(description)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    # The collective that the cost must be of, None if any will do here. With --density,
-    # `Communication.sparse` checks the collective later.
-    needed = arguments.collective
-    if needed is None and arguments.density is None:
-        needed = "all_reduce"
-    if needed is not None and cost.collective != needed:
-        raise UserError(
-            f"{path} is the cost of an {cost.collective}, but the gradients are sent "
-            f"by {needed}: fit a cost of {needed}, or give --collective "
-            f"{cost.collective}"
-        )
+    _refuse_other_collective(arguments, cost)
     link = Link(in_flight=arguments.in_flight)
     ranks = arguments.ranks
     # In what-if, --assume-ring is about the ranks after the change. Their cost is made
@@ -801,6 +793,21 @@ def _cost_from_file(
             f"{ranks} ranks, or {advice_to_assume_ring(cost)}"
         )
     return Communication(cost, draws=draws, link=link), measured
+
+
+def _refuse_other_collective(arguments: argparse.Namespace, cost: Any) -> None:
+    """Raise UserError if the cost in --cost is not that of the collective that is sent."""
+    # The collective that the cost must be of, None if any will do here. With --density,
+    # `Communication.sparse` checks the collective later.
+    needed = arguments.collective
+    if needed is None and arguments.density is None:
+        needed = "all_reduce"
+    if needed is not None and cost.collective != needed:
+        raise UserError(
+            f"{arguments.cost} is the cost of an {cost.collective}, but the gradients are "
+            f"sent by {needed}: fit a cost of {needed}, or give --collective "
+            f"{cost.collective}"
+        )
 
 
 def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any, Any]:

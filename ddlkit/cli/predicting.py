@@ -130,7 +130,6 @@ def fit(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit fit``."""
     from ddlkit.core import fit as fitting
     from ddlkit.formats import messages
-    from ddlkit.model import fits
 
     _refuse_wrong_comparison(arguments)
     refuse_link_of_foreign_files(arguments.link, [arguments.file])
@@ -158,7 +157,29 @@ def fit(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.file}, fitted by --form {arguments.form}: {error}"
         ) from error
-    description = fitted.to_dict()
+    description = _description_of_fit(fitted, sizes, seconds, facts)
+    about_fit = description["fit"]
+    print_warnings(about_fit["warnings"])
+    if arguments.json:
+        show(description, as_json=True)
+        return
+    show(_without_nested({**description, **about_fit}), as_json=False)
+
+
+def _description_of_fit(
+    fitted: Any,
+    sizes: NDArray[np.int64],
+    seconds: NDArray[np.float64],
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """Return a fitted cost as a dictionary, whose entry "fit" says how good the fit is.
+
+    ``sizes`` (bytes) and ``seconds`` have shape (n,), for n messages. ``facts`` are what
+    `read_bytes_seconds` knows of the messages, such as their source.
+    """
+    from ddlkit.model import fits
+
+    description: dict[str, Any] = fitted.to_dict()
     about_fit = description["fit"]
     # `fit` computes this error to choose a form for "auto", and the description then has
     # it. If the user names a form, the error is computed here.
@@ -171,11 +192,7 @@ def fit(arguments: argparse.Namespace) -> None:
     about_fit |= measured._asdict()
     about_fit |= _place_if_known(facts)
     about_fit["warnings"] = warnings
-    print_warnings(warnings)
-    if arguments.json:
-        show(description, as_json=True)
-        return
-    show(_without_nested({**description, **about_fit}), as_json=False)
+    return description
 
 
 def _refuse_wrong_comparison(arguments: argparse.Namespace) -> None:

@@ -506,7 +506,6 @@ def _measure_table(
     The rows of table ``layers`` come with those of table ``samples``. What a user
     should know of the layers is appended to ``notes``.
     """
-    all_bytes = training.gradient_bytes
     if schema == "layers":
         budget = Budget(
             warmup=1,
@@ -520,7 +519,7 @@ def _measure_table(
         notes += other_than_predicted(training, profile)
         yield tables
     elif schema == "collectives":
-        sizes = message_sizes(all_bytes, me.world_size)
+        sizes = message_sizes(training.gradient_bytes, me.world_size)
         budget_of_size = Budget(
             warmup=1,
             min_repeats=4,
@@ -535,21 +534,28 @@ def _measure_table(
         )
         yield from collectives_job.part(me, messages)
     else:  # table ``slowdown``
-        # Messages have three sizes. The smallest is nearly all start-up latency. The
-        # next is an eighth of all gradients, as large as a bucket of a plan may be. The
-        # largest is that of all gradients. For a tiny model some of these are equal.
-        start_up = min(START_UP_BYTES, all_bytes)
-        # Messages have whole elements of 4 bytes. Fewer than 8 elements have no eighth,
-        # and the size of all gradients takes its place.
-        elements = all_bytes // 4
-        eighth = 4 * (elements // 8) or all_bytes
         yield from slowdown_rounds(
             me,
             training,
-            sizes=sorted({start_up, eighth, all_bytes}),
+            sizes=_sizes_for_slowdown(training.gradient_bytes),
             max_s=FOR_SLOWDOWN * settings.measure_s,
             min_repeats=3,
         )
+
+
+def _sizes_for_slowdown(all_bytes: int) -> list[int]:
+    """Return the sizes in bytes of the messages for table ``slowdown``, in order.
+
+    The smallest is nearly all start-up latency. The next is an eighth of all gradients,
+    as large as a bucket of a plan may be. The largest is that of all gradients, which
+    have ``all_bytes``. For a tiny model some of these are equal, and listed once.
+    """
+    start_up = min(START_UP_BYTES, all_bytes)
+    # Messages have whole elements of 4 bytes. Fewer than 8 elements have no eighth, and
+    # the size of all gradients takes its place.
+    elements = all_bytes // 4
+    eighth = 4 * (elements // 8) or all_bytes
+    return sorted({start_up, eighth, all_bytes})
 
 
 def message_sizes(all_bytes: int, world_size: int) -> list[int]:
