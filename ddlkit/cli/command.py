@@ -823,6 +823,7 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
         "ignore_load",
         *_OPTIONS_OF_A_JOB,
     ):
+        # An option that is not given is None or False.
         if getattr(arguments, name):
             raise UserError(
                 f"{option_of(name)} has no effect with --model, which measures one model "

@@ -1017,6 +1017,7 @@ def refuse_other_than_recorded(option: str, path: Path | None, program: str) -> 
 
     if path is None or not path.is_file() or is_stamped(path):
         return
+    # A file into which several recorded tables were packed has an error of its own.
     refuse_pack(path)
     raise UserError(
         f"{option} {path}: is not a recorded table, because no file .json of its name is "
@@ -1167,6 +1168,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     rows = []
     for spec, reshard in product(specs, (True, False)):
         sharding = shardings[spec].scaled(arguments.dilation)
+        # A program is what every rank does in an iteration, in this order.
         program = sharding.program(prefetch=not arguments.no_prefetch, reshard=reshard)
         predicted, interval_s = forecast(program, communications, arguments.level)
         compute_s = predicted.compute_s

@@ -932,6 +932,7 @@ def _graph(
     from ddlkit.core.taskgraph import ALL_RANKS, Gpus, of_iteration
     from ddlkit.store.readers import read_inputs
 
+    # Seconds of reading, decoding and copying the input of a batch, by name.
     input_s: dict[str, float] = {}
     if arguments.inputs:
         input_s = read_inputs(arguments.inputs, profile.batch)
@@ -940,6 +941,7 @@ def _graph(
     machines = Gpus.of(workers, per_machine).machines
     changed_machines = {rank // per_machine for rank in changed_ranks}
     simulated = _machines_to_simulate(machines, changed_machines)
+    # Each machine reads its input from a disk of its own.
     gpus = Gpus(machines=len(simulated), per_machine=per_machine, shared_disk=False)
     # A rank reads, decodes and copies its input, which are three tasks, and computes each
     # layer forward and backward.

@@ -702,6 +702,7 @@ def read_advice(out: Path, suffix: str = "") -> Advice:
     # The profile is of whole iterations, with all batches that they accumulate. So the
     # workload is not accumulated once more.
     work = store.read_profile(out / f"layers{suffix}.csv").workload()
+    # If this torch takes no lists of bucket sizes, only a bucket cap can be advised.
     return Advice.of(work, with_contention, scatter_of(samples), lists=DDP_TAKES_LISTS)
 
 

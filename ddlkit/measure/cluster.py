@@ -64,6 +64,7 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
     """
     layout = peers.layout()
     facts_of_all_ranks = shared_facts(me)
+    # The rows of the table name the link as this rank does.
     me = replace(me, link=link or link_of(me, layout))
     sizes = messages.NCCL_SIZES if me.backend == "nccl" else messages.SIZES
     path = table_path(out, "collectives", _name(me, layout))

@@ -88,6 +88,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
             raise Unavailable(reason)
 
     what = f"pools of {format_bytes(largest)} to copy between"
+    # If memory runs out, `compute_on` raises a UserError with this description.
     with compute_on(what, device) as torch_device:
         return all_or_partial("copies", frames(torch_device))
 

@@ -464,7 +464,10 @@ def collectives(
         A point for each place, and thus for each table.
     """
     in_lab = bool(rate)
+    # NCCL sends between GPUs. In a lab, and over the other links of `_LINKS`, gloo does.
     on_nccl = here.on_gpu and link in ("", "one-rank") and not in_lab
+    # Outside of a lab nothing is measured twice, and only NCCL gets several messages at
+    # once.
     if not in_lab:
         tries = 1
         if not on_nccl:
@@ -493,6 +496,7 @@ def collectives(
             _collectives_to_measure, path, collectives, sizes, members.count
         )
         run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
+        # The point is done when nothing is left to measure.
         point = Point("collectives", name, run, estimate_s, left=to_measure)
         gpus_needed = members.count if one_gpu_each else 0
         yield on_gpus(gpus_needed, point, here)

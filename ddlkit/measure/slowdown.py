@@ -334,6 +334,8 @@ class _TrainingAndMessages:
             marks = Marks(self.me.device)
             iterations.append(marks)
             self._iterate(buckets=1, marks=marks)
+            # Without waiting for the GPU, the host would issue many iterations ahead, and
+            # most of them would run when the messages have long arrived.
             synchronize()
         # The last message arrived during the last iteration, a part of which therefore
         # ran without messages. That iteration counts only if there is no other.

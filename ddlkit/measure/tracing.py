@@ -88,6 +88,7 @@ def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
         for note in notes:
             me.say(note)
         me.say(f"recording {settings.iterations} iterations of {training.network}")
+        # All iterations are alike, so their numbers are ignored.
         trace_iterations(
             lambda _: training.iterate(),
             Path(settings.directory),
@@ -95,6 +96,7 @@ def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
             iterations=settings.iterations,
             warmup=settings.warmup,
         )
+    # A job has to be a generator, even if it yields no table.
     yield from ()
 
 

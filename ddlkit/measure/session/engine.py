@@ -545,6 +545,7 @@ class _IsolatedWorker:
                 # outcomes since then.
                 self.make_rows()
             except UserError as error:
+                # The next point may find a GPU that has recovered in the meantime.
                 time.sleep(PAUSE_S)
                 return replace(row, outcome=sessions.FAILED, reason=str(error))
         allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
