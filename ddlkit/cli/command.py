@@ -738,12 +738,12 @@ def lab_rate(text: str | None) -> tuple[float, float]:
         raise UserError(f"--lab {text}: {error}") from None
 
 
-def ranks_to_start(asked: int | None, default: int) -> int:
+def ranks_to_start(ranks: int | None, default: int) -> int:
     """Return how many ranks to start on this machine, or raise UserError.
 
     Parameters
     ----------
-    asked : int or None
+    ranks : int or None
         The value of --ranks.
     default : int
         What is returned if --ranks is not given. It may be 0 if the caller lets another
@@ -754,18 +754,18 @@ def ranks_to_start(asked: int | None, default: int) -> int:
     int
         The number of ranks.
     """
-    if asked is None:
+    if ranks is None:
         return default
-    if asked < 2:
+    if ranks < 2:
         raise UserError(
-            f"--ranks {asked}: one rank alone sends nothing: use at least 2"
+            f"--ranks {ranks}: one rank alone sends nothing: use at least 2"
         )
-    if asked > MOST_RANKS:
+    if ranks > MOST_RANKS:
         raise UserError(
-            f"--ranks {asked}: each is a process of this machine: use at most "
+            f"--ranks {ranks}: each is a process of this machine: use at most "
             f"{MOST_RANKS}, or run ddlkit advise --model under torchrun on several nodes"
         )
-    return asked
+    return ranks
 
 
 def require_lab(text: str | None) -> None:

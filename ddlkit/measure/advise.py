@@ -36,7 +36,7 @@ from ddlkit.measure.collectives import CollectivesSettings, collectives_job, who
 from ddlkit.measure.given import DDP_OPTIONS, Training, load
 from ddlkit.measure.layers import compute_on, profile_training
 from ddlkit.measure.session import Origin, table_path
-from ddlkit.measure.slowdown import completed_future, slowdown_rounds
+from ddlkit.measure.slowdown import send_nothing, slowdown_rounds
 from ddlkit.measure.training import other_than_predicted, wrap_and_rebuild
 from ddlkit.model import Calibration
 from ddlkit.model.advice import DEFAULT, Advice, is_decided, measured_gain
@@ -262,8 +262,8 @@ def wrap_alone(training: Training) -> None:
     group_options: Any = {"backend": "gloo", "use_local_synchronization": True}
     group = dist.new_group([dist.get_rank()], **group_options)
     ddp = training.wrap(process_group=group)
-    # Without a hook DDP would still run an all-reduce of each bucket.
-    ddp.register_comm_hook(None, lambda _, bucket: completed_future(bucket.buffer()))
+    # Otherwise DDP would still run an all-reduce of each bucket.
+    send_nothing(ddp)
 
 
 def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:

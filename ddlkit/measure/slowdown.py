@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
@@ -212,10 +213,8 @@ class _TrainingAndMessages:
         single_gradients = training.wrap(bucket_cap_mb=CAP_OF_SINGLE_GRADIENTS_MIB)
         self.ddp = {1: one_bucket, len(training.trained()): single_gradients}
         for ddp in self.ddp.values():
-            # Nobody sends the buckets, so only what DDP does besides is timed.
-            ddp.register_comm_hook(
-                None, lambda _, bucket: completed_future(bucket.buffer())
-            )
+            # Only what DDP does besides sending is timed.
+            send_nothing(ddp)
             training.use(ddp)
             for _ in range(WARMUP):
                 training.iterate()
@@ -443,19 +442,22 @@ class _Sending:
         return float(self._marks.seconds()[-1])
 
 
-def completed_future(buffer: torch.Tensor) -> Any:
-    """Return the result of a communication hook that sends nothing.
+def send_nothing(ddp: DistributedDataParallel) -> None:
+    """Have DDP fill its buckets, but send none of them.
 
     Parameters
     ----------
-    buffer : Tensor
-        The bucket's buffer.
-
-    Returns
-    -------
-    torch.futures.Future
-        A future that holds the buffer already.
+    ddp : DistributedDataParallel
+        A wrapped model, whose gradients are then not averaged over ranks.
     """
+    # DDP calls the hook in place of its own all-reduce, and goes on when the future is
+    # complete. The hook is a lambda, because torch refuses a function whose annotations
+    # are texts, as all annotations are in this module.
+    ddp.register_comm_hook(None, lambda _, bucket: _completed_future(bucket.buffer()))
+
+
+def _completed_future(buffer: torch.Tensor) -> Any:
+    """Return a future that holds the buffer of a bucket already."""
     # A future that holds CUDA tensors must be made with their devices.
     devices: list[Any] | None = [buffer.device] if buffer.is_cuda else None
     future: Any = torch.futures.Future(devices=devices)

@@ -189,8 +189,8 @@ def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
 
     def copy_all() -> None:
         # `split` returns views of the buffer, one for each gradient.
-        for place, gradient in zip(whole.split(sizes), gradients, strict=True):
-            place.copy_(gradient)
+        for view, gradient in zip(whole.split(sizes), gradients, strict=True):
+            view.copy_(gradient)
 
     # All ranks copy at the same time, as in training, and share the memory's bandwidth.
     seconds = clock.measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
@@ -286,14 +286,15 @@ def other_than_predicted(training: Training, profile: LayerProfile) -> list[str]
         A line that says how they differ. The list is empty if they are equal, and if
         DDP has rebuilt no buckets.
     """
-    made = rebuilt_bytes(training.ddp) if training.ddp else []
+    bucket_bytes = rebuilt_bytes(training.ddp) if training.ddp else []
     work = profile.workload()
-    predicted = make_plan(OWN_PLAN, work).group_bytes(work).tolist()
-    if not made or made == predicted:
+    predicted_bytes = make_plan(OWN_PLAN, work).group_bytes(work).tolist()
+    if not bucket_bytes or bucket_bytes == predicted_bytes:
         return []
     return [
-        f"DDP made {_buckets_in_words(made)}, but {_buckets_in_words(predicted)} are "
-        "predicted: do not rely on plans for this model"
+        f"DDP made {_buckets_in_words(bucket_bytes)}, but "
+        f"{_buckets_in_words(predicted_bytes)} are predicted: do not rely on plans for "
+        "this model"
     ]
 
 
