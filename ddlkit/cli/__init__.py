@@ -312,6 +312,7 @@ def _interrupt(number: int, _: object) -> None:
     finaliser, and an extension may drop one that is raised in Python code that it calls.
     """
     timer = threading.Timer(REMIND_AFTER_S, os.kill, (os.getpid(), REMINDER))
+    # The timer must not keep the process alive until it has sent the reminder.
     timer.daemon = True
     timer.start()
     _reminders.append(timer)
@@ -330,8 +331,10 @@ class _Parser(argparse.ArgumentParser):
     """A parser that raises UserError for a wrong word, and names the help to read."""
 
     command = ""
+    """The name of the command that is parsed, "" for the words before a command."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise UserError in place of argparse's own message, of which this makes it."""
         # argparse writes "argument --plan: expected one argument", "argument --json:
         # ignored explicit argument 'yes'" for the word --json=yes, or "the following
         # arguments are required: --profile".
@@ -341,6 +344,7 @@ class _Parser(argparse.ArgumentParser):
             r"takes no value: leave =\1 out",
             problem,
         )
+        # The second part is the separator, which is empty if the message has none.
         _, is_required, names = problem.partition("arguments are required: ")
         if is_required:
             problem = f"{self.command or self.prog} needs {names}"

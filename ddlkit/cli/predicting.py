@@ -332,18 +332,7 @@ PLANNER = arg(
 def predict(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit predict``."""
     if is_sharded(arguments):
-        # One way to make units gives two predictions, for the two ways of FSDP's
-        # reshard_after_forward.
-        if ";" in (arguments.units or ""):
-            raise UserError(
-                f"--units {shown(arguments.units)}: give one way to make units: ddlkit "
-                "advise compares several, which ; separates"
-            )
-        resharded, kept_whole = predict_sharded(arguments, arguments.units)
-        sharded = kept_whole if arguments.no_reshard else resharded
-        if not arguments.json:
-            sharded["level"] = _level_in_words(sharded)
-        show(sharded, arguments.json)
+        _show_sharded_prediction(arguments)
         return
     forecast, warnings, *_ = forecast_of(arguments, arguments.plan, arguments.level)
     iteration = forecast.iteration
@@ -356,7 +345,7 @@ def predict(arguments: argparse.Namespace) -> None:
         "plan": arguments.plan,
         "messages": len(iteration.plan.ends),
         "workers": iteration.cost.workers,
-        "contention": _contention(iteration) if knows_contention else None,
+        "contention": _contention_facts(iteration) if knows_contention else None,
         **assumption(arguments),
     }
     if arguments.density:
@@ -370,6 +359,22 @@ def predict(arguments: argparse.Namespace) -> None:
     else:
         result["level"] = _level_in_words(result)
         result["contention"] = _contention_in_words(result["contention"])
+    show(result, arguments.json)
+
+
+def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
+    """Print the prediction for training with --strategy fsdp."""
+    if ";" in (arguments.units or ""):
+        raise UserError(
+            f"--units {shown(arguments.units)}: give one way to make units: ddlkit "
+            "advise compares several, which ; separates"
+        )
+    # One way to make units gives two predictions, for the two ways of FSDP's
+    # reshard_after_forward.
+    resharded, kept_whole = predict_sharded(arguments, arguments.units)
+    result = kept_whole if arguments.no_reshard else resharded
+    if not arguments.json:
+        result["level"] = _level_in_words(result)
     show(result, arguments.json)
 
 
@@ -408,7 +413,7 @@ def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
     return {"level": level, "interval_holds": f"{level:.4g} of single iterations"}
 
 
-def _contention(iteration: Any) -> dict[str, float]:
+def _contention_facts(iteration: Any) -> dict[str, float]:
     """Return the assumed slowdowns, as medians over the messages, and the costs of buckets."""
     import numpy as np
 
