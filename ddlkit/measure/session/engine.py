@@ -167,6 +167,8 @@ def estimate(make: MakePoints, out: Path) -> str:
     UserError
         If a table is damaged.
     """
+    # The number of the session is part of the names of a few tables only. Which number
+    # it is makes no difference to the listing.
     sections = make(out=out.resolve(), session=1)
     points = [*sections.body, *sections.opening, *sections.closing]
     missing = [point for point in points if not point.done(out)]
