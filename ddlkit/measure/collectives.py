@@ -81,6 +81,9 @@ class Posting:
     in_place: bool = False
 
 
+# Functions for `Posting.post`, which start a collective and return without waiting.
+
+
 def _post_all_reduce(target: torch.Tensor, source: torch.Tensor) -> dist.Work:
     # The input lies in `target` already, because an all-reduce is always in place.
     return dist.all_reduce(target, async_op=True)
@@ -94,6 +97,10 @@ def _post_reduce_scatter(target: torch.Tensor, source: torch.Tensor) -> dist.Wor
     return peers.scatter_single(target, source, async_op=True)
 
 
+# Functions for `Posting.result`, which compute the right result of this rank from the
+# inputs of all ranks. Some results are the same on all ranks.
+
+
 def _sum(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
     return reduce(torch.add, inputs)
 
@@ -103,6 +110,7 @@ def _concatenated(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
 
 
 def _own_part_of_sum(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
+    # Rank k gets the k-th of equally long parts.
     return _sum(inputs, me).chunk(me.world_size)[me.rank]
 
 

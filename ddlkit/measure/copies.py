@@ -104,6 +104,7 @@ def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
     """
 
     def random(*, pinned: bool = False) -> Pool:
+        """Return a pool of random bytes in the host's memory, which may be pinned."""
         # Random numbers are drawn as words of 8 bytes, which is faster than as bytes.
         n_words = -(-n_bytes // 8)  # rounded up
         words = torch.empty(n_words, dtype=torch.int64, pin_memory=pinned)

@@ -660,6 +660,7 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
     issue_s: list[float] = []
 
     def run_plain() -> None:
+        """Run an iteration without hooks, and keep its marks and its time of issue."""
         marks = Marks(device)
         plain.append(marks)
         start_s = perf_counter()
@@ -668,6 +669,7 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         issue_s.append(perf_counter() - start_s)
 
     def run_hooked() -> None:
+        """Run an iteration with hooks, and keep what it noted."""
         iteration = _HookedIteration(Marks(device))
         iteration.run(training)
         hooked.append(iteration)

@@ -428,6 +428,7 @@ class _PlannedTraining:
         phase_block = ExitStack()
 
         def mark() -> None:
+            """End the span of the phase that ends here, and begin that of the next."""
             # The first mark ends no phase, and the last one begins none. All others end
             # a phase and begin the next one.
             self.synchronize()
