@@ -393,9 +393,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
         ranks = ranks_of_launcher
     else:
         ranks = ranks_to_start(arguments.ranks, default=2)
-    from ddlkit.jobs.rank import joined, layout
-    from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
-    from ddlkit.measure.cluster import link_of, shared_facts
+    from ddlkit.measure.advise import AdviseSettings
     from ddlkit.measure.given import check
 
     settings = AdviseSettings(
@@ -408,12 +406,9 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     refuse_impossible_outputs(out)
     try:
         if ranks_of_launcher > 1:
-            # MEETING_S is how long ranks wait until all of them have built the model.
-            with joined(MEETING_S) as me, only_command_in(out, me):
-                shared_facts(me)  # refuses a mix of machines
-                link = link_of(me, layout())
-                advise_job.run(replace(me, out=out, link=link), settings)
-            if me.rank != 0:
+            is_first = _measure_as_rank(settings, out)
+            # Only rank 0 has the tables.
+            if not is_first:
                 return {}, None
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
         # Ranks take a while to start. A mistake in the model is found here before that.
@@ -423,6 +418,23 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"what was measured is kept in {out}") from None
+
+
+def _measure_as_rank(settings: Any, out: Path) -> bool:
+    """Run `advise_job` as one of the ranks of torchrun or srun, and return whether as rank 0.
+
+    Rank 0 writes the tables of the job into ``out``.
+    """
+    from ddlkit.jobs.rank import joined, layout
+    from ddlkit.measure.advise import MEETING_S, advise_job
+    from ddlkit.measure.cluster import link_of, shared_facts
+
+    # MEETING_S is how long ranks wait until all of them have built the model.
+    with joined(MEETING_S) as me, only_command_in(out, me):
+        shared_facts(me)  # refuses a mix of machines
+        link = link_of(me, layout())
+        advise_job.run(replace(me, out=out, link=link), settings)
+    return me.rank == 0
 
 
 def _measuring_times_s(arguments: argparse.Namespace) -> tuple[float, float]:
