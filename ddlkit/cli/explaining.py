@@ -78,11 +78,12 @@ WHERE_TO_LOOK = {
 )
 def explain(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit explain``."""
-    from ddlkit.model.explanation import explain as explained
+    from ddlkit.model.explanation import explain as explain_traces
 
     if arguments.html:
         from ddlkit.show import WRITING_A_PAGE, needs
 
+        # Refused now if nothing can be drawn, and not after the traces have been read.
         needs("--html", WRITING_A_PAGE)
         if len(arguments.traces) == 1:
             raise UserError("--html draws all ranks: give the traces of all ranks")
@@ -94,7 +95,7 @@ def explain(arguments: argparse.Namespace) -> None:
     reference = None
     if arguments.collectives:
         reference = _reference(arguments.collectives, len(arguments.traces))
-    explanation = explained(
+    explanation = explain_traces(
         arguments.traces, iterations=arguments.iterations, reference=reference
     )
     if arguments.json:
@@ -116,6 +117,7 @@ def _reference(path: Path, ranks: int) -> Any:
     from ddlkit.formats.messages import read_bytes_seconds
 
     sizes, seconds, _ = read_bytes_seconds(path, collective="all_reduce", ranks=ranks)
+    # Without draws the cost has no interval, which is not needed here.
     return fit("table", sizes, seconds, draws=0, workers=ranks).cost
 
 

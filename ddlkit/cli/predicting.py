@@ -896,7 +896,8 @@ def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int
     Ranks whose times are equal do equal tasks at equal times, and every message waits for
     all ranks. One machine without a change therefore stands for all such machines.
     """
-    # The last machine has the rank of the largest number, which errors name.
+    # The last machine has the rank of the largest number, which an error about a rank that
+    # does not exist names. Such an error is raised when the graph is changed.
     simulated = {machines - 1}
     simulated |= {machine for machine in changed_machines if machine < machines}
     for machine in range(machines):
