@@ -418,7 +418,9 @@ def _spans(document: Any, source: str) -> list[Event]:
     """Return the spans of a Chrome trace, the earliest first.
 
     Spans of a GPU know when they were launched, and spans of messages know their sizes,
-    also where gloo sends a message of sharded parameters as another collective. The list of entries is taken out of the ``document``, so that a large trace is not
+    also where gloo sends a message of sharded parameters as another collective.
+
+    The list of entries is taken out of the ``document``, so that a large trace is not
     kept twice.
     """
     entries = _entries_of_spans(document, source)
