@@ -425,9 +425,10 @@ def _measure_as_rank(settings: Any, out: Path) -> bool:
 
     Rank 0 writes the tables of the job into ``out``.
     """
+    from ddlkit.jobs.machines import shared_facts
     from ddlkit.jobs.rank import joined, layout
     from ddlkit.measure.advise import MEETING_S, advise_job
-    from ddlkit.measure.cluster import link_of, shared_facts
+    from ddlkit.measure.cluster import link_of
 
     # MEETING_S is how long ranks wait until all of them have built the model.
     with joined(MEETING_S) as me, only_command_in(out, me):

@@ -553,7 +553,7 @@ def export(arguments: argparse.Namespace) -> None:
         raise UserError("COST and --cost both give the cost: leave one out")
     arguments.cost = arguments.positional_cost or arguments.cost
     # The release of PyTorch that reads the file. An untested one is refused.
-    version = writers.tested(arguments.to, arguments.torch)
+    version = writers.tested_version(arguments.to, arguments.torch)
     if arguments.to == "ddp":
         _export_plan(arguments, version)
         return
@@ -684,7 +684,7 @@ ITERATIONS = 10
 def what_if(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit what-if``."""
     from ddlkit.core.iteration import Iteration
-    from ddlkit.core.taskgraph import described, schedule
+    from ddlkit.core.taskgraph import effect_of_change, schedule
 
     refuse_given(
         arguments,
@@ -723,7 +723,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     before = Iteration(forecast.iteration.workload, plan, cost)
     graph = _graph(arguments, before, profile, changed_ranks=set())
     graph_after = _changed_graph(arguments, profile_after, plan, cost_after, changes)
-    compared = described(schedule(graph), schedule(graph_after))
+    compared = effect_of_change(schedule(graph), schedule(graph_after))
     # Remarks are printed when nothing can be refused any more. An error would be hidden
     # among them.
     print_remarks(notes, warnings)

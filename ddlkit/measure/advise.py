@@ -665,8 +665,7 @@ def _median_s(training: Training, action: Callable[[], object]) -> float:
 
     Each of the three times is that of the rank that takes longest.
     """
-    synchronize = clock.synchronizer(training.device)
-    seconds = clock.measure(action, THREE_TIMES, synchronize=synchronize)
+    seconds = clock.measure_on(training.device, action, THREE_TIMES, host_counts=True)
     return float(np.median(slowest(seconds)))
 
 
@@ -830,13 +829,14 @@ def _train_in_turn(
     The seconds of an iteration are those of the slowest rank.
     """
     budget = replace(THREE_TIMES, warmup=1, min_repeats=count, max_repeats=count)
-    synchronize = clock.synchronizer(training.device)
     seconds: dict[str, Floats] = {}
     for plan in order:
         training.use(ddp_by_plan[plan])
         # All ranks begin together, so that none waits for another in its first message.
         dist.barrier()
-        own_s = clock.measure(training.iterate, budget, synchronize=synchronize)
+        own_s = clock.measure_on(
+            training.device, training.iterate, budget, host_counts=True
+        )
         seconds[plan] = slowest(own_s)
     return seconds
 

@@ -377,9 +377,8 @@ class _Sending:
         # Two marks: when the first message is posted, and when the last one has arrived.
         self._marks = Marks(me.device)
         self._works: list[Any] = []
-        # On CUDA an event says when the last message has arrived. Elsewhere a future,
+        # On CUDA the marks say whether the last message has arrived. Elsewhere a future,
         # which `_mark_end` sets, says when its callback has added the second mark.
-        self._ended_on_gpu: torch.cuda.Event | None = None
         self._end_marked: Any = None
         self._failure: Exception | None = None
         if in_thread is None:
@@ -416,8 +415,6 @@ class _Sending:
         for work in self._works:
             work.wait()  # this holds up the stream, not the host
         self._marks.mark()
-        self._ended_on_gpu = torch.cuda.Event()
-        self._ended_on_gpu.record()
 
     def done(self) -> bool:
         """Return whether the last message has arrived, or could not be posted."""
@@ -425,8 +422,8 @@ class _Sending:
             return False
         if self._failure:
             return True
-        if self._ended_on_gpu:
-            return self._ended_on_gpu.query()
+        if self._device.type == "cuda":
+            return self._marks.reached()
         return bool(self._end_marked.done())
 
     def seconds(self) -> float:
@@ -436,7 +433,7 @@ class _Sending:
             raise self._failure
         for work in self._works:
             work.wait()
-        if not self._ended_on_gpu:
+        if self._device.type != "cuda":
             # A message may be complete a moment before its callback has run.
             self._end_marked.wait()
         return float(self._marks.seconds()[-1])
