@@ -417,6 +417,9 @@ def _gpu_name(document: Any) -> str:
 def _spans(document: Any, source: str) -> list[Event]:
     """Return the spans of a Chrome trace, the earliest first.
 
+    Spans of a GPU know when they were launched, and spans of messages know their sizes,
+    also where gloo sends a message of sharded parameters as another collective.
+
     The list of entries is taken out of the ``document``, so that a large trace is not
     kept twice.
     """
@@ -426,10 +429,12 @@ def _spans(document: Any, source: str) -> list[Event]:
     events: list[Any] = entries
     for k, entry in enumerate(entries):
         events[k] = _event(entry, first_us)
+    # A span and its launch find each other by a number, whatever their order.
+    launched = _with_launches(events)
     # Of spans that start together, the one that contains the others comes first.
-    ordered = sorted(
-        _with_launches(events), key=lambda event: (event.start_s, -event.end_s)
-    )
+    ordered = sorted(launched, key=lambda event: (event.start_s, -event.end_s))
+    # The operator that posts a sharded message is matched with the first of gloo's spans
+    # that fits, so the spans must be in order.
     return _with_sharded_messages(ordered)
 
 
@@ -728,8 +733,9 @@ class TracedIteration(NamedTuple):
         latest_end_s = list(accumulate(function_ends_s, max, initial=-math.inf))
 
         # Autograd gives an operator of forward and its function of backward the same
-        # sequence number. A function that runs inside another one is left out, because it
-        # belongs to a forward pass that backward itself ran.
+        # sequence number. Each thread counts such numbers for itself. A function that runs
+        # inside another one belongs to a forward pass of backward's own thread, whose
+        # number can by chance be that of an operator of the main thread. It is left out.
         sequence_numbers = set()
         for k, function in enumerate(functions):
             is_inside_another = function.start_s < latest_end_s[k]

@@ -236,9 +236,11 @@ def _is_needed(entry: dict[str, Any]) -> bool:
 
 
 def _slimmed(entry: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry without what no reader uses, and with each text stored once.
+    """Return an entry without what no reader uses.
 
-    ``shared`` has the lists of earlier entries by their text, and new ones are added.
+    Equal names are one object for all entries, and so are equal lists among their
+    arguments, such as shapes. ``shared`` maps the text of each such list to the list that
+    was met first. New lists are added, and other values are kept as they are.
     """
     args = entry.get("args")
     if not isinstance(args, dict):
