@@ -542,12 +542,13 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
         ``log2`` and ``linear``.
     """
     anchor = result.anchor
-    base = result.base
-    one_s = result.counts[0].step_s
+    one_s = result.smallest.step_s
     most_nodes = max(result.target.nodes, anchor.nodes)
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes
-    lower_s, upper_s = scaling.step_interval_s(base.step_s, anchor.step_s, ratio)
+    lower_s, upper_s = scaling.step_interval_s(
+        one_s, anchor.step_s, ratio, result.slowest_s
+    )
     rivals = {
         law: one_s
         / scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes)
@@ -557,7 +558,7 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
         {
             "nodes": nodes,
             "gpus": nodes * (anchor.gpus / anchor.nodes),
-            "predicted": one_s / scaling.step_s(base.step_s, anchor.step_s, ratio),
+            "predicted": one_s / scaling.step_s(one_s, anchor.step_s, ratio),
             "lower": one_s / upper_s,
             "upper": one_s / lower_s,
             **rivals,
@@ -587,7 +588,7 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
         color=style.color,
         alpha=0.18,
         linewidth=0,
-        label="nominal 90% interval",
+        label=f"nominal {result.interval_level:.0%} interval",
     )
     ax.plot(curves["gpus"], curves["predicted"], color=style.color, label="predicted")
     for law, line in (("log2", ":"), ("linear", "--")):
@@ -595,7 +596,7 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
         ax.plot(
             curves["gpus"], curves[law], color=SOFT, linestyle=line, lw=0.8, label=label
         )
-    one_s = result.counts[0].step_s
+    one_s = result.smallest.step_s
     alone = [count for count in result.counts if count.messages_s is not None]
     if alone:
         ax.plot(

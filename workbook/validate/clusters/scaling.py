@@ -200,24 +200,24 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
                 count[0] for count in anchors if 1 < count[0] / anchor[0] <= most_times
             ]
             if targets:
-                result = scale(shown, targets, wish=WISH)
                 for target in targets:
+                    # The answer to a wish is of the largest number of nodes that is asked for.
+                    result = scale(shown, target, wish=WISH)
                     rows.append({"curve": name, **_case(result, steps, target)})
     return pd.DataFrame(rows)
 
 
 def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]:
     """Return one predicted count of a result, compared with the measured steps."""
-    predicted = next(count for count in result.counts if count.nodes == nodes)
+    predicted = result.target
     is_target = (steps["nodes"] == nodes) & (steps["gpus"] == predicted.gpus)
     measured_s = float(steps.loc[is_target, "step_s"].median())
-    one_s = result.counts[0].step_s
+    one_s = result.smallest.step_s
     factor = one_s / measured_s
-    assert predicted.interval_s and predicted.scaling_factor_interval
+    assert predicted.interval_s and result.wish
     lower_s, upper_s = predicted.interval_s
-    lowest, highest = predicted.scaling_factor_interval
-    is_yes = lowest >= WISH
-    is_no = highest < WISH
+    is_met = factor >= WISH
+    answer = result.wish.answer
     anchor = result.anchor
     rivals = {
         law: float(scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes))
@@ -235,8 +235,8 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
         "inside": lower_s <= measured_s <= upper_s,
         "half": (upper_s - lower_s) / 2 / predicted.step_s,
         "loss": 1 - factor,
-        "answered": is_yes or is_no,
-        "right": (is_yes and factor >= WISH) or (is_no and factor < WISH),
+        "answered": answer != "open",
+        "right": answer == ("yes" if is_met else "no"),
         **rivals,
     }
 
