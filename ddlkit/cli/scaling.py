@@ -346,7 +346,7 @@ def _verdict(result: Scaling) -> str:
             "whether messages are hidden: not known without tables of all-reduces and the "
             "gradients"
         )
-    return f"messages alone on {result.target.nodes} nodes: {result.verdict}"
+    return f"messages alone on {result.asked_nodes} nodes: {result.verdict}"
 
 
 def _messages(result: Scaling, collective: str) -> str:

@@ -72,9 +72,9 @@ def step_s(smallest_s: ArrayLike, anchor_s: ArrayLike, ratio: ArrayLike) -> Floa
         T(n)^2 = T1^2 + (Tm^2 - T1^2) sqrt(n/m).
 
     As long as the loss T(n) - T1 is a small share of a step, it grows as the square root of n/m. A
-    large loss grows more slowly, in the end as its fourth root: such a step is little more than the time of its
-    messages, which grows slowly with the number of nodes. If the anchor shows no loss, the step
-    stays as it is. Nothing is fitted.
+    large loss grows more slowly, in the end as the fourth root: such a step is little more than
+    the time of its messages, which grows slowly with the number of nodes. If the anchor shows no
+    loss, the step stays as it is. Nothing is fitted.
 
     The evidence is eleven public curves or sets of curves: a weather model on GH200 GPUs (its
     mean and its median step), ResNet-50 on A100 and on V100 GPUs, six networks of Pollux on T4

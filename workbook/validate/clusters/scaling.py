@@ -1,8 +1,7 @@
 """Curves of step times over nodes that others published, and how well they are predicted.
 
-The law of `ddlkit.core.scaling` was chosen with the curves of `sets` in sight. Four further
-sources were looked for after the law and its goals had been committed. The curves of one of
-them are in this repository. `blind_cases` reads those of the others from a folder.
+The law of `ddlkit.core.scaling` and its interval were chosen with the curves of `sets` in sight. The
+sources of `BLIND` were looked for after both had been committed.
 """
 
 from __future__ import annotations
@@ -22,8 +21,10 @@ from ddlkit.model.scaling import Scaling, scale
 from workbook.validate.accuracy import Goal, goals
 from workbook.validate.clusters import EXTERNAL, pollux_iterations, table
 
-BLIND = EXTERNAL / "tensorflow-ec2"
-"""The one source of the blind test whose curves are in this repository."""
+BLIND = (EXTERNAL / "internevo", EXTERNAL / "tensorflow-daint")
+"""The sources of the blind test."""
+FORMERLY_BLIND = EXTERNAL / "tensorflow-ec2"
+"""A source that refuted the first interval, and is now in sight."""
 MOST_TIMES = 8
 """The goals are about steps on at most so many times the nodes of the anchor."""
 WISH = 0.8
@@ -129,7 +130,7 @@ def published_curves(source: Path) -> dict[str, pd.DataFrame]:
     Parameters
     ----------
     source : Path
-        The folder of the source, as in `BLIND`. Its file ``rates.csv`` has one row for each
+        The folder of the source, such as one of `BLIND`. Its file ``rates.csv`` has one row for each
         curve and number of GPUs. The columns are ``curve``, ``gpus``, ``nodes``,
         ``samples_per_gpu`` (in a step) and ``samples_per_s`` (of all GPUs).
 
@@ -147,7 +148,7 @@ def published_curves(source: Path) -> dict[str, pd.DataFrame]:
 
 @cache
 def sets() -> dict[str, dict[str, pd.DataFrame]]:
-    """Return the ten sets of curves on which the law was chosen, by name.
+    """Return the eleven sets of curves on which the law was chosen, by name.
 
     Returns
     -------
@@ -162,6 +163,7 @@ def sets() -> dict[str, dict[str, pd.DataFrame]]:
     }
     for network in ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"):
         chosen_on[f"Pollux, {network}"] = pollux_curves(network)
+    chosen_on["Amazon EC2"] = published_curves(FORMERLY_BLIND)
     return chosen_on
 
 
@@ -242,13 +244,13 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
 
 
 def blind_cases(further: Path | None = None) -> pd.DataFrame:
-    """Return the cases of the blind test, as far as its curves are there.
+    """Return the cases of the blind test, or of further curves as well.
 
     Parameters
     ----------
     further : Path, optional
         A folder with one folder for each further source, as `published_curves` reads it. By
-        default only the source in this repository is read.
+        default only the sources in this repository are read.
 
     Returns
     -------
@@ -260,7 +262,7 @@ def blind_cases(further: Path | None = None) -> pd.DataFrame:
     UserError
         If ``further`` has no folder with a file ``rates.csv``.
     """
-    sources = [BLIND]
+    sources = [*BLIND]
     if further is not None:
         found = sorted(path.parent for path in further.glob("*/rates.csv"))
         if not found:
