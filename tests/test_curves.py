@@ -125,7 +125,7 @@ def test_the_weather_model_loses_more_than_its_messages_take() -> None:
     numbers = scaling_out.numbers().set_index("gpus")
     predicted = numbers.loc[400]
     assert predicted["lower"] < predicted["measured"] < predicted["upper"]
-    assert predicted["model"] == pytest.approx(0.726, abs=5e-4)
+    assert predicted["model"] == pytest.approx(0.717, abs=5e-4)
     assert predicted["measured"] == pytest.approx(0.800, abs=5e-4)
     assert predicted["messages_alone"] > 0.99
     assert scaling_out.osf_factor(100) == pytest.approx(0.999, abs=5e-4)

@@ -135,6 +135,9 @@ def step_interval_s(
     differ by a fifth, and by another fifth for each doubling of the nodes, and 5% of the step
     comes on either side.
 
+    The lower limit may fall as the nodes rise, although a step does not: far from the anchor
+    less is known.
+
     Fewer GPUs are not slower than more, so a slower step on fewer GPUs casts doubt on the
     anchor. The upper limit then takes that step for the anchor's. It also assumes a loss of at
     least 1% at the anchor, because a smaller one cannot be told from none.
