@@ -20,7 +20,7 @@ from ddlkit.core.taskgraph import (
     Gpus,
     TaskGraph,
     changed,
-    described,
+    effect_of_change,
     of_iteration,
     s_sgd,
     schedule,
@@ -224,7 +224,7 @@ def test_eq_5_repaired_is_the_schedule_of_equal_gpus(
 def test_what_limits_follows_the_change() -> None:
     """Four reads of 3 s on one disk against 11 s of computing: half as long, the GPUs limit."""
     graph = s_sgd(replace(FIGURE_1, io_s=3.0), CAFFE, Gpus(1, 4), iterations=12)
-    facts = described(schedule(graph), schedule(changed(graph, [("io", 0.5)])))
+    facts = effect_of_change(schedule(graph), schedule(changed(graph, [("io", 0.5)])))
     assert (facts["iteration_s"], facts["iteration_s_after"]) == (12.0, 11.0)
     assert facts["speedup"] == pytest.approx(12 / 11)
     assert (

@@ -215,7 +215,9 @@ def test_hidden_messages_get_few_resources_and_the_last_one_many() -> None:
     few = Resources("few", AlphaBeta(0.0, 0.08))
     many = Resources("many", AlphaBeta(0.0, 0.04), slowdown=1.0)
     best = jointly(work, [few, many], planning.none(work))
-    assert best.given == (few, few, many) and best.iteration_s == pytest.approx(30 + 4)
+    assert best.resources == (few, few, many) and best.iteration_s == pytest.approx(
+        30 + 4
+    )
 
 
 def test_of_more_ways_than_are_kept_the_plan_is_hardly_longer(

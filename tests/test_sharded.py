@@ -442,7 +442,11 @@ def said(
     if origin == "measured":
         program = whole.program(blocking=True)
         added, interval_s = forecast(
-            program, by, brief_s=np.zeros(1), single=start == "together", missed=0
+            program,
+            by,
+            brief_s=np.zeros(1),
+            single_iterations=start == "together",
+            common_error=0,
         )
         assert interval_s
         serial_s = program.compute_s + float(forecast(program, by)[0].communication_s)
@@ -459,7 +463,7 @@ def said(
         (200, 1)
     )  # too few draws, by chance
     by_start: dict[str, Any] = {"again": narrow, "last": 0.02}
-    found, interval_s = forecast(program, by, missed=by_start.get(start, 0.0))
+    found, interval_s = forecast(program, by, common_error=by_start.get(start, 0.0))
     assert interval_s
     numbers = found.iteration_s, *interval_s, *bounds(found), found.compute_s
     return dict(zip(KNOWN, numbers, strict=True))
@@ -481,8 +485,8 @@ def came(case: dict[str, Any], rows: pd.DataFrame) -> dict[str, float]:
             whole.program(blocking=True),
             by,
             brief_s=brief_s,
-            single=start == "together",
-            missed=0.0,
+            single_iterations=start == "together",
+            common_error=0.0,
         )
         assert interval_s
         predicted_s, low_s, high_s = found.iteration_s, *interval_s

@@ -636,7 +636,7 @@ ITERATIONS = 10
 def what_if(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit what-if``."""
     from ddlkit.core.iteration import Iteration
-    from ddlkit.core.taskgraph import changed, described, schedule
+    from ddlkit.core.taskgraph import changed, effect_of_change, schedule
 
     refuse_given(
         arguments,
@@ -691,7 +691,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     except UserError as error:
         # Ranks of --straggler, and all factors, were checked before.
         raise UserError(f"--scale: {error}") from error
-    compared = described(schedule(graph), schedule(graph_after))
+    compared = effect_of_change(schedule(graph), schedule(graph_after))
     # Nothing is refused from here on, and an error would be hidden among remarks.
     print_remarks(notes, warnings)
     result = {

@@ -50,13 +50,13 @@ class Case:
     density : float
         The share of the gradients that is sent.
     dilation : float
-        The factor on the compute times of all ranks; 1 for the recorded times.
+        The factor on the compute times of all ranks, 1 for the recorded times.
     seed : int
         The seed of all that is drawn at random.
     profile_sha256 : str
         The hash of the layer profile, "" if there is none.
     straggler : float
-        The further factor on the compute times of the slowest rank; 1 if all ranks
+        The further factor on the compute times of the slowest rank, 1 if all ranks
         compute equally fast.
     selection_sha256 : str
         The hash of the times for which a replay sleeps to select gradients, "" if there
@@ -104,11 +104,11 @@ class Case:
         later counts only if it differs from its default, so that the keys of earlier
         recordings stay as they are.
         """
-        values = {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in _LATER_DEFAULTS or value != _LATER_DEFAULTS[name]
-        }
+        values = {}
+        for name, value in asdict(self).items():
+            came_later = name in _LATER_DEFAULTS
+            if not came_later or value != _LATER_DEFAULTS[name]:
+                values[name] = value
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -140,10 +140,12 @@ class Case:
 
 
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+"""The type of each annotation of a field."""
 _LATER_DEFAULTS = {
     column.name: column.default
     for column in fields(Case)
     if column.metadata.get("later")
 }
+"""The default of each field that was added after the first recordings."""
 CASE_COLUMNS: tuple[str, ...] = tuple(column.name for column in fields(Case))
 """The names of all fields, in order."""

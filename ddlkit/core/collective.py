@@ -88,6 +88,7 @@ class Collective:
     def steps(self, ranks: int) -> int:
         """Return how many steps a ring of ``ranks`` takes, one after the other."""
         if not self.rounds:
+            # A message from one rank to another one is a single step.
             return 1
         return self.rounds * (ranks - 1)
 
@@ -98,7 +99,9 @@ class Collective:
     def pieces_sent(self, ranks: int) -> int:
         """Return how many pieces of a message the link of each rank carries, each way."""
         if self.divided:
+            # Each step sends one piece.
             return self.steps(ranks)
+        # The whole message crosses the link once in a round, or in its only step.
         return max(1, self.rounds)
 
     def bus_factor(self, ranks: int) -> float:
@@ -132,15 +135,24 @@ class Collective:
         return self.bus_factor(ranks) * (np.asarray(n_bytes) / np.asarray(seconds))
 
     def input_parts(self, ranks: int) -> int:
-        """Return the size of a message over the size of the input of a rank."""
+        """Return the size of a message over the size of the input of a rank.
+
+        If the message has the size of the output, the inputs of all ranks together have
+        this size.
+        """
         return ranks if self.sized == "output" else 1
 
     def output_parts(self, ranks: int) -> int:
-        """Return the size of a message over the size of the output of a rank."""
+        """Return the size of a message over the size of the output of a rank.
+
+        If the message has the size of the input, the outputs of all ranks together have
+        this size.
+        """
         return ranks if self.sized == "input" else 1
 
 
 def _by_name(*collectives: Collective) -> dict[str, Collective]:
+    """Return collectives in a dictionary by their names."""
     return {collective.name: collective for collective in collectives}
 
 

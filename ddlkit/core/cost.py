@@ -80,15 +80,18 @@ class Form(ABC):
                 is_number = is_number and not isinstance(value, bool)
                 valid = is_number and abs(value) <= MOST
             else:
+                # A read-only copy takes the place of the vector. A frozen dataclass lets
+                # its fields be set only in this way.
                 value = np.array(value, dtype=float)
                 value.setflags(write=False)
                 object.__setattr__(self, name, value)
                 valid = bool(np.all(np.abs(value) <= MOST))
             if not valid:
-                # The text is made for wrong values only, because many costs are made.
-                self.check(
-                    False,
-                    f"{name} is {shown(value)}: must be a finite number up to {MOST:g}",
+                # `check` is not used here. It would be given the text for every value, and
+                # making the text takes longer than the rest of this check.
+                raise UserError(
+                    f"{self.form} cost: {name} is {shown(value)}: "
+                    f"must be a finite number up to {MOST:g}"
                 )
 
     def check(self, is_met: Any, requirement: str) -> None:
@@ -110,7 +113,7 @@ class Form(ABC):
         Fields that are None are left out. `from_dict` reads the result.
         """
         description: dict[str, Any] = {"form": self.form}
-        for name in described(type(self)):
+        for name in described_fields(type(self)):
             value = getattr(self, name)
             if isinstance(value, np.ndarray):
                 value = value.tolist()
@@ -122,43 +125,23 @@ class Form(ABC):
 F = TypeVar("F", bound=Form)
 
 
-def described(kind: type[Form]) -> tuple[str, ...]:
-    """Return the names of the fields that a form's JSON description has."""
+def described_fields(kind: type[Form]) -> tuple[str, ...]:
+    """Return the names of the fields that a form's JSON description has.
+
+    These are all fields but `MessageCost.samples`, which describes how the cost was
+    measured, and not the cost.
+    """
     return tuple(column.name for column in fields(kind) if column.name != "samples")
 
 
 @cache
 def parameters(kind: type[Form]) -> dict[str, Any]:
-    """Return the annotation of each parameter of a form, by its name."""
-    return {column.name: column.type for column in fields(kind) if not column.kw_only}
+    """Return the annotation of each parameter of a form, by the name of the parameter.
 
-
-def checked_form(name: Any, forms: Collection[str]) -> str:
-    """Return the name of a form if it is known.
-
-    Parameters
-    ----------
-    name : str
-        The name, or any other value that a file has in its place.
-    forms : collection of str
-        All names that are known.
-
-    Returns
-    -------
-    str
-        The name.
-
-    Raises
-    ------
-    UserError
-        If the name is not one of ``forms``. For a form of an earlier version the error
-        says what replaces it.
+    An annotation is text, such as "float". Keyword-only fields are no parameters: they
+    state for which messages a cost holds.
     """
-    # A file may have any value here, also one that cannot be looked up in a set. A form
-    # in REPLACED is one of earlier versions.
-    if not isinstance(name, str) or name in REPLACED or name not in forms:
-        raise unknown_form(name, forms)
-    return name
+    return {column.name: column.type for column in fields(kind) if not column.kw_only}
 
 
 def unknown_form(name: Any, forms: Collection[str]) -> UserError:
@@ -208,10 +191,14 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
         raise UserError(
             "is not a cost, since it names no form: write it by ddlkit fit FILE --json"
         )
-    kind = forms[checked_form(description["form"], forms)]
+    form = description["form"]
+    # A file may have any value here, also one that cannot be looked up in a mapping.
+    if not isinstance(form, str) or form not in forms:
+        raise unknown_form(form, forms)
+    kind = forms[form]
     names = set(description) - {"form", "fit"}
     # Entries besides the parameters, such as the number of workers, may be left out.
-    allowed = set(described(kind))
+    allowed = set(described_fields(kind))
     required = set(parameters(kind))
     unknown = names - allowed
     missing = required - names
@@ -228,6 +215,8 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     try:
         return kind(**{name: description[name] for name in names})
     except (TypeError, ValueError, OverflowError) as error:
+        # A file can have a value of any type for a parameter, such as a text or a list
+        # of lists, of which no array can be made.
         raise UserError(f"{kind.form} cost: {error}") from error
 
 
@@ -288,21 +277,26 @@ class MessageCost(Form):
     samples: Samples | None = field(default=None, kw_only=True)
 
     def __init_subclass__(cls, *, described: bool = True) -> None:
+        """Register a subclass in FORMS, if its costs can be described as JSON.
+
+        Forms with ``described=False``, which have other costs as parameters, cannot be
+        read from a file.
+        """
         if described:
             FORMS[cls.form] = cls
 
     def __post_init__(self) -> None:
         super().__post_init__()
         workers = self.workers
-        # True and False are integers to Python, and no numbers of workers.
-        is_whole = isinstance(workers, (int, np.integer)) and not isinstance(
-            workers, bool
-        )
-        self.check(
-            workers is None or (is_whole and 1 <= workers <= MOST_WORKERS),
-            f"workers is {shown(workers)}: must be a whole number "
-            f"from 1 to {MOST_WORKERS}",
-        )
+        if workers is not None:
+            # True and False are integers to Python, and no numbers of workers.
+            is_integer = isinstance(workers, (int, np.integer))
+            is_integer = is_integer and not isinstance(workers, bool)
+            self.check(
+                is_integer and 1 <= workers <= MOST_WORKERS,
+                f"workers is {shown(workers)}: must be a whole number "
+                f"from 1 to {MOST_WORKERS}",
+            )
         # An unknown algorithm is None. It passes the check as an empty name.
         names = (("collective", self.collective), ("algorithm", self.algorithm or ""))
         for name, value in names:
@@ -323,8 +317,8 @@ class MessageCost(Form):
         float or ndarray
             Seconds, a float for a single size.
         """
-        # A number is by far the most frequent argument. An array of it would take three
-        # times as long.
+        # A single number is by far the most frequent argument. To make it an array first
+        # would take three times as long.
         if isinstance(n_bytes, (int, float)):
             return float(self._seconds(np.float64(n_bytes)))
         sizes = np.asarray(n_bytes, dtype=float)
@@ -338,6 +332,8 @@ class MessageCost(Form):
     @property
     def selects(self) -> bool:
         """Return whether gradients are selected first, which takes compute time."""
+        # Only the cost of sparsified gradients, a subclass in another module, has the
+        # field ``selecting``: the time to select, or None if that is not known.
         return getattr(self, "selecting", None) is not None
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
@@ -371,14 +367,17 @@ class MessageCost(Form):
 
         ``n_bytes`` are sizes of messages of any shape, and the result has this shape.
         """
-        # The sizes in ``samples`` are those of measured collectives. A sparsified
-        # message sends fewer bytes than its gradients have.
+        # Look up the bytes that are sent, because the sizes in ``samples`` are those of
+        # measured collectives. A sparsified message sends fewer bytes than its gradients
+        # have.
         sent_bytes = self.sent_bytes(n_bytes)
-        if not self.samples:
+        if self.samples is None:
+            # Every message was measured alone.
             return np.ones_like(sent_bytes)
-        # Between two measured sizes, linear in the logarithm of the size.
-        sizes, messages = self.samples
-        return np.interp(np.log(sent_bytes), np.log(sizes), messages)
+        # Between two measured sizes, the number of messages is interpolated linearly in
+        # the logarithm of the size. Outside, the number of the nearest size holds.
+        measured_bytes, messages = self.samples
+        return np.interp(np.log(sent_bytes), np.log(measured_bytes), messages)
 
     def by_algorithm(self, algorithm: str) -> MessageCost:
         """Return the same cost with ``algorithm``, such as "ring", as its algorithm."""
@@ -416,21 +415,20 @@ class MessageCost(Form):
         >>> four.alpha_s, four.beta_s_per_byte
         (6.0, 0.75)
         """
-        if (
-            not isinstance(self, AlphaBeta)
-            or self.algorithm != "ring"
-            or not self.workers
-        ):
+        is_line_of_ring = isinstance(self, AlphaBeta) and self.algorithm == "ring"
+        if not is_line_of_ring or self.workers is None:
             raise UserError(
                 f"a cost of the form {self.form} with {self.workers or 'unknown'} workers "
                 f"and algorithm {self.algorithm or 'unknown'} holds for no other number "
                 "of workers: only an alpha_beta cost of algorithm 'ring' can be taken there"
             )
+        assert isinstance(self, AlphaBeta)  # for the type checker
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
         ring = find_collective(self.collective)
         steps_ratio = ring.steps(workers) / ring.steps(self.workers)
-        # The time of a byte is proportional to the bus factor of the ring, which is the
-        # number of pieces that each link carries over the pieces of a message.
+        # A ring cuts a message into pieces, and each link carries some number of pieces.
+        # The time of a byte is proportional to the pieces that a link carries, and to the
+        # size of a piece, which is one over the pieces of a message.
         pieces_sent_ratio = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
         beta = self.beta_s_per_byte * pieces_sent_ratio
         beta = beta * ring.pieces(self.workers) / ring.pieces(workers)
@@ -495,6 +493,8 @@ class Table(MessageCost):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # A file may have a single number in the place of a list. It counts as a list of
+        # one number, which the second check refuses.
         sizes = np.atleast_1d(self.bytes)
         seconds = np.atleast_1d(self.seconds)
         # `Form` has checked above that all numbers are finite.
@@ -502,28 +502,35 @@ class Table(MessageCost):
             sizes.ndim == 1 and sizes.shape == seconds.shape,
             "bytes and seconds must be lists of equal length, all finite",
         )
+        # Sizes that increase from 0 on are all above zero.
+        increase_from_0 = np.all(np.diff(sizes, prepend=0.0) > 0)
         self.check(
-            sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0),
+            sizes.size >= 2 and increase_from_0,
             "bytes must be at least 2 sizes, above zero and increasing",
         )
         self.check(np.all(seconds > 0), "every time in seconds must be above zero")
 
     @cached_property
     def _logs(self) -> tuple[Floats, Floats]:
-        """Return the logarithms of bytes and of seconds."""
+        """Return the logarithms of bytes and of seconds.
+
+        They are kept, because a table is often called with one size at a time.
+        """
         return np.log(self.bytes), np.log(self.seconds)
 
     def _seconds(self, sizes: Floats) -> Floats:
         log_bytes, log_seconds = self._logs
         # A size below the first one is raised to it, so that no logarithm of 0 occurs.
-        # Beyond the last size `np.interp` returns the last time, and the further bytes
-        # are added below.
+        # Beyond the last size `np.interp` returns the last time, and the time of the bytes
+        # beyond that size is added below.
         log_sizes = np.log(np.maximum(sizes, self.bytes[0]))
         inside_s = np.exp(np.interp(log_sizes, log_bytes, log_seconds))
         last_s_per_byte = (self.seconds[-1] - self.seconds[-2]) / (
             self.bytes[-1] - self.bytes[-2]
         )
         beyond_bytes = np.maximum(sizes - self.bytes[-1], 0.0)
+        # Measured times may fall from one size to the next, but extrapolated ones never
+        # do.
         return inside_s + max(last_s_per_byte, 0.0) * beyond_bytes
 
     def startup_s(self) -> float:
@@ -559,6 +566,8 @@ class Chords(Table):
     form: ClassVar[str] = "chords"
 
     def _seconds(self, sizes: Floats) -> Floats:
+        # Below the first size, `np.interp` returns the time of the first size. Beyond the
+        # last size the extrapolation of `Table` is used.
         inside_s = np.interp(sizes, self.bytes, self.seconds)
         return np.where(sizes > self.bytes[-1], super()._seconds(sizes), inside_s)
 
@@ -594,6 +603,7 @@ class Piecewise(MessageCost):
     intercept_s: float
 
     def _seconds(self, sizes: Floats) -> Floats:
+        # The logarithm of 0 bytes would be minus infinity.
         log2_bytes = np.log2(np.maximum(sizes, 1.0))
         small_s = self.log_slope_s * log2_bytes + self.log_intercept_s
         large_s = self.slope_s_per_byte * sizes + self.intercept_s
@@ -626,6 +636,7 @@ class Segments(MessageCost):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # A file may have a single number in the place of a list of one number.
         breaks = np.atleast_1d(self.breaks_bytes)
         alpha_s = np.atleast_1d(self.alpha_s)
         beta = np.atleast_1d(self.beta_s_per_byte)
@@ -636,6 +647,8 @@ class Segments(MessageCost):
         )
 
     def _seconds(self, sizes: Floats) -> Floats:
+        # The piece of a size has the number of breaks up to this size. By "right", a size
+        # that equals a break belongs to the piece that begins there.
         piece = np.searchsorted(self.breaks_bytes, sizes, side="right")
         return self.alpha_s[piece] + self.beta_s_per_byte[piece] * sizes
 
@@ -691,15 +704,17 @@ class HeldOut(Form):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # A file may have a single number in the place of a list of one number.
         sizes = np.atleast_1d(self.at_bytes)
         errors = np.atleast_1d(self.log_errors)
+        # Sizes that increase from 0 on are all above zero.
         increase = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
         self.check(
             increase and sizes.shape == errors.shape,
             "at_bytes must increase, and there must be an error for each size",
         )
-        least = min(errors.min(), self.below, self.above, self.apart)
-        self.check(least >= 0, "errors must not be below zero")
+        least_value = min(errors.min(), self.below, self.above, self.apart)
+        self.check(least_value >= 0, "errors must not be below zero")
 
     def log_error(self, sizes: ArrayLike, cost: MessageCost) -> Floats:
         """Return the mean error of a cost at given sizes.
@@ -717,10 +732,12 @@ class HeldOut(Form):
             Mean absolute logarithms of measured over predicted time, in the shape of
             ``sizes``.
         """
+        # The logarithm of 0 bytes would be minus infinity.
         log_bytes = np.log(np.maximum(sizes, 1.0))
         fitted_log_bytes = np.log(self.at_bytes)
         # Outside the fitted sizes `np.interp` returns the error at the nearest one.
         error = np.interp(log_bytes, fitted_log_bytes, self.log_errors)
+        # The errors of a table were divided by the gap around their size, to this power.
         if self.apart and isinstance(cost, Table):
             error = error * gap(cost.bytes, sizes) ** self.apart
         # How far each size lies outside the fitted ones, 0 for a size within them.
@@ -729,9 +746,10 @@ class HeldOut(Form):
         return np.asarray(error + self.below * log_below + self.above * log_above)
 
     def draws(self, cost: MessageCost, count: int) -> tuple[MessageCost, ...]:
-        """Return draws of a cost, at evenly spaced quantiles of its error.
+        """Return draws of a cost: costs that are off by multiples of its expected error.
 
-        Draws are too fast and too slow by turns.
+        The multiples are quantiles of the distribution of errors, evenly spaced in
+        probability. Draws are too fast and too slow by turns.
 
         Parameters
         ----------
@@ -742,8 +760,8 @@ class HeldOut(Form):
 
         Returns
         -------
-        tuple of MessageCost
-            Costs that are ``count`` multiples of the error away from ``cost``.
+        tuple of MessageCost, length count
+            The draws, which differ from ``cost`` more and more.
 
         Notes
         -----
@@ -754,16 +772,20 @@ class HeldOut(Form):
 
             P(ratio > x) = (1 + x / n) ** -n.
         """
-        # Draws 0 and 1 share the first quantile, one too fast and one too slow, draws 2
-        # and 3 the second one, and so on.
+        # Draws 0 and 1 share the first probability, one too fast and one too slow, draws
+        # 2 and 3 the second one, and so on. With k pairs, the probabilities are the
+        # centres of k equal parts of the range from 0 to 1.
         draw = np.arange(count)
         pairs = (count + 1) // 2
-        quantiles = (draw // 2 + 0.5) / max(pairs, 1)
-        # The quantiles of the Lomax distribution, by the inverse of P.
-        ratios = ERRORS_IN_MEAN * np.expm1(-np.log1p(-quantiles) / ERRORS_IN_MEAN)
-        signed = np.where(draw % 2, ratios, -ratios)
+        probabilities = (draw // 2 + 0.5) / max(pairs, 1)
+        # The ratio x below which an error stays with each probability p. From 1 - p =
+        # (1 + x / n) ** -n follows x = n ((1 - p) ** (-1 / n) - 1). The functions expm1
+        # and log1p keep the digits of small ratios.
+        ratios = ERRORS_IN_MEAN * np.expm1(-np.log1p(-probabilities) / ERRORS_IN_MEAN)
+        # Even draws are too fast, and odd draws are too slow.
+        signed_ratios = np.where(draw % 2 == 1, ratios, -ratios)
         return tuple(
-            _Off(
+            _DrawnCost(
                 cost=cost,
                 held_out=self,
                 ratio=float(ratio),
@@ -772,16 +794,23 @@ class HeldOut(Form):
                 algorithm=cost.algorithm,
                 samples=cost.samples,
             )
-            for ratio in signed
+            for ratio in signed_ratios
         )
 
 
 @dataclass(frozen=True, eq=False)
-class _Off(MessageCost, described=False):
+class _DrawnCost(MessageCost, described=False):
     """A draw: a fitted cost that is made wrong by a multiple of its expected error.
 
-    The multiple is ``ratio``. A draw with a positive ratio is too slow, and a draw with
-    a negative one is too fast.
+    Attributes
+    ----------
+    cost : MessageCost
+        The fitted cost.
+    held_out : HeldOut
+        The expected error of ``cost`` near each size.
+    ratio : float
+        The multiple. A draw with a positive ratio is too slow, and a draw with a
+        negative one is too fast.
     """
 
     form: ClassVar[str] = "drawn"
@@ -793,6 +822,7 @@ class _Off(MessageCost, described=False):
         """Check nothing, since all fields come from a cost that was checked."""
 
     def _seconds(self, sizes: Floats) -> Floats:
+        # Errors are logarithms of measured over predicted time.
         log_error = self.ratio * self.held_out.log_error(sizes, self.cost)
         return np.asarray(self.cost(sizes) * np.exp(log_error))
 
@@ -817,7 +847,7 @@ class _Off(MessageCost, described=False):
 
 
 def gap(measured: Floats, sizes: ArrayLike) -> Floats:
-    """Return the distance between the two measured sizes around each size.
+    """Return how far apart the two measured sizes around each size are.
 
     Parameters
     ----------
@@ -830,17 +860,18 @@ def gap(measured: Floats, sizes: ArrayLike) -> Floats:
     Returns
     -------
     ndarray
-        The logarithm of the larger of the two over the smaller one, in the shape of
-        ``sizes``.
+        For each size, the logarithm of the measured size above over the measured size
+        below, in the shape of ``sizes``.
 
     Examples
     --------
     >>> gap(np.array([1.0, 2.0, 16.0]), [1.5, 3.0]).round(3).tolist()
     [0.693, 2.079]
     """
-    following = np.searchsorted(measured, sizes)
-    following = np.clip(following, 1, measured.size - 1)
-    return np.asarray(np.log(measured[following] / measured[following - 1]))
+    # The index of the first measured size that is at least as large. The clip leaves a
+    # measured size on either side, also for sizes outside all measured ones.
+    above = np.clip(np.searchsorted(measured, sizes), 1, measured.size - 1)
+    return np.asarray(np.log(measured[above] / measured[above - 1]))
 
 
 def costs_from_dict(
@@ -878,10 +909,12 @@ def costs_from_dict(
     try:
         if summary.get("held_out"):
             return cost, _draws_of_held_out(cost, summary["held_out"])
-        changed_parameters = summary.get("draws", [])[:MOST_DRAWS]
-        return cost, [replace(cost, **changed) for changed in changed_parameters]
+        # Each draw is a dictionary of the parameters in which it differs from the cost.
+        described_draws = summary.get("draws", [])[:MOST_DRAWS]
+        return cost, [replace(cost, **changed) for changed in described_draws]
     except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
-        # A file can have any value in the place of draws, hence so many exceptions.
+        # A file can have a value of any type in the place of draws, hence so many
+        # exceptions.
         raise UserError(
             f"the cost's draws are not what ddlkit fit writes: fit again: {error}"
         ) from error
@@ -894,9 +927,10 @@ def _draws_of_held_out(
 
     ``description`` has the fields of a `HeldOut` and the number of draws ("draws").
     """
+    # All entries but "draws" are fields of the errors.
     held_out_fields = dict(description)
     count = min(int(held_out_fields.pop("draws", DRAWS)), MOST_DRAWS)
-    # The fit does not write the name of the form, which `from_dict` needs.
+    # `from_dict` needs the name of the form, which a description may lack.
     with_form = {"form": HeldOut.form, **held_out_fields}
     held_out = from_dict(with_form, {HeldOut.form: HeldOut})
     return [*held_out.draws(cost, count)]

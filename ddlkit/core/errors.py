@@ -47,13 +47,16 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     >>> one_line("a" * 100, most=12)
     'aaaaaaaa ... (100 characters) ... aaa'
     """
-    # The rest of the line is for the note about what is left out.
+    # The head and the tail that are kept of a long text. The rest of the line, a twelfth,
+    # is for the note about what is left out.
     n_head = 2 * most // 3
     n_tail = most // 4
+    # `str.translate` takes characters by their number.
     unprintable = {letter for letter in text if not letter.isprintable()}
     escapes = {
         ord(letter): letter.encode("unicode_escape").decode() for letter in unprintable
     }
+    # Escapes make a text longer, so a text that is short enough may become too long.
     if len(text) <= most:
         escaped = text.translate(escapes)
         if len(escaped) <= most:

@@ -131,7 +131,9 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
         raise UserError(
             f"level is {shown(level)}: must be above 0 and below 1, as 0.95"
         )
-    tail = round((1 - level) / 2, 12)  # 0.025 for a level of 0.95, to the last bit
+    # What is left out at either end: 0.025 for a level of 0.95. Without rounding, the
+    # result of the subtraction would differ from 0.025 in its last bit.
+    tail = round((1 - level) / 2, 12)
     values = np.asarray(draws, dtype=float)
     return np.asarray(np.quantile(values, [tail, 1 - tail], axis=0))
 
@@ -150,8 +152,10 @@ def _order_statistic(n: int, rarity: int) -> int:
     k = 0
     subsets_of_k = 1
     subsets_up_to_k = 1
-    # While the loop runs, k + 1 is still possible: P(Binomial < k + 1) <= 1 / rarity.
+    # P(Binomial < k + 1) is subsets_up_to_k / 2**n. While it is at most 1 / rarity, the
+    # next k is possible, too.
     while rarity * subsets_up_to_k <= 2**n:
+        # The binomial coefficient of n over k + 1, from the one of n over k.
         subsets_of_k = subsets_of_k * (n - k) // (k + 1)
         k += 1
         subsets_up_to_k += subsets_of_k
@@ -366,49 +370,41 @@ def fit(
         raise UserError(
             f"cost form {form!r} is of selections: use {', '.join(SIMPLE_FIRST)}"
         )
-    distinct, repeats = np.unique(sizes, return_counts=True)
-    if distinct.size < least_sizes:
-        raise UserError(
-            f"a cost of the form {form} needs at least {least_sizes} different sizes, but "
-            f"has only {distinct.size}"
-        )
+    _refuse_too_few_sizes(sizes, form, least_sizes)
 
     # A cost of messages has the first four of these fields, and a cost of selections
     # the last two. Neither accepts the fields of the other, so those that are None are
     # not passed.
-    stated = {
-        "collective": collective,
-        "workers": workers,
-        "algorithm": algorithm,
-        "samples": samples,
-        "operation": operation,
-        "device": device,
-    }
-    holds_for = {name: value for name, value in stated.items() if value is not None}
+    holds_for = _without_none(
+        collective=collective,
+        workers=workers,
+        algorithm=algorithm,
+        samples=samples,
+        operation=operation,
+        device=device,
+    )
     cost = kind(**fitter(sizes, seconds), **holds_for)
 
-    # If sizes were repeated often enough, draws are fits to bootstrap samples. If not,
-    # draws are made from errors at held-out sizes. Selections have no such errors, so
-    # their draws are always fits to bootstrap samples.
     held_out = None
-    drawn: tuple[Any, ...] = ()
-    few_repeats = np.median(repeats) < ENOUGH_REPEATS
-    if draws and few_repeats and isinstance(cost, MessageCost):
+    drawn_costs: tuple[Any, ...] = ()
+    if draws and _draws_need_held_out_errors(kind, sizes):
         if errors is None:
             errors = held_out_errors(form, sizes, seconds)
         held_out = _error_model(form, sizes, seconds, errors)
+        # Without any size that could be held out, the fit has no draws.
         if held_out is not None:
-            drawn = held_out.draws(cost, draws)
+            drawn_costs = held_out.draws(cost, draws)
     elif draws:
         resampled = _bootstrap(kind, fitter, sizes, seconds, draws)
-        drawn = tuple(kind(**values, **holds_for) for values in resampled)
+        drawn_costs = tuple(kind(**values, **holds_for) for values in resampled)
 
+    # Where no size could be held out, there is no error of which to take the median.
     held_out_error = None
     if errors is not None and errors.sizes.size:
         held_out_error = errors.median
     return Fit(
         cost=cost,
-        draws=drawn,
+        draws=drawn_costs,
         sizes=sizes,
         seconds=seconds,
         form=form,
@@ -418,8 +414,45 @@ def fit(
     )
 
 
+def _refuse_too_few_sizes(sizes: Floats, form: str, least_sizes: int) -> None:
+    """Raise UserError if there are fewer distinct sizes than the fit of a form needs."""
+    n_sizes = np.unique(sizes).size
+    if n_sizes < least_sizes:
+        raise UserError(
+            f"a cost of the form {form} needs at least {least_sizes} different sizes, but "
+            f"has only {n_sizes}"
+        )
+
+
+def _without_none(**fields: Any) -> dict[str, Any]:
+    """Return the keyword arguments that are not None, by name."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _draws_need_held_out_errors(kind: type[Any], sizes: Floats) -> bool:
+    """Return whether draws are made from errors at held-out sizes.
+
+    If sizes were repeated often enough, draws are fits to bootstrap samples instead.
+    Costs of selections have no errors at held-out sizes, so their draws are always fits
+    to bootstrap samples. ``kind`` is the class of the cost.
+    """
+    _, repeats = np.unique(sizes, return_counts=True)
+    few_repeats = np.median(repeats) < ENOUGH_REPEATS
+    return bool(few_repeats) and issubclass(kind, MessageCost)
+
+
 class _Method(NamedTuple):
-    """How a form is fitted, and how many distinct sizes a fit needs at least."""
+    """How a form is fitted.
+
+    Attributes
+    ----------
+    kind : type
+        The class of the cost.
+    fitter : Fitter
+        Returns the parameters of a cost by name, from sizes and seconds.
+    least_sizes : int
+        How many distinct sizes a fit needs at least.
+    """
 
     kind: type[Any]
     fitter: Fitter
@@ -427,7 +460,11 @@ class _Method(NamedTuple):
 
 
 def _method(form: str) -> _Method:
-    """Return how a form is fitted. Raises UserError for an unknown form or variant."""
+    """Return how a form is fitted.
+
+    ``form`` is a name, or a name and a variant, as in "piecewise:45KB". Raises UserError
+    for an unknown form or variant.
+    """
     known_forms = (*SIMPLE_FIRST, AUTO)
     # REPLACED has the forms of earlier versions. Some of their names contain a colon
     # ("segments:jump"), so they are looked up before the name is cut at its colon.
@@ -437,6 +474,7 @@ def _method(form: str) -> _Method:
     # The error for a variant of a form without variants, and for an empty variant
     # ("name:").
     variant_refused = UserError(f"cost form {form!r}: write {name}, nothing behind it")
+    # "auto" itself is replaced by the chosen form before this function is called.
     if name == AUTO and colon:
         raise variant_refused
     kinds = {kind.form: kind for kind in METHODS}
@@ -487,7 +525,23 @@ def _bootstrap(
     """Yield the parameters that are fitted to each of ``draws`` bootstrap samples.
 
     A sample has as many rows of each size as were measured. These rows are drawn with
-    replacement from the measured rows of the size. ``sizes`` must be sorted.
+    replacement from the measured rows of the size.
+
+    Parameters
+    ----------
+    kind : type
+        The class of the cost.
+    fitter : Fitter
+        Returns the parameters from sizes and seconds.
+    sizes, seconds : ndarray, shape (n,)
+        The measured rows, sorted by size.
+    draws : int
+        The number of samples.
+
+    Yields
+    ------
+    dict
+        The parameters by name.
     """
     rng = np.random.default_rng(0)
     # The rows of each distinct size: the first of them, and how many there are.
@@ -495,7 +549,8 @@ def _bootstrap(
         sizes, return_index=True, return_counts=True
     )
     # For each row: the first row of its size, and the number of rows of its size. The
-    # rows of one size are consecutive, because sizes are sorted.
+    # rows of one size are consecutive, because sizes are sorted. So a row of a sample is
+    # this first row plus a random number below the number of rows.
     first_of_row = np.repeat(first_rows, counts)
     count_of_row = np.repeat(counts, counts)
     samples = [first_of_row + rng.integers(0, count_of_row) for _ in range(draws)]
@@ -504,14 +559,15 @@ def _bootstrap(
             yield fitter(sizes, seconds[rows])
         return
 
-    # The times of a table are the medians of each size. It is many times faster to
-    # compute them for all samples at once. The sampled times have the shape (draws,
-    # rows), and are split into one group of columns for each size.
+    # The parameters of a table are the median times of each size. It is many times
+    # faster to compute them for all samples at once. The sampled times have the shape
+    # (draws, rows), and are split into one group of columns for each size.
     sampled_s = seconds[np.stack(samples)]
     groups = np.split(sampled_s, first_rows[1:], axis=1)
-    medians = np.column_stack([np.median(group, axis=1) for group in groups])
-    for medians_s in medians:
-        yield {"bytes": distinct, "seconds": medians_s}
+    medians_by_size = [np.median(group, axis=1) for group in groups]
+    # Back to one row for each sample, with a column for each size.
+    for medians_of_sample_s in np.column_stack(medians_by_size):
+        yield {"bytes": distinct, "seconds": medians_of_sample_s}
 
 
 # -- errors at held-out sizes ------------------------------------------------------
@@ -568,23 +624,10 @@ def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutE
     ([2.0, 3.0], [0.09, -0.33])
     """
     sizes, seconds = _checked(sizes, seconds)
-    # "auto" chooses alpha_beta for few sizes, so it needs as many sizes as alpha_beta.
-    form_of_fewest_sizes = AlphaBeta.form if form == AUTO else form
-    least_sizes = _method(form_of_fewest_sizes).least_sizes
-    distinct = np.unique(sizes)
-    # Neither the smallest size nor the largest one is held out. So there must be a third
-    # size, and one size more than a fit of the form needs.
-    candidates = distinct[1:-1]
-    if distinct.size <= max(least_sizes, 2):
-        candidates = np.empty(0)
-    # At most MOST_SIZES_HELD_OUT of the candidates, evenly spaced from first to last.
-    positions = np.linspace(
-        0, candidates.size - 1, min(candidates.size, MOST_SIZES_HELD_OUT)
-    )
     held_out_sizes = []
     errors = []
     predictions_s = []
-    for size in candidates[positions.round().astype(int)].tolist():
+    for size in _sizes_to_hold_out(form, sizes):
         is_held_out = sizes == size
         try:
             fitted = fit(form, sizes[~is_held_out], seconds[~is_held_out], draws=0)
@@ -600,6 +643,26 @@ def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutE
         errors=np.array(errors, float),
         predicted_s=np.array(predictions_s, float),
     )
+
+
+def _sizes_to_hold_out(form: str, sizes: Floats) -> list[float]:
+    """Return the sizes that are held out in turn, at most MOST_SIZES_HELD_OUT.
+
+    The list is empty if too few of ``sizes`` would be left for a fit of ``form``.
+    """
+    # "auto" chooses alpha_beta for few sizes, so it needs as many sizes as alpha_beta.
+    form_of_fewest_sizes = AlphaBeta.form if form == AUTO else form
+    least_sizes = _method(form_of_fewest_sizes).least_sizes
+    distinct = np.unique(sizes)
+    # Neither the smallest size nor the largest one is held out. So there must be a third
+    # size, and one size more than a fit of the form needs.
+    if distinct.size <= max(least_sizes, 2):
+        return []
+    candidates = distinct[1:-1]
+    # Evenly spaced positions from the first candidate to the last one.
+    n_held_out = min(candidates.size, MOST_SIZES_HELD_OUT)
+    positions = np.linspace(0, candidates.size - 1, n_held_out)
+    return [float(size) for size in candidates[positions.round().astype(int)]]
 
 
 def errors_by_form(
@@ -620,8 +683,12 @@ def errors_by_form(
         The errors of each form, in the order of ``forms``. A form that cannot be fitted
         without any of the sizes is left out.
     """
-    by_form = {form: held_out_errors(form, sizes, seconds) for form in forms}
-    return {form: errors for form, errors in by_form.items() if errors.sizes.size}
+    by_form = {}
+    for form in forms:
+        errors = held_out_errors(form, sizes, seconds)
+        if errors.sizes.size:
+            by_form[form] = errors
+    return by_form
 
 
 def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, str]:
@@ -649,14 +716,14 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
     medians = {form: errors.median for form, errors in errors_of_form.items()}
     # A form that passes through every size has larger errors at held-out sizes than in
     # the fit, where neighbouring sizes are closer. So its error counts less.
-    counted = {
-        form: DISCOUNT_THROUGH_ALL * median if form in THROUGH_ALL else median
-        for form, median in medians.items()
-    }
+    compared = dict(medians)
+    for form in THROUGH_ALL:
+        if form in compared:
+            compared[form] *= DISCOUNT_THROUGH_ALL
     # The simplest form comes first, so the first form below the limit is the simplest.
     # Differences up to NEGLIGIBLE are due to rounding.
-    limit = AS_GOOD * min(counted.values()) + NEGLIGIBLE
-    chosen = next(form for form, error in counted.items() if error <= limit)
+    limit = AS_GOOD * min(compared.values()) + NEGLIGIBLE
+    chosen = next(form for form, error in compared.items() if error <= limit)
 
     others = [
         f"{form} {error:.2%}" for form, error in medians.items() if form != chosen
@@ -738,7 +805,8 @@ def _error_model(
     # the errors of the m single rows of held-out sizes are needed here.
     is_held_out = np.isin(sizes, errors.sizes)
     row_sizes = sizes[is_held_out]
-    # Every row has a held-out size, so this only looks up the prediction for the size.
+    # Every row has a held-out size. So nothing is interpolated here: `np.interp` only
+    # looks up the prediction for the size of each row.
     predicted_s = np.interp(row_sizes, errors.sizes, errors.predicted_s)
     row_errors = _log_errors(predicted_s, seconds[is_held_out])
 
@@ -763,16 +831,13 @@ def _error_model(
     )
 
     # Errors of forms that pass through every size grow with the gap between the two
-    # neighbours of a size, which is the logarithm of the ratio of these neighbours. A
-    # size that is held out leaves a wider gap than the fit to all sizes has, so errors
-    # are stored per gap. A held-out size is never the first or the last one, so both
-    # neighbours exist.
+    # neighbours of a size. A size that is held out leaves a wider gap than the fit to all
+    # sizes has, so errors are stored per gap. Errors of other forms stay as they are,
+    # because a gap to the power 0 is 1.
     gap_power = GAP_POWER if form in THROUGH_ALL else 0.0
-    distinct = np.unique(sizes)
-    position = np.searchsorted(distinct, row_sizes)
-    gaps = np.log(distinct[position + 1] / distinct[position - 1])
-    row_errors /= gaps**gap_power
+    row_errors /= _gap_without(row_sizes, np.unique(sizes)) ** gap_power
 
+    # Errors are stored at the held-out sizes, and at both ends of the fit.
     at_bytes = np.unique([sizes[0], *errors.sizes, sizes[-1]])
     return HeldOut(
         at_bytes=at_bytes,
@@ -781,6 +846,18 @@ def _error_model(
         above=growth_above,
         apart=gap_power,
     )
+
+
+def _gap_without(sizes: Floats, distinct: Floats) -> Floats:
+    """Return the gap that each size would leave in a table of the distinct sizes.
+
+    ``sizes`` are some of ``distinct``, which increases, but neither the first nor the
+    last one. The gap is the logarithm of the next larger size over the next smaller one.
+    The result has the shape of ``sizes``.
+    """
+    # The index of each size among the distinct sizes.
+    position = np.searchsorted(distinct, sizes)
+    return np.asarray(np.log(distinct[position + 1] / distinct[position - 1]))
 
 
 def _growth_beyond(
@@ -822,6 +899,7 @@ def _growth_beyond(
         return if_too_few
     at_end = sizes == end
     errors_at_end = _log_errors(cost(sizes[at_end]), seconds[at_end])
+    # From the end to the nearest size that was fitted.
     log_distance = np.abs(np.log(sizes[is_far] / end)).min()
     return float(np.median(errors_at_end) / log_distance)
 
@@ -855,9 +933,10 @@ def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
     log_errors = np.log(np.maximum(errors, LEAST_ERROR))
     log_bytes = np.log(at_bytes)
     mean_step = (log_bytes[-1] - log_bytes[0]) / (log_bytes.size - 1)
-    # One row for each of ``at_bytes``, one column for each error.
+    # One row for each of ``at_bytes``, one column for each error: shape (k, m).
     distance = np.abs(log_bytes[:, None] - np.log(sizes)) / mean_step
     weight = np.exp(-DECAY * distance)
+    # The product of the matrix and the errors is the weighted sum of each row.
     near = np.exp(weight @ log_errors / weight.sum(axis=1))
     everywhere = np.exp(log_errors.mean())
     geometric_mean = (1 - SHARED) * near + SHARED * everywhere
@@ -869,8 +948,8 @@ def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
 def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:
     """Return the absolute logarithms of measured over predicted times, shape (n,).
 
-    A cost can be zero or below where it extrapolates. It counts as a thousandth of the
-    measured time.
+    A cost can be zero or below where it extrapolates, and has no logarithm there. It
+    counts as a thousandth of the measured time.
     """
-    floor_s = measured_s / 1000
-    return np.asarray(np.abs(np.log(measured_s / np.maximum(predicted_s, floor_s))))
+    positive_s = np.maximum(predicted_s, measured_s / 1000)
+    return np.asarray(np.abs(np.log(measured_s / positive_s)))

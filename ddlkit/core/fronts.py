@@ -79,7 +79,8 @@ class Groups(NamedTuple):
         """
         # An element [last, first] is the group from tensor `first` to tensor `last`. In
         # reversed order the last tensor of a group becomes its first one, so rows and
-        # columns change places.
+        # columns change places (.T), and both count from the other end ([::-1, ::-1]).
+        # Rows that lie together in memory are read faster later.
         ready_s, selecting_s, sending_s = (
             np.ascontiguousarray(times_s.T[::-1, ::-1]) for times_s in self
         )
@@ -122,6 +123,7 @@ class Front(NamedTuple):
         """Return the smallest value of each coordinate, infinite without a point."""
         if not len(self.selected_s):
             return np.inf, np.inf
+        # The first coordinate rises, and the second one falls.
         return float(self.selected_s[0]), float(self.arrived_s[-1])
 
     def earliest_end_s(self, selected_s: Floats, arrived_s: Floats) -> Floats:
@@ -147,11 +149,13 @@ class Front(NamedTuple):
         p = self.selected_s
         q = self.arrived_s
         # Along this front p rises and q falls, so p - q rises, as `searchsorted` needs.
-        # The maximum is a + q before the turn at which p - q reaches a - b, and b + p
-        # from there on. So the minimum is next to the turn: a + q is least at the last
-        # point before the turn, and b + p at the turn itself. Infinity stands for a side
-        # on which there is no point.
+        # ``turn`` is the first point at which p - q reaches a - b, that is, at which b + p
+        # is at least a + q. Before the turn a + q is the larger one, and falls, so it is
+        # least at the last point before the turn. From the turn on b + p is the larger
+        # one, and rises, so it is least at the turn itself.
         turn = (p - q).searchsorted(a - b)
+        # Infinity stands for a side of the turn on which there is no point. Arrays that
+        # are filled in are faster here than `np.append`.
         n_points = len(p)
         p_at_turn = np.empty(n_points + 1)
         p_at_turn[:-1] = p
@@ -174,14 +178,13 @@ class Front(NamedTuple):
             self.selected_s[1:] - self.selected_s[:-1],
             self.arrived_s[:-1] - self.arrived_s[1:],
         )
-        # The length from the first point to each later one. A point that lies in another
-        # run than the point before it begins a run.
+        # The length from the first point to each later one.
         along_s = steps_s.cumsum()
-        run_of_later_points = np.minimum(
-            along_s * (most / along_s[-1]), most - 1
-        ).astype(int)
-        # The first point is in run 0.
-        run = np.append(0, run_of_later_points)
+        # The run in which each point lies. The first point is in run 0. The last one
+        # would be in run ``most``, which does not exist.
+        runs_along = np.minimum(along_s * (most / along_s[-1]), most - 1)
+        run = np.append(0, runs_along.astype(int))
+        # A point that lies in another run than the point before it begins a run.
         begins = np.ones(len(self.selected_s), bool)
         begins[1:] = run[1:] > run[:-1]
         return begins.nonzero()[0]
@@ -298,7 +301,8 @@ def _passes() -> Iterator[_Pass]:
 def _mirrored_ends(ends: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ends of a plan if its tensors are numbered from the last to the first."""
     n = ends[-1]
-    # The last end is the end of the network, and is no cut between two groups.
+    # The last end is the end of the network, and is no cut between two groups. A cut
+    # behind k tensors has n - k tensors before it from the other end.
     cuts = [n - end for end in reversed(ends[:-1])]
     return (*cuts, n)
 
@@ -357,10 +361,14 @@ class _States:
         self.count = new.stop
 
     def indices(self, prefixes: Ints) -> Ints:
-        """Return the states of the prefixes, one prefix after the other."""
+        """Return the states of the prefixes, one prefix after the other.
+
+        If two prefixes have the states 5 and 6, and 9, the result is [5, 6, 9].
+        """
         points = self.points[prefixes]
-        # The states of a prefix are consecutive numbers, here and in the result. So the
-        # state at a position of the result is this position plus a shift by prefix.
+        # The states of a prefix are consecutive numbers, which are at consecutive
+        # positions of the result. So a state is its position plus a shift, which is the
+        # same for all states of a prefix.
         begin_in_result = points.cumsum(dtype=np.int64) - points
         shift = self.begin[prefixes] - begin_in_result
         positions = np.arange(points.sum(), dtype=np.int64)
@@ -384,16 +392,18 @@ def _fronts(
     limit_s: float,
     step: _Pass,
 ) -> tuple[list[Front], tuple[int, ...]]:
-    """Return the fronts of all prefixes, and a plan.
+    """Return the fronts of all prefixes, and the plan that looks best along the way.
 
     Parameters
     ----------
     groups : Groups
         The times of all groups of n tensors.
     prefixes : sequence of Front, length n + 1
-        Bounds of the fronts of all prefixes, by the number of tensors.
+        Lower bounds of the fronts of all prefixes, by the number of tensors. For each
+        plan of a prefix that may lead to the best plan, some point of the bound is at
+        most as large in both coordinates.
     suffixes : sequence of Front, length n + 1
-        Bounds of the fronts of all suffixes, by the number of tensors.
+        Lower bounds of the fronts of all suffixes, by the number of tensors.
     limit_s : float
         The time of the best plan so far. A point is left out if no iteration that goes
         on from this point ends by then.
@@ -412,10 +422,11 @@ def _fronts(
     fronts = [NOTHING_SENT]
     states = _States(n, step.most)
     for last in range(n):
-        # Branch: the last group begins at each tensor in `firsts`. For each of them
-        # there is a candidate for each state of the prefix before it.
+        # Branch: the last group begins at one of the tensors `firsts`, behind one of the
+        # states of the prefix before it. Each of these states leads to a point.
         firsts = useful[last].nonzero()[0]
         before = states.indices(firsts)
+        # The times of the last group, for each of these states.
         ready_s, selecting_s, sending_s = (
             times_s[last, firsts].repeat(states.points[firsts]) for times_s in groups
         )
@@ -432,24 +443,46 @@ def _fronts(
         kept = kept[in_time]
         front = Front(selected_s[kept], arrived_s[kept])
 
-        # Thin out a front that has too many points.
         if len(kept) > step.most:
-            begins = front.runs(step.most)
-            # The most promising point of each run stands for it in plans, also where a
-            # corner stands for it in the front.
-            kept = kept[_smallest_of_each(ends_s[in_time], begins)]
-            if step.is_lower_bound:
-                # A run is replaced by its corner: the least selected_s, which its first
-                # point has, and the least arrived_s, which its last point has.
-                lasts = np.append(begins[1:], len(front.selected_s)) - 1
-                front = Front(front.selected_s[begins], front.arrived_s[lasts])
-            else:
-                front = Front(selected_s[kept], arrived_s[kept])
+            front, representatives = _thinned(front, ends_s[in_time], step)
+            kept = kept[representatives]
         fronts.append(front)
         states.add(last + 1, front, before[kept])
     if not len(fronts[-1].selected_s):
         return fronts, ()
     return fronts, states.plan()
+
+
+def _thinned(front: Front, ends_s: Floats, step: _Pass) -> tuple[Front, Ints]:
+    """Return a front of at most ``step.most`` points that replaces a larger one.
+
+    Parameters
+    ----------
+    front : Front
+        The front of m points, which is cut into runs of neighbours.
+    ends_s : ndarray, shape (m,)
+        The earliest end of an iteration that continues from each point, in seconds.
+    step : _Pass
+        How many points a front keeps, and whether the front is to be a lower bound.
+
+    Returns
+    -------
+    thinned : Front
+        One point for each run.
+    representatives : ndarray of int
+        The index of the most promising point of each run: the one with the earliest
+        end. It stands for its run in plans, also where a corner stands for the run in
+        the front.
+    """
+    begins = front.runs(step.most)
+    representatives = _smallest_of_each(ends_s, begins)
+    if not step.is_lower_bound:
+        selected_s = front.selected_s[representatives]
+        return Front(selected_s, front.arrived_s[representatives]), representatives
+    # A run is replaced by its corner: the least selected_s, which its first point has,
+    # and the least arrived_s, which its last point has.
+    lasts = np.append(begins[1:], len(front.selected_s)) - 1
+    return Front(front.selected_s[begins], front.arrived_s[lasts]), representatives
 
 
 def _smallest_of_each(values: Floats, begins: Ints) -> Ints:
@@ -469,10 +502,11 @@ def _smallest_of_each(values: Floats, begins: Ints) -> Ints:
     ndarray of int, shape (r,)
         Indices into ``values``.
     """
+    # The run to which each value belongs.
     lengths = np.diff(begins, append=len(values))
     run = np.repeat(np.arange(len(begins)), lengths)
-    # Points that lead to one and the same plan may differ by rounding, so there may be
-    # several candidates in a run.
+    # The least value of each run, with a margin: values that ought to be equal may differ
+    # by rounding. So there may be several candidates in a run.
     limits = np.minimum.reduceat(values, begins) * (1 + ROUNDING)
     candidates = (values <= limits[run]).nonzero()[0]
     # Each candidate overwrites the one before it in its run, so the last one remains.
@@ -509,10 +543,10 @@ def undominated(first: Floats, second: Floats) -> Ints:
     lower_than_all_before[1:] = lowest[1:] < lowest[:-1]
     ordered = ordered[lower_than_all_before]
     # Of the remaining points with an equal first coordinate, the last one has the lowest
-    # second coordinate.
-    rising = first[ordered]
+    # second coordinate. It is the one that is followed by a larger first coordinate.
+    ordered_first = first[ordered]
     last_of_equals = np.ones(len(ordered), bool)
-    last_of_equals[:-1] = rising[1:] > rising[:-1]
+    last_of_equals[:-1] = ordered_first[1:] > ordered_first[:-1]
     return np.asarray(ordered[last_of_equals])
 
 
@@ -522,24 +556,37 @@ def _useful(
     suffixes: Sequence[Front],
     limit_s: float,
 ) -> NDArray[np.bool_]:
-    """Return for each group whether a plan with it may end by ``limit_s``.
+    """Return for each group whether a plan with this group may end by ``limit_s``.
 
-    The result has the shape (n, n). Its element [last, first] is for the group from
-    tensor `first` to tensor `last`. The corners of the fronts of the prefix before the
-    group and of the suffix after it bound when such a plan ends.
+    The corners of the fronts of the prefix before the group and of the suffix after it
+    bound when such a plan ends.
+
+    Parameters
+    ----------
+    groups : Groups
+        The times of all groups of n tensors.
+    prefixes, suffixes : sequence of Front, length n + 1
+        Lower bounds of the fronts of all prefixes and suffixes, by the number of
+        tensors.
+    limit_s : float
+        The latest end that is of interest, in seconds.
+
+    Returns
+    -------
+    ndarray of bool, shape (n, n)
+        The element [last, first] is for the group from tensor `first` to tensor `last`.
     """
     n = len(suffixes) - 1
-    # The two coordinates of the corner before each first tensor.
-    before_selected_s, before_arrived_s = np.array(
-        [front.corner for front in prefixes[:n]]
-    ).T
+    # The corner before each first tensor, one column for each: shape (n,).
+    corners_before = np.array([front.corner for front in prefixes[:n]])
+    before_selected_s, before_arrived_s = corners_before.T
     # After the group that ends with tensor `last`, n - last - 1 tensors remain. In
     # reverse, the corners of suffixes are in the order of `last`, one row for each.
-    after = np.array([front.corner for front in suffixes[:n]])[::-1]
+    corners_after = np.array([front.corner for front in suffixes[:n]])[::-1]
     # In the mirrored problem of suffixes, what is sent takes the place of what is
-    # selected.
-    after_sent_s = after[:, :1]
-    after_arrived_s = after[:, 1:]
+    # selected. Slices keep the shape (n, 1), which is broadcast over the columns.
+    after_sent_s = corners_after[:, :1]
+    after_arrived_s = corners_after[:, 1:]
     selected_s = before_selected_s + groups.selecting_s
     start_s = np.maximum(before_arrived_s, groups.ready_s + selected_s)
     arrived_s = start_s + groups.sending_s

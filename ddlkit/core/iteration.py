@@ -109,8 +109,10 @@ def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
     >>> group_ends(np.array([1.0, 2.0, 9.0]), np.array([3.0, 3.0, 3.0])).tolist()
     [4.0, 7.0, 12.0]
     """
+    # S[k] and S[k-1] of the notes, for each message k.
     sums_s = np.cumsum(communication_s, axis=-1)
     sums_before_s = sums_s - communication_s
+    # The running maximum is the maximum over all j <= k.
     return sums_s + np.maximum.accumulate(ready_s - sums_before_s, axis=-1)
 
 
@@ -176,8 +178,10 @@ class Iteration:
     def __post_init__(self) -> None:
         durations = ((self.copy_s_per_byte, "a byte"), (self.bucket_s, "a bucket"))
         for duration_s, unit in durations:
+            # NaN fails every comparison, and is refused, too.
             if not 0 <= duration_s <= MOST:
                 raise UserError(f"copies of {duration_s} s {unit}: must be at least 0")
+        # A frozen dataclass lets its fields be set only in this way.
         object.__setattr__(self, "group_bytes", self.plan.group_bytes(self.workload))
 
     @property
@@ -209,6 +213,7 @@ class Iteration:
     @cached_property
     def played_s(self) -> tuple[Floats, Floats]:
         """Return when each message starts and ends, in seconds, two arrays of shape (G,)."""
+        # When each message may start at the earliest: ``leave_s``, if it is given.
         may_start_s = self.ready_s if self.leave_s is None else self.leave_s
         if not self.link.plain:
             parts = self.link.parts(self.cost, self.group_bytes)
@@ -266,7 +271,8 @@ class Iteration:
         compute_factors = np.asarray(compute_factors, dtype=float)
         message_factors = np.asarray(message_factors, dtype=float)
         # One row for each draw, and one column for each message. `group_ends` and
-        # `Link.play` compute all rows at once.
+        # `Link.play` compute all rows at once. A single factor for all draws gives one
+        # row, which is broadcast below.
         ready_s = self.ready_s * compute_factors[..., None]
         link = self.link
         if slowdowns is not None:
@@ -281,8 +287,9 @@ class Iteration:
             parts_of_draw = [link.parts(cost, self.group_bytes) for cost in costs]
             software_s = np.stack([parts.software_s for parts in parts_of_draw])
             wire_s = np.stack([parts.wire_s for parts in parts_of_draw])
-            scattered = Parts(software_s * message_factors, wire_s * message_factors)
-            _, ends_s = link.play(ready_s, scattered)
+            # The factor of a message applies to both of its parts.
+            drawn_parts = Parts(software_s * message_factors, wire_s * message_factors)
+            _, ends_s = link.play(ready_s, drawn_parts)
         return self._copied_out_s(ends_s) + self.workload.update_s * compute_factors
 
     def timeline(self) -> Timeline:
@@ -290,6 +297,7 @@ class Iteration:
 
         There is a span for the backward of each tensor, and one for each message.
         """
+        # The fields of a span are columns of a timeline.
         rows = [{"origin": "simulated", **span._asdict()} for span in self._spans()]
         return Timeline.from_rows(rows)
 
@@ -351,7 +359,9 @@ class Iteration:
             If messages share a link or are copied, or if they start at times of their
             own.
         """
-        if not self.link.plain or self._copies or self.leave_s is not None:
+        # A graph has messages that follow one another as soon as they are ready.
+        has_own_starts = self.leave_s is not None
+        if not self.link.plain or self._copies or has_own_starts:
             raise UserError(
                 "graph of an iteration: one message after the other only, no copies"
             )
@@ -371,18 +381,18 @@ class Iteration:
         """
         if not self.copy_s_per_byte:
             return np.asarray(ends_s.max(axis=-1))
+        # The same copies in every scenario.
         copies_s = np.broadcast_to(
             self.copy_s_per_byte * self.group_bytes, ends_s.shape
         )
         # Copies follow one another as messages do: a copy starts when its message has
-        # arrived and the copy before it has ended.
-        return np.asarray(group_ends(ends_s, copies_s)[..., -1])
+        # arrived and the copy before it has ended. So the last copy ends last.
+        copy_ends_s = group_ends(ends_s, copies_s)
+        return np.asarray(copy_ends_s[..., -1])
 
     def _spans(self) -> Iterator[_Span]:
         """Yield the spans of forward, of each backward, of each message and of the update."""
         workload = self.workload
-        starts_s, ends_s = self.played_s
-
         yield _Span(
             task="forward",
             kind="forward",
@@ -390,10 +400,27 @@ class Iteration:
             start_s=0.0,
             end_s=workload.forward_s,
         )
+        yield from self._backward_spans()
+        yield from self._message_spans()
+        if workload.update_s:
+            # The update starts when all messages have been copied out of their buckets.
+            _, ends_s = self.played_s
+            start_s = float(self._copied_out_s(ends_s))
+            yield _Span(
+                task="update",
+                kind="update",
+                stream="compute",
+                start_s=start_s,
+                end_s=start_s + workload.update_s,
+            )
 
+    def _backward_spans(self) -> Iterator[_Span]:
+        """Yield the span of the backward of each tensor, in ready order."""
+        workload = self.workload
         backward_ends_s = self.tensor_ready_s
         if self.link.slows:
             # Messages that slow compute down delay the end of each backward.
+            starts_s, ends_s = self.played_s
             backward_ends_s = self.link.computed_s(backward_ends_s, starts_s, ends_s)
         group_of_gradient = np.empty(workload.n, int)
         for group, gradients in enumerate(self.plan.members):
@@ -413,6 +440,9 @@ class Iteration:
             # The next backward starts when this one ends.
             start_s = end_s
 
+    def _message_spans(self) -> Iterator[_Span]:
+        """Yield the span of each message, in the order of sending."""
+        starts_s, ends_s = self.played_s
         kind = self.cost.collective
         for group, n_bytes in enumerate(self.group_bytes.tolist()):
             start_s = float(starts_s[group])
@@ -426,17 +456,6 @@ class Iteration:
                 end_s=max(start_s, float(ends_s[group])),
                 group=group,
                 bytes=n_bytes,
-            )
-
-        if workload.update_s:
-            # The update starts when all messages have been copied out of their buckets.
-            start_s = float(self._copied_out_s(ends_s))
-            yield _Span(
-                task="update",
-                kind="update",
-                stream="compute",
-                start_s=start_s,
-                end_s=start_s + workload.update_s,
             )
 
 
@@ -495,7 +514,7 @@ def predict(
 
 
 def no_overlap(iteration: Iteration) -> Prediction:
-    """Return the prediction of a model without overlap (CSF, osf Eq 2).
+    """Return the prediction of a model without overlap, the CSF model (osf Eq 2).
 
     The iteration is compute plus communication.
 

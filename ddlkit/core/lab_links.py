@@ -65,8 +65,10 @@ def wire_s_per_byte(
     UserError
         If the collective is unknown.
     """
+    # The bus factor is the number of bytes on a link for each byte of a message.
     bus_factor = find_collective(collective).bus_factor(ranks)
-    return bus_factor * 8 / (rate_bits_per_s * framing)
+    message_bits_per_s = rate_bits_per_s * framing
+    return bus_factor * 8 / message_bits_per_s
 
 
 class LinkConditions(NamedTuple):
@@ -100,7 +102,7 @@ class LinkConditions(NamedTuple):
 
 
 def is_lab(link: str) -> bool:
-    """Return whether a link is one of a lab, by its name."""
+    """Return whether a link is one of a lab, by its name, such as "lab:1gbit"."""
     return link.startswith(("lab:", "emulated:"))
 
 
@@ -133,7 +135,9 @@ def read_link(link: str) -> LinkConditions:
             "emulated:1gbit-delay2ms"
         )
     kind, _, conditions = link.partition(":")
-    rate_bits_per_s = parse_bits_per_s(conditions.partition("-")[0])
+    # The rate comes first, and conditions are separated by dashes.
+    rate, _, _ = conditions.partition("-")
+    rate_bits_per_s = parse_bits_per_s(rate)
     if kind == "lab":
         burst_bits = 8 * burst_bytes(rate_bits_per_s)
         burst_s = burst_bits / rate_bits_per_s
@@ -155,13 +159,19 @@ def read_link(link: str) -> LinkConditions:
 
 
 def _condition(link: str, name: str, default: str) -> str:
-    """Return the text after a word in a link's name: "2ms" for "delay" in "-delay2ms"."""
+    """Return the text after a word in a link's name: "2ms" for "delay" in "-delay2ms".
+
+    ``name`` is the word. ``default`` is returned if the link's name lacks it.
+    """
     match = re.search(rf"-{name}([0-9][^-]*)", link)
     return match[1] if match else default
 
 
 def ranks_per_node(link: str) -> int:
     """Return how many ranks share the link of a node, by the link's name.
+
+    "lab:500mbit-g4-2gbit" stands for 500 Mbit/s between nodes of four ranks, and 2 Gbit/s
+    within a node. Without such a part in the name, a node has one rank.
 
     Examples
     --------
@@ -175,7 +185,8 @@ def ranks_per_node(link: str) -> int:
 def one_way_delay_s(link: str) -> float:
     """Return the delay of a packet from rank to rank in seconds, by the link's name.
 
-    A packet is delayed on two links. The delay is 0 for links that are not emulated.
+    A packet is delayed on the link of its sender and on the link of its receiver. The
+    delay is 0 for links that are not emulated.
     """
     if not link.startswith("emulated:"):
         return 0.0

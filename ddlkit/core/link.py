@@ -148,21 +148,23 @@ class Link:
             software_s = np.minimum(startup_s, cost_s)
             return Parts(software_s, cost_s - software_s)
 
-        wire_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
-        limited_by_link = wire_s > startup_s
-        # The limit of the notes, in bytes of a message. A message can send more or
-        # fewer bytes than it has, for example if only the largest gradients are sent. The
-        # ratio is that of a large message, where rounding to whole elements is negligible.
+        # The link time by the rate alone. It decides on which side of the limit of the
+        # notes a message is.
+        by_rate_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
+        limited_by_link = by_rate_s > startup_s
+        # The limit in bytes of a message. A message can send more or fewer bytes than it
+        # has, for example if only the largest gradients are sent. The ratio is that of a
+        # large message, where rounding to whole elements is negligible.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
-        software_s = np.minimum(cost_s, cost(limit_bytes))
+        software_above_limit_s = np.minimum(cost_s, cost(limit_bytes))
         # A measured cost is the mean over a row of messages. The first of them found
         # the bucket full of tokens, which saved ``burst_s`` of link time in all. Without
         # these tokens, each message would have kept the link busy for its share longer.
         saved_s = self.burst_s / cost.messages_per_sample(n_bytes)
         return Parts(
-            software_s=np.where(limited_by_link, software_s, cost_s),
-            wire_s=np.where(limited_by_link, cost_s + saved_s, wire_s),
+            software_s=np.where(limited_by_link, software_above_limit_s, cost_s),
+            wire_s=np.where(limited_by_link, cost_s + saved_s, by_rate_s),
         )
 
     def play(self, ready_s: ArrayLike, parts: Parts) -> tuple[Floats, Floats]:
@@ -244,6 +246,8 @@ class Link:
         # How much has been computed at each knot. The pace of a knot holds until the
         # next one, so the last pace has no end.
         done_s = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(knots_s))])
+        # For each amount the last knot at which no more than this amount was done. What
+        # is missing then is done at the pace of this knot.
         knot = np.searchsorted(done_s, work_s, side="right") - 1
         return np.asarray(knots_s[knot] + (work_s - done_s[knot]) / pace[knot])
 
@@ -362,14 +366,16 @@ class _Simulation:
     def _advance(self) -> None:
         """Advance the clock, the compute and the messages to the next event."""
         under_way = [*self.wire_left_s]
+        # Of several messages under way the largest slowdown counts.
         compute_factor = 1.0 + max((self.slowdown[k] for k in under_way), default=0.0)
-        slowed_by_compute = self.computed_s < self.all_computed_s and any(
-            self.message_slowdown[k] for k in under_way
-        )
+        still_computing = self.computed_s < self.all_computed_s
+        compute_slows_messages = any(self.message_slowdown[k] for k in under_way)
+        slowed_by_compute = still_computing and compute_slows_messages
 
-        # The time until each kind of event, if nothing else happens before; infinite if
-        # there is no such event. The end of compute is an event only if messages
-        # advance faster afterwards.
+        # The time until each kind of event, if nothing else happens before. It is
+        # infinite if there is no such event. There are three kinds: a message has moved
+        # its bytes or done its software, the next message is ready, and compute ends.
+        # The end of compute is an event only if messages advance faster afterwards.
         demands = self._demands(slowed_by_compute)
         until_done_s = [demand.until_done_s for demand in demands]
         until_ready_s = math.inf
@@ -412,20 +418,21 @@ class _Simulation:
             factor = {k: 1.0 + self.message_slowdown[k] for k in wire_left_s}
         # The messages that move bytes, and those whose software runs. Without a burst
         # the software of a message waits until its bytes have moved.
-        moving = [k for k in wire_left_s if wire_left_s[k]]
         software_overlaps = self.link.burst_s > 0
-        working = [
-            k
-            for k in wire_left_s
-            if software_left_s[k] and (software_overlaps or not wire_left_s[k])
-        ]
+        moving = []
+        working = []
+        for k in wire_left_s:
+            if wire_left_s[k]:
+                moving.append(k)
+            if software_left_s[k] and (software_overlaps or not wire_left_s[k]):
+                working.append(k)
         # Messages that move bytes share the link equally. Messages whose software runs
         # share the processor equally, if they are more than it serves at once.
-        sharing_link = len(moving)
-        sharing_processor = max(1.0, len(working) / self.link.software)
-        on_link = [_Demand(wire_left_s, k, sharing_link * factor[k]) for k in moving]
+        link_factor = len(moving)
+        processor_factor = max(1.0, len(working) / self.link.software)
+        on_link = [_Demand(wire_left_s, k, link_factor * factor[k]) for k in moving]
         on_processor = [
-            _Demand(software_left_s, k, sharing_processor * factor[k]) for k in working
+            _Demand(software_left_s, k, processor_factor * factor[k]) for k in working
         ]
         return on_link + on_processor
 
@@ -440,7 +447,8 @@ def one_by_one(
 ) -> tuple[Floats, Floats]:
     """Return when messages start and end if one is under way at a time.
 
-    All scenarios are computed at once, message by message.
+    All scenarios are computed at once, message by message. A link with a token bucket
+    saves up tokens while nothing moves. A token later lets a byte through at once.
 
     Parameters
     ----------
@@ -477,6 +485,7 @@ def one_by_one(
     # has been computed.
     late_s = np.zeros(scenarios)
     for k in range(ready_s.shape[-1]):
+        # A message starts when it is ready and the message before it has ended.
         start_s = np.maximum(link_free_s, ready_s[..., k] + late_s)
         compute_left_s = np.maximum(0.0, all_computed_s - (start_s - late_s))
         slowdown_of_compute = compute_slowdowns[..., k]
@@ -485,61 +494,91 @@ def one_by_one(
         # While the link rested, it saved up tokens. They let bytes through at once.
         tokens_s = np.minimum(burst_s, tokens_s + start_s - link_free_s)
         on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
-        # On a link with a token bucket, the software of a message runs while its bytes
-        # wait for tokens, so the longer of both counts. On any other link, the software
-        # runs after the bytes have moved.
-        if burst_s:
-            took_s = np.maximum(on_link_s, software_s[..., k])
-        else:
-            took_s = software_s[..., k] + on_link_s
+        took_s = _alone_s(software_s[..., k], on_link_s, software_overlaps=burst_s > 0)
         bytes_delayed_s: Floats | float = 0.0  # by how much compute delays the bytes
         if slows_messages:
-            took_s = _overlapped_s(
+            took_s = overlapped_s(
                 took_s, compute_left_s, slowdown_of_compute, slowdown_of_message
             )
-            slowed_on_link_s = _overlapped_s(
+            slowed_on_link_s = overlapped_s(
                 on_link_s, compute_left_s, slowdown_of_compute, slowdown_of_message
             )
             bytes_delayed_s = slowed_on_link_s - on_link_s
         # The link earns tokens while the message is under way, but none in the seconds by
-        # which compute delays the bytes. The bytes spend ``wire_s``.
+        # which compute delays the bytes. The bytes of the message spend as many tokens as
+        # they have link time, ``wire_s``.
         tokens_s = np.minimum(
             burst_s, tokens_s + took_s - wire_s[..., k] - bytes_delayed_s
         )
 
         if slows_compute:
-            # While the message is under way compute advances at the pace 1 / (1 + s),
-            # with s the slowdown. Each second of compute is late by s seconds, and so
-            # is all later compute.
-            work_during_message_s = np.minimum(
-                compute_left_s, took_s / (1 + slowdown_of_compute)
-            )
-            late_s = late_s + slowdown_of_compute * work_during_message_s
+            delay_s = _compute_delay_s(took_s, compute_left_s, slowdown_of_compute)
+            late_s = late_s + delay_s
         link_free_s = start_s + took_s
         starts_s[..., k] = start_s
         ends_s[..., k] = link_free_s
     return starts_s, ends_s
 
 
-def _overlapped_s(
+def _alone_s(
+    software_s: Floats, on_link_s: Floats, *, software_overlaps: bool
+) -> Floats:
+    """Return how long a message takes while nothing is computed, for each scenario.
+
+    ``software_s`` is its processor time, and ``on_link_s`` its link time beyond the
+    tokens that were saved. On a link with a token bucket, software overlaps: it runs
+    while the bytes of the message wait for tokens, so the longer of both times counts.
+    On any other link, the software runs after the bytes have moved.
+    """
+    if software_overlaps:
+        return np.maximum(on_link_s, software_s)
+    return software_s + on_link_s
+
+
+def _compute_delay_s(
+    took_s: Floats, compute_left_s: Floats, slowdown: Floats
+) -> Floats:
+    """Return by how many seconds a message delays all later compute, for each scenario.
+
+    ``took_s`` is how long the message is under way, and ``compute_left_s`` how much is
+    still to be computed when it starts. ``slowdown`` is how much longer compute takes
+    meanwhile.
+    """
+    # Compute advances at the pace 1 / (1 + slowdown). Each second of compute is late by
+    # ``slowdown`` seconds.
+    work_during_message_s = np.minimum(compute_left_s, took_s / (1 + slowdown))
+    return slowdown * work_during_message_s
+
+
+def overlapped_s(
     alone_s: Floats, compute_left_s: Floats, slowdown: Floats, message_slowdown: Floats
 ) -> Floats:
     """Return the time of a message that starts while something is still computed.
 
     Parameters
     ----------
-    alone_s : ndarray, one value for each scenario
-        The time of the message while nothing is computed, in seconds.
-    compute_left_s : ndarray, one value for each scenario
+    alone_s : ndarray
+        The time of the message while nothing is computed, in seconds. It may have any
+        shape, with a value for each scenario. The shapes of all arguments are broadcast.
+    compute_left_s : ndarray
         How much is still to be computed, in seconds without messages.
-    slowdown, message_slowdown : ndarray, one value for each scenario
+    slowdown, message_slowdown : ndarray
         How much longer compute takes while the message is sent, and how much longer
-        the message takes while something is computed.
+        the message takes while something is computed: 0.1 is a tenth longer.
 
     Returns
     -------
-    ndarray, one value for each scenario
+    ndarray
         Seconds from the start of the message to its end.
+
+    Examples
+    --------
+    A message of 3 s starts 2 s before compute ends. Until then it takes twice as long,
+    so 1 s of it is sent. The other 2 s follow after compute:
+
+    >>> alone_s = np.array(3.0)
+    >>> float(overlapped_s(alone_s, np.array(2.0), np.array(0.0), np.array(1.0)))
+    4.0
     """
     # If the message lasts that long, compute ends ``until_computed_s`` after the message
     # has started. Up to this moment, both slow each other down. After it, the rest of the

@@ -83,13 +83,15 @@ def least_squares(
     """
     if unit_s is None:
         unit_s = seconds
+    # Every row, which stands for one measured time, is divided by its unit.
     weighted = design / unit_s[:, None]
     # Columns differ by many orders of magnitude: a constant, and bytes. Without a
     # common scale the rank would be judged too low.
     scale = np.linalg.norm(weighted, axis=0)
     scaled_values = np.zeros_like(scale)
     rank = 0
-    # A column of zeros has no scale, and its parameter is not determined.
+    # A column of zeros has no scale, and its parameter is not determined. The rank then
+    # stays 0.
     if np.all(scale > 0):
         scaled_values, _, rank, _ = np.linalg.lstsq(
             weighted / scale, seconds / unit_s, rcond=None
@@ -121,11 +123,15 @@ def grouped(sizes: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
     groups : list of ndarray, length k
         The times at each of them.
     """
-    distinct, inverse, counts = np.unique(
+    # ``size_index`` has for each sample the index of its size in ``distinct``.
+    distinct, size_index, counts = np.unique(
         sizes, return_inverse=True, return_counts=True
     )
-    in_order = seconds[np.argsort(inverse, kind="stable")]
-    return distinct, np.split(in_order, np.cumsum(counts)[:-1])
+    by_size = seconds[np.argsort(size_index, kind="stable")]
+    # The times of a size end where as many samples have passed as it and all smaller
+    # sizes have. The last end is the end of the array, where nothing is cut.
+    ends = np.cumsum(counts)
+    return distinct, np.split(by_size, ends[:-1])
 
 
 def _of_each_group(function: Callable[..., Any], groups: Sequence[Floats]) -> Floats:
@@ -133,7 +139,8 @@ def _of_each_group(function: Callable[..., Any], groups: Sequence[Floats]) -> Fl
 
     The function must take the keyword ``axis``. The result has the shape (k,).
     """
-    # Groups of equal length form one array, on which the function runs once.
+    # Groups of equal length form one array with a row for each group. To call the
+    # function once is many times faster.
     lengths = {group.size for group in groups}
     if len(lengths) == 1:
         return np.asarray(function(np.stack(groups), axis=1))
@@ -171,11 +178,14 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
         # that the next point finds them in ``moments``.
         run_weight, mean_x, mean_y, xx, xy, yy = moments[:, : newest + 1]
         new_run_weight = run_weight + weight[newest]
+        # How far the newest point is from the mean of each run before it joins the run.
         off_x = x[newest] - mean_x
         off_y = y[newest] - mean_y
-        growth = weight[newest] * run_weight / new_run_weight
         mean_x += off_x * weight[newest] / new_run_weight
         mean_y += off_y * weight[newest] / new_run_weight
+        # A point of weight w that joins a run of weight W adds w W / (w + W) times the
+        # product of its distances to a second moment.
+        growth = weight[newest] * run_weight / new_run_weight
         xx += growth * off_x * off_x
         xy += growth * off_x * off_y
         yy += growth * off_y * off_y
@@ -232,41 +242,65 @@ def best_breaks(
     # point can stand for each size: the weighted mean of its times. Errors are
     # relative, so a time t has the weight 1 / t**2, and the mean with these weights is
     # sum(1 / t) / sum(1 / t**2).
-    weight = _of_each_group(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
-    weighted_sum = _of_each_group(
-        lambda times, axis: np.sum(1 / times, axis=axis), groups
-    )
-    mean_s = weighted_sum / weight
+    weight = _of_each_group(_sum_of_inverse_squares, groups)
+    mean_s = _of_each_group(_sum_of_inverses, groups) / weight
     # The two columns of a design are a constant and a variable, such as the size. The
     # best line has the same loss in the variable as in the variable plus a constant. So
     # the sum of the two columns, in either order, may stand for the variable.
-    losses = [
-        _losses(design(distinct).sum(axis=1), mean_s, weight, minimum)
-        for design in designs
+    losses = []
+    for design in designs:
+        variable = design(distinct).sum(axis=1)
+        losses.append(_losses(variable, mean_s, weight, minimum))
+    return [
+        float(np.sqrt(distinct[start - 1] * distinct[start]))
+        for start in _best_starts(losses)
     ]
 
+
+def _sum_of_inverse_squares(times: Floats, axis: int) -> Any:
+    """Return sum(1 / t**2), the weight of several times of one size."""
+    return np.sum(times**-2.0, axis=axis)
+
+
+def _sum_of_inverses(times: Floats, axis: int) -> Any:
+    """Return sum(1 / t), the sum of times t that have the weights 1 / t**2."""
+    return np.sum(1 / times, axis=axis)
+
+
+def _best_starts(losses: Sequence[Floats]) -> list[int]:
+    """Return where the second piece and all later ones begin, with the least loss.
+
+    Parameters
+    ----------
+    losses : sequence of ndarray, shape (n + 1, n + 1), length k
+        The losses of each piece over n sizes. The element [i, j] is the loss if the
+        piece begins at size i and ends before size j.
+
+    Returns
+    -------
+    list of int, length k - 1
+        Indices of sizes, increasing.
+    """
     # least_loss[j] is the least loss of the first j sizes, by the pieces so far. The
     # first piece begins at size 0, so its losses are row 0.
     least_loss = losses[0][0]
     # For each further piece, the best size i at which it begins, by j.
     best_starts = []
     for loss_of_piece in losses[1:]:
-        # If the piece begins at size i, the sizes before i belong to earlier pieces.
+        # If the piece begins at size i, the sizes before i belong to earlier pieces. The
+        # rows of ``total`` are i, and the columns are j.
         total = least_loss[:, None] + loss_of_piece
         best_starts.append(total.argmin(axis=0))
         least_loss = total.min(axis=0)
 
     # Trace the best pieces from the last one back to the second one. The last piece
-    # ends at the last size. Where a piece begins, the piece before it ends.
+    # ends after all n sizes. Where a piece begins, the piece before it ends.
     starts = []
-    end = distinct.size
+    end = len(least_loss) - 1
     for best_start in reversed(best_starts):
         end = int(best_start[end])
         starts.append(end)
-    return [
-        float(np.sqrt(distinct[start - 1] * distinct[start]))
-        for start in reversed(starts)
-    ]
+    return starts[::-1]
 
 
 def _refuse_one_size(sizes: Floats, piece: int, breaks: Sequence[float]) -> None:
@@ -300,6 +334,8 @@ def _fitted_pieces(
     There is one more piece in ``designs`` than there are breaks. Sizes in bytes and
     seconds have the shape (n,).
     """
+    # The number of breaks up to the size of each row. By "right", a size that equals a
+    # break belongs to the piece that begins there.
     piece_of_row = np.searchsorted(breaks, sizes, side="right")
     values = []
     for piece, design in enumerate(designs):
@@ -313,21 +349,29 @@ def _fitted_pieces(
 
 
 def _linear_in_parameters(kind: type[Form]) -> Fitter:
-    """Return the fitter of a form whose time is linear in its parameters."""
-    names = parameters(kind)
+    """Return the fitter of a form whose time is linear in its parameters.
 
-    def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-        # Column i of the design is the time if parameter i is 1 and all others are 0.
-        unit_vectors = np.eye(len(names)).tolist()
-        terms: list[Any] = [kind(*unit_vector) for unit_vector in unit_vectors]
-        design = np.column_stack([term(sizes) for term in terms])
-        values = least_squares(design, seconds).tolist()
-        return dict(zip(names, values, strict=True))
+    An example is alpha + beta * bytes, which is linear in alpha and beta.
+    """
+    return partial(_fit_linear, kind=kind)
 
-    return fitter
+
+def _fit_linear(sizes: Floats, seconds: Floats, kind: type[Form]) -> dict[str, Any]:
+    """Return the parameters of a form by name, if its time is linear in them.
+
+    ``kind`` is the class of the form. Errors are relative.
+    """
+    names = list(parameters(kind))
+    # Column i of the design is the time if parameter i is 1 and all others are 0.
+    unit_vectors = np.eye(len(names)).tolist()
+    terms: list[Any] = [kind(*unit_vector) for unit_vector in unit_vectors]
+    design = np.column_stack([term(sizes) for term in terms])
+    values = least_squares(design, seconds).tolist()
+    return dict(zip(names, values, strict=True))
 
 
 def _fit_table(sizes: Floats, seconds: Floats) -> dict[str, Any]:
+    """Return the parameters of `Table` by name: distinct sizes and their median times."""
     distinct, groups = grouped(sizes, seconds)
     medians = _of_each_group(np.median, groups)
     return {"bytes": distinct.tolist(), "seconds": medians.tolist()}
@@ -342,31 +386,38 @@ def _line(variant: str) -> Fitter:
         )
     if variant == "relative":
         return _linear_in_parameters(AlphaBeta)
+    return partial(_fit_line_in_seconds, variant=variant)
 
-    def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-        if variant == "least_squares":
-            # Every sample is a point.
-            points = sizes
-            times_s = seconds
-        else:
-            # Every distinct size is a point, with the median of its times.
-            points, groups = grouped(sizes, seconds)
-            times_s = _of_each_group(np.median, groups)
-        if variant == "ends":
-            # The first and the last point are the smallest and the largest size.
-            points = points[[0, -1]]
-            times_s = times_s[[0, -1]]
-        # A unit of one second for every row makes the errors count in seconds.
-        one_second = np.ones_like(times_s)
-        alpha_s, beta = least_squares(straight(points), times_s, one_second).tolist()
-        if alpha_s < 0:
-            # In seconds the errors of the largest messages dominate, and a slight bend
-            # there can make the start-up negative. A line through the origin replaces it.
-            alpha_s = 0.0
-            (beta,) = least_squares(points[:, None], times_s, one_second).tolist()
-        return {"alpha_s": alpha_s, "beta_s_per_byte": beta}
 
-    return fitter
+def _fit_line_in_seconds(
+    sizes: Floats, seconds: Floats, variant: str
+) -> dict[str, Any]:
+    """Return the parameters of `AlphaBeta` by name, fitted with errors in seconds.
+
+    ``variant`` is "least_squares", "medians" or "ends", as LINES describes them.
+    """
+    if variant == "least_squares":
+        # Every sample is a point.
+        points = sizes
+        times_s = seconds
+    else:
+        # Every distinct size is a point, with the median of its times.
+        points, groups = grouped(sizes, seconds)
+        times_s = _of_each_group(np.median, groups)
+    if variant == "ends":
+        # The first and the last point are the smallest and the largest size.
+        points = points[[0, -1]]
+        times_s = times_s[[0, -1]]
+    # A unit of one second for every row makes the errors count in seconds.
+    one_second = np.ones_like(times_s)
+    alpha_s, beta = least_squares(straight(points), times_s, one_second).tolist()
+    if alpha_s < 0:
+        # In seconds the errors of the largest messages dominate, and a slight bend there
+        # can make the start-up negative. A line through the origin replaces it, whose
+        # design has one column: the sizes.
+        alpha_s = 0.0
+        (beta,) = least_squares(points[:, None], times_s, one_second).tolist()
+    return {"alpha_s": alpha_s, "beta_s_per_byte": beta}
 
 
 # A straight line has the columns constant and size. The parameters of osf Eq 18 begin
@@ -402,6 +453,11 @@ def _fit_piecewise(
     return dict(zip(parameters(Piecewise), values, strict=True))
 
 
+def _piecewise(threshold: str) -> Fitter:
+    """Return the fitter of `Piecewise` with a given threshold, such as "45KB"."""
+    return partial(_fit_piecewise, threshold=threshold)
+
+
 def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
     """Return the parameters of as many pieces as sizes allow, at most MOST_PIECES."""
     possible = np.unique(sizes).size // SIZES_PER_PIECE
@@ -432,6 +488,6 @@ The simplest form comes first.
 """
 VARIANTS: dict[type[Form], Callable[[str], Fitter]] = {
     AlphaBeta: _line,
-    Piecewise: lambda text: partial(_fit_piecewise, threshold=text),
+    Piecewise: _piecewise,
 }
 """How a form is fitted with a text behind its name, as in "piecewise:45KB"."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, cycle, pairwise, product
 from typing import Any
@@ -145,8 +145,12 @@ class FusionPlan:
 
     @property
     def members(self) -> list[Ints]:
-        """Return the gradients of each group as indices in ready order."""
+        """Return the gradients of each group as indices in ready order.
+
+        The list has an array for each group.
+        """
         order = np.array(self.order or range(self.n))
+        # The last end is the end of the array, where nothing is cut.
         return np.split(order, self.ends[:-1])
 
     @property
@@ -158,6 +162,7 @@ class FusionPlan:
         """
         if not self.order:
             return np.array(self.ends) - 1
+        # The largest index of each group, because indices count in ready order.
         last_of_group = np.maximum.reduceat(np.array(self.order), self.starts)
         # The running maximum is the last gradient of a group and all groups before it.
         return np.maximum.accumulate(last_of_group)
@@ -181,6 +186,7 @@ class FusionPlan:
         sizes = workload.bytes
         if self.order:
             sizes = sizes[list(self.order)]
+        # The sum over each group, from its start to the start of the next group.
         return np.add.reduceat(sizes, self.starts)
 
     def _refuse_mixed_types(self, workload: Workload) -> None:
@@ -371,6 +377,7 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
         if bucket.gradients:
             buckets.append(bucket.gradients)
     name = f"ddp:{cap_bytes}B" if cap_bytes else "ddp"
+    # The end of a bucket is the number of gradients in it and all buckets before.
     ends = tuple(accumulate(len(gradients) for gradients in buckets))
     order = tuple(chain.from_iterable(buckets))
     # A plan in ready order, as with a single type, states no order of its own.
@@ -381,7 +388,17 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
 
 @dataclass
 class _OpenBucket:
-    """A bucket of `ddp` that is not closed yet, and the size with which it closes."""
+    """A bucket of `ddp` that is not closed yet.
+
+    Attributes
+    ----------
+    limit_bytes : int
+        The size from which the bucket is closed.
+    bytes : int
+        The size so far.
+    gradients : list of int
+        The gradients in the bucket, by their index in ready order.
+    """
 
     limit_bytes: int
     bytes: int = 0
@@ -529,6 +546,33 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     earliest_s = np.zeros(n + 1)
     # The first gradient of the last group in the best plan of each prefix.
     last_group_start = np.zeros(n + 1, dtype=int)
+    for last, costs_by_first_s in enumerate(_costs_by_last_gradient(workload, cost)):
+        end = last + 1
+        # One value for each possible first gradient of the last group.
+        start_s = np.maximum(earliest_s[:end], ready_s[last])
+        ends_s = start_s + costs_by_first_s
+        least_s = ends_s.min()
+        earliest_s[end] = least_s
+        # Processors sum in different orders, so times that ought to be equal may differ
+        # in the last digit. With the margin ROUNDING they count as equal on every
+        # processor, and `argmax` takes the first of them.
+        ties = ends_s <= least_s * (1 + ROUNDING)
+        last_group_start[end] = np.argmax(ties)
+    # From the last group back to the first: a group ends where the next one begins.
+    ends = [n]
+    while last_group_start[ends[-1]] > 0:
+        ends.append(int(last_group_start[ends[-1]]))
+    iteration_s = float(earliest_s[n]) + workload.update_s
+    return FusionPlan("exact", tuple(reversed(ends)), least_s=iteration_s)
+
+
+def _costs_by_last_gradient(workload: Workload, cost: MessageCost) -> Iterator[Floats]:
+    """Yield for each gradient the costs of all groups that end with this gradient.
+
+    For gradient i, this is an array of shape (i + 1,) in seconds. Its element j is the
+    cost of the group from gradient j to gradient i.
+    """
+    n = workload.n
     # The costs of all n**2 groups may not fit into memory. So about AT_ONCE costs are
     # computed at a time, those of all groups that end with one of a few last gradients.
     lasts_at_once = max(1, AT_ONCE // n)
@@ -536,23 +580,8 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
         lasts = range(begin, min(begin + lasts_at_once, n))
         costs_s = _group_times_s(workload, cost, name=cost.form, lasts=lasts)
         for last, costs_by_first_s in zip(lasts, costs_s, strict=True):
-            end = last + 1
-            # One value for each possible first gradient of the last group.
-            start_s = np.maximum(earliest_s[:end], ready_s[last])
-            ends_s = start_s + costs_by_first_s[:end]
-            least_s = ends_s.min()
-            earliest_s[end] = least_s
-            # Processors sum in different orders, so times that ought to be equal may
-            # differ in the last digit. With the margin ROUNDING they count as equal on
-            # every processor, and `argmax` takes the first of them.
-            ties = ends_s <= least_s * (1 + ROUNDING)
-            last_group_start[end] = np.argmax(ties)
-    # From the last group back to the first: a group ends where the next one begins.
-    ends = [n]
-    while last_group_start[ends[-1]] > 0:
-        ends.append(int(last_group_start[ends[-1]]))
-    iteration_s = float(earliest_s[n]) + workload.update_s
-    return FusionPlan("exact", tuple(reversed(ends)), least_s=iteration_s)
+            # A group cannot begin after its last gradient.
+            yield costs_by_first_s[: last + 1]
 
 
 def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
@@ -609,13 +638,15 @@ def _group_times_s(
     UserError
         If a time is negative.
     """
+    # The bytes of all gradients before each gradient, and last the bytes of all.
     bytes_before = np.concatenate([[0.0], np.cumsum(workload.bytes)])
-    # Row 0 is for the last gradient lasts.start, with which groups of lasts.start + 1
-    # different first gradients end. Each later row has one more first gradient.
-    rows, firsts = np.tril_indices(len(lasts), k=lasts.start, m=workload.n)
-    sizes = bytes_before[rows + lasts.start + 1] - bytes_before[firsts]
-    times_s = np.zeros((len(lasts), workload.n))
-    times_s[rows, firsts] = seconds(sizes)
+    # One row for each last gradient, and one column for each first one.
+    last = np.array(lasts)[:, None]
+    first = np.arange(workload.n)
+    sizes = bytes_before[last + 1] - bytes_before[first]
+    is_group = first <= last
+    times_s = np.zeros(sizes.shape)
+    times_s[is_group] = seconds(sizes[is_group])
     if not np.all(times_s >= 0):
         raise UserError(
             f"the {name} cost is negative at some message size: "
@@ -659,15 +690,21 @@ class Planner:
     def __post_init__(self) -> None:
         if not self.examples:
             with_variants = [f"{self.name}:{variant}" for variant in self.variants]
+            # A frozen dataclass lets its fields be set only in this way.
             object.__setattr__(self, "examples", (self.name, *with_variants))
 
     def takes(self, text: str) -> bool:
-        """Return whether the text may stand after the colon of a plan's name."""
-        # An example with a colon shows that ``make`` reads the text itself, and refuses
-        # what it cannot read. Only variants have such examples, too.
-        has_colon = any(":" in example for example in self.examples)
-        make_reads_text = has_colon and not self.variants
-        return make_reads_text or not text or text in self.variants
+        """Return whether the text may stand after the colon of a plan's name.
+
+        The empty text stands for a name without a colon.
+        """
+        if not text or text in self.variants:
+            return True
+        if self.variants:
+            return False
+        # Without variants, an example with a colon shows that ``make`` reads the text
+        # itself. Then ``make`` also refuses what it cannot read.
+        return any(":" in example for example in self.examples)
 
 
 PLANNERS: dict[str, Planner] = {}
@@ -696,6 +733,7 @@ def planner(
     """
 
     def register(make: MakePlan) -> MakePlan:
+        """Enter the decorated function, and return the function itself."""
         PLANNERS[name] = Planner(name, make, variants, examples)
         return make
 
@@ -703,7 +741,11 @@ def planner(
 
 
 def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
-    """Return the cost that a planner needs. Raises UserError if there is none."""
+    """Return the cost that a planner needs.
+
+    ``cost`` is returned as it is. Raises UserError if it is None. The error names the
+    planner ``planner``.
+    """
     if cost is None:
         raise UserError(f"planner {planner!r} needs a message cost: give --cost")
     return cost
@@ -780,7 +822,12 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
 @planner("cuts", examples=("cuts:3,40",))
 def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return the plan whose groups end after the given numbers of tensors."""
+    """Return the plan whose groups end after given numbers of tensors.
+
+    ``text`` lists these numbers, as in "3,40".
+    """
+    # More than nine digits are certainly too many tensors, and `int` refuses thousands
+    # of digits.
     if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
         raise UserError(
             f"plan {shown(f'cuts:{text}')}: write the whole numbers of the gradients "
@@ -800,11 +847,17 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
 
 @planner("random", examples=("random:7:12",))
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return a plan drawn at random, to test a model on plans that nobody chooses."""
+    """Return a plan drawn at random, to test a model on plans that nobody chooses.
+
+    ``text`` has the seed and the number of messages, as in "7:12".
+    """
+    # At most nine digits each, because `int` refuses thousands of them.
     numbers = re.fullmatch("([0-9]{1,9})[,;:]([0-9]{1,9})", text)
     if not numbers:
+        # Without a text, the name that the user wrote may have no colon.
+        written = f"random:{text}".rstrip(":")
         raise UserError(
-            f"plan {shown(f'random:{text}'.rstrip(':'))}: write random:SEED:MESSAGES "
+            f"plan {shown(written)}: write random:SEED:MESSAGES "
             "with whole numbers from 0, as in random:7:12"
         )
     seed = int(numbers[1])
@@ -824,16 +877,19 @@ def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
 @planner("none")
 def _none(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Return the plan `none`, which needs neither a cost nor a text."""
     return none(workload)
 
 
 @planner("single")
 def _single(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Return the plan `single`, which needs neither a cost nor a text."""
     return single(workload)
 
 
 @planner("ddp", examples=("ddp", "ddp:25MiB"))
 def _ddp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Return the plan `ddp`. ``text`` is the cap of a bucket, "" for PyTorch's caps."""
     if not text:
         return ddp(workload)
     return ddp(workload, cap_bytes=units.parse_bytes(text))
@@ -841,6 +897,7 @@ def _ddp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
 
 @planner("exact")
 def _exact(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Return the plan `exact`, which needs a cost and no text."""
     return exact(workload, needed_cost(cost, "exact"))
 
 
@@ -868,7 +925,9 @@ def merged(
     cost : MessageCost
         The time of a message. A message can start when the message before it has ended.
     joins : JoinRule
-        Whether a gradient joins the group before it.
+        Says whether a gradient joins the group before it. Its arguments are the index
+        of the gradient, the bytes of the group, and when the group's message could
+        start.
 
     Returns
     -------
@@ -881,11 +940,13 @@ def merged(
     link_free_s = 0.0
     group_bytes = float(sizes[0])
     for tensor in range(1, workload.n):
-        # The group so far ends with the gradient before this one.
+        # The group so far ends with the gradient before this one, so its message could
+        # start when that gradient is ready and the message before it has ended.
         start_s = max(link_free_s, ready_s[tensor - 1])
         if joins(tensor, group_bytes, start_s):
             group_bytes += sizes[tensor]
         else:
+            # The group is complete, and this gradient begins the next one.
             ends.append(tensor)
             link_free_s = start_s + cost(group_bytes)
             group_bytes = float(sizes[tensor])
@@ -948,6 +1009,7 @@ def adafusion(workload: Workload, cost: MessageCost | None, variant: str) -> Fus
     backward_s = workload.backward_s.tolist()
 
     def joins(tensor: int, group_bytes: float, start_s: float) -> bool:
+        """Return whether a gradient joins, whenever the group's message could start."""
         waited_s = backward_s[tensor] if variant == "repaired" else 0.0
         return fusing_pays(message_cost, group_bytes, sizes[tensor], waited_s)
 
@@ -990,12 +1052,14 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> Fusio
     # In both rules, a is message_cost(group) + message_cost(size) - message_cost(group +
     # size), which is the time that merging saves. For a straight line it is the start-up.
     def joins_as_published(tensor: int, group_bytes: float, start_s: float) -> bool:
-        # ready - tau_c < a is the inequality of `fusing_pays`. Its buffer is the group,
-        # which waits from tau_c until the gradient is ready.
+        """Return whether ready - tau_c < a, where tau_c is ``start_s``."""
+        # This is the inequality of `fusing_pays`. Its buffer is the group, which waits
+        # from tau_c until the gradient is ready.
         until_ready_s = ready_s[tensor] - start_s
         return fusing_pays(message_cost, group_bytes, sizes[tensor], until_ready_s)
 
     def joins_as_described(tensor: int, group_bytes: float, start_s: float) -> bool:
+        """Return whether the backward of the gradient is shorter than message plus a."""
         size = sizes[tensor]
         message_s = message_cost(group_bytes)
         saved_s = message_s + message_cost(size) - message_cost(group_bytes + size)

@@ -14,6 +14,7 @@ have to wait for another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -32,8 +33,9 @@ MARK = "mark"
 """What a rank does at the end of a segment of work: nothing, where it is a mark."""
 
 MOST_CORRECTIONS = 30
+"""After how many corrections `alone_s` stops."""
 CLOSE_ENOUGH_S = 1e-6
-"""When `alone_s` stops: after so many corrections, or if a replay misses less than this."""
+"""`alone_s` also stops if all messages of a replay end this close to when they should."""
 
 
 class Segment(NamedTuple):
@@ -78,6 +80,9 @@ class Schedule:
     rooted : tuple of int, optional
         The numbers of messages that only rank 0 sends, as in a broadcast. Rank 0 does not
         wait for them, and another rank waits for rank 0 alone. They do not share the link.
+    lag_s : ndarray, shape (I, R, K), optional
+        How much later than the message ends a rank goes on that waits for it, in seconds.
+        A negative lag is an earlier end on this rank. By default there is none.
 
     Raises
     ------
@@ -107,6 +112,7 @@ class Schedule:
     in_flight: int = 1
     startup_s: Floats | None = None
     rooted: tuple[int, ...] = ()
+    lag_s: Floats | None = None
 
     def __post_init__(self) -> None:
         n_iterations, n_ranks, n_segments = self.work_s.shape
@@ -130,6 +136,13 @@ class Schedule:
                 raise UserError("a schedule: every time must be finite and not below 0")
         if not np.isfinite(self.first_start_s).all():
             raise UserError("a schedule: every start must be finite")
+
+    @property
+    def lags_s(self) -> Floats:
+        """Return the lag of each rank behind each message, shape (I, R, K), in seconds."""
+        if self.lag_s is None:
+            return np.zeros((*self.work_s.shape[:2], self.message_s.shape[1]))
+        return self.lag_s
 
     @property
     def n_ranks(self) -> int:
@@ -186,16 +199,22 @@ class Schedule:
         n_messages = self.message_s.shape[1]
         # The start-up of a message takes the place of the software in the parts of a link.
         parts = Parts(self.startups_s, self.message_s - self.startups_s)
+        lags_s = self.lags_s
         starts_s = np.empty((n_iterations + 1, n_ranks))
         posted_s = np.empty((n_iterations, n_ranks, n_messages))
         ends_s = np.empty((n_iterations, n_messages))
         starts_s[0] = self.first_start_s
         for i in range(n_iterations):
             parts_of_iteration = Parts(parts.software_s[i], parts.wire_s[i])
-            # An iteration starts when the one before it has ended. The last two arguments
-            # are filled in.
+            # An iteration starts when the one before it has ended. The rows of posted_s
+            # and ends_s are filled in by the call.
             starts_s[i + 1] = self._play_iteration(
-                self.work_s[i], parts_of_iteration, starts_s[i], posted_s[i], ends_s[i]
+                self.work_s[i],
+                parts_of_iteration,
+                lag_s=lags_s[i],
+                start_s=starts_s[i],
+                posted_s=posted_s[i],
+                ends_s=ends_s[i],
             )
         return Replay(starts_s, posted_s, ends_s)
 
@@ -203,21 +222,37 @@ class Schedule:
         self,
         work_s: Floats,
         parts: Parts,
+        lag_s: Floats,
         start_s: Floats,
         posted_s: Floats,
         ends_s: Floats,
     ) -> Floats:
-        """Return when each rank ends an iteration, shape (R,), in seconds.
+        """Return when each rank ends an iteration, and fill in two arrays on the way.
 
-        ``work_s`` has shape (R, S), ``parts`` has the times of the K messages, and
-        ``start_s`` is when each rank starts. Two arrays are filled in: ``posted_s``, shape
-        (R, K), with when each rank posts each message, and ``ends_s``, shape (K,), with
-        when each message ends.
+        Parameters
+        ----------
+        work_s : ndarray, shape (R, S)
+            How long each rank works in each segment, in seconds.
+        parts : Parts
+            The start-up and the link time of each of the K messages.
+        lag_s : ndarray, shape (R, K)
+            How much later than a message ends each rank goes on, in seconds.
+        start_s : ndarray, shape (R,)
+            When each rank starts, in seconds.
+        posted_s : ndarray, shape (R, K)
+            Is filled in: when each rank posts each message.
+        ends_s : ndarray, shape (K,)
+            Is filled in: when each message ends.
+
+        Returns
+        -------
+        ndarray, shape (R,)
+            In seconds.
         """
         now_s = start_s.copy()
         n_posted = 0
-        # A message that is posted later may share the link with an earlier one. All ends
-        # are therefore played anew at the first wait behind a post.
+        # A message that is posted later may share the link with an earlier one. The ends
+        # of all messages are therefore computed anew at the first wait after a post.
         ends_are_current = False
         for s, segment in enumerate(self.segments):
             now_s += work_s[:, s]
@@ -231,19 +266,25 @@ class Schedule:
                     ends_s[:n_posted] = self._ends_s(posted_s[:, :n_posted], parts)
                     ends_are_current = True
                 time_s = parts.software_s[k] + parts.wire_s[k]
-                now_s = self._after_wait_s(k, now_s, posted_s[:, k], ends_s[k], time_s)
+                ends_on_ranks_s = ends_s[k] + lag_s[:, k]
+                now_s = self._after_wait_s(
+                    k, now_s, posted_s[:, k], ends_on_ranks_s, time_s
+                )
         return now_s
 
     def _ends_s(self, posted_s: Floats, parts: Parts) -> Floats:
         """Return when the messages that have been posted so far end, shape (P,).
 
-        ``posted_s``, shape (R, P), is when ranks post them, and ``parts`` has the times of
-        all messages of the iteration.
+        ``posted_s``, shape (R, P), is when each rank posts each of these P messages, and
+        ``parts`` has the times of all messages of the iteration.
         """
         n_posted = posted_s.shape[1]
         # A message is ready when the last rank has posted it.
         ready_s = posted_s.max(axis=0)
+        # When messages end that do not share the link: those of `rooted`, such as
+        # broadcasts.
         ends_s = ready_s + parts.software_s[:n_posted] + parts.wire_s[:n_posted]
+        # All others share the link, and their ends are replaced.
         sharing = [k for k in range(n_posted) if k not in self.rooted]
         if sharing:
             # The clock of a link begins at 0, and the times of ranks may be below 0.
@@ -255,12 +296,12 @@ class Schedule:
         return np.asarray(ends_s)
 
     def _after_wait_s(
-        self, k: int, now_s: Floats, posted_s: Floats, end_s: float, time_s: float
+        self, k: int, now_s: Floats, posted_s: Floats, end_s: Floats, time_s: float
     ) -> Floats:
         """Return when each rank has waited for message ``k``, shape (R,), in seconds.
 
-        Ranks start to wait at ``now_s``, and have posted the message at ``posted_s``, both
-        of shape (R,). The message ends at ``end_s``, and takes ``time_s``.
+        Ranks start to wait at ``now_s``, have posted the message at ``posted_s``, and see
+        its end at ``end_s``, all of shape (R,). The message takes ``time_s``.
         """
         if k not in self.rooted:
             return np.maximum(now_s, end_s)
@@ -286,54 +327,87 @@ class Schedule:
         """
         replay = self.replay()
         origin_s = replay.starts_s[i].min()
+        # All times from here on are seconds from the start of the first rank.
         posted_s = replay.posted_s[i] - origin_s
         ends_s = replay.ends_s[i] - origin_s
-        # For each segment: when ranks start to work, when their work ends, and when they
-        # have also waited.
+        lags_s = self.lags_s[i]
         now_s = replay.starts_s[i] - origin_s
-        instants_s = []
+        instants = []
         for s, segment in enumerate(self.segments):
             worked_s = now_s + self.work_s[i, :, s]
             waited_s = worked_s
             k = segment.message
             if segment.action == WAIT:
                 waited_s = self._after_wait_s(
-                    k, worked_s, posted_s[:, k], ends_s[k], self.message_s[i, k]
+                    k,
+                    worked_s,
+                    posted_s[:, k],
+                    ends_s[k] + lags_s[:, k],
+                    self.message_s[i, k],
                 )
-            instants_s.append((now_s, worked_s, waited_s))
+            instants.append(_Instants(now_s, worked_s, waited_s))
             now_s = waited_s
 
         rows = []
         for rank in range(self.n_ranks):
-            for s, segment in enumerate(self.segments):
-                start_s, work_end_s, wait_end_s = (t[rank] for t in instants_s[s])
-                phase = segment.phase
-                kind = "io" if phase == "input" else phase
-                rows.append(_row(rank, phase, kind, "compute", start_s, work_end_s))
-                if segment.action == WAIT:
-                    task = f"wait for message {segment.message}"
-                    rows.append(
-                        _row(rank, task, "wait", "compute", work_end_s, wait_end_s)
-                    )
+            rows += self._compute_rows(rank, instants)
             for k in range(self.message_s.shape[1]):
-                ready_s = posted_s[:, k].max()
                 row = _row(
                     rank,
                     f"message {k}",
                     "all_reduce",
                     "communication",
-                    ready_s,
-                    ends_s[k],
+                    # A message starts when the last rank has posted it.
+                    start_s=posted_s[:, k].max(),
+                    end_s=ends_s[k],
                 )
                 rows.append({**row, "group": k})
         # Spans that last for no time are left out.
         return Timeline.from_rows(row for row in rows if row["end_s"] > row["start_s"])
 
+    def _compute_rows(
+        self, rank: int, instants: Sequence[_Instants]
+    ) -> list[dict[str, Any]]:
+        """Return the work and the waits of a rank in an iteration, as rows of a timeline.
+
+        ``instants`` has when ranks work and wait in each segment.
+        """
+        rows = []
+        for segment, of_ranks in zip(self.segments, instants, strict=True):
+            start_s = of_ranks.start_s[rank]
+            work_end_s = of_ranks.work_end_s[rank]
+            wait_end_s = of_ranks.wait_end_s[rank]
+            phase = segment.phase
+            kind = "io" if phase == "input" else phase
+            rows.append(_row(rank, phase, kind, "compute", start_s, work_end_s))
+            if segment.action == WAIT:
+                task = f"wait for message {segment.message}"
+                rows.append(_row(rank, task, "wait", "compute", work_end_s, wait_end_s))
+        return rows
+
+
+class _Instants(NamedTuple):
+    """When each rank does a segment of an iteration, in arrays of shape (R,), in seconds.
+
+    Attributes
+    ----------
+    start_s : ndarray, shape (R,)
+        When each rank starts to work.
+    work_end_s : ndarray, shape (R,)
+        When its work ends.
+    wait_end_s : ndarray, shape (R,)
+        When it has also waited. Without a wait, this is when its work ends.
+    """
+
+    start_s: Floats
+    work_end_s: Floats
+    wait_end_s: Floats
+
 
 def _row(
     rank: int, task: str, kind: str, stream: str, start_s: float, end_s: float
 ) -> dict[str, Any]:
-    """Return a span of a timeline."""
+    """Return a span of a replayed timeline, by the columns of a `Timeline`."""
     return {
         "rank": rank,
         "task": task,
@@ -366,8 +440,9 @@ class Replay:
     @property
     def iteration_s(self) -> Floats:
         """Return how long iterations take, shape (I,), as the mean over ranks."""
-        mean_s: Floats = np.diff(self.starts_s, axis=0).mean(axis=1)
-        return mean_s
+        # From the start of each iteration to the start of the next one, shape (I, R).
+        durations_s = np.diff(self.starts_s, axis=0)
+        return np.asarray(durations_s.mean(axis=1))
 
 
 def alone_s(
@@ -402,22 +477,30 @@ def alone_s(
     >>> alone_s(np.array([0.0, 3.0]), np.array([4.0, 5.0]), np.zeros(2), in_flight=2).tolist()
     [3.5, 1.5]
     """
+    # Messages start and end at knots. Between two knots the same ones are under way.
     knots_s = np.unique(np.concatenate([starts_s, ends_s]))
-    # One row for each interval between two knots, and one column for each message. Between
-    # two knots the same messages are under way.
-    under_way = (starts_s <= knots_s[:-1, None]) & (knots_s[:-1, None] < ends_s)
+    # One row for each interval between two knots, and one column for each message.
+    begin_s = knots_s[:-1, None]
+    under_way = (starts_s <= begin_s) & (begin_s < ends_s)
+    # At least 1, because nothing may be under way in an interval.
     n_sharing = np.maximum(under_way.sum(axis=1), 1)
+    # The sum over the intervals in which a message is under way, for each message.
     own_share_s = (np.diff(knots_s) / n_sharing) @ under_way
+    # A message cannot have more start-up than time.
     startup_s = np.minimum(startup_s, ends_s - starts_s)
     if not startup_s.any():
         return np.asarray(own_share_s)
+
     link = Link(in_flight=in_flight)
+    # The clock of a link begins at 0.
     origin_s = starts_s.min()
     wire_s = np.maximum(own_share_s - startup_s, 0.0)
     for _ in range(MOST_CORRECTIONS):
-        _, played_s = link.play(starts_s - origin_s, Parts(startup_s, wire_s))
-        missed_s = (ends_s - origin_s) - played_s
-        # Half of the miss keeps two messages that share the link from overshooting.
+        parts = Parts(software_s=startup_s, wire_s=wire_s)
+        _, replayed_ends_s = link.play(starts_s - origin_s, parts)
+        missed_s = (ends_s - origin_s) - replayed_ends_s
+        # Only half of what is missing is added. If two messages share the link, each of
+        # them also delays the other, and with all of it both would overshoot.
         wire_s = np.maximum(wire_s + missed_s / 2, 0.0)
         if np.abs(missed_s).max() < CLOSE_ENOUGH_S:
             break

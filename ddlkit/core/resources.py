@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.fronts import undominated
-from ddlkit.core.link import Link, Parts
+from ddlkit.core.link import Link, Parts, overlapped_s
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Floats, Ints, Workload
 
@@ -59,35 +59,33 @@ class Shared:
         What one iteration computes.
     plan : FusionPlan
         Which gradients share a message. The plan has G groups.
-    given : tuple of Resources, length G
+    resources : tuple of Resources, length G
         The resources of each message.
     """
 
     workload: Workload
     plan: FusionPlan
-    given: tuple[Resources, ...]
+    resources: tuple[Resources, ...]
 
     @property
     def iteration_s(self) -> float:
         """Return seconds from the start of forward to the end of the update."""
+        slowdowns = [resources.slowdown for resources in self.resources]
+        message_slowdowns = [resources.message_slowdown for resources in self.resources]
         link = Link(
-            slowdown=np.array([resources.slowdown for resources in self.given]),
-            message_slowdown=np.array(
-                [resources.message_slowdown for resources in self.given]
-            ),
+            slowdown=np.array(slowdowns), message_slowdown=np.array(message_slowdowns)
         )
-        # The resources of a message decide its cost, so the costs are divided into
-        # processor time and link time message by message.
+        # The resources of a message decide its cost. So each message has another cost,
+        # which the link divides into processor time and link time.
         sizes = self.plan.group_bytes(self.workload).tolist()
-        parts_of_message = [
-            link.parts(resources.cost, n_bytes)
-            for resources, n_bytes in zip(self.given, sizes, strict=True)
-        ]
-        parts = Parts(
-            software_s=np.array([part.software_s for part in parts_of_message], float),
-            wire_s=np.array([part.wire_s for part in parts_of_message], float),
-        )
-        # The slowdowns of the link apply only here, where messages follow one another.
+        software_s = []
+        wire_s = []
+        for resources, n_bytes in zip(self.resources, sizes, strict=True):
+            parts_of_message = link.parts(resources.cost, n_bytes)
+            software_s.append(parts_of_message.software_s)
+            wire_s.append(parts_of_message.wire_s)
+        parts = Parts(np.array(software_s, float), np.array(wire_s, float))
+        # The parts are times of a message alone. `play` adds the slowdowns.
         _, ends_s = link.play(self.plan.group_ready_s(self.workload), parts)
         return float(ends_s.max()) + self.workload.update_s
 
@@ -152,7 +150,6 @@ def jointly(
     bytes_before = np.concatenate([[0], np.cumsum(workload.bytes)])
     # Without a plan, a message may end after any gradient.
     ends = plan.ends_in_ready_order if plan is not None else tuple(range(1, n + 1))
-    starts = (0, *ends[:-1])
     # Before the first message no time has passed and nothing is computed. The search back
     # from the end stops at this state, so what describes its last message is never read.
     unused = np.zeros(1, np.int64)
@@ -161,11 +158,14 @@ def jointly(
     )
     # The states of each prefix, by its number of gradients.
     states = {0: before_all}
-    for group, end in enumerate(ends):
-        # A given plan fixes where the last message begins. Without one it may begin
-        # after any prefix.
-        firsts = starts[: group + 1] if plan is None else starts[group : group + 1]
-        sizes = bytes_before[end] - bytes_before[list(firsts)]
+    previous_end = 0
+    for end in ends:
+        # The first gradients that the last message may have. A given plan fixes where it
+        # begins. Without a plan it may begin after any prefix.
+        firsts = [previous_end] if plan is not None else list(range(end))
+        previous_end = end
+        sizes = bytes_before[end] - bytes_before[firsts]
+        # A row for each choice of resources, and a column for each first gradient.
         costs_s = np.stack(
             [np.asarray(resources.cost(sizes), float) for resources in choices]
         )
@@ -176,28 +176,55 @@ def jointly(
             costs_s=costs_s,
             choices=choices,
         )
-        # An early end and much computed work are good, and `undominated` takes smaller
-        # values to be better, hence the sign.
-        front = undominated(reached.end_s, -reached.work_s)
-        # At most MOST_STATES of the front, evenly spaced from its first to its last.
-        spaced = np.linspace(0, len(front) - 1, min(MOST_STATES, len(front)))
-        kept = front[spaced.astype(int)]
-        states[end] = _States._make(values[kept] for values in reached)
+        states[end] = _best_states(reached)
 
-    # Follow the states back from the one whose last message arrives first.
-    state = int(np.argmin(states[n].end_s))
-    cuts = []
-    given = []
-    end = n
-    while end:
-        reached = states[end]
-        cuts.append(end)
-        given.append(choices[int(reached.choice[state])])
-        end = int(reached.first[state])
-        state = int(reached.state[state])
+    # The best state of all gradients is the one whose last message arrives first.
+    best_state = int(np.argmin(states[n].end_s))
+    best_ends, choice_of_message = _traced_back(states, n, best_state)
     if plan is None:
-        plan = FusionPlan("jointly", tuple(reversed(cuts)))
-    return Shared(workload, plan, tuple(reversed(given)))
+        plan = FusionPlan("jointly", tuple(best_ends))
+    return Shared(workload, plan, tuple(choices[c] for c in choice_of_message))
+
+
+def _best_states(reached: _States) -> _States:
+    """Return at most MOST_STATES of the states that no other state of ``reached`` beats."""
+    # An early end and much computed work are good, and `undominated` takes smaller
+    # values to be better, hence the sign.
+    front = undominated(reached.end_s, -reached.work_s)
+    # If there are too many, keep some of them, evenly spaced from the first to the last.
+    spaced = np.linspace(0, len(front) - 1, min(MOST_STATES, len(front)))
+    kept = front[spaced.astype(int)]
+    return _States._make(values[kept] for values in reached)
+
+
+def _traced_back(
+    states: Mapping[int, _States], end: int, state: int
+) -> tuple[list[int], list[int]]:
+    """Return the messages that lead to a state.
+
+    Parameters
+    ----------
+    states : mapping of int to _States
+        The states of each prefix, by its number of gradients.
+    end, state : int
+        The number of gradients of a prefix, and the index of one of its states.
+
+    Returns
+    -------
+    ends, choices : list of int
+        The exclusive end of each message, and the index of the resources that the
+        message has, both in the order of sending.
+    """
+    ends = []
+    choices = []
+    # From the last message back to the first, until the empty prefix is reached.
+    while end:
+        states_of_prefix = states[end]
+        ends.append(end)
+        choices.append(int(states_of_prefix.choice[state]))
+        end = int(states_of_prefix.first[state])
+        state = int(states_of_prefix.state[state])
+    return ends[::-1], choices[::-1]
 
 
 def _with_one_more_message(
@@ -212,9 +239,9 @@ def _with_one_more_message(
     A state says when the last message has arrived, and how much has been computed by
     then.
 
-    There are three kinds of seconds. ``ready_s``, ``last_ready_s`` and all names with
-    "work" are amounts of compute, in seconds of undisturbed compute. ``costs_s`` and
-    all names with "alone" are amounts of a message, in seconds of a message that
+    There are three kinds of seconds. ``ready_s``, ``last_ready_s``, ``compute_left_s``
+    and all names with "work" are amounts of compute, in seconds of undisturbed compute.
+    ``costs_s`` and ``alone_s`` are amounts of a message, in seconds of a message that
     compute does not slow down. All other names are seconds of the clock.
 
     Parameters
@@ -236,40 +263,34 @@ def _with_one_more_message(
     _States
         C states for each state of ``before``, one for each of the choices.
     """
+    # The states of all prefixes, one prefix after the other, and the prefix of each.
     counts = [len(states.end_s) for states in before.values()]
     end_s = np.concatenate([states.end_s for states in before.values()])
     work_before_s = np.concatenate([states.work_s for states in before.values()])
     prefix = np.arange(len(before)).repeat(counts)
 
-    # Compute lags behind the clock by the time that earlier messages have cost it.
+    # Compute lags behind the clock by the time that earlier messages have cost it. The
+    # message starts when the one before it has ended and its last gradient is ready.
     lag_s = end_s - work_before_s
     start_s = np.maximum(end_s, ready_s + lag_s)
     work_at_start_s = np.minimum(start_s - lag_s, last_ready_s)
 
     # From here on there is one row for each choice of resources, and one column for
-    # each state of ``before``.
-    compute_factor = np.array([[1 + resources.slowdown] for resources in choices])
-    message_factor = np.array(
-        [[1 + resources.message_slowdown] for resources in choices]
-    )
+    # each state of ``before``. The slowdowns have the shape (C, 1).
+    slowdown = np.array([[resources.slowdown] for resources in choices])
+    message_slowdown = np.array([[resources.message_slowdown] for resources in choices])
     alone_s = costs_s[:, prefix]
-    # Compute and the message slow each other down until compute ends. If the message lasts
-    # so long, that is ``until_computed_s`` after its start. From then on the message is as
-    # fast as it is alone.
-    until_computed_s = (last_ready_s - work_at_start_s) * compute_factor
-    during_compute_s = np.minimum(alone_s * message_factor, until_computed_s)
-    alone_until_computed_s = until_computed_s / message_factor
-    after_compute_s = np.maximum(0.0, alone_s - alone_until_computed_s)
-    took_s = during_compute_s + after_compute_s
+    compute_left_s = last_ready_s - work_at_start_s
+    took_s = overlapped_s(alone_s, compute_left_s, slowdown, message_slowdown)
     # Where the message outlasts compute, the work is exactly all work. The sum below
     # could miss this amount by a rounding error.
+    until_computed_s = compute_left_s * (1 + slowdown)
     work_at_end_s = np.where(
         took_s >= until_computed_s,
         last_ready_s,
-        work_at_start_s + took_s / compute_factor,
+        work_at_start_s + took_s / (1 + slowdown),
     )
 
-    # Each array is broadcast to one entry for each choice and state, and flattened.
     reached = _States(
         end_s=start_s + took_s,
         work_s=work_at_end_s,
@@ -278,6 +299,7 @@ def _with_one_more_message(
         state=np.concatenate([np.arange(count) for count in counts]),
         choice=np.arange(len(choices))[:, None],
     )
+    # Each array is broadcast to one entry for each choice and state, and flattened.
     return _States._make(
         np.broadcast_to(values, took_s.shape).ravel() for values in reached
     )

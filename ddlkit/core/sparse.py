@@ -44,6 +44,8 @@ Its arguments are the number of elements and the density.
 def selected(elements: int, density: float) -> int:
     """Return how many elements are selected: density x elements (omgs IV), at least 1.
 
+    The product is rounded.
+
     Parameters
     ----------
     elements : int
@@ -133,6 +135,7 @@ class SparseGather(MessageCost, described=False):
             object.__setattr__(self, name, getattr(gather, name))
 
     def _seconds(self, sizes: Floats) -> Floats:
+        # Values and indices are gathered one after the other.
         return np.asarray(2 * self.gather(self.collective_bytes(sizes)))
 
     def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
@@ -163,7 +166,7 @@ class SparseGather(MessageCost, described=False):
         Returns
         -------
         ndarray
-            Seconds in the shape of ``n_bytes``; 0 if selection times are not known.
+            Seconds in the shape of ``n_bytes``, 0 if selection times are not known.
         """
         if self.selecting is None:
             return super().selection_s(n_bytes)
@@ -173,7 +176,8 @@ class SparseGather(MessageCost, described=False):
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
         """Return the size of both all-gathers together: the bytes of their outputs.
 
-        The size of an all-gather is what a rank has in the end: a part from each worker.
+        The output of an all-gather is what a rank has in the end: the selected values, or
+        their indices, of all workers.
 
         Parameters
         ----------
@@ -215,6 +219,8 @@ def with_selection(
     Workload
         The selection from a group follows the backward of its last gradient.
     """
+    # A selection runs on the stream that computes, so it delays the next backward just
+    # as a longer backward of the last gradient of its group would.
     backward_s = workload.backward_s.copy()
     last_of_group = np.array(plan.ends_in_ready_order) - 1
     backward_s[last_of_group] += selection_s
@@ -266,6 +272,7 @@ def sparse_timeline(
     """
     iteration = sparse_iteration(workload, plan, cost)
     spans = iteration.timeline().to_frame()
+    # The rows of all backward spans, in ready order, and of the last one of each group.
     backward = np.flatnonzero(spans["kind"] == "backward")
     last_of_group = backward[np.array(plan.ends) - 1]
 
@@ -279,6 +286,7 @@ def sparse_timeline(
     cut_s = np.maximum(spans["end_s"] - selection_s, spans["start_s"])
     # Spans without a selection keep their end.
     shortened = spans.assign(end_s=np.where(selection_s > 0, cut_s, spans["end_s"]))
+    # A selection has the other columns of the span from which it is cut.
     selections = spans.iloc[last_of_group].assign(
         start_s=cut_s.iloc[last_of_group], kind="sparsify"
     )
@@ -309,6 +317,7 @@ class SelectionCost(Form):
     device: str | None = field(default=None, kw_only=True)
 
     def __init_subclass__(cls) -> None:
+        """Register a subclass, so that costs of its form can be read from files."""
         SELECTION_FORMS[cls.form] = cls
 
     def __call__(self, elements: ArrayLike, density: ArrayLike = 1.0) -> Any:
@@ -325,7 +334,7 @@ class SelectionCost(Form):
         Returns
         -------
         float or ndarray
-            Seconds; a float if both arguments are scalars.
+            Seconds, a float if both arguments are scalars.
         """
         all_elements, all_densities = np.broadcast_arrays(
             np.asarray(elements, float), np.asarray(density, float)
@@ -425,8 +434,8 @@ class SelectionTimes(SelectionCost):
         super().__post_init__()
         self._check_axis("density", self.density, least=1)
         self._check_axis("elements", self.elements, least=2)
-        fitting = self.seconds.shape == (self.density.size, self.elements.size)
-        self.check(fitting, "seconds must hold one row a density, one column a size")
+        shapes_fit = self.seconds.shape == (self.density.size, self.elements.size)
+        self.check(shapes_fit, "seconds must hold one row a density, one column a size")
         self.check(np.all(self.seconds > 0), "every time in seconds must be above zero")
 
     def _check_axis(self, name: str, values: Floats, least: int) -> None:
@@ -448,7 +457,8 @@ class SelectionTimes(SelectionCost):
         # A `Table` interpolates in the logarithms of size and time, and is flat below its
         # smallest size. Beyond its largest size it would continue along its last slope.
         # But recorded replays slept in proportion to the size there, and predictions of
-        # them must do the same. So the table is asked for the largest size at most.
+        # them must do the same. So the table is asked for the largest size at most, and
+        # the time of a larger size is a multiple of this one.
         largest = self.elements[-1]
         multiple_of_largest = np.maximum(1.0, d / largest)
         inside = np.minimum(d, largest)
@@ -476,14 +486,17 @@ class SelectionTimes(SelectionCost):
             Seconds, linear in the logarithms of density and time.
         """
         last = len(self.density) - 1
-        # Where each density lies among the measured ones: 1.5 is between 1 and 2.
+        # Where each density lies among the measured ones, counted from 0: 1.5 is halfway
+        # between numbers 1 and 2. The last one is its own neighbour above.
         position = np.interp(np.log(rho), np.log(self.density), np.arange(last + 1))
         below = np.minimum(position.astype(int), last)
         above = np.minimum(below + 1, last)
+        # For every element, the time at the measured density below or above. The indices
+        # need the axis of densities, too, hence the shape (1, ...) in between.
         log_s_below = np.take_along_axis(log_s, below[None], axis=0)[0]
         log_s_above = np.take_along_axis(log_s, above[None], axis=0)[0]
-        share = position - below
-        return np.asarray(np.exp(log_s_below + share * (log_s_above - log_s_below)))
+        fraction = position - below
+        return np.asarray(np.exp(log_s_below + fraction * (log_s_above - log_s_below)))
 
     @property
     def sha256(self) -> str:

@@ -34,7 +34,7 @@ class IterationTimes:
     backward_s : ndarray, shape (L,)
         t_b^(l): seconds of backward of each layer.
     communication_s : ndarray, shape (L,)
-        t_c^(l): seconds to exchange the gradient of each layer; 0 on a single GPU.
+        t_c^(l): seconds to exchange the gradient of each layer, 0 on a single GPU.
     update_s : float
         t_u: seconds of the update.
     """
@@ -73,7 +73,8 @@ class IterationTimes:
             A workload does not divide its forward pass between layers, so all of it
             counts as forward of the first layer.
         """
-        # A workload is in ready order, the last layer first.
+        # A workload is in ready order, the last layer first. Here layers are in forward
+        # order.
         backward_s = workload.backward_s[::-1]
         forward_s = np.zeros_like(backward_s)
         forward_s[0] = workload.forward_s
@@ -119,7 +120,7 @@ class Strategy:
         Whether a read waits for the copy before it. dag Eq 3 needs this edge, which
         Fig 1 of the paper does not have.
     batches_ahead : int
-        How many batches are fetched ahead of the one that trains; 0 for as many as the
+        How many batches are fetched ahead of the one that trains, 0 for as many as the
         disk can read.
     """
 
@@ -181,9 +182,9 @@ def strategy(framework: str) -> Strategy:
     >>> strategy("caffe-mpi").copies_ahead
     True
     """
-    for name, known in STRATEGIES.items():
+    for name, strategy_of_name in STRATEGIES.items():
         if name.lower() == framework.lower():
-            return known
+            return strategy_of_name
     raise UserError(
         f"unknown strategy {framework!r}: use one of {', '.join(STRATEGIES)}"
     )

@@ -2,7 +2,7 @@
 
 The graph is the one of dag IV-B and its Fig 1. An edge (a, b) says that task b begins
 after task a has ended. A resource does one task at a time, in the order in which tasks
-become ready; among equals the smaller number comes first. A schedule is therefore the
+become ready. Among equals the smaller number comes first. A schedule is therefore the
 longest path of the graph with one more edge between each pair of neighbours on a
 resource.
 
@@ -18,6 +18,7 @@ dag : S. Shi et al., "A DAG Model of Synchronous Stochastic Gradient Descent in
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -67,13 +68,13 @@ class TaskGraph:
     duration_s : ndarray, shape (n,)
         Seconds that each task takes.
     rank : ndarray, shape (n,)
-        The rank of each task, counted from 0; ALL_RANKS if all ranks do the task
+        The rank of each task, counted from 0, or ALL_RANKS if all ranks do the task
         together.
     layer : ndarray, shape (n,)
-        The layer of each task, counted from 1; NO_LAYER if the task belongs to no
+        The layer of each task, counted from 1, or NO_LAYER if the task belongs to no
         layer.
     iteration : ndarray, shape (n,)
-        The iteration of each task, counted from 0; NO_ITERATION if the graph has no
+        The iteration of each task, counted from 0, or NO_ITERATION if the graph has no
         iterations.
     edges : ndarray, shape (m, 2)
         Pairs of tasks, the first before the second.
@@ -94,15 +95,20 @@ class TaskGraph:
     edges: Ints
 
     def __post_init__(self) -> None:
+        # Arrays take the place of the columns. A frozen dataclass lets its fields be set
+        # only in this way.
         for name in ("kind", "resource", "rank", "layer", "iteration", "edges"):
             object.__setattr__(self, name, np.array(getattr(self, name), np.int64))
         object.__setattr__(self, "duration_s", np.array(self.duration_s, float))
+        # NaN fails both comparisons.
         allowed = (self.duration_s >= 0) & (self.duration_s < np.inf)
         if not allowed.all():
-            self._refuse(int(np.argmin(allowed)))
+            # The first value that is False is the smallest one.
+            first_refused = int(np.argmin(allowed))
+            self._refuse_duration(first_refused)
 
-    def _refuse(self, task: int) -> None:
-        """Raise UserError that names a task and its duration."""
+    def _refuse_duration(self, task: int) -> None:
+        """Raise UserError that names a task, given by its number, and its duration."""
         what = KINDS[self.kind[task]]
         if self.rank[task] != ALL_RANKS:
             what += f" on rank {self.rank[task]}"
@@ -188,6 +194,7 @@ class TaskGraph:
         # longest path from the end of this task to the end of the graph.
         reversed_edges = self.edges[:, ::-1]
         after_s = _longest_paths(self.duration_s, reversed_edges)
+        # The longest path through a task has three parts: before it, itself, after it.
         slack_s = self.longest_path_s - after_s - self.duration_s - self.earliest_s
         # Sums in different orders round differently, so a slack may come out below
         # zero.
@@ -233,10 +240,13 @@ def _followers(edges: Ints, n: int) -> tuple[Ints, Ints]:
     followers : ndarray, shape (m,)
         The tasks that follow task 0, then those that follow task 1, and so on.
     """
+    # Sort the edges by their first task, and take the second task of each.
     order = np.argsort(edges[:, 0], kind="stable")
+    followers = edges[order, 1]
+    # The followers of a task begin where those of all tasks before it end.
     counts = np.bincount(edges[:, 0], minlength=n)
     first = np.append(0, np.cumsum(counts))
-    return first, edges[order, 1]
+    return first, followers
 
 
 def _first_ready_first_served(
@@ -272,6 +282,7 @@ def _first_ready_first_served(
     pending = np.bincount(edges[:, 1], minlength=n).tolist()
     ready_s = [0.0] * n
     start_s = [0.0] * n
+    # When each resource has done all tasks that it was given so far.
     resource_free_s = [0.0] * (max(resource_of, default=0) + 1)
     order = []
     # A heap of pairs yields the task that is ready first, and among equals the
@@ -327,9 +338,10 @@ class Schedule:
     @cached_property
     def iteration_ends_s(self) -> Floats:
         """Return when the last task of each of the k iterations ends, shape (k,)."""
-        # Tasks without an iteration count as the first one.
+        # Tasks without an iteration count as tasks of the first one.
         iteration = np.maximum(self.graph.iteration, 0)
         ends = np.zeros(int(iteration.max(initial=0)) + 1)
+        # Raise the end of each task's iteration to the end of the task, task by task.
         np.maximum.at(ends, iteration, self.end_s)
         return ends
 
@@ -358,6 +370,8 @@ class Schedule:
         tasks = self.order[by_resource]
         resource = resource_in_order[by_resource]
         neighbours = np.column_stack([tasks[:-1], tasks[1:]])
+        # The last task of a resource and the first one of the next resource are
+        # neighbours, too, but get no edge.
         on_one_resource = resource[:-1] == resource[1:]
         edges = np.concatenate([self.graph.edges, neighbours[on_one_resource]])
         return replace(self.graph, edges=edges)
@@ -407,17 +421,17 @@ class Schedule:
             # All tasks count. NO_ITERATION is -1, the smallest iteration of any task.
             first_counted = NO_ITERATION
             last_counted = n_iterations - 1
-        seconds: dict[str, float] = {}
+        # The seconds of the path on each class of resources.
+        seconds_of: dict[str, float] = defaultdict(float)
         for task in self.critical_path:
             if first_counted <= graph.iteration[task] <= last_counted:
                 resource = graph.resources[graph.resource[task]]
-                name = _class_of(resource)
-                seconds[name] = seconds.get(name, 0.0) + float(graph.duration_s[task])
+                seconds_of[_class_of(resource)] += float(graph.duration_s[task])
         # If the path takes no time, all seconds are 0. Divided by 1 they stay shares of
         # 0.
-        whole_s = sum(seconds.values()) or 1.0
-        names = sorted(seconds, key=seconds.__getitem__, reverse=True)
-        return {name: seconds[name] / whole_s for name in names}
+        whole_s = sum(seconds_of.values()) or 1.0
+        largest_first = sorted(seconds_of, key=seconds_of.__getitem__, reverse=True)
+        return {name: seconds_of[name] / whole_s for name in largest_first}
 
 
 def _class_of(resource: str) -> str:
@@ -440,7 +454,8 @@ def schedule(graph: TaskGraph) -> Schedule:
 
     Examples
     --------
-    Two tasks of 2 s and 3 s share a resource; a third of 1 s follows both elsewhere:
+    Two tasks of 2 s and 3 s share a resource. A task of 1 s follows both of them, on
+    another resource:
 
     >>> graph = TaskGraph.of([2, 3, 1], edges=[(0, 2), (1, 2)], resource=[0, 0, 1])
     >>> schedule(graph).start_s.tolist(), schedule(graph).critical_path
@@ -522,18 +537,22 @@ class Gpus:
         names : tuple of str
             The names of all resources.
         resource_of : dict of str to ndarray, shape (R,) or (1,)
-            For each class of resources, such as "disk" or "gpu", an index in ``names``
-            for each of the R ranks: the resource of this class that the rank uses.
-            Tasks of all ranks together are on the only resource of the classes "link"
-            (messages) and "all" (updates). These two classes have a single index.
+            For each class of resources, an index in ``names`` for each of the R ranks:
+            the resource of this class that the rank uses. The classes are "disk" (reads),
+            "cpu" (decoding), "copy" (copies to the GPU) and "gpu" (computing). Tasks of
+            all ranks together are on the only resource of the classes "link" (messages)
+            and "all" (updates). These two classes have a single index.
         """
         ranks = np.arange(self.n)
-        machine = ranks // self.per_machine
-        # For each class, the number within the class that each rank uses, from 0.
-        number_of_rank = {}
-        number_of_rank["disk"] = np.zeros_like(machine) if self.shared_disk else machine
+        machine_of_rank = ranks // self.per_machine
+        # Resources of a class are numbered from 0. For each class, the number of the
+        # resource that each rank uses.
+        number_of_rank = {"disk": machine_of_rank}
+        if self.shared_disk:
+            # All ranks use the same disk.
+            number_of_rank["disk"] = np.zeros_like(ranks)
         if self.decoding == "machine":
-            number_of_rank["cpu"] = machine
+            number_of_rank["cpu"] = machine_of_rank
         elif self.decoding == "own":
             number_of_rank["cpu"] = ranks
         number_of_rank["copy"] = ranks
@@ -585,8 +604,8 @@ def s_sgd(
     iterations : int, optional
         The number of iterations.
     plan : FusionPlan, optional
-        Which gradients share a message; the gradient of a layer is one tensor. By
-        default each layer is sent alone.
+        Which gradients share a message, where the gradient of a layer counts as one
+        tensor. By default each layer is sent alone.
     decode_s : float, optional
         Seconds to decode the batch of one GPU, if the strategy decodes on the CPU.
 
@@ -620,21 +639,18 @@ def s_sgd(
         decode_s = 0.0
     template = _one_iteration(times, strategy, ends, resource_of, decode_s)
 
-    # The template is repeated for each iteration: its task t has the number t + i * n
-    # in iteration i. Edges have the shape (iterations, edges, 2) until they are joined.
-    # For an edge to the next iteration, [0, n] moves only its second task there. The
-    # last iterations lack such edges, because no iteration follows them.
-    n = len(template.tasks)
-    offsets = n * np.arange(iterations)[:, None, None]
-    within = template.within + offsets
-    to_next = template.to_next + [0, n] + offsets[:-1]
     # An update frees the buffer of its own batch. What is read into this buffer is the
     # next batch that has not been fetched ahead.
-    lag = 1 + strategy.batches_ahead
-    to_fetch = template.to_fetch + [0, lag * n] + offsets[:-lag]
-    edges = [group.reshape(-1, 2) for group in (within, to_next, to_fetch)]
+    fetch_lag = 1 + strategy.batches_ahead
+    n = len(template.tasks)
+    edges = [
+        _repeated(template.within, n, iterations, lag=0),
+        _repeated(template.to_next, n, iterations, lag=1),
+        _repeated(template.to_fetch, n, iterations, lag=fetch_lag),
+    ]
 
-    # All columns are floats in the template. `TaskGraph` makes integers of indices.
+    # The tasks of the template are repeated for each iteration. All columns are floats
+    # in the template. `TaskGraph` makes integers of indices.
     columns = np.tile(template.tasks, (iterations, 1)).T
     kind, resource, duration_s, rank, layer = columns
     return TaskGraph(
@@ -647,6 +663,35 @@ def s_sgd(
         iteration=np.repeat(np.arange(iterations), n),
         edges=np.concatenate(edges),
     )
+
+
+def _repeated(edges: Ints, n: int, iterations: int, lag: int) -> Ints:
+    """Return the edges of one iteration, repeated for every iteration.
+
+    Parameters
+    ----------
+    edges : ndarray, shape (m, 2)
+        Pairs of tasks, both numbered within their own iteration.
+    n : int
+        The number of tasks of one iteration. Task t of iteration i has the number
+        t + i * n in the graph.
+    iterations : int
+        The number of iterations.
+    lag : int
+        By how many iterations the second task of each edge comes after the first one.
+
+    Returns
+    -------
+    ndarray, shape (m * max(iterations - lag, 0), 2)
+        Pairs of tasks, numbered as in the graph. The last iterations have no such edges
+        if the second tasks would lie beyond the last iteration.
+    """
+    # Only the second task of each edge lies in a later iteration.
+    to_later = np.array([0, lag * n])
+    first_tasks = n * np.arange(max(iterations - lag, 0))
+    # The shape is (iterations, m, 2) until the edges of all iterations are joined.
+    in_graph = edges + to_later + first_tasks[:, None, None]
+    return in_graph.reshape(-1, 2)
 
 
 class _OneIteration(NamedTuple):
@@ -746,51 +791,19 @@ def _one_iteration(
     rank, by the class of resources. Without decoding, ``decode_s`` is 0.
     """
     tasks = _Tasks(resource_of)
-    n_layers = len(times.backward_s)
 
-    # -- input: each of these variables is a range of tasks, one for each rank
+    # Input: each of these variables is a range of tasks, one for each rank.
     io = tasks.add_for_each_rank("io", "disk", times.io_s, after=())
     fetched = io
     if decode_s:
         fetched = tasks.add_for_each_rank("decode", "cpu", decode_s, after=io)
     h2d = tasks.add_for_each_rank("h2d", "copy", times.h2d_s, after=fetched)
 
-    # -- compute: each task follows the one before it on the same rank
-    computed = h2d
-    forward = []
-    for k in range(n_layers):
-        seconds = times.forward_s[k]
-        computed = tasks.add_for_each_rank(
-            "forward", "gpu", seconds, after=computed, layer=k + 1
-        )
-        forward.append(computed)
-    # In ready order: the gradient of the last layer comes first.
-    backward = []
-    for k in reversed(range(n_layers)):
-        seconds = times.backward_s[k]
-        computed = tasks.add_for_each_rank(
-            "backward", "gpu", seconds, after=computed, layer=k + 1
-        )
-        backward.append(computed)
-
-    # -- communication: ``times`` lists messages in reverse of the order of sending
-    messages = []
-    for end, seconds in zip(ends, times.communication_s[::-1], strict=True):
-        # How many backward tasks must have ended before the message starts.
-        awaited = end if strategy.sends_during_backward else n_layers
-        message = tasks.add_for_all(
-            "all_reduce",
-            "link",
-            seconds,
-            after=backward[awaited - 1],
-            # The layer of the last gradient of the message, counted in forward order
-            # from 1.
-            layer=n_layers - end + 1,
-        )
-        messages.append(message)
+    forward, backward = _add_compute(tasks, times, after=h2d)
+    messages = _add_messages(tasks, times, strategy, ends, backward)
     update = tasks.add_for_all("update", "all", times.update_s, after=messages)
 
-    # -- edges to later iterations: the second task of each edge is one of the later
+    # Edges to later iterations: the second task of each edge is one of the later
     # iteration. It has its number within that iteration, to which the caller adds the
     # number of all tasks before.
     to_fetch = []
@@ -803,6 +816,70 @@ def _one_iteration(
         to_next=_as_edges(_pairs_to_next(strategy, io, h2d, forward[0], update)),
         to_fetch=_as_edges(to_fetch),
     )
+
+
+def _add_compute(
+    tasks: _Tasks, times: IterationTimes, after: range
+) -> tuple[list[range], list[range]]:
+    """Add the forward and backward tasks of every layer and rank to ``tasks``.
+
+    Each task follows the one before it on the same rank. The first ones follow the
+    tasks ``after``, one for each rank.
+
+    Returns
+    -------
+    forward, backward : list of range
+        For each layer, the numbers of its tasks by rank. Forward is in forward order,
+        and backward in ready order, the last layer first.
+    """
+    n_layers = len(times.backward_s)
+    previous = after
+    forward = []
+    for k in range(n_layers):
+        previous = tasks.add_for_each_rank(
+            "forward", "gpu", times.forward_s[k], after=previous, layer=k + 1
+        )
+        forward.append(previous)
+    backward = []
+    for k in reversed(range(n_layers)):
+        previous = tasks.add_for_each_rank(
+            "backward", "gpu", times.backward_s[k], after=previous, layer=k + 1
+        )
+        backward.append(previous)
+    return forward, backward
+
+
+def _add_messages(
+    tasks: _Tasks,
+    times: IterationTimes,
+    strategy: Strategy,
+    ends: Sequence[int],
+    backward: Sequence[range],
+) -> list[int]:
+    """Add the messages to ``tasks``, and return their numbers in the order of sending.
+
+    ``ends`` has for each message how many gradients must be ready before the message is
+    complete. ``backward`` has the backward tasks of each layer by rank, the last layer
+    first.
+    """
+    n_layers = len(backward)
+    messages = []
+    # ``times`` lists messages in reverse of the order of sending.
+    for end, seconds in zip(ends, times.communication_s[::-1], strict=True):
+        # How many layers must have ended their backward before the message starts.
+        n_awaited = end if strategy.sends_during_backward else n_layers
+        message = tasks.add_for_all(
+            "all_reduce",
+            "link",
+            seconds,
+            # The last of these layers ends its backward last, on every rank.
+            after=backward[n_awaited - 1],
+            # The layer of the last gradient of the message, counted in forward order
+            # from 1.
+            layer=n_layers - end + 1,
+        )
+        messages.append(message)
+    return messages
 
 
 def _pairs_to_next(
@@ -841,7 +918,8 @@ def _pairs_to_next(
 
 
 def _as_edges(pairs: Sequence[tuple[int, int]]) -> Ints:
-    # Without pairs, an array would have one axis.
+    """Return pairs of tasks as an array of shape (m, 2), also if there is no pair."""
+    # Without pairs, `np.array` alone would have the shape (0,).
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
@@ -934,11 +1012,13 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     # names have no number.
     head, _, number = what.replace(":", " ").partition(" ")
     kinds = {KINDS[code] for code in np.unique(graph.kind)}
-    # Kinds may be written without underscores: "allreduce".
+    # Kinds may be written without underscores: "allreduce". This is None if the head is
+    # no kind.
     kind_of_spelling = {name.replace("_", ""): name for name in kinds}
     kind = kind_of_spelling.get(head.replace("_", ""))
     # The class of each resource: "gpu" for "gpu 3".
     classes = [_class_of(name) for name in graph.resources]
+    # No task is chosen if none of the cases below applies.
     chosen = np.zeros(graph.n, bool)
     if head == "layer" and number.strip().isdigit():
         chosen = graph.layer == int(number)
@@ -948,16 +1028,25 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
         chosen = graph.kind == KINDS.index(kind)
     elif head in classes and not number:
         resource_is_meant = np.array([name == head for name in classes])
+        # By the resource of each task.
         chosen = resource_is_meant[graph.resource]
     if not chosen.any():
-        last_rank = graph.rank.max()
-        ranks = f"rank:0 to rank:{last_rank}" if last_rank > 0 else "rank:0"
-        raise UserError(
-            f"there is no task {what!r}: use a kind ({', '.join(sorted(kinds))}), a "
-            f"resource ({', '.join(dict.fromkeys(classes))}), layer:1 to "
-            f"layer:{graph.layer.max()}, or {ranks}"
-        )
+        raise _no_such_task(graph, what)
     return chosen
+
+
+def _no_such_task(graph: TaskGraph, what: str) -> UserError:
+    """Return the error for a name of no task, which lists the names of a graph."""
+    kinds = sorted({KINDS[code] for code in np.unique(graph.kind)})
+    # The keys of a dictionary are the classes without repetition, in their order.
+    classes = dict.fromkeys(_class_of(name) for name in graph.resources)
+    last_rank = graph.rank.max()
+    ranks = f"rank:0 to rank:{last_rank}" if last_rank > 0 else "rank:0"
+    return UserError(
+        f"there is no task {what!r}: use a kind ({', '.join(kinds)}), a "
+        f"resource ({', '.join(classes)}), layer:1 to "
+        f"layer:{graph.layer.max()}, or {ranks}"
+    )
 
 
 def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph:
@@ -991,7 +1080,7 @@ def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph
     return graph
 
 
-def described(before: Schedule, after: Schedule) -> dict[str, Any]:
+def effect_of_change(before: Schedule, after: Schedule) -> dict[str, Any]:
     """Return how a change affects a schedule.
 
     Parameters
@@ -1008,15 +1097,15 @@ def described(before: Schedule, after: Schedule) -> dict[str, Any]:
         them, and the shares of the critical path. Keys of ``after`` end in "_after".
         "speedup" is the time before the change over the time after it.
     """
-    facts: dict[str, Any] = {}
-    for suffix, scheduled in (("", before), ("_after", after)):
-        shares = scheduled.critical_shares()
-        facts[f"iteration_s{suffix}"] = scheduled.period_s
+    effect: dict[str, Any] = {}
+    for suffix, compared in (("", before), ("_after", after)):
+        shares = compared.critical_shares()
+        effect[f"iteration_s{suffix}"] = compared.period_s
         # The largest share comes first. A graph without tasks has none.
-        facts[f"limited_by{suffix}"] = next(iter(shares), "nothing")
-        facts[f"shares_of_critical_path{suffix}"] = shares
+        effect[f"limited_by{suffix}"] = next(iter(shares), "nothing")
+        effect[f"shares_of_critical_path{suffix}"] = shares
     # Iterations that take no time after the change are infinitely faster.
-    facts["speedup"] = np.inf
+    effect["speedup"] = np.inf
     if after.period_s:
-        facts["speedup"] = before.period_s / after.period_s
-    return facts
+        effect["speedup"] = before.period_s / after.period_s
+    return effect

@@ -103,6 +103,7 @@ class Timeline:
         for name in COLUMNS:
             column_type = _COLUMN_TYPES.get(name, str)
             column: NDArray[Any] = np.asarray(getattr(self, name), dtype=column_type)
+            # A frozen dataclass lets its fields be set only in this way.
             object.__setattr__(self, name, column)
         for name, known in (("kind", KINDS), ("origin", ORIGINS)):
             unknown = sorted(set(getattr(self, name).tolist()) - set(known))
@@ -191,10 +192,12 @@ class Timeline:
             Starts and ends in seconds, disjoint and increasing.
         """
         chosen = np.isin(self.kind, kinds)
+        # Spans of different tasks may overlap, so they are merged.
         return merge(np.column_stack([self.start_s[chosen], self.end_s[chosen]]))
 
     def busy_s(self, kinds: Sequence[str]) -> float:
         """Return for how many seconds at least one span of ``kinds`` runs."""
+        # A row of spans has a start and an end, whose difference is the duration.
         return float(np.diff(self.spans(kinds)).sum())
 
     def overlap_s(self) -> float:
@@ -233,15 +236,16 @@ class Timeline:
             overlap are in threads of their own.
         """
         continuous_start_s = self._continuous_start_s()
-        # The number of each thread, by its rank, stream and track. A new thread gets
-        # the next number.
+        # Columns that Perfetto shows if a span is selected.
+        details = ("iteration", "group", "bytes", "origin")
+        # The number of each thread, by its rank, stream and track.
         thread_numbers: dict[tuple[int, str, int], int] = {}
         events: list[dict[str, Any]] = []
         for row, track in enumerate(self._tracks(continuous_start_s)):
             rank = int(self.rank[row])
             thread = (rank, str(self.stream[row]), track)
+            # A new thread gets the next number.
             tid = thread_numbers.setdefault(thread, len(thread_numbers))
-            details = ("iteration", "group", "bytes", "origin")
             # In the trace event format the phase X is a complete event, with its start
             # and its duration in microseconds.
             events.append(
@@ -280,8 +284,10 @@ class Timeline:
         # An iteration begins when all iterations before it have ended.
         duration_s = last_end_s - first_start_s
         begin_s = duration_s.cumsum().shift(fill_value=0.0)
+        # By how much the spans of each iteration move, first by iteration, then by span.
         shift_s = begin_s - first_start_s
-        return np.asarray(self.start_s + shift_s.loc[self.iteration].to_numpy())
+        shift_of_span_s = shift_s.loc[self.iteration].to_numpy()
+        return np.asarray(self.start_s + shift_of_span_s)
 
     def _tracks(self, continuous_start_s: NDArray[np.float64]) -> list[int]:
         """Return the track of each span, such that spans of a track do not overlap.
@@ -298,8 +304,9 @@ class Timeline:
         free_s = continuous_end_s - 1e-12 * np.abs(continuous_end_s)
         # When each track of a rank and a stream is free again.
         free_s_of: dict[tuple[int, str], list[float]] = defaultdict(list)
-        # By start, and by end among equal starts: the last key sorts first.
+        # By start, and by end among equal starts: `lexsort` sorts by its last key first.
         for row in np.lexsort((continuous_end_s, continuous_start_s)).tolist():
+            # When each track is free again, of the rank and the stream of this span.
             track_free_s = free_s_of[int(self.rank[row]), str(self.stream[row])]
             free_tracks = [
                 track
@@ -310,6 +317,7 @@ class Timeline:
                 tracks[row] = free_tracks[0]
                 track_free_s[free_tracks[0]] = float(free_s[row])
             else:
+                # A new track, which gets the next number.
                 tracks[row] = len(track_free_s)
                 track_free_s.append(float(free_s[row]))
         return tracks

@@ -88,6 +88,7 @@ def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> f
         If there is no number, if it is too large, or if the unit is unknown.
     """
     match = _NUMBER_AND_UNIT.match(text)
+    # A text that is a number without its first minus is a negative number.
     if not match and _NUMBER_AND_UNIT.match(text.replace("-", "", 1)):
         raise UserError(f"{what} {text!r} must not be negative")
     if not match:
@@ -140,7 +141,7 @@ def parse_bytes(text: str) -> int:
 def is_small_number(text: str) -> bool:
     """Return whether a size is a number below 1024 without a unit.
 
-    Where sizes are those of whole buckets or units, the writer forgot the unit.
+    Nobody wants a bucket of so few bytes. Whoever writes 25 for one means 25 MB.
 
     Parameters
     ----------
@@ -250,7 +251,7 @@ def parse_seconds(text: str) -> float:
     510.0
     """
     # Cut between each h, m or s and the digit that follows it: "8m30s" has the terms
-    # "8m" and "30s".
+    # "8m" and "30s". The expression matches the empty text between the two.
     terms = re.split(r"(?<=[hms])(?=[0-9])", text)
     if len(terms) > 1:
         return sum(parse_seconds(term) for term in terms)

@@ -38,12 +38,13 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def _freeze(owner: Any, name: str, n: int, *, whole: bool) -> None:
+def _check_and_freeze(owner: Any, name: str, n: int, *, whole: bool) -> None:
     """Replace a field of a frozen dataclass by a checked, read-only array of shape (n,).
 
     ``name`` is the field of ``owner``, which is changed in place. With ``whole`` the
     values must be at least 1, and become integers. Otherwise they must be at least 0.
-    Raises UserError if a value is out of range or not finite.
+    Raises UserError if there are not n values, or if a value is out of range or not
+    finite.
     """
     values = getattr(owner, name)
     least = 1 if whole else 0
@@ -66,6 +67,7 @@ def _freeze(owner: Any, name: str, n: int, *, whole: bool) -> None:
     if whole:
         column = np.array(values, np.int64)
     column.setflags(write=False)
+    # A frozen dataclass lets its fields be set only in this way.
     object.__setattr__(owner, name, column)
 
 
@@ -76,6 +78,8 @@ def _check_dtype(dtype: tuple[str, ...], n: int) -> None:
 
 
 def _check_time(seconds: float, name: str) -> None:
+    """Raise UserError, in which the time is called ``name``, if a time is no valid one."""
+    # NaN fails every comparison, and is refused, too.
     if not 0 <= seconds <= MOST:
         raise UserError(f"{name} is {seconds}: must be a time from 0 to {MOST:g} s")
 
@@ -141,9 +145,9 @@ class Workload:
             )
         _check_time(self.forward_s, "forward_s")
         _check_time(self.update_s, "update_s")
-        _freeze(self, "backward_s", n, whole=False)
-        _freeze(self, "bytes", n, whole=True)
-        _freeze(self, "parameters", n, whole=True)
+        _check_and_freeze(self, "backward_s", n, whole=False)
+        _check_and_freeze(self, "bytes", n, whole=True)
+        _check_and_freeze(self, "parameters", n, whole=True)
         _check_time(float(self.backward_s.sum()), "the sum of backward_s")
         _check_dtype(self.dtype, n)
 
@@ -175,6 +179,7 @@ class Workload:
         UserError
             If the factor is not above zero.
         """
+        # Commands take this factor by the option --dilation. NaN is refused, too.
         if not factor > 0:
             raise UserError(f"--dilation {factor:g}: must be above zero")
         return replace(
@@ -208,6 +213,8 @@ class Workload:
                 f"{shown(batches)} micro-batches accumulated: "
                 f"at least 1, and at most {MOST_WHOLE:g}"
             )
+        # The micro-batches before the last one only compute, so they delay the gradients
+        # as a longer forward pass does.
         one_batch_s = self.forward_s + float(self.backward_s.sum())
         before_s = (batches - 1) * one_batch_s
         return replace(self, forward_s=self.forward_s + before_s)
@@ -244,6 +251,7 @@ class Workload:
             forward_s=forward_s,
             backward_s=np.asarray(backward_s, float),
             bytes=sizes,
+            # A gradient of fewer bytes than one number still has an element.
             parameters=np.maximum(sizes // FLOAT32_BYTES, 1),
             layer=names,
             tensor=names,
@@ -301,17 +309,18 @@ class LayerProfile:
         n = len(self.tensor)
         _check_time(self.update_s, "update_s")
         _check_dtype(self.dtype, n)
-        _freeze(self, "parameters", n, whole=True)
-        _freeze(self, "gradient_bytes", n, whole=True)
-        _freeze(self, "forward_s", n, whole=False)
-        _freeze(self, "backward_s", n, whole=False)
-        _freeze(self, "flops", n, whole=False)
+        _check_and_freeze(self, "parameters", n, whole=True)
+        _check_and_freeze(self, "gradient_bytes", n, whole=True)
+        _check_and_freeze(self, "forward_s", n, whole=False)
+        _check_and_freeze(self, "backward_s", n, whole=False)
+        _check_and_freeze(self, "flops", n, whole=False)
 
     def doubts(self) -> Iterator[str]:
         """Yield a warning if parameters and gradient_bytes do not go together.
 
         Every number of a gradient has 1, 2, 4 or 8 bytes. Without several types in
-        ``dtype``, all gradients have the same type.
+        ``dtype``, all gradients have the same type. A tensor is then in doubt if its
+        numbers have other bytes than those of most tensors.
 
         Yields
         ------
@@ -330,27 +339,35 @@ class LayerProfile:
         >>> doubt.partition(",")[0]
         "tensor 'fc' has 3000 bytes of gradient for 500 parameters"
         """
-        # A user's file may lack the parameters, which are then rounded up.
+        # If a user's file lacks the parameters, they were computed from the bytes and
+        # rounded up. So there may be up to one parameter less than ``parameters`` has.
         fewest = self.parameters - 1
+        # For each possible size of a number: whether each tensor goes together with it.
         fits_by_bytes = {}
         for n_bytes in NUMBER_BYTES:
             is_above = self.gradient_bytes > n_bytes * fewest
             is_below = self.gradient_bytes <= n_bytes * self.parameters
             fits_by_bytes[n_bytes] = is_above & is_below
-        usual_bytes = max(NUMBER_BYTES, key=lambda n: int(fits_by_bytes[n].sum()))
+        # All tensors should have the size that most of them have.
+        n_tensors = {
+            n_bytes: int(fits.sum()) for n_bytes, fits in fits_by_bytes.items()
+        }
+        usual_bytes = max(n_tensors, key=n_tensors.__getitem__)
         is_possible = fits_by_bytes[usual_bytes]
-        usual = f"where other tensors have {usual_bytes} for each"
+        expected = f"where other tensors have {usual_bytes} for each"
         if len(set(self.dtype)) > 1 or not is_possible.any():
+            # No size is usual, so each tensor may have any of the possible sizes.
             is_possible = np.any(list(fits_by_bytes.values()), axis=0)
-            usual = "where 1, 2, 4 or 8 are possible"
+            expected = "where 1, 2, 4 or 8 are possible"
         if is_possible.all():
             return
+        # The first value that is False is the smallest one.
         row = int(np.argmin(is_possible))
-        each = self.gradient_bytes[row] / self.parameters[row]
+        bytes_of_number = self.gradient_bytes[row] / self.parameters[row]
         yield (
             f"tensor {shown(self.tensor[row])} has {self.gradient_bytes[row]} bytes of "
-            f"gradient for {self.parameters[row]} parameters, {each:.3g} for each, "
-            f"{usual}: check the columns parameters and gradient_bytes"
+            f"gradient for {self.parameters[row]} parameters, {bytes_of_number:.3g} for "
+            f"each, {expected}: check the columns parameters and gradient_bytes"
         )
 
     @classmethod
@@ -445,10 +462,11 @@ class LayerProfile:
         origin = (self.network, self.device, str(self.batch))
         texts = [origin, self.tensor, self.layer]
         # A single type changes no prediction. It stays out of the hash, so that profiles
-        # that were recorded without types keep theirs.
+        # that were recorded without types keep their hashes.
         if len(set(self.dtype)) > 1:
             texts.append(self.dtype)
         for names in texts:
+            # The character 0 occurs in no name, so ("a", "b") and ("ab",) differ.
             digest.update("\0".join(names).encode())
         columns = (
             self.parameters,
@@ -489,9 +507,11 @@ class LayerProfile:
         # The factors of a tensor's own name and of its layer's name are multiplied.
         factor_of_tensor = np.ones(len(self.tensor))
         for name, factor in factors.items():
-            names_of_tensors = zip(self.layer, self.tensor, strict=True)
-            is_meant = np.array([name in names for names in names_of_tensors])
+            # Whether the name is the one of the tensor or the one of its layer.
+            layer_and_tensor = zip(self.layer, self.tensor, strict=True)
+            is_meant = np.array([name in names for names in layer_and_tensor])
             if not is_meant.any():
+                # Some layers without repetition, in their order.
                 examples = ", ".join(dict.fromkeys(self.layer[:3]))
                 raise UserError(
                     f"no layer or tensor {name!r}: use one of the profile's, as "
@@ -503,13 +523,10 @@ class LayerProfile:
                 )
             factor_of_tensor[is_meant] *= factor
 
-        def resized_whole(column: Ints) -> Ints:
-            return np.maximum(1, np.rint(factor_of_tensor * column)).astype(int)
-
         return replace(
             self,
-            parameters=resized_whole(self.parameters),
-            gradient_bytes=resized_whole(self.gradient_bytes),
+            parameters=_at_least_1(factor_of_tensor * self.parameters),
+            gradient_bytes=_at_least_1(factor_of_tensor * self.gradient_bytes),
             forward_s=factor_of_tensor * self.forward_s,
             backward_s=factor_of_tensor * self.backward_s,
             flops=factor_of_tensor * self.flops,
@@ -528,3 +545,8 @@ class LayerProfile:
             update_s=self.update_s,
             dtype=self.dtype[::-1],
         )
+
+
+def _at_least_1(values: Floats) -> Ints:
+    """Return values rounded to integers, but at least 1."""
+    return np.maximum(1, np.rint(values)).astype(int)

@@ -17,8 +17,11 @@ from ddlkit.core.units import parse_seconds
 ENGINES = ("tbf", "emulated")
 """What limits rates: the kernel's token buckets, or a process of this library."""
 MAX_RANKS = 64
+"""The most ranks of a lab."""
 MOST_DELAY_S = 10.0
+"""The longest delay of an emulated link."""
 MOST_LOSS = 0.5
+"""The largest share of frames that emulated links lose."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,9 @@ class Conditions:
 
     @property
     def name(self) -> str:
-        """Return the conditions as the names of links and files have them."""
-        # To the nanosecond, and without an exponent, whose sign would look like the
-        # dash between two parts of a name.
+        """Return the conditions as they stand in the names of links and files."""
+        # To the nanosecond, without zeros at the end: "2" and "0.5". The format has no
+        # exponent, whose sign would look like the dash between two parts of a name.
         delay_ms = f"{self.delay_s * 1e3:.6f}".rstrip("0").rstrip(".")
         name = f"delay{delay_ms}ms"
         if self.loss:
@@ -93,8 +96,8 @@ def parse_share(text: str) -> float:
     (0.001, 0.001)
     """
     try:
-        # "0.7%" is read as 0.7e-2, which is exactly 0.007. A division by 100 would round
-        # once more: 0.7 / 100 is 0.006999999999999999.
+        # "0.7%" is read as "0.7e-2", the number 0.007. A division by 100 would round once
+        # more: 0.7 / 100 is 0.006999999999999999.
         return float(text.strip().replace("%", "e-2"))
     except ValueError:
         raise UserError(
@@ -210,5 +213,7 @@ class LabShape:
     @property
     def name(self) -> str:
         """Return the name of the lab in file names, such as "p16-1gbit"."""
+        # File names have no colon: "lab:1gbit" becomes "1gbit", and "emulated:1gbit-..."
+        # becomes "emulated-1gbit-...".
         link = self.link.removeprefix("lab:").replace(":", "-")
         return f"p{self.workers}-{link}"

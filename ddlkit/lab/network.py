@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ddlkit import jobs
 from ddlkit.core.errors import UserError
@@ -141,6 +141,7 @@ class Lab(Place):
         # addresses in the namespace.
         environment["GLOO_SOCKET_IFNAME"] = INTERFACE
         if self.shape.conditions:
+            # The rank reads from this file how many packets of the link were late.
             environment[LINK] = str(self._link_file)
         return environment
 
@@ -165,6 +166,8 @@ class Lab(Place):
 
     def lost(self) -> str:
         """Return why ranks cannot reach one another any more, or "" while they can."""
+        # These processes are the owner of the lab, unless the lab is persistent, and the
+        # process of its link, if the link is emulated.
         needed = _states()[self.label]["needs"]
         if all(_runs(process) for process in needed):
             return ""
@@ -196,8 +199,11 @@ class Lab(Place):
                     # this process was its owner, so that an interrupted one is removed.
                     self._save(owned=False)
             if not self.persistent:
+                # From now on, signals that would end this process raise an exception, so
+                # that the lab is removed on the way out.
                 self._trapped.enter_context(jobs.unwinding(*TRAPPED))
         except BaseException:
+            # Not even Ctrl-C may leave a part of a lab.
             self.down()
             raise
         return self
@@ -248,12 +254,13 @@ class Lab(Place):
         The file is written before anything else of the lab exists. It names this process
         as the owner, so that what an interrupt leaves can be removed.
         """
-        # A namespace such as "ddl0-rank3" may be left of a lab without a state file.
+        # A label is taken if a lab has it, or a namespace such as "ddl0-rank3", which may
+        # be left of a lab without a state file.
         labels_of_namespaces = {name.split("-")[0] for name in _listed_namespaces()}
         taken = {*_states(), *labels_of_namespaces}
         if not self.label:
-            free = (f"ddl{n}" for n in count() if f"ddl{n}" not in taken)
-            self.label = next(free)
+            free_labels = (f"ddl{n}" for n in count() if f"ddl{n}" not in taken)
+            self.label = next(free_labels)
         elif self.label in taken:
             raise UserError(
                 f"a lab or namespace named {self.label} exists: choose another label"
@@ -294,12 +301,14 @@ class Lab(Place):
             # A packet that is larger than a burst would be cut in software by the kernel,
             # for which 16 ranks have no processor time. A tenth of the burst is left for
             # the headers of the frames, which count towards the burst.
-            fitting_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
-            packet_bytes = min(MAX_PACKET_BYTES, fitting_bytes)
+            largest_in_burst_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
+            packet_bytes = min(MAX_PACKET_BYTES, largest_in_burst_bytes)
             queue_packets = 1000  # Linux's default
         # The last namespace is the switch, whose interfaces have no addresses.
         *rank_namespaces, _ = self.namespaces
         for rank, name in enumerate(rank_namespaces):
+            # The largest packet that the kernel hands to the interface, and the length of
+            # the queue in front of the interface.
             limits = f"gso_max_size {packet_bytes} txqueuelen {queue_packets}"
             # The kernel's own route ("prefix route") would not have the options of TCP.
             addressing = [
@@ -322,11 +331,12 @@ class Lab(Place):
             "conditions": asdict(self.shape)["conditions"],
             "owned": not self.persistent,
         }
-        inside = ["ip", "netns", "exec", self.namespaces[-1]]
+        # The process runs in the last namespace, the switch.
+        in_switch = ["ip", "netns", "exec", self.namespaces[-1]]
         # `cwd` below is "/", so the child must find this package by its environment.
         program = [sys.executable, "-m", tunnel.__name__, json.dumps(config)]
         self._link_process = subprocess.Popen(
-            [*inside, *program],
+            [*in_switch, *program],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -338,41 +348,52 @@ class Lab(Place):
         )
         assert self._link_process.stdout  # for the type checker: it is a pipe
         with self._link_process.stdout as output:
-            line = "it printed nothing"
-            # A process that hangs before its first line would block `readline` for ever.
-            readable, _, _ = select.select([output], (), (), DEADLINE_S)
-            if readable:
-                line = output.readline().strip()
+            line = _first_line(output)
             if line != tunnel.READY:
                 self._link_process.kill()
                 raise UserError(
                     f"the emulated link did not start: {line}; the tbf lab may work"
                 )
-        # Now with the process of the link among those that the lab needs.
+        # The state file was written before the process of the link existed. Write it
+        # again, with this process among those that the lab needs.
         self._save(owned=True)
 
     def _join(self) -> None:
         """Join the ranks by a bridge, and limit the rate at both ends of each link."""
-        *ranks, switch = self.namespaces
-        links = [
+        *rank_namespaces, switch = self.namespaces
+        commands = [
             "link set lo up",
             "link add bridge type bridge",
             f"link set bridge {UP}",
         ]
-        for rank, name in enumerate(ranks):
+        for rank, name in enumerate(rank_namespaces):
+            # One end of the pair is a port of the bridge, and the other end is the
+            # interface in the namespace of the rank.
             port = f"port{rank}"
-            links.append(
+            commands.append(
                 f"link add {port} type veth peer name {INTERFACE} netns {name}"
             )
-            links.append(f"link set {port} master bridge {UP}")
-        _ip(links, switch)
-        for rank, name in enumerate(ranks):
+            commands.append(f"link set {port} master bridge {UP}")
+        _ip(commands, switch)
+        for rank, name in enumerate(rank_namespaces):
             # A token bucket limits what leaves: the port limits what its rank receives,
             # and the interface of the rank limits what the rank sends.
             limit_port = _rate_limit(f"port{rank}", self.link_bits_per_s)
             limit_rank = _rate_limit(INTERFACE, self.link_bits_per_s)
             _ip([limit_port], switch, tool="tc")
             _ip([limit_rank], name, tool="tc")
+
+
+def _first_line(output: IO[str]) -> str:
+    """Return the first line that a process prints, within DEADLINE_S.
+
+    A process that prints nothing is described in words instead.
+    """
+    # A process that hangs before its first line would block `readline` for ever.
+    readable, _, _ = select.select([output], (), (), DEADLINE_S)
+    if not readable:
+        return "it printed nothing"
+    return output.readline().strip()
 
 
 # -- labs on this machine --------------------------------------------------------------
@@ -406,7 +427,7 @@ def attach(label: str) -> Lab:
         )
     shape = LabShape.from_dict(state["shape"])
     lab = Lab(shape, label, persistent=not state["owned"])
-    # `down` removes a lab only for its holder.
+    # `down` removes a lab only for the process that holds it, which is now this one.
     lab._holder = os.getpid()
     return lab
 
@@ -481,6 +502,7 @@ def why_unavailable() -> str:
     if reason:
         return reason
     try:
+        # A lab of one rank on a link of 1 Gbit/s.
         with Lab(LabShape(1, 1e9)):
             return ""
     except (UserError, OSError) as error:
@@ -512,6 +534,7 @@ def _run(argv: list[str], script: str = "") -> str:
         late = f"did not end within {DEADLINE_S:g} s and was killed: try again"
         raise UserError(f"lab network: {command}: {late}") from None
     if done.returncode:
+        # A command that fails without a word is described by its exit status.
         complaint = done.stderr.strip() or f"exit {done.returncode}"
         raise UserError(f"lab network: {command}: {complaint.splitlines()[0]}")
     return done.stdout
@@ -532,6 +555,7 @@ def _rate_limit(device: str, rate_bits_per_s: float) -> str:
     """Return the command of ``tc`` that limits what leaves by a device."""
     rate = round(rate_bits_per_s)
     burst = burst_bytes(rate_bits_per_s)
+    # "burst" has the bytes that the bucket saves, and "limit" those that may wait.
     limits = f"rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
     return f"qdisc add dev {device} root tbf {limits}"
 
@@ -595,7 +619,7 @@ def _registry() -> Iterator[None]:
 
 
 def _states() -> dict[str, dict[str, Any]]:
-    """Return the state of each lab by its label."""
+    """Return the state of each lab by its label, as `_checked_state` returns it."""
     states = {}
     for path in sorted(STATE.glob("[a-z]*.json")):
         # A lab may come down between the listing and the reading.
@@ -607,8 +631,13 @@ def _states() -> dict[str, dict[str, Any]]:
 def _checked_state(text: str) -> dict[str, Any]:
     """Return the state of a lab in the text of its state file.
 
-    If the text is damaged, the state has no shape, and needs a process that never ran.
-    The lab then counts as dead.
+    Returns
+    -------
+    dict
+        "shape" (the `LabShape` as a dictionary), "owned" (whether a process owns the
+        lab), and "needs" (the processes that the lab needs, its owner first). If the
+        text is damaged, the shape is None, and the lab needs a process that never ran.
+        The lab then counts as dead.
     """
     try:
         state = json.loads(text)

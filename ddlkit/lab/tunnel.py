@@ -210,7 +210,8 @@ class Line:
         last_left_s = last_s + last_frame_bytes / self.bytes_per_s
         self.free_s = max(without_waiting_s, last_left_s)
         first_left_s = begin_s + size.frame_bytes / self.bytes_per_s
-        # The only frame of a packet may be shorter than `size.frame_bytes`.
+        # The only frame of a packet may be shorter than `size.frame_bytes`, and has then
+        # left before ``first_left_s``.
         return min(self.free_s, first_left_s), self.free_s
 
 
@@ -237,13 +238,16 @@ class Shaper:
     ) -> None:
         self.lost = 0
         self._conditions = conditions
+        # The two directions of each rank's link: what the rank sends, what it receives.
         self._up = [Line(rate) for rate in rates_bits_per_s]
         self._down = [Line(rate) for rate in rates_bits_per_s]
         # A generator for each rank, so that its losses do not depend on what others
         # send.
         self._chance = [random.Random(rank) for rank in range(len(rates_bits_per_s))]
+        # A heap of events: when a packet is at the end of a link, the number of the
+        # event, and the packet. Of events at the same time, the one that was noted first
+        # has the smallest number, and comes first.
         self._events: list[tuple[float, int, Packet]] = []
-        # Of events at the same time, the one that was noted first comes first.
         self._order = count()
 
     def send(
@@ -377,6 +381,8 @@ def open_device(namespace: str, return_to: str, offload: int) -> int:
     OSError
         If a namespace does not exist, or if the kernel has no TUN devices.
     """
+    # The settings of TCP and the new device are those of the namespace in which this
+    # process is.
     enter(namespace)
     windows = " ".join(str(n_bytes) for n_bytes in WINDOW_BYTES)
     for buffer in ("rmem", "wmem"):
@@ -385,6 +391,7 @@ def open_device(namespace: str, return_to: str, offload: int) -> int:
     flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
     # The kernel's struct ifreq: the name of the interface, its flags, and padding.
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", INTERFACE.encode(), flags))
+    # The size of the header before each packet, and the tasks left to this device.
     fcntl.ioctl(device, _TUNSETVNETHDRSZ, struct.pack("i", _HEADER.size))
     fcntl.ioctl(device, _TUNSETOFFLOAD, offload)
     enter(return_to)
@@ -413,7 +420,9 @@ class Tunnel:
         self.devices = devices
         self.shaper = shaper
         self._crossed = crossed
+        # The first three bytes of all addresses.
         self._prefix = socket.inet_aton(f"{prefix}0")[:3]
+        # How many packets were written, and how many of them were late.
         self._packets = 0
         self._late = 0
         self._begun_s = time.perf_counter()
@@ -460,6 +469,7 @@ class Tunnel:
             # An IP packet has at most 65,535 bytes.
             packet = os.read(device, _HEADER.size + 65535)
         except BlockingIOError:
+            # `select` may report a device that has no packet after all.
             return
         # What is not for a rank is dropped, such as the packets of IPv6 that the kernel
         # sends by itself. The version is the first half byte of the IP header.
@@ -484,10 +494,12 @@ class Tunnel:
                 # The device is down, or its memory is used up. The packet counts as late.
                 late_s = math.inf
             self._packets += 1
-            self._late += late_s > LATE_S
+            if late_s > LATE_S:
+                self._late += 1
             record = CROSSED.pack(
                 self._packets, self._late, self.now_s(), time.process_time()
             )
+            # At the beginning of the file, in the place of the record before.
             os.pwrite(self._crossed, record, 0)
 
 
@@ -527,6 +539,7 @@ def main(config: Mapping[str, Any]) -> None:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     _keep_memory()
     crossed = os.open(config["crossed"], os.O_WRONLY | os.O_CREAT, 0o644)
+    # The file has a record of zeros before the first packet.
     os.pwrite(crossed, bytes(CROSSED.size), 0)
     print(READY, flush=True)
     Tunnel(devices, shaper, config["prefix"], crossed).serve()

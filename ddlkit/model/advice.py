@@ -205,7 +205,9 @@ class Advice:
         # The planners of LISTS ("exact" and others) put gradients of any type into one
         # message, but PyTorch applies a list of caps to each type anew.
         can_impose_any = lists and not work.has_several_types
-        names = (DEFAULT, *CAPS, *LISTS) if can_impose_any else (DEFAULT, *CAPS)
+        names = [DEFAULT, *CAPS]
+        if can_impose_any:
+            names.extend(LISTS)
         # Several names may stand for the same buckets, such as all caps above the bytes of
         # a small model. Plans are equal if their buckets have the same gradients.
         option_by_buckets: dict[tuple[tuple[int, ...], ...], Option] = {}
@@ -278,8 +280,9 @@ class Advice:
     ) -> Floats:
         """Return a random error of a measured gain for each of the B drawn gains.
 
-        The errors are normal, and the result has the shape (B,). Their standard
-        deviation is
+        The measurement compares ``option`` with the default as in `gain`, of which
+        ``gain_draws``, shape (B,), are the draws without this error. The errors are
+        normal, and the result has the shape (B,). Their standard deviation is
 
             hypot((1 - gain) * noise of the ratio of two times, MODEL_ERROR).
 
@@ -288,16 +291,21 @@ class Advice:
         """
         relative_deviations = []
         for compared in (option, self.options[DEFAULT]):
-            relative_s = compared.paired_s / compared.long_run_s
-            # The quantiles at one standard deviation below and above the mean.
-            two_deviations = np.ptp(np.quantile(relative_s, ONE_DEVIATION))
+            # Draw b of both has the same cost, so only the noise of one iteration is
+            # left.
+            relative = compared.paired_s / compared.long_run_s
+            # The quantiles one standard deviation below and above the mean are two
+            # deviations apart.
+            two_deviations = np.ptp(np.quantile(relative, ONE_DEVIATION))
             relative_deviations.append(two_deviations / 2)
-        # A round's time is the median of its iterations, and the gain is the median over
-        # rounds. The median of normal noise scatters more than the mean: 1.18 times as
-        # much for a few values, such as rounds, and 1.25 times as much for many values,
-        # such as iterations.
+        # A round's time is the median of its iterations, and the gain is the median
+        # over rounds. The median of normal noise scatters more than the mean: 1.18
+        # times as much for a few values, such as rounds, and 1.25 times as much for
+        # many values, such as iterations. The noise of both times adds up as the root
+        # of squares.
         ratio_noise = 1.18 * math.hypot(*relative_deviations) / math.sqrt(rounds)
-        # With one iteration a round's median is that iteration.
+        # With one iteration, a round's median is that iteration, which has noise by the
+        # factor 1 and not 1.25.
         ratio_noise *= min(1.0, 1.25 / math.sqrt(iterations_per_round))
         deviation = np.hypot((1 - gain_draws) * ratio_noise, MODEL_ERROR)
         # A fixed seed, so that equal tables give equal intervals.
@@ -407,7 +415,9 @@ class Advice:
         )
         # A size counts as often as the two plans send messages of it.
         sizes, counts = np.unique(sent_bytes, return_counts=True)
+        # One row for each draw of the cost, and one column for each size.
         draws_s = [cost(sizes) for cost in self.communication.draws]
+        # How far the draws of all messages of a size together differ.
         uncertainty_s = np.std(draws_s, axis=0) * counts
         return int(sizes[np.argmax(uncertainty_s)])
 
@@ -463,7 +473,10 @@ class Advice:
 
 
 def _rounding_to_zero(gain: Any) -> Any:
-    """Return a gain, or an array of gains, in which 0 replaces mere rounding errors."""
+    """Return a gain, or an array of gains, in which 0 replaces mere rounding errors.
+
+    The result is an array, of no dimensions for a single gain.
+    """
     return np.where(np.abs(gain) < ROUNDING, 0.0, gain)
 
 
@@ -472,7 +485,9 @@ def _option(
 ) -> Option:
     """Return an option with the draws of its iteration.
 
-    ``scatter`` has the times of successive iterations of one worker over their median.
+    ``name`` is that of its plan, ``iteration`` is the predicted one, and ``messages``
+    has the draws of the cost. ``scatter`` has the times of successive iterations of one
+    worker over their median.
     """
     # Compute changes slowly, so plans that are measured in turn share most of the
     # change. Only the differences between successive iterations remain. A difference of
@@ -493,6 +508,8 @@ def _option(
 def is_supported(measured: Gain) -> bool:
     """Return whether a trial supports a change from the default to a plan.
 
+    A trial measures the plan and the default in turn, round by round.
+
     Parameters
     ----------
     measured : Gain
@@ -501,7 +518,9 @@ def is_supported(measured: Gain) -> bool:
     Returns
     -------
     bool
-        True if the interval of the gain lies above zero and does not end below `WORTH`.
+        True if the plan is surely faster, because the interval of the gain lies above
+        zero, and if its gain may be worth a change, because the interval does not end
+        below `WORTH`.
 
     Examples
     --------

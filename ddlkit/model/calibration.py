@@ -82,7 +82,9 @@ class Communication:
     def sparse(
         self, density: float, selecting: Selecting | None = None
     ) -> Communication:
-        """Return the communication if only the largest elements of groups are sent.
+        """Return the communication if only the largest elements of gradients are sent.
+
+        A sparse message gathers the selected elements of all workers.
 
         Parameters
         ----------
@@ -107,6 +109,7 @@ class Communication:
             return self
 
         def gathered(dense: MessageCost) -> SparseGather:
+            """Return the cost of a sparse message, by the cost of a dense all-gather."""
             return SparseGather(dense, density, selecting=selecting)
 
         draws = [gathered(draw) for draw in self.draws]
@@ -191,6 +194,7 @@ class Calibration:
         """
         _refuse_stepped(collectives)
         known = {}
+        # Each group has the rows of one link, one number of ranks and one collective.
         for (link, ranks, collective), rows in undisturbed(collectives).groupby(LINK):
             key = (str(link), int(ranks), str(collective))
             known[key] = _calibrated(rows, form, draws, also)
@@ -203,7 +207,11 @@ class Calibration:
         return cls(known, contention)
 
     def without_burst_tokens(self) -> Calibration:
-        """Return the calibration for links that save up no tokens while they rest."""
+        """Return the calibration for links that save up no tokens while they rest.
+
+        A lab's link is limited by a token bucket, whose tokens let a burst of bytes
+        through at once after a rest (`ddlkit.core.link`).
+        """
         without_tokens = {
             key: replace(messages, link=Link(software=messages.link.software))
             for key, messages in self.known.items()
@@ -242,9 +250,9 @@ class Calibration:
         """
         key = (link, workers, collective)
         if key not in self.known:
-            wanted = _in_words(link, workers, collective)
+            missing = _in_words(link, workers, collective)
             calibrated = "; ".join(_in_words(*other) for other in self.known)
-            raise UserError(f"no calibration for {wanted}: there is {calibrated}")
+            raise UserError(f"no calibration for {missing}: there is {calibrated}")
         communication = self.known[key]
         link_of_messages = replace(communication.link, in_flight=in_flight)
         return replace(communication, link=link_of_messages)
@@ -255,7 +263,7 @@ class Calibration:
         Parameters
         ----------
         case : Case
-            The key of a measured iteration.
+            What identifies a measured iteration: its network, plan, link and so on.
 
         Returns
         -------
@@ -288,8 +296,10 @@ def _in_words(link: str, workers: int, collective: str) -> str:
 def _refuse_stepped(collectives: pd.DataFrame) -> None:
     """Raise UserError if some collectives were sent step by step.
 
-    Training uses the collectives of a library, which can take other times.
+    A recording can send the steps of an algorithm one by one. Training uses the
+    collectives of a library, which can take other times.
     """
+    # Names of such algorithms begin with STEPS.
     stepped = collectives["algorithm"].astype(str).str.startswith(STEPS)
     if stepped.any():
         algorithm = collectives.loc[stepped, "algorithm"].iloc[0]
@@ -302,24 +312,42 @@ def _refuse_stepped(collectives: pd.DataFrame) -> None:
 # -- the cost of a message -------------------------------------------------------------
 
 
-class _Kind(NamedTuple):
-    """What the cost of a message holds for."""
+class _MessageKind(NamedTuple):
+    """For which messages a cost holds.
+
+    Attributes
+    ----------
+    collective : str
+        The name of the collective.
+    workers : int
+        Between how many ranks it is.
+    algorithm : str
+        How the collective is carried out, as "ring".
+    """
 
     collective: str
     workers: int
     algorithm: str
 
 
-def _kind(rows: pd.DataFrame) -> _Kind:
-    """Return what all rows of one collective on one link have in common."""
+def _message_kind(rows: pd.DataFrame) -> _MessageKind:
+    """Return for which messages a cost holds that is fitted to ``rows``.
+
+    All rows are of one collective on one link, so that the first one says it.
+    """
     first = rows.iloc[0]
-    return _Kind(str(first["collective"]), int(first["ranks"]), str(first["algorithm"]))
+    return _MessageKind(
+        str(first["collective"]), int(first["ranks"]), str(first["algorithm"])
+    )
 
 
 def _calibrated(
     rows: pd.DataFrame, form: str, draws: int, also: Collection[str]
 ) -> Communication:
-    """Return the communication that the rows of one collective on one link show."""
+    """Return what the rows of one collective on one link show of its messages.
+
+    The other arguments are those of `Calibration.of`.
+    """
     # The cost is the time of a message while no other message is under way. Rows with
     # several messages in flight only show what messages share.
     alone = rows[rows["in_flight"] == 1]
@@ -349,17 +377,20 @@ def _calibrated(
 
 
 def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
-    """Return the fit of a form to messages that were sent one at a time.
+    """Return the fit of a form of cost to messages that were sent one at a time.
 
-    ``rows`` are of one collective on one link.
+    ``rows`` are of one collective on one link. The fit has ``draws`` fits to bootstrap
+    resamples.
     """
-    # All samples of a size are means over equally many messages.
+    # A row is a sample: the mean time of several messages that were sent back to back.
+    # How many these were says how much the samples scatter. It is the same for all
+    # samples of a size.
     messages_by_size = rows.groupby("bytes")["messages_per_sample"].first()
     samples = Samples(
         bytes=messages_by_size.index.to_numpy(float),
         messages=messages_by_size.to_numpy(float),
     )
-    kind = _kind(rows)
+    kind = _message_kind(rows)
     return fit(
         form,
         rows["bytes"],
@@ -373,11 +404,12 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
 
 
 def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
-    """Return a line through the smallest message, with the slope of the link's rate.
+    """Return the cost of the name `UNFITTED`, a line that is not fitted to all messages.
 
+    It goes through the time of the smallest message, with the slope of the link's rate.
     ``rows`` are of one collective on one link.
     """
-    kind = _kind(rows)
+    kind = _message_kind(rows)
     rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
     framing = _framing(str(rows["link"].iloc[0]))
     smallest = rows["bytes"] == rows["bytes"].min()
@@ -416,9 +448,11 @@ def shared_link(samples: pd.DataFrame) -> Link:
     rate_bits_per_s = float(first["link_bits_per_s"])
     messages_at_once = software_at_once(samples)
     burst_s = 0.0
-    # In tables, a link whose rate is not limited has the rate 0.
+    # The name of a lab's link states its burst. In tables, a link whose rate is not
+    # limited has the rate 0.
     if is_lab(name) and rate_bits_per_s:
         burst_s = read_link(name).burst_s
+    # Without a burst, the cost alone says how long bytes use the link.
     if not burst_s:
         return Link(software=messages_at_once)
     wire_s = wire_s_per_byte(
@@ -428,7 +462,10 @@ def shared_link(samples: pd.DataFrame) -> Link:
 
 
 def _framing(link: str) -> float:
-    """Return the share of the bytes on a link that is not framing."""
+    """Return the share of the bytes on a link that is payload, and not headers of packets.
+
+    Nothing says this of a link that is not of a lab, for which `FRAMING` is assumed.
+    """
     return read_link(link).framing if is_lab(link) else FRAMING
 
 
@@ -458,13 +495,14 @@ def software_at_once(samples: pd.DataFrame) -> float:
     # One row for each size, one column for each number of messages in flight. The times
     # are means per message, also with several in flight.
     medians_s = samples.groupby(["bytes", "in_flight"])["seconds"].median().unstack()
-    # The columns are named by the number of messages in flight.
+    # The columns are named by the number of messages in flight, so 1 is one at a time.
     one_at_a_time_s = medians_s[1]
     several_at_once_s = medians_s.drop(columns=1)
     if several_at_once_s.empty:
         return math.inf
     # `rdiv` divides the time of one at a time by each column.
     speedups = several_at_once_s.rdiv(one_at_a_time_s, axis=0)
+    # The median of each column, over sizes, and then the largest of these.
     largest_median_speedup = float(speedups.median().max())
     # One message can always use the processor. Only scatter makes a speed-up less than
     # 1.
@@ -494,6 +532,7 @@ def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
         disturbed |= collectives["others"].gt(OTHERS_LIMIT)
     # Samples with the same values in all these columns are repeats of one another.
     repeat_key = [collectives[name] for name in (*LINK, "in_flight", "bytes")]
+    # For each sample, whether all repeats of it were disturbed.
     all_repeats_disturbed = disturbed.groupby(repeat_key).transform("all")
     return collectives[~disturbed | all_repeats_disturbed]
 
@@ -571,12 +610,15 @@ class Noise:
             If there is a single session, its drift is estimated from its two halves and
             from `PRIOR_DRIFT`.
         """
-        names = ("bytes", "seconds", "session", "messages")
+        # A number that holds for all samples is repeated for each of them.
         columns = np.broadcast_arrays(n_bytes, seconds, session, messages_per_sample)
+        bytes_column, seconds_column, session_column, messages_column = columns
         rows = pd.DataFrame(
             {
-                name: np.ravel(values)
-                for name, values in zip(names, columns, strict=True)
+                "bytes": np.ravel(bytes_column),
+                "seconds": np.ravel(seconds_column),
+                "session": np.ravel(session_column),
+                "messages": np.ravel(messages_column),
             }
         )
         # `factors` draws ratios at random positions. The rows are sorted so that, with
@@ -584,6 +626,7 @@ class Noise:
         rows = rows.sort_values("session", kind="stable")
         ratios = _ratios(rows)
         session_count = rows["session"].nunique()
+        # The halves of a single session take the place of sessions.
         if session_count > 1:
             session_or_half = rows["session"]
         else:
@@ -640,16 +683,19 @@ class Noise:
         inside = np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1])
         # One row for each measured size, one column for each message.
         distance = np.abs(np.log(self.bytes)[:, None] - np.log(inside))
+        # For each message, the index of the nearest measured size.
         nearest = distance.argmin(axis=0)
         random = np.random.default_rng(seed)
         # A deviation that is estimated from few sessions is itself uncertain. Student's
         # t allows for that. With a normal distribution intervals would be too narrow.
-        # The random probability of each draw, the same for all its messages.
+        # Each draw has one random probability, which is the same for all its messages.
         probability = random.uniform(size=(draws, 1))
+        # The shape (draws, 1) of the probability becomes (draws, k).
         t = student.ppf(probability, self.degrees[nearest])
         factors = np.exp(t * self.drift[nearest])
         if not scatter:
             return factors
+        # Each message of a draw takes a random ratio of its size.
         for size in np.unique(nearest):
             is_of_size = nearest == size
             shape = (draws, int(is_of_size.sum()))
@@ -658,7 +704,11 @@ class Noise:
 
 
 def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
-    """Return the times of single messages over their mean, an array for each size."""
+    """Return the times of single messages over their mean, an array for each size.
+
+    ``rows`` has a row for each sample, with the columns "bytes", "seconds", "session"
+    and "messages", the number of messages whose mean the sample is.
+    """
     # Times are divided by the median of their session, so that the drift between
     # sessions does not count here.
     in_session = rows.groupby(["session", "bytes"])["seconds"]
@@ -674,9 +724,11 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
 def _halves(rows: pd.DataFrame) -> pd.Series[int]:
     """Return 0 for samples in the first half of their session, and 1 for the others.
 
-    The samples of each size are halved by themselves.
+    The samples of each size are halved by themselves. ``rows`` has a row for each
+    sample, with the columns "bytes", "seconds" and "session".
     """
     in_session = rows.groupby(["session", "bytes"])["seconds"]
+    # The position of each sample among those of its session and size, from 0.
     position = in_session.cumcount()
     return position * 2 // in_session.transform("size")
 
@@ -718,13 +770,11 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     variance[repeated] = between_sessions * (1 + 1 / sessions[repeated])
 
     # A few sessions say little about one size alone, so the variances of neighbouring
-    # sizes are averaged. Row i of the matrix says which sizes are neighbours of size i.
-    # A size is also its own neighbour. Because of the small term, rounding does not
-    # exclude a size that is exactly NEIGHBOURS times as large.
-    distance = np.abs(np.log(sizes)[:, None] - np.log(sizes))
-    is_neighbour = (distance <= np.log(NEIGHBOURS) * (1 + 1e-9)) & repeated
+    # sizes are averaged.
+    is_neighbour = _neighbours(sizes) & repeated
     n_neighbours = is_neighbour.sum(axis=1)
     has_neighbours = n_neighbours > 0
+    # The mean variance of the neighbours of each size, 0 for a size without neighbours.
     local_variance = np.divide(
         (is_neighbour * variance).sum(axis=1),
         n_neighbours,
@@ -740,3 +790,16 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     drift = np.sqrt(np.where(has_neighbours, local_variance, mean_variance))
     degrees = np.where(has_neighbours, local_degrees, all_degrees).astype(float)
     return drift, degrees
+
+
+def _neighbours(sizes: Floats) -> np.ndarray:
+    """Return which sizes are close together, as a matrix of bool of shape (s, s).
+
+    Row i says which sizes are neighbours of size i. A size is also its own neighbour.
+    """
+    log_sizes = np.log(sizes)
+    # The distances of all pairs, from the shapes (s, 1) and (s,).
+    distance = np.abs(log_sizes[:, None] - log_sizes)
+    # Because of the small term, rounding does not exclude a size that is exactly
+    # NEIGHBOURS times as large.
+    return distance <= np.log(NEIGHBOURS) * (1 + 1e-9)

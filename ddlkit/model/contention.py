@@ -178,6 +178,7 @@ class Contention:
         """
         values = self.slowdowns
         if drawn:
+            # Any of the B draws may be chosen several times, as ``drawn`` can exceed B.
             chosen = np.random.default_rng(1).integers(0, len(self.draws), drawn)
             # From the shape (drawn, 2, k) to (2, drawn, k).
             values = np.moveaxis(self.draws[chosen], 1, 0)
@@ -216,12 +217,14 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
         messages during compute over their time alone.
     """
     # The mean time of each quantity in each round. The column "repeat" has the round,
-    # and "beside" says what went on at the same time.
+    # and "beside" says what went on at the same time. With values of the first two
+    # columns, `seconds[quantity, beside]` has an index of the other three.
     key = ["quantity", "beside", "bytes", "messages", "repeat"]
     seconds = rows.groupby(key)["seconds"].mean()
 
     def by_size_and_round(quantity: str, beside: str) -> pd.DataFrame:
         """Return times with a row for each size and a column for each round."""
+        # The number of messages does not distinguish these rows.
         return seconds[quantity, beside].droplevel("messages").unstack("repeat")
 
     # Compute that was timed alone has no size of messages, so only the round is left.
@@ -230,6 +233,7 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
     message_during_compute = by_size_and_round("message", COMPUTE)
     message_alone = by_size_and_round("message", NOTHING)
     rounds = compute_during_messages.columns
+    # Compute alone is the same for every size, so it divides each row by its rounds.
     ratios = np.stack(
         [
             compute_during_messages / compute_alone[rounds].to_numpy(),
@@ -240,7 +244,10 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
 
 
 def _copy_s_per_byte(rows: pd.DataFrame) -> float:
-    """Return seconds per byte to copy gradients, 0 if copies were not timed."""
+    """Return seconds per byte to copy gradients, 0 if copies were not timed.
+
+    ``rows`` are those of a table ``slowdown``.
+    """
     copies = rows[rows["quantity"] == "copy"]
     if copies.empty:
         return 0.0
@@ -248,7 +255,11 @@ def _copy_s_per_byte(rows: pd.DataFrame) -> float:
 
 
 def _bucket_s(rows: pd.DataFrame) -> float:
-    """Return the seconds that a bucket costs compute, 0 if some round shows no cost."""
+    """Return the seconds that a bucket costs compute, 0 if some round shows no cost.
+
+    ``rows`` are those of a table ``slowdown``, all of one network, batch, number of
+    ranks and link.
+    """
     # DDP was timed with one bucket, and with as many buckets as there are gradients.
     # The buckets were not sent, so iterations differ only in the number of buckets,
     # which is in the column "messages". The times of the phases of an iteration are

@@ -3,6 +3,20 @@
 The traces of all ranks are played again (`ddlkit.core.replay`), with one cause removed at
 a time. What the iteration then takes is the answer. Sums of waiting times are not: a rank
 that no longer waits for one rank may wait for another, or for the network.
+
+What all ranks do is a `ddlkit.core.replay.Schedule`: segments of work, at the ends of
+which ranks post messages or wait for them. To *play it again* is to compute from it
+when everything happens. Shapes of arrays are written with these letters:
+
+I, J
+    the iterations of the traces, and those of them that are judged: the answer is about
+    these, which a user may choose
+R
+    ranks
+S
+    segments of work in an iteration
+K
+    messages in an iteration
 """
 
 from __future__ import annotations
@@ -10,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +39,17 @@ from ddlkit.core.units import MIB, format_seconds
 from ddlkit.core.workload import Floats
 from ddlkit.formats.rank_trace import RankTrace, rank_trace
 from ddlkit.formats.trace_stream import read_trace
-from ddlkit.model.other_buckets import Buckets
+from ddlkit.model.other_buckets import Buckets, costed_messages_s, of_backward
 from ddlkit.model.ranks import LEAST_ITERATIONS, TracedTraining, training_of
 
 MOST_REPLAY_ERROR = 0.05
-"""Above this error of the replay, which is a share of the iteration, nothing is said."""
+"""If the replay misses iterations by more than this share, nothing is explained."""
+MOST_LAG = 0.25
+"""If ranks see the ends of messages this far apart, nothing is explained.
+
+It is the share by which iterations would change if all ranks saw every end at once."""
+LARGE_LAG = 0.05
+"""From this share on, a finding says how far apart ranks see the ends of messages."""
 LEAST_SHARE = 0.03
 """A rank is named only if it costs more than this share of the iteration."""
 TIMES_NEXT = 2.0
@@ -44,11 +65,13 @@ MOST_TIMES_TYPICAL = 1.5
 MOST_RANKS_TRIED = 16
 """For how many ranks the removal of each phase is played again."""
 LEAST_SIZE_RATIO = 4.0
-"""The sizes of messages tell start-up from bytes if they differ by this factor."""
+"""Start-up and time per byte are only fitted to sizes that differ by this factor."""
 MOST_REFERENCE = 1.3
 """By the reference, messages may take at most this many times as long as in the trace.
 
-It is above 1 because a link that rests between iterations may save up tokens."""
+It is above 1 because messages of a training can be faster than those of the reference: a
+link that is limited by a token bucket saves up tokens while it rests between iterations.
+"""
 LEAST_LISTED = 0.01
 """A rank is listed as a cause from this share of the iteration on."""
 LEAST_JUDGED = 4
@@ -104,11 +127,9 @@ class Remedy:
         What to change.
     with_s : float
         What the iteration would take, in seconds.
-    gain_s : float
-        The difference to the measured iteration, in seconds. It is negative where the
-        change would cost time.
-    interval_s : tuple of float
-        The interval of the gain, of nominal coverage `LEVEL`, in seconds.
+    gain_s, interval_s
+        The gain and its interval, as in `Cause`. Both are negative where the change
+        would cost time.
     """
 
     setting: str
@@ -175,7 +196,8 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as ``ddlkit explain --json`` prints it."""
-        # What only drawings need is left out.
+        # What only drawings need is left out. It is emptied first, because `asdict`
+        # makes a deep copy of everything.
         description = asdict(replace(self, timeline=None, each_s=np.zeros((2, 0))))
         del description["timeline"]
         del description["each_s"]
@@ -224,7 +246,10 @@ def explain(
     traces = [rank_trace(read_trace(path)) for path in paths]
     if len(traces) == 1:
         return bounds(traces[0], iterations)
-    startup_s = max(0.0, reference.startup_s()) if reference is not None else 0.0
+    startup_s = 0.0
+    if reference is not None:
+        # A fitted line can have a start-up below 0.
+        startup_s = max(0.0, reference.startup_s())
     return explanation(training_of(traces, startup_s), iterations, reference)
 
 
@@ -233,7 +258,7 @@ def explain(
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Iterations that were played again, and those of changed schedules.
+    """The judged iterations, with which those of changed schedules are compared.
 
     Attributes
     ----------
@@ -243,19 +268,29 @@ class Comparison:
         The same iterations played again without a change, in seconds.
     judged : ndarray of bool, shape (I,)
         Which of all iterations are judged.
+    lag_share : float
+        By which share iterations would be longer or shorter if all ranks saw the end of
+        a message at once: the median over iterations.
     resamples : ndarray of int, shape (SAMPLES, J)
-        The bootstrap samples: each row draws J of the judged iterations.
+        The bootstrap samples: each row has J positions among the judged iterations, drawn
+        with replacement.
     """
 
     measured_s: Floats
     replayed_s: Floats
     judged: np.ndarray
+    lag_share: float
     resamples: np.ndarray = field(repr=False)
 
     @classmethod
     def of(cls, training: TracedTraining, judged: np.ndarray) -> Comparison:
-        """Return the comparison of the judged iterations, shape (I,) of bool."""
+        """Return the comparison for a training.
+
+        ``judged``, shape (I,) of bool, says which of its iterations are judged.
+        """
         replayed_s = training.schedule.replay().iteration_s[judged]
+        without_lag = replace(training.schedule, lag_s=None)
+        without_lag_s = without_lag.replay().iteration_s[judged]
         n_judged = int(judged.sum())
         # The same samples serve every change, and a fixed seed makes them repeatable.
         generator = np.random.default_rng(0)
@@ -264,6 +299,7 @@ class Comparison:
             measured_s=training.measured_s[judged],
             replayed_s=replayed_s,
             judged=judged,
+            lag_share=float(np.median(np.abs(without_lag_s / replayed_s - 1))),
             resamples=resamples,
         )
 
@@ -278,10 +314,14 @@ class Comparison:
         return gains_s
 
     def interval_s(self, gains_s: Floats) -> tuple[float, float]:
-        """Return the bootstrap interval of the median gain, in seconds."""
+        """Return the bootstrap interval of the median gain, in seconds.
+
+        ``gains_s``, shape (J,), is what each judged iteration gains.
+        """
+        # Each row of ``gains_s[self.resamples]`` has the gains of one bootstrap sample.
         medians_s = np.median(gains_s[self.resamples], axis=1)
-        outside = (1 - LEVEL) / 2
-        lower_s, upper_s = np.quantile(medians_s, [outside, 1 - outside])
+        tail = (1 - LEVEL) / 2
+        lower_s, upper_s = np.quantile(medians_s, [tail, 1 - tail])
         return _without_rounding(lower_s), _without_rounding(upper_s)
 
     def cause(
@@ -291,11 +331,12 @@ class Comparison:
         rank: int | None = None,
         phase: str | None = None,
     ) -> Cause:
-        """Return a cause from what each judged iteration gains without it.
+        """Return a cause from what each judged iteration gains without it, shape (J,).
 
-        No gain is below 0, because a rank that is ready sooner could always wait. The
-        replay can show a small loss, because messages that are posted sooner can share the
-        link with others.
+        ``rank`` and ``phase`` are for a cause that is the delay of one rank. No gain is
+        below 0, because a rank that is ready sooner could always wait. The replay can
+        show a small loss, because messages that are posted sooner can share the link
+        with others.
         """
         gain_s = max(0.0, _without_rounding(np.median(gains_s)))
         lower_s, upper_s = self.interval_s(gains_s)
@@ -310,7 +351,7 @@ class Comparison:
         )
 
     def remedy(self, setting: str, gains_s: Floats) -> Remedy:
-        """Return a remedy from what each judged iteration gains by it."""
+        """Return a remedy from what each judged iteration gains by it, shape (J,)."""
         gain_s = _without_rounding(np.median(gains_s))
         return Remedy(
             setting,
@@ -354,44 +395,36 @@ def explanation(
     """
     judged = _judged(training, iterations)
     compared = Comparison.of(training, judged)
-    replay_s = float(np.median(compared.replayed_s))
-    error = float(np.median(np.abs(compared.replayed_s / compared.measured_s - 1)))
-    if error > MOST_REPLAY_ERROR:
-        raise UserError(
-            f"explain: played again, iterations are off by {error:.1%} (median; the "
-            f"typical one takes {format_seconds(replay_s)} instead of "
-            f"{format_seconds(compared.iteration_s)}): the traces hold something that "
-            "explain does not model, or the iterations are too short for it: record "
-            "longer iterations, as with a larger batch, on machines that do nothing else"
-        )
+    _refuse_wrong_replay(compared)
     if reference is not None:
         _refuse_slow_reference(training, reference)
-
-    schedule = training.schedule
-    by_rank_s = _gains_by_rank_s(training, compared)
-    named, causes = _named(training, compared, by_rank_s)
     cost = reference
     if cost is None:
         cost = _cost_of_traced_messages(training)
+
+    schedule = training.schedule
+    gains_by_rank_s = _gains_by_rank_s(training, compared)
+    causes = _causes_by_rank(training, compared, gains_by_rank_s)
+    named = _named(compared, gains_by_rank_s, causes)
     # Each cause is removed from the schedule as it was traced, by itself.
-    changes = _changes(training, cost)
-    for name, change in changes.items():
-        gains_s = compared.gains_s(change(schedule))
+    removals = _removals(training, cost)
+    for name, removal in removals.items():
+        gains_s = compared.gains_s(removal(schedule))
         if gains_s.any() or name in ALWAYS_LISTED:
             causes.append(compared.cause(name, gains_s))
     causes.sort(key=lambda cause: -cause.gain_s)
 
-    compute_s = float(np.median(schedule.work_s[judged].sum(axis=2).mean(axis=1)))
+    compute_s = _typical_work_s(schedule, judged)
     return Explanation(
         iteration_s=compared.iteration_s,
-        replay_s=replay_s,
+        replay_s=float(np.median(compared.replayed_s)),
         compute_s=compute_s,
         exposed_s=max(0.0, compared.iteration_s - compute_s),
         ranks=schedule.n_ranks,
         iterations=int(judged.sum()),
         named=named,
         causes=tuple(causes),
-        waterfall=_waterfall(schedule, compared, changes),
+        waterfall=_waterfall(schedule, compared, removals),
         remedies=tuple(_remedies(training, compared, cost)),
         messages=_described_messages(training),
         findings=tuple(_findings(training, compared, cost, reference)),
@@ -399,6 +432,38 @@ def explanation(
         timeline=schedule.timeline(_nearest_to_median(training, judged)),
         each_s=np.array([compared.measured_s, compared.replayed_s]),
     )
+
+
+def _refuse_wrong_replay(compared: Comparison) -> None:
+    """Raise UserError if the replay misses what was measured, or rests on large lags."""
+    advice = "record longer iterations on machines that do nothing else"
+    error = float(np.median(np.abs(compared.replayed_s / compared.measured_s - 1)))
+    if error > MOST_REPLAY_ERROR:
+        replay_s = float(np.median(compared.replayed_s))
+        raise UserError(
+            f"explain: played again, iterations are off by {error:.1%} (median; the "
+            f"typical one takes {format_seconds(replay_s)} instead of "
+            f"{format_seconds(compared.iteration_s)}): the traces hold something that "
+            f"explain does not model: {advice}"
+        )
+    # A replay is exact if every rank sees the ends of messages when it did. Ends that are
+    # far apart would hide in it whatever else goes on between ranks.
+    if compared.lag_share > MOST_LAG:
+        raise UserError(
+            f"explain: iterations would change by {compared.lag_share:.0%} (median) if "
+            "all ranks saw the end of a message at once, and explain does not model why "
+            f"they do not: {advice}"
+        )
+
+
+def _typical_work_s(schedule: Schedule, judged: np.ndarray) -> float:
+    """Return how long a rank works in an iteration, in seconds.
+
+    This is the mean over ranks, and the median over the judged iterations.
+    """
+    # The shape (J, R, S) becomes (J, R), the work of each rank, and then (J,).
+    work_of_rank_s = schedule.work_s[judged].sum(axis=2)
+    return float(np.median(work_of_rank_s.mean(axis=1)))
 
 
 def _findings(
@@ -409,10 +474,18 @@ def _findings(
 ) -> Iterator[Finding]:
     """Yield what was left out, what is not known, and what the numbers rest on.
 
-    ``cost`` is the reference, or else what the messages of the trace tell.
+    ``cost`` is ``reference``, or without one the cost that was fitted to the messages
+    of the trace. It is None if none could be fitted.
     """
     yield from training.findings
     yield from _slow_iterations(compared)
+    # A finding of the kind "not known" names first what the explanation lacks.
+    if compared.lag_share > LARGE_LAG:
+        text = (
+            f"why ranks see the ends of messages at different times, by which iterations "
+            f"change by {compared.lag_share:.0%} (median); no cause listed contains it"
+        )
+        yield Finding("not known", (), text)
     if cost is None:
         text = (
             "start-up and bandwidth, and other buckets: the messages of the trace do not "
@@ -420,6 +493,7 @@ def _findings(
         )
         yield Finding("not known", (), text)
     elif Buckets.of(training, cost) is None:
+        # It cannot be told which gradients each message carries.
         text = (
             "other buckets: the gradients have several types, are not all used, or do "
             "not fill the messages"
@@ -442,14 +516,22 @@ def _findings(
 
 
 def _nearest_to_median(training: TracedTraining, judged: np.ndarray) -> int:
-    """Return the position of the judged iteration that is nearest to their median."""
-    positions = np.flatnonzero(judged)
-    distance_s = training.measured_s[judged] - np.median(training.measured_s[judged])
-    return int(positions[np.abs(distance_s).argmin()])
+    """Return the index, among all I iterations, of a typical judged one.
+
+    This is the judged iteration whose time is nearest to the median of all judged ones.
+    """
+    judged_s = training.measured_s[judged]
+    nearest = np.abs(judged_s - np.median(judged_s)).argmin()
+    # ``nearest`` counts judged iterations only.
+    return int(np.flatnonzero(judged)[nearest])
 
 
 def _judged(training: TracedTraining, iterations: Sequence[int]) -> np.ndarray:
-    """Return for each iteration of a training, shape (I,), whether it is judged."""
+    """Return for each iteration of a training, shape (I,), whether it is judged.
+
+    ``iterations`` are the numbers of those to judge, and without any all are judged.
+    Raises UserError if the traces lack one of them.
+    """
     if not iterations:
         return np.ones(len(training.numbers), dtype=bool)
     unknown = sorted(set(iterations) - set(training.numbers.tolist()))
@@ -504,11 +586,13 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     others = np.arange(schedule.n_ranks) != rank
     in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
     work_s = schedule.work_s.copy()
-    # Behind a wait of all ranks, work cannot make up for work before it.
+    # Work after a wait of all ranks cannot make up for work before it, so each stretch
+    # between two waits is shortened by itself.
     for stretch in _stretches(schedule):
         chosen = stretch & in_phases
+        # The work of the other ranks, shape (I, R - 1, number of chosen segments).
         others_s = schedule.work_s[:, others][:, :, chosen]
-        work_s[:, rank, chosen] = _less_excess_s(
+        work_s[:, rank, chosen] = _without_excess_s(
             own_s=schedule.work_s[:, rank][:, chosen],
             other_s=np.median(others_s, axis=1),
             other_total_s=np.median(others_s.sum(axis=2), axis=1),
@@ -533,15 +617,17 @@ def without_waiting(schedule: Schedule) -> Schedule:
     work_s = schedule.work_s.copy()
     iterations = np.arange(len(work_s))
     phase_of_segment = np.array([segment.phase for segment in schedule.segments])
+    # As in `without_delay`, each stretch between two waits is shortened by itself.
     for stretch in _stretches(schedule):
         for phase in PHASES:
             chosen = stretch & (phase_of_segment == phase)
             chosen_s = schedule.work_s[:, :, chosen]
             totals_s = chosen_s.sum(axis=2)
-            # The work of the quickest rank of each iteration, shape (I, S').
+            # The work of the rank that is quickest in each iteration, shape (I, number
+            # of chosen segments).
             quickest_s = chosen_s[iterations, totals_s.argmin(axis=1)]
             for rank in range(schedule.n_ranks):
-                work_s[:, rank, chosen] = _less_excess_s(
+                work_s[:, rank, chosen] = _without_excess_s(
                     own_s=chosen_s[:, rank],
                     other_s=quickest_s,
                     other_total_s=totals_s.min(axis=1),
@@ -550,96 +636,109 @@ def without_waiting(schedule: Schedule) -> Schedule:
 
 
 def _stretches(schedule: Schedule) -> list[np.ndarray]:
-    """Return the segments between waits, each as an array of bool of shape (S,).
+    """Return the stretches of segments between waits, each as a mask of shape (S,).
 
-    Ranks that have waited for a message go on together. Work behind a wait cannot make
-    up for work before it. Waits in a row belong together, with the copies between them.
+    A stretch lies between two instants at which all ranks have waited for a message,
+    and go on together. Waits in a row belong together, with the copies between them.
     What follows the last wait belongs to the same stretch as the beginning of the next
     iteration, and so to the first one.
     """
-    number = 0
+    stretch = 0
     stretch_of_segment = []
     was_wait = False
     for segment in schedule.segments:
         is_wait = segment.action == WAIT
+        # A stretch begins behind the last one of some waits in a row.
         if was_wait and not is_wait:
-            number += 1
-        stretch_of_segment.append(number)
+            stretch += 1
+        stretch_of_segment.append(stretch)
         was_wait = is_wait
-    # The last stretch goes on as the first one of the next iteration.
+    # The last stretch goes on as the first one of the next iteration, and so is the
+    # same.
     numbers = np.array(stretch_of_segment)
-    numbers[numbers == number] = 0
-    return [numbers == k for k in np.unique(numbers)]
+    numbers[numbers == stretch] = 0
+    return [numbers == number for number in np.unique(numbers)]
 
 
-def _less_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> Floats:
-    """Return the work of a rank, shortened to the total that others take, shape (I, S).
+def _without_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> Floats:
+    """Return the work of a rank, made so short that its total is what others take.
 
-    ``own_s`` and ``other_s``, of that shape, are the work of the rank and of others in
-    each segment. ``other_total_s``, of shape (I,), is how long others work in all these
-    segments together. The rank is made faster in those segments only in which it is
-    slower than the others, and in each of them by the same share of the difference.
+    Work has a row for each iteration and a column for each of some segments: that of
+    the rank is ``own_s``, and that of the others is ``other_s``. ``other_total_s``, of
+    shape (I,), is how long others work in all these segments together. The rank is made
+    faster in those segments only in which it is slower than the others, and in each of
+    them by the same share of the difference. The result has the shape of ``own_s``.
     """
     slower_by_s = np.maximum(own_s - other_s, 0.0)
     all_slower_by_s = slower_by_s.sum(axis=1)
+    # No more can be taken off than the rank is slower in single segments. That can be
+    # less than the excess if the median total of others is below the total of their
+    # medians.
     excess_s = np.clip(own_s.sum(axis=1) - other_total_s, 0.0, all_slower_by_s)
+    # The share is 0, and not 0 / 0, where the rank is slower in no segment.
     share = np.divide(
         excess_s,
         all_slower_by_s,
         out=np.zeros_like(all_slower_by_s),
         where=all_slower_by_s > 0,
     )
+    # The share of each iteration holds for all its segments: shapes (I, 1) and (I,
+    # ...).
     return own_s - share[:, None] * slower_by_s
 
 
-def _changes(
+def _removals(
     training: TracedTraining, cost: MessageCost | None
 ) -> dict[str, Callable[[Schedule], Schedule]]:
-    """Return the removal of each cause, in the fixed order of the waterfall.
+    """Return for each cause a function that removes it from a schedule.
 
-    Each is a function of a schedule, so that removals can follow one another.
+    As they are functions, one removal can follow another. They are in the order of the
+    waterfall, except that it takes the buffers last.
+
+    ``cost`` is what messages cost by their size. Without it, start-up and bandwidth
+    cannot be told apart, and have no removals.
     """
-
-    def without_contention(schedule: Schedule) -> Schedule:
-        return _less_work(schedule, training.contention_s)
-
-    def without_copies(schedule: Schedule) -> Schedule:
-        return _less_work(schedule, training.copies_s)
-
-    changes: dict[str, Callable[[Schedule], Schedule]] = {
+    removals: dict[str, Callable[[Schedule], Schedule]] = {
         "waiting": without_waiting,
-        "contention": without_contention,
-        "copies": without_copies,
+        "contention": partial(_with_less_work, less_s=training.contention_s),
+        "copies": partial(_with_less_work, less_s=training.copies_s),
     }
     of_buffers = _sends_buffers(training)
     if of_buffers.any():
-        changes["buffers"] = lambda schedule: _without_messages(schedule, of_buffers)
+        removals["buffers"] = partial(_without_messages, removed=of_buffers)
     if cost is not None:
         # What exceeds the start-up of a message is the time of its bytes.
         startup_s = _most_startup_s(training, cost)
         bytes_s = np.maximum(training.schedule.message_s - startup_s, 0.0)
+        removals["start-up"] = partial(_without_startup, startup_s=startup_s)
+        removals["bandwidth"] = partial(_without_bytes, bytes_s=bytes_s)
+    return removals
 
-        def without_startup(schedule: Schedule) -> Schedule:
-            shorter_s = np.maximum(schedule.message_s - startup_s, 0.0)
-            return schedule.with_messages(shorter_s, np.zeros_like(shorter_s))
 
-        def without_bytes(schedule: Schedule) -> Schedule:
-            return schedule.with_messages(np.maximum(schedule.message_s - bytes_s, 0.0))
+def _without_startup(schedule: Schedule, startup_s: Floats) -> Schedule:
+    """Return a schedule in which messages have no start-up.
 
-        changes["start-up"] = without_startup
-        changes["bandwidth"] = without_bytes
-    return changes
+    ``startup_s``, shape (K,), is the most start-up that each message can have.
+    """
+    shorter_s = np.maximum(schedule.message_s - startup_s, 0.0)
+    return schedule.with_messages(shorter_s, np.zeros_like(shorter_s))
+
+
+def _without_bytes(schedule: Schedule, bytes_s: Floats) -> Schedule:
+    """Return a schedule without ``bytes_s``, shape (I, K), the time of messages' bytes."""
+    return schedule.with_messages(np.maximum(schedule.message_s - bytes_s, 0.0))
 
 
 def _sends_buffers(training: TracedTraining) -> np.ndarray:
     """Return for each message, shape (K,), whether it sends DDP's buffers."""
-    # Of all messages, the schedule lists those as rooted that send buffers.
+    # In a schedule, rooted messages are those that rank 0 alone sends. DDP's buffers
+    # are the only ones.
     numbers = np.arange(len(training.messages))
     return np.isin(numbers, training.schedule.rooted)
 
 
-def _less_work(schedule: Schedule, less_s: Floats) -> Schedule:
-    """Return a schedule with less work, but never less than none."""
+def _with_less_work(schedule: Schedule, less_s: Floats) -> Schedule:
+    """Return a schedule with less work by ``less_s``, shape (I, R, S), but not below 0."""
     return schedule.with_work(np.maximum(schedule.work_s - less_s, 0.0))
 
 
@@ -648,6 +747,7 @@ def _without_messages(schedule: Schedule, removed: np.ndarray) -> Schedule:
 
     ``removed``, shape (K,) of bool, says which messages these are.
     """
+    # For each message that stays, its number among those that stay.
     new_number = np.cumsum(~removed) - 1
     message_s = schedule.message_s[:, ~removed]
     startup_s = schedule.startups_s[:, ~removed]
@@ -655,7 +755,7 @@ def _without_messages(schedule: Schedule, removed: np.ndarray) -> Schedule:
     segments = []
     for segment in schedule.segments:
         if segment.action in (POST, WAIT) and removed[segment.message]:
-            # The work before a post or a wait stays.
+            # The work of the segment stays, so a mark takes the place of its action.
             segments.append(Segment(segment.phase, MARK))
         elif segment.action in (POST, WAIT):
             number = int(new_number[segment.message])
@@ -674,21 +774,23 @@ def _without_messages(schedule: Schedule, removed: np.ndarray) -> Schedule:
 def _waterfall(
     schedule: Schedule,
     compared: Comparison,
-    changes: dict[str, Callable[[Schedule], Schedule]],
+    removals: dict[str, Callable[[Schedule], Schedule]],
 ) -> tuple[tuple[str, float], ...]:
     """Return what the iteration takes as one cause after the other is removed.
 
-    The first entry is the iteration with all causes.
+    ``removals`` has a function for each cause that removes it from a schedule. The
+    first entry of the result is the iteration with all causes.
     """
     steps = [("nothing", compared.iteration_s)]
     gained_s = 0.0
-    # Buffers change the number of messages, so that they are removed last.
-    order = [name for name in changes if name != "buffers"]
-    order += [name for name in changes if name == "buffers"]
+    # Buffers are removed last. Without their messages, arrays of K messages that other
+    # removals take off would no longer fit the schedule.
+    order = [name for name in removals if name != "buffers"]
+    order += [name for name in removals if name == "buffers"]
     for name in order:
-        schedule = changes[name](schedule)
+        schedule = removals[name](schedule)
         gain_s = float(np.median(compared.gains_s(schedule)))
-        # As with single removals, no further removal costs time.
+        # As in `Comparison.cause`, no removal costs time.
         gained_s = max(gained_s, gain_s)
         steps.append((name, compared.iteration_s - gained_s))
     return tuple(steps)
@@ -710,17 +812,16 @@ def _gains_by_rank_s(training: TracedTraining, compared: Comparison) -> Floats:
     return np.array(gains_s)
 
 
-def _named(
-    training: TracedTraining, compared: Comparison, by_rank_s: Floats
-) -> tuple[dict[str, Any] | None, list[Cause]]:
-    """Return the rank and phase to name, if any, and the cause of each slow rank.
+def _causes_by_rank(
+    training: TracedTraining, compared: Comparison, gains_by_rank_s: Floats
+) -> list[Cause]:
+    """Return the causes that are the delay of one rank, the slowest rank first.
 
-    ``by_rank_s``, shape (R, J), is what judged iterations gain without the delay of each
-    rank. A rank is named if it stands out by the median gain, by the lower end of its
-    interval, and in most single iterations.
+    ``gains_by_rank_s``, shape (R, J), is what judged iterations gain without the delay
+    of each rank. Ranks that cost hardly anything are not listed.
     """
     schedule = training.schedule
-    medians_s = np.median(by_rank_s, axis=1)
+    medians_s = np.median(gains_by_rank_s, axis=1)
     order = np.argsort(-medians_s)
     causes = []
     for rank in order[:MOST_RANKS_TRIED].tolist():
@@ -732,42 +833,58 @@ def _named(
             for phase in PHASES
         }
         phase = max(phase_gains_s, key=lambda name: phase_gains_s[name])
-        causes.append(compared.cause("waiting", by_rank_s[rank], rank, phase))
+        causes.append(compared.cause("waiting", gains_by_rank_s[rank], rank, phase))
+    return causes
+
+
+def _named(
+    compared: Comparison, gains_by_rank_s: Floats, causes: Sequence[Cause]
+) -> dict[str, Any] | None:
+    """Return the rank and the phase for which the others wait, None if none stands out.
+
+    ``causes`` are those of `_causes_by_rank`, the slowest rank first. That rank is
+    named if it stands out by the median gain, by the lower end of its interval, and in
+    most single iterations. ``gains_by_rank_s``, shape (R, J), has the gains of all
+    ranks.
+    """
     if not causes or len(compared.measured_s) < LEAST_JUDGED:
-        return None, causes
-    # The ranks that cost the most, and the next most.
-    first, second, *_ = order
+        return None
     slowest = causes[0]
-    lower_s, _ = slowest.interval_s
+    medians_s = np.median(gains_by_rank_s, axis=1)
+    # The ranks that cost the most and the next most, and their gains by iteration.
+    first, second, *_ = np.argsort(-medians_s)
+    first_s = gains_by_rank_s[first]
+    second_s = gains_by_rank_s[second]
     least_s = LEAST_SHARE * compared.iteration_s
-    stands_out = (by_rank_s[first] > least_s) & (
-        by_rank_s[first] > TIMES_NEXT * by_rank_s[second]
-    )
-    is_named = (
-        lower_s > least_s
-        and medians_s[first] > TIMES_NEXT * medians_s[second]
-        and stands_out.mean() >= IN_ITERATIONS
-    )
-    if not is_named:
-        return None, causes
-    return {"rank": slowest.rank, "phase": slowest.phase}, causes
+    lower_s, _ = slowest.interval_s
+    is_surely_large = lower_s > least_s
+    is_far_ahead = medians_s[first] > TIMES_NEXT * medians_s[second]
+    # For each judged iteration, whether both hold in it.
+    stands_out = (first_s > least_s) & (first_s > TIMES_NEXT * second_s)
+    is_frequent = stands_out.mean() >= IN_ITERATIONS
+    if not (is_surely_large and is_far_ahead and is_frequent):
+        return None
+    return {"rank": slowest.rank, "phase": slowest.phase}
 
 
 # -- messages --------------------------------------------------------------------------
 
 
 def _of_gradients(training: TracedTraining) -> np.ndarray:
-    """Return for each message, shape (K,), whether it is of gradients and known size."""
-    return np.array(
-        [
-            m.in_backward and m.collective == "all_reduce" and m.n_bytes > 0
-            for m in training.messages
-        ]
-    )
+    """Return for each message, shape (K,), whether it sends gradients of known size."""
+    of_gradients = []
+    for message in training.messages:
+        sums_in_backward = message.in_backward and message.collective == "all_reduce"
+        # A size that the trace does not tell is 0.
+        of_gradients.append(sums_in_backward and message.n_bytes > 0)
+    return np.array(of_gradients)
 
 
 def _refuse_slow_reference(training: TracedTraining, reference: MessageCost) -> None:
-    """Raise UserError if messages take longer by the reference than in the trace."""
+    """Raise UserError if messages take longer by the reference than in the trace.
+
+    The reference is their cost on the idle machine, which must be the lower one.
+    """
     gradients = _of_gradients(training)
     sizes = training.message_bytes[gradients]
     traced_s = np.median(training.schedule.message_s, axis=0)[gradients]
@@ -791,7 +908,9 @@ def _cost_of_traced_messages(training: TracedTraining) -> MessageCost | None:
     sizes = training.message_bytes[gradients]
     if len(sizes) < 2 or sizes.max() < LEAST_SIZE_RATIO * sizes.min():
         return None
+    # The median of each message over iterations.
     seconds = np.median(training.schedule.message_s, axis=0)[gradients]
+    # The fit divides by these times.
     if not (seconds > 0).all():
         return None
     # Solve (alpha + beta * size) / seconds = 1, so that relative errors count. Neither the
@@ -801,6 +920,7 @@ def _cost_of_traced_messages(training: TracedTraining) -> MessageCost | None:
     if beta_s <= 0:
         return None
     if alpha_s < 0:
+        # Without a start-up, each message tells the time of a byte by itself.
         alpha_s = 0.0
         beta_s = float(np.median(seconds / sizes))
     return AlphaBeta(float(alpha_s), float(beta_s))
@@ -837,12 +957,21 @@ def _described_messages(training: TracedTraining) -> tuple[dict[str, Any], ...]:
 def _remedies(
     training: TracedTraining, compared: Comparison, cost: MessageCost | None
 ) -> Iterator[Remedy]:
-    """Yield what can be changed, with what the iteration would take then."""
+    """Yield what can be changed, with what the iteration would take then.
+
+    ``cost`` is what messages cost by their size. Without it, nothing is known of
+    another link and of other buckets.
+    """
     schedule = training.schedule
-    copies_back = any(i.copies_back for t in training.traces for i in t.iterations)
-    # Where nothing is copied back, gradients are views of buckets already.
+    copies_back = any(
+        iteration.copies_back
+        for trace in training.traces
+        for iteration in trace.iterations
+    )
+    # Where nothing is copied from buckets back into gradients, these are views of the
+    # buckets already.
     if copies_back:
-        gains_s = compared.gains_s(_less_work(schedule, training.copies_s))
+        gains_s = compared.gains_s(_with_less_work(schedule, training.copies_s))
         yield compared.remedy("gradient_as_bucket_view=True (at most)", gains_s)
     of_buffers = _sends_buffers(training)
     if of_buffers.any():
@@ -850,18 +979,44 @@ def _remedies(
         yield compared.remedy("broadcast_buffers=False", gains_s)
     if cost is None:
         return
-    startup_s = _most_startup_s(training, cost)
-    # Twice the rate halves the time of bytes and leaves the start-up.
-    bytes_s = np.maximum(schedule.message_s - startup_s, 0.0)
-    faster = schedule.with_messages(schedule.message_s - bytes_s / 2)
-    yield compared.remedy("a link of twice the rate", compared.gains_s(faster))
+    yield compared.remedy(
+        "a link of twice the rate", _gains_of_link_s(training, compared, cost)
+    )
     yield from _bucket_remedies(training, compared, cost)
+
+
+def _gains_of_link_s(
+    training: TracedTraining, compared: Comparison, cost: MessageCost
+) -> Floats:
+    """Return what judged iterations gain by a link of twice the rate, shape (J,).
+
+    Seconds. Twice the rate halves the time of bytes and leaves the start-up.
+    """
+    schedule = training.schedule
+    current_s = schedule.message_s
+    if schedule.in_flight > 1:
+        # Messages that share a link do not share it quite equally. Their sum is in the
+        # trace, and how it is divided among them is better known from their cost.
+        current_s = current_s.copy()
+        sizes = training.message_bytes[of_backward(training)]
+        current_s[:, of_backward(training)] = costed_messages_s(training, cost, sizes)
+    bytes_s = np.maximum(current_s - _most_startup_s(training, cost), 0.0)
+    now_s = schedule.with_messages(current_s).replay().iteration_s
+    then_s = schedule.with_messages(current_s - bytes_s / 2).replay().iteration_s
+    gained_s: Floats = (now_s - then_s)[compared.judged]
+    return gained_s
 
 
 def _bucket_remedies(
     training: TracedTraining, compared: Comparison, cost: MessageCost
 ) -> Iterator[Remedy]:
-    """Yield the best choices of other buckets, as far as they gain anything."""
+    """Yield the best choices of other buckets, as far as they gain anything.
+
+    ``cost`` is what messages of other sizes take.
+
+    These are at most `MOST_BUCKETS` of DDP's default, of other caps on the size of a
+    bucket, and of the best buckets that a list of caps can impose.
+    """
     buckets = Buckets.of(training, cost)
     if buckets is None:
         # `_findings` says that nothing is known of other buckets.
@@ -872,6 +1027,7 @@ def _bucket_remedies(
     plans["the exact buckets (bucket_cap_mb_list)"] = exact(buckets.workload, cost)
     gains_by_setting: dict[str, Floats] = {}
     # Several caps can give the same buckets, or those that the training has already.
+    # Buckets are the same if they end behind the same gradients.
     tried: list[tuple[int, ...]] = [buckets.current.ends]
     for setting, plan in plans.items():
         if plan.ends not in tried:
@@ -889,7 +1045,7 @@ def _bucket_remedies(
 
 
 def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
-    """Return what the trace of a single rank says: bounds.
+    """Return bounds of what waiting costs, which is all that one rank's trace tells.
 
     Parameters
     ----------
@@ -901,8 +1057,8 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     Returns
     -------
     Explanation
-        Without a named rank. What the rank waited may be the time of messages, the
-        lateness of other ranks, or both.
+        Without a named rank. Its only cause is "waiting". What the rank waited may be the
+        time of messages, the lateness of other ranks, or both.
 
     Raises
     ------
@@ -912,12 +1068,13 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     if trace.ranks == 1:
         raise UserError(f"{trace.source}: a training of one rank sends no messages")
     # If this rank had trained alone, no message would have waited for another rank. All
-    # waiting then counts as time of messages, and is gained if these take none.
+    # waiting then counts as time of messages, and is gained if these take none. One
+    # iteration is enough for bounds.
     alone = training_of([replace(trace, rank=0, ranks=1)], least_iterations=1)
     judged = _judged(alone, iterations)
     compared = Comparison.of(alone, judged)
     schedule = alone.schedule
-    compute_s = float(np.median(schedule.work_s[judged].sum(axis=2).mean(axis=1)))
+    compute_s = _typical_work_s(schedule, judged)
     without_messages = schedule.with_messages(np.zeros_like(schedule.message_s))
     gains_s = compared.gains_s(without_messages)
     gain_s = float(np.median(gains_s))
@@ -932,21 +1089,6 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         # Other ranks may have cost nothing, or all of it.
         interval_s=(0.0, upper_s),
     )
-    missing = "the traces of the other ranks"
-    if trace.ranks:
-        missing = f"the traces of the other {trace.ranks - 1} of {trace.ranks} ranks"
-    findings = [
-        *alone.findings,
-        Finding(
-            "not known",
-            (),
-            f"{missing}: waiting costs at most {format_seconds(upper_s)} an iteration, "
-            "and may be the time of messages or the lateness of other ranks",
-        ),
-    ]
-    if judged.sum() < LEAST_ITERATIONS:
-        text = f"{judged.sum()} iterations are too few for an interval"
-        findings.append(Finding("not known", (), text))
     return Explanation(
         iteration_s=compared.iteration_s,
         replay_s=float(np.median(compared.replayed_s)),
@@ -959,6 +1101,31 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         waterfall=(),
         remedies=(),
         messages=_described_messages(alone),
-        findings=tuple(findings),
+        findings=(
+            *alone.findings,
+            *_findings_of_one_rank(trace, int(judged.sum()), upper_s),
+        ),
         device=trace.device,
     )
+
+
+def _findings_of_one_rank(
+    trace: RankTrace, n_judged: int, most_waiting_s: float
+) -> Iterator[Finding]:
+    """Yield what the trace of one rank does not tell.
+
+    ``most_waiting_s`` is what waiting costs an iteration at most, by ``n_judged``
+    iterations.
+    """
+    missing = "the traces of the other ranks"
+    # A trace that does not say how many ranks there were has 0 for it.
+    if trace.ranks:
+        missing = f"the traces of the other {trace.ranks - 1} of {trace.ranks} ranks"
+    text = (
+        f"{missing}: waiting costs at most {format_seconds(most_waiting_s)} an "
+        "iteration, and may be the time of messages or the lateness of other ranks"
+    )
+    yield Finding("not known", (), text)
+    if n_judged < LEAST_ITERATIONS:
+        text = f"{n_judged} iterations are too few for an interval"
+        yield Finding("not known", (), text)

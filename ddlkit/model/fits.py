@@ -108,6 +108,7 @@ def compare(
     """
     import pandas as pd
 
+    # All names once, in their order: the candidates of "auto" first.
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
     held_out = errors_by_form(names, sizes, seconds)
     # The other forms are shown, but "auto" does not choose them.
@@ -130,18 +131,22 @@ def compare(
             # Only the chosen form and those that were asked for must have a fit.
             if form in (chosen, *forms):
                 raise
-        # A form that needs every size has no errors at held-out sizes. The median and
-        # the maximum of an empty series are NaN.
-        errors = pd.Series(dtype=float)
+        # A form that needs every size has no errors at held-out sizes.
+        errors: ArrayLike = ()
         if form in held_out:
-            errors = pd.Series(np.abs(held_out[form].errors), dtype=float)
-        rows[form] = {
-            "sizes": len(errors),
-            "median": errors.median(),
-            "worst": errors.max(),
-        }
+            errors = np.abs(held_out[form].errors)
+        rows[form] = _summary_of_errors(errors)
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
     return Comparison(table, fits, chosen, why)
+
+
+def _summary_of_errors(errors: ArrayLike) -> dict[str, float]:
+    """Return a row of `Comparison.table` from absolute errors at held-out sizes."""
+    import pandas as pd
+
+    # The median and the maximum of an empty series are NaN.
+    series = pd.Series(errors, dtype=float)
+    return {"sizes": len(series), "median": series.median(), "worst": series.max()}
 
 
 def table_cost(rows: DataFrame, workers: int) -> MessageCost:
@@ -271,6 +276,9 @@ def _is_size(value: Any) -> bool:
 def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
     """Yield a warning if a cost was probably fitted to several kinds of messages.
 
+    Such messages have, for example, different links or numbers of ranks. At each size
+    the curve then passes close to the median, and single rows are far from it.
+
     Parameters
     ----------
     fitted : mapping
@@ -281,11 +289,11 @@ def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
     str
         A warning, if the median relative error of single rows is above 1%, and more
         than ten times the median error at sizes that are held out of the fit. At a
-        held-out size, the error is that of the median of its rows. So the curve passes
-        close to the medians, and the rows of one size differ among themselves.
+        held-out size, the error is that of the median of its rows.
     """
     error = fitted["median_abs_relative_error"]
     held_out_error = fitted["median_abs_held_out_error"]
+    # With too few sizes to hold one out, this error is None.
     if held_out_error is not None and error > max(10 * held_out_error, 0.01):
         yield (
             f"half of the rows are off by {error:.1%} and more, medians of sizes held "
@@ -345,15 +353,15 @@ def strange_times(
     """
     row_sizes = np.asarray(sizes, float)
     row_seconds = np.asarray(seconds, float)
+    # The distinct sizes, and the times of each of them.
     distinct, groups = grouped(row_sizes, row_seconds)
     medians_s = np.array([np.median(group) for group in groups])
     outlier = _outlier(distinct, medians_s)
     if outlier is not None:
         # `_outlier` never returns the first or the last size, so both neighbours exist.
-        smaller, strange, larger = (
-            _size_and_time(distinct[row], medians_s[row])
-            for row in (outlier - 1, outlier, outlier + 1)
-        )
+        smaller = _size_and_time(distinct[outlier - 1], medians_s[outlier - 1])
+        strange = _size_and_time(distinct[outlier], medians_s[outlier])
+        larger = _size_and_time(distinct[outlier + 1], medians_s[outlier + 1])
         size = format_bytes(distinct[outlier])
         yield (
             f"{strange}, but {smaller} and {larger}: "
@@ -398,7 +406,8 @@ def _size_and_time(n_bytes: float, seconds: float) -> str:
 def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
     """Return the index of the size that is strangest compared with its neighbours.
 
-    The result is None if no size is strangely slow or fast.
+    ``sizes``, shape (s,), increase, and ``medians_s`` has the median time of each of
+    them. The result is None if no size is strangely slow or fast.
 
     A size is slow if three things hold. It takes FAR_OFF times as long as a line
     between its neighbours predicts, in the logarithms of size and time. It takes
@@ -414,10 +423,12 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
         return None
     log_sizes = np.log(sizes)
     log_s = np.log(medians_s)
-    # Logarithms of the times of each inner size and of its two neighbours.
+    # Logarithms of the times of each inner size and of its two neighbours. All arrays
+    # below have an element for each inner size.
     smaller = log_s[:-2]
     inner = log_s[1:-1]
     larger = log_s[2:]
+    # Where each inner size lies between its neighbours: from 0 to 1.
     share = (log_sizes[1:-1] - log_sizes[:-2]) / (log_sizes[2:] - log_sizes[:-2])
     interpolated = smaller + share * (larger - smaller)
     slow_limits = (interpolated + np.log(FAR_OFF), smaller + np.log(TOO_SLOW), larger)
@@ -436,14 +447,16 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
 def _fall(sizes: Floats, medians_s: Floats) -> Iterator[str]:
     """Yield a warning if a smaller size takes TOO_SLOW times as long as a larger one.
 
-    The warning names the pair of sizes with the largest ratio.
+    The warning names the pair of sizes with the largest ratio. ``sizes``, shape (s,),
+    increase, and ``medians_s`` has the median time of each of them.
     """
-    # The longest time of each size and of all smaller ones.
+    # For each size, the longest time among it and all smaller sizes.
     slowest_so_far = np.maximum.accumulate(medians_s)
     ratios = slowest_so_far / medians_s
     larger = int(np.argmax(ratios))
     if ratios[larger] < TOO_SLOW:
         return
+    # The ratio is above 1, so a smaller size has the longest time.
     smaller = int(np.argmax(medians_s[:larger]))
     yield (
         "smaller messages take longer than larger ones: "
@@ -454,8 +467,12 @@ def _fall(sizes: Floats, medians_s: Floats) -> Iterator[str]:
 
 
 def _far_off_held_out(form: str, sizes: Floats, seconds: Floats) -> Iterator[str]:
-    """Yield a warning if a form is off by MOST_HELD_OUT at sizes held out of its fit."""
+    """Yield a warning if a form is off by MOST_HELD_OUT at sizes held out of its fit.
+
+    ``sizes`` and ``seconds`` are the size and the time of each measured message.
+    """
     held_out = held_out_errors(form, sizes, seconds)
+    # With too few sizes, none is held out.
     if not held_out.sizes.size or held_out.median <= MOST_HELD_OUT:
         return
     worst = int(np.argmax(np.abs(held_out.errors)))
@@ -541,9 +558,10 @@ def doubts_of_devices(device: str, measured: Measured) -> Iterator[str]:
     str
         The warning.
     """
+    if device in ("", "unknown") or measured.devices is None:
+        return
     computed_on = "processors" if device == "cpu" else "GPUs"
-    device_known = device not in ("", "unknown")
-    if device_known and measured.devices not in (None, computed_on):
+    if measured.devices != computed_on:
         yield (
             f"the profile is of {computed_on} ({device}), the messages were timed "
             f"between {measured.devices}: measure both on the same devices"
@@ -586,14 +604,20 @@ def doubts_of_units(
 
 
 def _not_measured(measured: Measured, sizes: Floats) -> Floats:
-    """Return those of the sizes that are outside the measured ones, all in bytes."""
+    """Return those of the sizes that are outside the measured ones, all in bytes.
+
+    If the measured sizes are not known, none is outside.
+    """
     if measured.from_bytes is None or measured.to_bytes is None:
-        return sizes[:0]
+        return np.empty(0)
     return sizes[(sizes < measured.from_bytes) | (sizes > measured.to_bytes)]
 
 
 def _measured_range(measured: Measured) -> str:
-    """Return the smallest and the largest measured size in words."""
+    """Return the smallest and the largest measured size in words.
+
+    Callers have found sizes outside them, so both are known.
+    """
     assert measured.from_bytes is not None
     assert measured.to_bytes is not None
     return f"{format_bytes(measured.from_bytes)} to {format_bytes(measured.to_bytes)}"
@@ -601,5 +625,6 @@ def _measured_range(measured: Measured) -> str:
 
 def _format_range(lower: float, upper: float) -> str:
     """Return two sizes as text, or one if they look alike."""
+    # A dict keeps the order, and a text that is there already once.
     sizes = dict.fromkeys([format_bytes(lower), format_bytes(upper)])
     return " to ".join(sizes)

@@ -1,11 +1,14 @@
 """A traced training whose gradients are sent in other buckets.
 
-The readiness of each gradient on each rank is in the traces, so that the posts of any
-buckets follow. What messages of other sizes take is a cost.
+The traces say when each gradient is ready on each rank, and so when any other bucket
+would be posted. What messages of other sizes take is computed from a cost. Shapes of
+arrays are written with I iterations, R ranks, S segments of work, K messages, n
+gradients, and G buckets of a plan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,8 +32,8 @@ class Buckets:
     cost : MessageCost
         What a message costs by its size.
     ready_s : ndarray, shape (I, R, n)
-        When each gradient is ready on each rank, in seconds of work from the start of
-        backward.
+        When each of n gradients is ready on each rank, in seconds of work from the start
+        of backward.
     workload : Workload
         The gradients, with the median readiness of the slowest rank.
     current : FusionPlan
@@ -45,46 +48,38 @@ class Buckets:
 
     @classmethod
     def of(cls, training: TracedTraining, cost: MessageCost) -> Buckets | None:
-        """Return the buckets of a training, None if the gradients do not tell them."""
+        """Return the buckets of a training, or None if they cannot be told.
+
+        They cannot be told if gradients have several types, if an iteration lacks
+        gradients that others have, or if gradients do not fill the messages.
+        """
         first = training.traces[0].iterations[0]
         sizes = [gradient.n_bytes for gradient in first.gradients]
-        sent = [m.n_bytes for m in training.messages if m.in_backward]
         # Gradients of several types travel in buckets of their own, and so do not follow
         # one another in the order of their readiness.
-        n_types = len({gradient.dtype for gradient in first.gradients})
-        if n_types != 1 or sum(sent) != sum(sizes):
+        types = {gradient.dtype for gradient in first.gradients}
+        if len(types) != 1:
             return None
-        # Each message must end with the last byte of a gradient.
-        bytes_ready = np.cumsum(sizes)
-        bytes_sent = np.cumsum(sent)
-        if not np.isin(bytes_sent, bytes_ready).all():
+        sent = [m.n_bytes for m in training.messages if m.in_backward]
+        ends = _ends_of_buckets(sizes, sent)
+        if ends is None:
             return None
-        # The end of a bucket is exclusive: the number of the gradient behind it.
-        ends = np.searchsorted(bytes_ready, bytes_sent) + 1
-        ready_s = []
-        for trace in training.traces:
-            ready_of_rank_s = []
-            for iteration in trace.iterations:
-                if [g.n_bytes for g in iteration.gradients] != sizes:
-                    return None
-                instants_s = _ready_s(iteration)
-                ready_of_rank_s.append(instants_s - iteration.forward_end_s)
-            ready_s.append(ready_of_rank_s)
-        # Ranks come first in ``ready_s``, and iterations first in the result.
-        by_iteration_s = np.maximum(np.array(ready_s).transpose(1, 0, 2), 0.0)
-        by_iteration_s = np.maximum.accumulate(by_iteration_s, axis=2)
-        slowest_rank_s = by_iteration_s.max(axis=1)
-        typical_s = np.median(slowest_rank_s, axis=0)
+        ready_s = _ready_of_all_s(training, sizes)
+        if ready_s is None:
+            return None
+        # A message begins when the last rank has posted it, so plans are made for the
+        # slowest rank of each iteration. The median over iterations is a typical one.
+        typical_s = np.median(ready_s.max(axis=1), axis=0)
+        # What a workload states of backward is the time from one gradient to the next.
         backward_s = np.maximum(np.diff(typical_s, prepend=0.0), 0.0)
         # Nothing is planned for forward, so its time is left out.
         workload = Workload.from_arrays(0.0, backward_s, sizes)
-        current = FusionPlan("traced", tuple(ends.tolist()))
         return cls(
             training=training,
             cost=cost,
-            ready_s=by_iteration_s,
+            ready_s=ready_s,
             workload=workload,
-            current=current,
+            current=FusionPlan("traced", ends),
         )
 
     def schedule(self, plan: FusionPlan) -> Schedule:
@@ -94,64 +89,63 @@ class Buckets:
         except that the messages behind them get other numbers.
         """
         old = self.training.schedule
-        is_post = [s.action == POST and s.phase == "backward" for s in old.segments]
-        n_old = sum(is_post)
-        n_new = len(plan.ends)
-        first = is_post.index(True)
-        # So many messages are posted before backward.
-        n_before = old.segments[first].message
-        # The posts, and the mark of the end of backward behind them. Then the wait for
-        # each message, and the mark behind the last copy.
-        posting = slice(first, first + n_old + 1)
-        copying = slice(posting.stop, posting.stop + n_old + 1)
-        # Marks have no message: their number is negative and stays.
-        renumbered = tuple(
-            s._replace(message=s.message + n_new - n_old) if s.message >= 0 else s
-            for s in old.segments[copying.stop :]
-        )
-        segments = (
-            *old.segments[:first],
-            *(Segment("backward", POST, n_before + g) for g in range(n_new)),
-            Segment("backward", MARK),
-            *(Segment("backward", WAIT, n_before + g) for g in range(n_new)),
-            Segment("backward", MARK),
-            *renumbered,
-        )
-
-        # A bucket is posted when its last gradient is ready.
-        posted_s = self.ready_s[:, :, np.array(plan.ends) - 1]
-        until_post_s = np.diff(posted_s, axis=2, prepend=0.0)
-        backward_s = old.work_s[:, :, posting].sum(axis=2)
-        after_last_post_s = np.maximum(backward_s - posted_s[:, :, -1], 0.0)
-        # The time of copying is divided among the buckets in proportion to their bytes.
+        backward = _BackwardSegments.of(old)
         n_bytes = plan.group_bytes(self.workload).astype(float)
-        copied_s = old.work_s[:, :, copying].sum(axis=2)
-        copies_s = copied_s[:, :, None] * n_bytes / n_bytes.sum()
-        # Before the first wait nothing is copied.
-        no_copy_s = np.zeros((*copied_s.shape, 1))
-        work_s = np.concatenate(
-            [
-                old.work_s[:, :, :first],
-                until_post_s,
-                after_last_post_s[:, :, None],
-                no_copy_s,
-                copies_s,
-                old.work_s[:, :, copying.stop :],
-            ],
-            axis=2,
-        )
-        message_s = self._message_s(n_bytes, n_before, n_old)
+        before_s = old.message_s[:, : backward.messages.start]
+        new_s = costed_messages_s(self.training, self.cost, n_bytes)
+        behind_s = old.message_s[:, backward.messages.stop :]
+        message_s = np.concatenate([before_s, new_s, behind_s], axis=1)
         startup_s = None
         if old.startups_s.any():
             # Every message has the same start-up, whatever its size.
             startup_s = np.minimum(old.startups_s.max(), message_s)
+        # Messages behind those of backward move by as many as backward has more.
+        added = len(plan.ends) - backward.n_messages
+        first = backward.messages.start
+        rooted = tuple(k if k < first else k + added for k in old.rooted)
         return replace(
             old,
-            segments=segments,
-            work_s=work_s,
+            segments=_with_messages(old.segments, backward, len(plan.ends)),
+            work_s=self._work_s(plan, backward, n_bytes),
             message_s=message_s,
             startup_s=startup_s,
-            rooted=tuple(k if k < n_before else k + n_new - n_old for k in old.rooted),
+            rooted=rooted,
+            lag_s=_lags_s(old.lags_s, backward.messages, len(plan.ends)),
+        )
+
+    def _work_s(
+        self, plan: FusionPlan, backward: _BackwardSegments, n_bytes: Floats
+    ) -> Floats:
+        """Return how long ranks work in each segment with the buckets of ``plan``.
+
+        ``backward`` says where backward is in the schedule of the trace. The result has
+        the shape (I, R, number of segments), in seconds. ``n_bytes``, shape (G,), has
+        the sizes of the buckets.
+        """
+        old_s = self.training.schedule.work_s
+        # A bucket is posted when its last gradient is ready. An end is exclusive, hence
+        # the index before it.
+        posted_s = self.ready_s[:, :, np.array(plan.ends) - 1]
+        until_post_s = np.diff(posted_s, axis=2, prepend=0.0)
+        backward_s = old_s[:, :, backward.posting].sum(axis=2)
+        after_last_post_s = np.maximum(backward_s - posted_s[:, :, -1], 0.0)
+        # The time of copying, shape (I, R), is divided among the buckets in proportion
+        # to their bytes, which gives the shape (I, R, G).
+        copied_s = old_s[:, :, backward.copying].sum(axis=2)
+        copies_s = copied_s[:, :, None] * n_bytes / n_bytes.sum()
+        # Before the first wait nothing is copied.
+        no_copy_s = np.zeros((*copied_s.shape, 1))
+        # In the order of segments that `_with_messages` returns.
+        return np.concatenate(
+            [
+                old_s[:, :, : backward.posting.start],
+                until_post_s,
+                after_last_post_s[:, :, None],
+                no_copy_s,
+                copies_s,
+                old_s[:, :, backward.copying.stop :],
+            ],
+            axis=2,
         )
 
     def gains_s(self, plan: FusionPlan, judged: np.ndarray) -> Floats:
@@ -166,37 +160,196 @@ class Buckets:
         gained_s: Floats = (now_s - then_s)[judged]
         return gained_s
 
-    def _message_s(self, n_bytes: Floats, n_before: int, n_old: int) -> Floats:
-        """Return how long messages take if those of backward have other sizes.
 
-        The result has shape (I, K), in seconds. ``n_bytes`` are the new sizes. Before
-        backward come ``n_before`` messages, and in the trace it has ``n_old`` messages.
+def of_backward(training: TracedTraining) -> slice:
+    """Return which messages of a training are posted in backward.
 
-        In a training, messages can take longer or shorter than their cost. This difference
-        is a factor on their start-ups if these make up most of the cost, and otherwise a
-        factor on the time of their bytes.
-        """
-        old = self.training.schedule.message_s
-        gradients = slice(n_before, n_before + n_old)
-        old_bytes = self.training.message_bytes[gradients]
-        startup_s = max(0.0, self.cost.startup_s())
-        old_startup_s = np.minimum(startup_s, self.cost(old_bytes)).sum()
-        old_wire_s = np.asarray(self.cost(old_bytes)).sum() - old_startup_s
-        taken_s = old[:, gradients].sum(axis=1)
-        startup_factor = np.ones_like(taken_s)
-        wire_factor = np.ones_like(taken_s)
-        if old_startup_s > old_wire_s:
-            startup_factor = np.maximum(taken_s - old_wire_s, 0.0) / old_startup_s
-        else:
-            wire_factor = np.maximum(taken_s - old_startup_s, 0.0) / old_wire_s
-        new_startup_s = np.minimum(startup_s, self.cost(n_bytes))
-        new_wire_s = np.asarray(self.cost(n_bytes)) - new_startup_s
-        new_s = (
-            startup_factor[:, None] * new_startup_s + wire_factor[:, None] * new_wire_s
+    What is posted between two messages of backward counts as one of them.
+    """
+    numbers = [k for k, m in enumerate(training.messages) if m.in_backward]
+    return slice(numbers[0], numbers[-1] + 1)
+
+
+def costed_messages_s(
+    training: TracedTraining, cost: MessageCost, n_bytes: Floats
+) -> Floats:
+    """Return how long the messages of backward would take if they had other sizes.
+
+    Parameters
+    ----------
+    training : TracedTraining
+        The training.
+    cost : MessageCost
+        What a message costs by its size.
+    n_bytes : ndarray, shape (G,)
+        The sizes, in bytes.
+
+    Returns
+    -------
+    ndarray, shape (I, G)
+        Seconds in each iteration.
+
+    Notes
+    -----
+    In a training, messages can take longer or shorter than their cost. This difference is
+    a factor on their start-ups if these make up most of the cost, and otherwise a factor
+    on the time of their bytes. Each iteration has a factor of its own, for all its
+    messages: what they took together is known better than what each of them took, because
+    messages that share a link do not share it quite equally.
+    """
+    traced = of_backward(training)
+    traced_bytes = training.message_bytes[traced]
+    startup_s = max(0.0, cost.startup_s())
+    # What all messages of backward in the trace cost together: start-ups, and the rest,
+    # which is the time of their bytes.
+    startup_sum_s = np.minimum(startup_s, cost(traced_bytes)).sum()
+    wire_sum_s = np.asarray(cost(traced_bytes)).sum() - startup_sum_s
+    # What they took together in each iteration, shape (I,).
+    traced_sum_s = training.schedule.message_s[:, traced].sum(axis=1)
+    startup_factor = np.ones_like(traced_sum_s)
+    wire_factor = np.ones_like(traced_sum_s)
+    if startup_sum_s > wire_sum_s:
+        startup_factor = np.maximum(traced_sum_s - wire_sum_s, 0.0) / startup_sum_s
+    else:
+        wire_factor = np.maximum(traced_sum_s - startup_sum_s, 0.0) / wire_sum_s
+    new_startup_s = np.minimum(startup_s, cost(n_bytes))
+    new_wire_s = np.asarray(cost(n_bytes)) - new_startup_s
+    # A row for each iteration, and a column for each new message.
+    new_s: Floats = (
+        startup_factor[:, None] * new_startup_s + wire_factor[:, None] * new_wire_s
+    )
+    return new_s
+
+
+def _lags_s(traced_s: Floats, in_backward: slice, n_messages: int) -> Floats:
+    """Return how late ranks see the ends of messages, shape (I, R, number of messages).
+
+    ``traced_s``, shape (I, R, K), has these lags in the trace. ``in_backward`` says which
+    messages are replaced by ``n_messages`` others, behind which a rank is as late as
+    behind the replaced ones (median).
+    """
+    typical_s = np.median(traced_s[:, :, in_backward], axis=2, keepdims=True)
+    new_s = np.repeat(typical_s, n_messages, axis=2)
+    before_s = traced_s[:, :, : in_backward.start]
+    behind_s = traced_s[:, :, in_backward.stop :]
+    return np.concatenate([before_s, new_s, behind_s], axis=2)
+
+
+@dataclass(frozen=True)
+class _BackwardSegments:
+    """Where backward posts, awaits and copies its buckets in a schedule.
+
+    Attributes
+    ----------
+    posting : slice
+        The segments that end with a post, and the one up to the end of backward.
+    copying : slice
+        The segments that end with a wait for a bucket, and the last copy behind them.
+    messages : slice
+        The messages of backward.
+    """
+
+    posting: slice
+    copying: slice
+    messages: slice
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> _BackwardSegments:
+        """Return where the backward of a traced training is in its schedule."""
+        is_post = [
+            segment.action == POST and segment.phase == "backward"
+            for segment in schedule.segments
+        ]
+        n_messages = sum(is_post)
+        first = is_post.index(True)
+        first_message = schedule.segments[first].message
+        # The posts, and the mark of the end of backward behind them. Then the wait for
+        # each message, and the mark behind the last copy.
+        posting = slice(first, first + n_messages + 1)
+        copying = slice(posting.stop, posting.stop + n_messages + 1)
+        return cls(
+            posting=posting,
+            copying=copying,
+            messages=slice(first_message, first_message + n_messages),
         )
-        return np.concatenate(
-            [old[:, :n_before], new_s, old[:, n_before + n_old :]], axis=1
-        )
+
+    @property
+    def n_messages(self) -> int:
+        """Return how many messages backward sends."""
+        return self.messages.stop - self.messages.start
+
+
+def _with_messages(
+    segments: Sequence[Segment], backward: _BackwardSegments, n_messages: int
+) -> tuple[Segment, ...]:
+    """Return the segments of a schedule whose backward sends ``n_messages`` messages.
+
+    Of ``segments``, those of ``backward`` are made anew, in the order in which
+    `ddlkit.model.ranks` makes them. All others stay, but for the numbers of messages
+    behind those of backward.
+    """
+    first = backward.messages.start
+    added = n_messages - backward.n_messages
+    behind = []
+    for segment in segments[backward.copying.stop :]:
+        # Marks have no message: their number is negative and stays.
+        if segment.message >= 0:
+            segment = segment._replace(message=segment.message + added)
+        behind.append(segment)
+    return (
+        *segments[: backward.posting.start],
+        *(Segment("backward", POST, first + g) for g in range(n_messages)),
+        Segment("backward", MARK),
+        *(Segment("backward", WAIT, first + g) for g in range(n_messages)),
+        Segment("backward", MARK),
+        *behind,
+    )
+
+
+def _ends_of_buckets(
+    gradient_bytes: Sequence[int], message_bytes: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Return where the bucket of each message ends, by the sizes alone.
+
+    The sizes of gradients and of messages are in the order of backward. The end of a
+    bucket is exclusive: the number of the gradient behind it. The result is None if the
+    gradients do not fill the messages, or if a message does not end with the last byte
+    of a gradient.
+    """
+    bytes_ready = np.cumsum(gradient_bytes)
+    bytes_sent = np.cumsum(message_bytes)
+    if sum(message_bytes) != sum(gradient_bytes):
+        return None
+    if not np.isin(bytes_sent, bytes_ready).all():
+        return None
+    # The index of the gradient that ends where each message ends.
+    last = np.searchsorted(bytes_ready, bytes_sent)
+    return tuple((last + 1).tolist())
+
+
+def _ready_of_all_s(
+    training: TracedTraining, gradient_bytes: Sequence[int]
+) -> Floats | None:
+    """Return when each gradient is ready, shape (I, R, n), in seconds of work.
+
+    Time 0 is the start of backward. The result is None if an iteration of some rank has
+    other gradients than ``gradient_bytes``.
+    """
+    ready_of_ranks_s = []
+    for trace in training.traces:
+        ready_of_rank_s = []
+        for iteration in trace.iterations:
+            sizes = [gradient.n_bytes for gradient in iteration.gradients]
+            if sizes != list(gradient_bytes):
+                return None
+            instants_s = _ready_s(iteration)
+            ready_of_rank_s.append(instants_s - iteration.forward_end_s)
+        ready_of_ranks_s.append(ready_of_rank_s)
+    # Ranks come first in the list, and iterations first in the result.
+    ready_s = np.array(ready_of_ranks_s).transpose(1, 0, 2)
+    # A gradient cannot be sent before those in front of it.
+    in_order_s: Floats = np.maximum.accumulate(np.maximum(ready_s, 0.0), axis=2)
+    return in_order_s
 
 
 def _ready_s(iteration: RankIteration) -> Floats:
@@ -205,6 +358,7 @@ def _ready_s(iteration: RankIteration) -> Floats:
     A gradient can be sent when DDP has copied it into its bucket.
     """
     instants_s = [gradient.ready_s for gradient in iteration.gradients]
+    # Traces can lack the copies. They count if there is one for each gradient.
     if len(iteration.copies_into) == len(instants_s):
         instants_s = [copy.end_s for copy in iteration.copies_into]
     return np.array(instants_s)

@@ -189,6 +189,7 @@ def forecast(
     """
     cost = communication.cost
     contention = communication.contention
+    # A sparse message sends selected elements, and selecting them takes compute.
     if cost.selects:
         selection_s = cost.selection_s(plan.group_bytes(workload))
         workload = with_selection(workload, plan, selection_s)
@@ -215,6 +216,7 @@ def forecast(
 
 
 def _interval(draws_s: Floats, level: float) -> tuple[float, float]:
+    """Return the interval that has the share ``level`` of the draws, as two numbers."""
     lower_s, upper_s = interval(draws_s, level)
     return float(lower_s), float(upper_s)
 
@@ -261,7 +263,7 @@ def draw_iterations(
     message_factors: Floats | float = 1.0
     if communication.noise is not None:
         # Noise was measured by the bytes that are sent. A sparse group sends only the
-        # selected share of its bytes.
+        # selected share of its bytes, and the cost of a dense one has no density.
         density = getattr(iteration.cost, "density", 1.0)
         sent_bytes = iteration.group_bytes * density
         message_factors = communication.noise.factors(
@@ -324,6 +326,8 @@ def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
 def issue_share(samples: DataFrame) -> float:
     """Return the time to issue an iteration on the host over its time on the GPU.
 
+    To issue an iteration is to start all its kernels, which the GPU runs later.
+
     Parameters
     ----------
     samples : DataFrame
@@ -335,8 +339,9 @@ def issue_share(samples: DataFrame) -> float:
         The ratio of the two medians. Near 1 the host limits the iteration, and far
         below 1 the GPU does. NaN if issuing was not timed.
     """
-    median = samples.groupby("quantity")["seconds"].median()
-    return float(median.get("issue", math.nan) / median["unhooked_iteration"])
+    median_s = samples.groupby("quantity")["seconds"].median()
+    # "unhooked" iterations ran without the hooks that time single layers.
+    return float(median_s.get("issue", math.nan) / median_s["unhooked_iteration"])
 
 
 def scatter_of(samples: DataFrame) -> Floats:
@@ -352,6 +357,7 @@ def scatter_of(samples: DataFrame) -> Floats:
     ndarray, shape (n,)
         The time of each iteration over the median.
     """
+    # These iterations ran without the hooks that time single layers, which add scatter.
     is_iteration = samples["quantity"] == "unhooked_iteration"
     iterations_s = samples["seconds"][is_iteration].to_numpy()
     return np.asarray(iterations_s / np.median(iterations_s))
@@ -375,7 +381,7 @@ def forecast_case(
     Parameters
     ----------
     case : Case
-        The key of a measured iteration.
+        What identifies a measured iteration: its network, plan, link and so on.
     workloads : mapping of str to Workload
         Workloads by the hash of their layer profile.
     calibration : Calibration
@@ -421,8 +427,8 @@ def plan_of(case: Case) -> FusionPlan:
     Parameters
     ----------
     case : Case
-        The key of a measured iteration. ``case.ends`` lists where each group ends, as
-        the number of gradients that are ready by then: "3;40;161".
+        What identifies a measured iteration. ``case.ends`` lists where each group of
+        gradients ends, as the number of gradients that are ready by then: "3;40;161".
 
     Returns
     -------
@@ -441,7 +447,7 @@ def workload_of_case(
     Parameters
     ----------
     case : Case
-        The key of a measured iteration.
+        What identifies a measured iteration: its network, plan, link and so on.
     workloads : mapping of str to Workload
         Workloads by the hash of their layer profile.
     selections : mapping of str to Selecting
@@ -463,7 +469,8 @@ def workload_of_case(
             f"case {case.key}: its layer profile {profile} is missing: "
             "add the recording that has it"
         )
-    # The slowest rank decides, because messages wait for all ranks.
+    # The slowest rank decides, because messages wait for all ranks. The dilation slows
+    # all ranks down, and the straggler's factor one of them.
     slowest_factor = case.dilation * case.straggler
     profiled = workloads[case.profile_sha256]
     workload = profiled.scaled(slowest_factor).accumulated(case.accumulate)
@@ -521,7 +528,8 @@ def plan_with_contention(
         return make_plan("exact", workload, cost)
 
     # `jointly` takes one slowdown for all messages. This is the slowdown of a message
-    # with the median size of a gradient.
+    # with the median size of a gradient. The slowdowns have the shape (2, 1): both of
+    # compute and of messages, for this one size.
     median_bytes = float(np.median(workload.bytes))
     slowdown, message_slowdown = contention.of_messages([median_bytes])[:, 0].tolist()
     typical = Resources(
@@ -534,8 +542,10 @@ def plan_with_contention(
     ]
 
     def iteration_s(plan: FusionPlan) -> float:
+        """Return the predicted time of an iteration, with contention."""
         unslowed = Iteration(workload, plan, cost, communication.link)
         return with_contention(unslowed, contention).prediction.iteration_s
 
     best_start = min(starts, key=iteration_s)
+    # `improved` moves the ends of messages as long as that shortens the iteration.
     return FusionPlan(SEARCH, improved(best_start, iteration_s).ends)

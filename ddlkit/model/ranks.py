@@ -3,6 +3,10 @@
 The clocks of ranks differ, and nothing here compares them. A message ends on all ranks at
 once, and it takes as long as on the rank that posted it last, which is the rank on which
 the message was the shortest.
+
+A schedule divides an iteration into segments of work. Behind each of them a rank posts
+a message, waits for one, or goes on to the next phase (`ddlkit.core.replay.Segment`).
+Shapes of arrays are written with I iterations, R ranks, S segments and K messages.
 """
 
 from __future__ import annotations
@@ -18,17 +22,34 @@ from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.replay import MARK, POST, WAIT, Schedule, Segment, alone_s
 from ddlkit.core.units import format_bytes
 from ddlkit.core.workload import Floats
-from ddlkit.formats.rank_trace import Message, RankIteration, RankTrace
+from ddlkit.formats.rank_trace import Copy, Message, RankIteration, RankTrace
 
 LEAST_ITERATIONS = 8
 """With fewer iterations than these, no interval can be given."""
+NEARBY_ITERATIONS = 4
+"""How many iterations before and behind one tell how far clocks are apart in it."""
 LEAST_RUNS = 3
-"""How many runs show how long an operator takes, with messages or without."""
+"""How often an operator must have run during messages, and how often without any."""
 LEAST_KNOWN = 0.5
-"""Below this share of known contention, a finding says what is not known."""
+"""A finding warns if contention is known of less than this share of compute."""
 
-Kind = tuple[str, int, bool]
-"""What identifies a message on all ranks: collective, bytes, whether in backward."""
+
+class MessageKind(NamedTuple):
+    """What identifies a message on all ranks.
+
+    Attributes
+    ----------
+    collective : str
+        Which collective, such as "all_reduce".
+    n_bytes : int
+        Its size in bytes.
+    in_backward : bool
+        Whether it was posted during backward.
+    """
+
+    collective: str
+    n_bytes: int
+    in_backward: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,12 +119,23 @@ def training_of(
         other messages than each other.
     """
     ordered = _in_order(traces)
-    usable, findings = _alike_iterations(ordered, least_iterations)
+    alike, findings = _alike_iterations(ordered, least_iterations)
+    # A GPU goes on after a message when the message has ended on its stream, whatever its
+    # host does meanwhile.
+    usable = [_with_seen_ends(t) if t.device == "cpu" else t for t in alike]
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
     taken_s = _taken_s(usable)
+    in_flight = usable[0].in_flight
+    shared = _InOneClock.of(usable)
+    # Once it can start on the last rank, a message takes its time.
+    ends_s = shared.started_s.max(axis=1) + taken_s
+    message_s = taken_s
+    # A message that is shorter than the start-up is nothing but start-up.
     startups_s = np.minimum(startup_s, taken_s)
-    message_s = _messages_alone_s(usable, taken_s, startups_s)
+    if in_flight > 1:
+        ready_s = shared.posted_s.max(axis=1)
+        message_s, startups_s = _messages_alone_s(ready_s, ends_s, startup_s, in_flight)
     contention_s, unknown_contention = _contention_s(usable, segments, taken_s)
     # Copies and contention are separate parts of the work of a segment.
     copies_s = np.minimum(copies_s, work_s)
@@ -113,27 +145,33 @@ def training_of(
         segments,
         work_s,
         message_s,
-        first_start_s=_first_starts_s(usable),
-        in_flight=usable[0].in_flight,
+        first_start_s=shared.first_start_s,
+        in_flight=in_flight,
         startup_s=startups_s,
         rooted=_broadcasts_of_buffers(messages, segments),
+        # A rank that waits wakes up some tenths of a millisecond earlier or later than
+        # another rank, which counts in short iterations.
+        lag_s=shared.ended_s - ends_s[:, None, :],
     )
-    measured_s = np.array(
-        [
-            [iteration.end_s - iteration.start_s for iteration in trace.iterations]
-            for trace in usable
-        ]
-    ).mean(axis=0)
     return TracedTraining(
         traces=tuple(usable),
         schedule=schedule,
-        measured_s=measured_s,
-        numbers=np.array([i.number for i in usable[0].iterations]),
+        measured_s=_measured_s(usable),
+        numbers=np.array([iteration.number for iteration in usable[0].iterations]),
         messages=messages,
         copies_s=copies_s,
         contention_s=contention_s,
         findings=(*findings, *unknown_contention),
     )
+
+
+def _measured_s(traces: Sequence[RankTrace]) -> Floats:
+    """Return how long each iteration took, as the mean over ranks, shape (I,)."""
+    iterations_of_ranks_s = []
+    for trace in traces:
+        iterations_of_ranks_s.append([i.end_s - i.start_s for i in trace.iterations])
+    mean_s: Floats = np.mean(iterations_of_ranks_s, axis=0)
+    return mean_s
 
 
 # -- which iterations and messages -----------------------------------------------------
@@ -153,7 +191,8 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
                 "one trace for each rank"
             )
         by_rank[trace.rank] = trace
-    # A trace that does not say how many ranks there were has 0 for it.
+    # Most traces say how many ranks there were, and the others have 0 for it. In any
+    # case there were as many as the largest number of a rank says, counted from 0.
     expected = max([trace.ranks for trace in traces] + [max(by_rank) + 1])
     missing = [str(rank) for rank in range(expected) if rank not in by_rank]
     if missing:
@@ -165,9 +204,11 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def kinds(iteration: RankIteration) -> list[Kind]:
-    """Return what identifies the messages of an iteration on every rank."""
-    return [(m.collective, m.n_bytes, m.in_backward) for m in iteration.messages]
+def _message_kinds(iteration: RankIteration) -> list[MessageKind]:
+    """Return the kind of each message of an iteration, in the order of their posts."""
+    return [
+        MessageKind(m.collective, m.n_bytes, m.in_backward) for m in iteration.messages
+    ]
 
 
 def _alike_iterations(
@@ -181,27 +222,24 @@ def _alike_iterations(
     than ``least_iterations`` remain.
     """
     _refuse_other_steps(traces)
-    groups = {m.group for t in traces for i in t.iterations for m in i.messages}
-    if len(groups) > 1:
-        raise UserError(
-            f"{traces[0].source}: messages of {len(groups)} process groups: explain reads "
-            "a training in which all messages are of one group"
-        )
+    _refuse_several_groups(traces)
     # The last iteration is the pattern, because buckets have settled by then.
-    last = kinds(traces[0].iterations[-1])
-    if not any(in_backward for _, _, in_backward in last):
+    last = _message_kinds(traces[0].iterations[-1])
+    if not any(kind.in_backward for kind in last):
         raise UserError(
             f"{traces[0].source}: no message is posted during backward: record a "
             "training with DistributedDataParallel on two ranks or more"
         )
+    # How many iterations come before the first one that has these messages.
     n_early = 0
-    while kinds(traces[0].iterations[n_early]) != last:
+    while _message_kinds(traces[0].iterations[n_early]) != last:
         n_early += 1
     usable = [replace(t, iterations=t.iterations[n_early:]) for t in traces]
     for trace in usable:
-        for iteration, of_first in zip(
-            trace.iterations, usable[0].iterations, strict=True
-        ):
+        # Each iteration is compared with the last one, and with the same one on the
+        # first rank.
+        pairs = zip(trace.iterations, usable[0].iterations, strict=True)
+        for iteration, of_first in pairs:
             _refuse_other_messages(trace, iteration, last, traces[0])
             _refuse_other_numbers(trace, iteration, of_first)
     n_left = len(usable[0].iterations)
@@ -231,6 +269,22 @@ def _refuse_other_steps(traces: Sequence[RankTrace]) -> None:
             )
 
 
+def _refuse_several_groups(traces: Sequence[RankTrace]) -> None:
+    """Raise UserError if messages are of several process groups.
+
+    Every message of a schedule is one between all ranks.
+    """
+    groups: set[str] = set()
+    for trace in traces:
+        for iteration in trace.iterations:
+            groups.update(message.group for message in iteration.messages)
+    if len(groups) > 1:
+        raise UserError(
+            f"{traces[0].source}: messages of {len(groups)} process groups: explain reads "
+            "a training in which all messages are of one group"
+        )
+
+
 def _range(numbers: Sequence[int]) -> str:
     return f"{numbers[0]} to {numbers[-1]}"
 
@@ -238,14 +292,14 @@ def _range(numbers: Sequence[int]) -> str:
 def _refuse_other_messages(
     trace: RankTrace,
     iteration: RankIteration,
-    expected: Sequence[Kind],
+    expected: Sequence[MessageKind],
     first: RankTrace,
 ) -> None:
     """Raise UserError if an iteration has other messages than it should have.
 
     ``expected`` are the messages of the last iteration of ``first``, the first trace.
     """
-    own = kinds(iteration)
+    own = _message_kinds(iteration)
     if own == list(expected):
         return
     if len(own) != len(expected):
@@ -268,13 +322,15 @@ def _refuse_other_numbers(
 ) -> None:
     """Raise UserError if messages have other sequence numbers than on the first rank.
 
-    NCCL numbers the messages of a process group alike on all ranks. Equal sizes can hide
-    that one rank is a message behind. Gloo writes no numbers, which are -1 then.
+    ``iteration`` is one of ``trace``, and ``of_first`` is the same one on the first
+    rank. NCCL numbers the messages of a process group alike on all ranks. Equal sizes
+    can hide that one rank is a message behind. Gloo writes no numbers, which are -1
+    then.
     """
-    for k, (own, first) in enumerate(
-        zip(iteration.messages, of_first.messages, strict=True)
-    ):
-        if own.sequence != first.sequence and min(own.sequence, first.sequence) >= 0:
+    pairs = zip(iteration.messages, of_first.messages, strict=True)
+    for k, (own, first) in enumerate(pairs):
+        both_have_numbers = own.sequence >= 0 and first.sequence >= 0
+        if both_have_numbers and own.sequence != first.sequence:
             raise UserError(
                 f"rank {trace.rank} ({trace.source}): message {k} of iteration "
                 f"{iteration.number} has the sequence number {own.sequence}, and on the "
@@ -283,11 +339,10 @@ def _refuse_other_numbers(
             )
 
 
-def _in_words(kind: Kind) -> str:
+def _in_words(kind: MessageKind) -> str:
     """Return the description of a message for an error."""
-    collective, n_bytes, in_backward = kind
-    place = "in backward" if in_backward else "outside of backward"
-    return f"{collective} of {format_bytes(n_bytes)} {place}"
+    place = "in backward" if kind.in_backward else "outside of backward"
+    return f"{kind.collective} of {format_bytes(kind.n_bytes)} {place}"
 
 
 # -- segments and their work -----------------------------------------------------------
@@ -296,16 +351,17 @@ def _in_words(kind: Kind) -> str:
 def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
     """Return the segments of an iteration, which are the same on every rank.
 
-    A rank waits for the messages of backward at its end, and for other messages as soon
-    as it has posted them.
+    A rank waits for the messages of backward at the end of backward, and for other
+    messages as soon as it has posted them.
     """
     iteration = traces[0].iterations[0]
     messages = iteration.messages
     in_backward = [k for k, m in enumerate(messages) if m.in_backward]
     # What is posted between two messages of backward counts as one of them.
     first = in_backward[0]
-    behind = in_backward[-1] + 1
-    of_backward = range(first, behind)
+    first_of_update = in_backward[-1] + 1
+    of_backward = range(first, first_of_update)
+    # Messages before backward are posted during the input, and then during forward.
     n_of_input = sum(m.posted_s < iteration.input_end_s for m in messages[:first])
     return (
         *_waited_at_once(traces, range(n_of_input), "input"),
@@ -314,10 +370,11 @@ def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
         Segment("forward", MARK),
         *(Segment("backward", POST, k) for k in of_backward),
         Segment("backward", MARK),
-        # The work of each segment but the first copies the bucket before back.
+        # Between two waits, the rank copies the bucket that it waited for first back
+        # into the gradients. The last mark ends the copying of the last bucket.
         *(Segment("backward", WAIT, k) for k in of_backward),
         Segment("backward", MARK),
-        *_waited_at_once(traces, range(behind, len(messages)), "update"),
+        *_waited_at_once(traces, range(first_of_update, len(messages)), "update"),
         Segment("update", MARK),
     )
 
@@ -345,12 +402,15 @@ def _waited_at_once(
     """Return the segments of messages that a rank waits for as soon as it posted them.
 
     ``numbers`` are those of the messages. Two messages are posted together if some rank
-    posted the second one before the first one had ended. The waits for messages that are
-    posted together follow the last post of them.
+    posted the second one before the first one had ended: it cannot have waited between
+    the two. The waits for messages that are posted together follow the last post of
+    them.
     """
     segments: list[Segment] = []
     together: list[int] = []
     for k in numbers:
+        # Unless message k is posted together with the one before, ranks first wait for
+        # all that were posted so far.
         if together and not _posted_together(traces, k - 1):
             segments += [Segment(phase, WAIT, earlier) for earlier in together]
             together = []
@@ -372,9 +432,10 @@ def _posted_together(traces: Sequence[RankTrace], k: int) -> bool:
 def _work_s(
     traces: Sequence[RankTrace], segments: Sequence[Segment]
 ) -> tuple[Floats, Floats]:
-    """Return how long ranks work, and how long they copy meanwhile, in seconds.
+    """Return how long ranks work, and how much of this time they copy, in seconds.
 
-    Both have a number for each segment of each iteration of each rank, shape (I, R, S).
+    Both have the shape (I, R, S). Copies are those of gradients into and out of
+    buckets.
     """
     n_iterations = len(traces[0].iterations)
     shape = (n_iterations, len(traces), len(segments))
@@ -400,6 +461,7 @@ def _work_of_iteration_s(
     ends_s = _ends_of_segments_s(iteration, segments, copied_until_s)
     now_s = iteration.start_s
     for s, segment in enumerate(segments):
+        # An end that lies before now stands for a segment without work.
         end_s = max(ends_s[s], now_s)
         work_s[s] = end_s - now_s
         for copy in iteration.copies_into:
@@ -428,7 +490,8 @@ def _ends_of_segments_s(
     to wait for a message of backward when it has copied the bucket before. An end that
     lies before the end of the previous segment stands for no work.
     """
-    # What ends at the marks of each phase, in their order.
+    # When the marks of each phase are, in their order. Backward has two marks: the end
+    # of its compute, and the end of copying.
     marks_s = {
         "input": [iteration.input_end_s],
         "forward": [iteration.forward_end_s],
@@ -442,9 +505,10 @@ def _ends_of_segments_s(
         elif segment.action == POST:
             ends_s.append(iteration.messages[segment.message].posted_s)
         elif segment.phase == "backward" and segment.message > 0:
+            # Before this wait, the rank copies the bucket of the message before.
             ends_s.append(copied_until_s[segment.message - 1])
         else:
-            # Before this wait the rank does no work.
+            # Before any other wait the rank does no work.
             ends_s.append(iteration.start_s)
     return ends_s
 
@@ -453,10 +517,22 @@ def _copied_until_s(iteration: RankIteration) -> list[float]:
     """Return for each message when its bucket has been copied back, in seconds.
 
     Where nothing is copied, the result is the start of the iteration, which stands for no
-    work. Buckets are copied in their order. The elements of the messages therefore tell
-    which copies belong to which bucket.
+    work.
     """
     until_s = [iteration.start_s] * len(iteration.messages)
+    for k, copies in _copies_by_message(iteration).items():
+        until_s[k] = copies[-1].end_s
+    return until_s
+
+
+def _copies_by_message(iteration: RankIteration) -> dict[int, list[Copy]]:
+    """Return the copies out of the bucket of each message of backward, in their order.
+
+    Buckets are copied back in the order of their messages. The elements of the messages
+    therefore tell which copies belong to which bucket. Messages without a copy are left
+    out.
+    """
+    copies_of: dict[int, list[Copy]] = {}
     # Elements of the messages so far, and of the copies that belong to them.
     sent = 0
     copied = 0
@@ -465,14 +541,45 @@ def _copied_until_s(iteration: RankIteration) -> list[float]:
         if not message.in_backward:
             continue
         sent += message.elements
+        # All copies that fit into the elements sent so far are of this message.
         while remaining and copied + remaining[0].elements <= sent:
             copy = remaining.pop(0)
             copied += copy.elements
-            until_s[k] = copy.end_s
-    return until_s
+            copies_of.setdefault(k, []).append(copy)
+    return copies_of
 
 
 # -- messages --------------------------------------------------------------------------
+
+
+def _with_seen_ends(trace: RankTrace) -> RankTrace:
+    """Return a trace in which no message ends after the rank has gone on without it.
+
+    The thread that moves a message can be stopped by the operating system between telling
+    the training that the message has ended and writing this end into the trace.
+    """
+    iterations = []
+    for iteration in trace.iterations:
+        copied_from_s = _copied_from_s(iteration)
+        messages = []
+        for message, start_s in zip(iteration.messages, copied_from_s, strict=True):
+            seen_s = min(message.ended_s, start_s)
+            # A message cannot end before it starts.
+            ended_s = max(seen_s, message.started_s)
+            messages.append(message._replace(ended_s=ended_s))
+        iterations.append(replace(iteration, messages=tuple(messages)))
+    return replace(trace, iterations=tuple(iterations))
+
+
+def _copied_from_s(iteration: RankIteration) -> list[float]:
+    """Return for each message when its bucket begins to be copied back, in seconds.
+
+    Where nothing is copied, the result is the end of the iteration.
+    """
+    from_s = [iteration.end_s] * len(iteration.messages)
+    for k, copies in _copies_by_message(iteration).items():
+        from_s[k] = copies[0].start_s
+    return from_s
 
 
 def _taken_s(traces: Sequence[RankTrace]) -> Floats:
@@ -480,6 +587,7 @@ def _taken_s(traces: Sequence[RankTrace]) -> Floats:
 
     That is their time on the rank that posted them last, on which they were the shortest.
     """
+    # The shape is (R, I, K).
     durations_s = [
         [[m.duration_s for m in iteration.messages] for iteration in trace.iterations]
         for trace in traces
@@ -488,39 +596,99 @@ def _taken_s(traces: Sequence[RankTrace]) -> Floats:
     return shortest_s
 
 
+class _InOneClock(NamedTuple):
+    """What ranks did with messages, in the clock of the first rank, in seconds.
+
+    Attributes
+    ----------
+    posted_s, started_s, ended_s : ndarray, shape (I, R, K)
+        When each rank posted a message, when the message could start on that rank, and
+        when it had ended there.
+    first_start_s : ndarray, shape (R,)
+        When each rank starts its first iteration. Time 0 is the earliest start.
+    """
+
+    posted_s: Floats
+    started_s: Floats
+    ended_s: Floats
+    first_start_s: Floats
+
+    @classmethod
+    def of(cls, traces: Sequence[RankTrace]) -> _InOneClock:
+        """Return what the ranks of ``traces`` did.
+
+        The clocks of ranks differ, and a message ends on all ranks at nearly the same
+        instant. So the clock of a rank is ahead of the clock of the first rank by the
+        median difference of their ends, over the messages of some iterations. An error of
+        this offset shifts all that a rank does alike, and leaves the replay of what was
+        traced as it is.
+        """
+        # Shape (R, I, K, 3). The last axis holds the three instants of a message.
+        instants_of_ranks_s = np.array(
+            [
+                [
+                    [(m.posted_s, m.started_s, m.ended_s) for m in iteration.messages]
+                    for iteration in trace.iterations
+                ]
+                for trace in traces
+            ]
+        )
+        instants_s = instants_of_ranks_s.transpose(1, 0, 2, 3)
+        ends_s = instants_s[..., 2]
+        ahead_s = ends_s - ends_s[:, :1]
+        offsets_s = np.empty(ends_s.shape[:2])
+        for i in range(len(ends_s)):
+            # Clocks drift, so that only iterations nearby count.
+            nearby = slice(max(0, i - NEARBY_ITERATIONS), i + NEARBY_ITERATIONS + 1)
+            offsets_s[i] = np.median(ahead_s[nearby], axis=(0, 2))
+        instants_s = instants_s - offsets_s[:, :, None, None]
+        own_starts_s = [trace.iterations[0].start_s for trace in traces]
+        starts_s = np.array(own_starts_s) - offsets_s[0]
+        return cls(
+            posted_s=instants_s[..., 0],
+            started_s=instants_s[..., 1],
+            ended_s=instants_s[..., 2],
+            first_start_s=starts_s - starts_s.min(),
+        )
+
+
 def _messages_alone_s(
-    traces: Sequence[RankTrace], taken_s: Floats, startups_s: Floats
-) -> Floats:
-    """Return how long messages would have taken alone, shape (I, K), in seconds.
+    ready_s: Floats, ends_s: Floats, most_startup_s: float, in_flight: int
+) -> tuple[Floats, Floats]:
+    """Return how long messages would have taken alone, and their start-ups, in seconds.
 
-    ``taken_s`` is how long they took while they may have shared the link, and
-    ``startups_s`` how much of that is start-up.
+    All have shape (I, K). ``ready_s`` is when the last rank had posted each message, and
+    ``ends_s`` is when the message ended. At most ``in_flight`` messages are under way at
+    once. The start-up of a message is ``most_startup_s``, or all of its time if that is
+    shorter.
     """
-    in_flight = traces[0].in_flight
-    if in_flight == 1:
-        return taken_s
-    alone = np.empty_like(taken_s)
-    for i, iteration in enumerate(traces[0].iterations):
-        ends_s = np.array([m.ended_s for m in iteration.messages])
-        alone[i] = alone_s(ends_s - taken_s[i], ends_s, startups_s[i], in_flight)
-    return alone
+    messages_alone_s = np.empty_like(ends_s)
+    startups_s = np.empty_like(ends_s)
+    for i in range(len(ends_s)):
+        starts_s = _starts_s(ready_s[i], ends_s[i], in_flight)
+        startups_s[i] = np.minimum(most_startup_s, ends_s[i] - starts_s)
+        messages_alone_s[i] = alone_s(starts_s, ends_s[i], startups_s[i], in_flight)
+    return messages_alone_s, startups_s
 
 
-def _first_starts_s(traces: Sequence[RankTrace]) -> Floats:
-    """Return when each rank starts its first iteration, shape (R,), in seconds.
+def _starts_s(ready_s: Floats, ends_s: Floats, in_flight: int) -> Floats:
+    """Return when the messages of one iteration start, shape (K,), in seconds.
 
-    The clocks of ranks are shifted so that the first message of backward ends at the same
-    instant on all ranks. Time 0 is the earliest start.
+    A message starts when it is ready and fewer than ``in_flight`` earlier messages are
+    still under way. The time that a thread needs to turn from one message to the next
+    counts as time of the next one.
     """
-    starts_s = []
-    for trace in traces:
-        first = trace.iterations[0]
-        ended_s = next(m.ended_s for m in first.messages if m.in_backward)
-        starts_s.append(first.start_s - ended_s)
-    return np.array(starts_s) - min(starts_s)
+    starts_s = ready_s.copy()
+    for k in range(in_flight, len(starts_s)):
+        # A place is free once all earlier messages but ``in_flight - 1`` have ended.
+        freed_s = np.sort(ends_s[:k])[-in_flight]
+        starts_s[k] = max(starts_s[k], freed_s)
+    # Ranks see the end of a message at slightly different times, so that a message can
+    # seem to end before it starts.
+    return np.minimum(starts_s, ends_s)
 
 
-# -- operators beside messages ---------------------------------------------------------
+# -- operators that ran during messages ------------------------------------------------
 
 
 def _contention_s(
@@ -528,38 +696,41 @@ def _contention_s(
 ) -> tuple[Floats, list[Finding]]:
     """Return by how much messages slowed the operators of each segment down.
 
-    The first result has shape (I, R, S), in seconds. The second one has a finding if most
-    of it is not known.
+    ``segments`` are those of an iteration, as `_segments` returns them. The first
+    result has shape (I, R, S), in seconds. The second one has a finding if most of it
+    is not known. ``taken_s``, shape (I, K), has the times of messages once all ranks
+    had posted them.
 
-    Of operators of a rank that compute the same, the median beside messages is compared
-    with the median without a message. A single operator that was delayed for another
-    reason changes neither. Ranks are not compared with each other: messages move while
-    the slowest rank computes, so that its operators are beside messages more often.
+    Of operators of a rank that compute the same, the median time during messages is
+    compared with the median time without a message. A single operator that was delayed
+    for another reason changes neither. Ranks are not compared with each other: messages
+    move while the slowest rank computes, so that its operators run during messages more
+    often.
     """
     runs = list(_runs(traces, taken_s))
     slowdowns = _slowdowns(runs)
     n_iterations = len(traces[0].iterations)
     contention_s = np.zeros((n_iterations, len(traces), len(segments)))
-    # The time of operators beside messages, and of those whose slowdown is known.
+    # The time of operators during messages, and of those whose slowdown is known.
     all_s = 0.0
     known_s = 0.0
-    first_of_backward = [s.phase for s in segments].index("backward")
+    first_of_backward = [segment.phase for segment in segments].index("backward")
     for run in runs:
-        if not run.is_beside_message:
+        if not run.is_during_message:
             continue
         all_s += run.duration_s
-        key = (run.rank, run.alike)
-        if key not in slowdowns:
+        slowdown = slowdowns.get((run.rank, run.alike))
+        if slowdown is None:
             continue
         known_s += run.duration_s
         iteration = traces[run.rank].iterations[run.iteration]
-        # An operator of backward is work of the segment that the next post ends.
+        # An operator of backward is work of the segment that the next post ends. The
+        # number of earlier posts says which of the segments of backward that is.
         posted_s = [m.posted_s for m in iteration.messages if m.in_backward]
         segment = first_of_backward + int(np.searchsorted(posted_s, run.start_s))
-        longer_s, median_s = slowdowns[key]
         # An operator that was quick, or delayed otherwise, loses no more than usual.
         contention_s[run.iteration, run.rank, segment] += min(
-            longer_s, max(run.duration_s - median_s, 0.0)
+            slowdown.longer_s, max(run.duration_s - slowdown.without_s, 0.0)
         )
     findings = []
     if all_s and known_s < LEAST_KNOWN * all_s:
@@ -572,14 +743,26 @@ def _contention_s(
 
 
 class _Run(NamedTuple):
-    """An operator as it ran once, and whether a message was under way meanwhile."""
+    """An operator as it ran once, and whether a message was under way meanwhile.
+
+    Attributes
+    ----------
+    iteration, rank : int
+        The index of the iteration, and the rank on which the operator ran.
+    alike : int
+        A number that operators share if they compute the same from the same shapes.
+    start_s, duration_s : float
+        When the operator started, by the clock of the rank, and how long it ran.
+    is_during_message : bool
+        Whether a message was under way at some time while it ran.
+    """
 
     iteration: int
     rank: int
     alike: int
     start_s: float
     duration_s: float
-    is_beside_message: bool
+    is_during_message: bool
 
 
 def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
@@ -593,6 +776,7 @@ def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
             # A message that waits for another rank moves no bytes and slows nothing.
             starts_s = ends_s - taken_s[i]
             for operator in iteration.operators:
+                # For each message, whether it and the operator overlap in time.
                 overlaps = (starts_s < operator.end_s) & (operator.start_s < ends_s)
                 yield _Run(
                     iteration=i,
@@ -600,27 +784,42 @@ def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
                     alike=operator.alike,
                     start_s=operator.start_s,
                     duration_s=operator.end_s - operator.start_s,
-                    is_beside_message=bool(overlaps.any()),
+                    is_during_message=bool(overlaps.any()),
                 )
 
 
-def _slowdowns(runs: Sequence[_Run]) -> dict[tuple[int, int], tuple[float, float]]:
-    """Return how much longer operators take beside messages, in seconds.
+class _Slowdown(NamedTuple):
+    """How messages slow down one kind of operator on one rank.
 
-    A key is a rank, and what the operator computes. The first number is by how much the
-    median beside messages is longer than the median without a message. The second number
-    is the median without a message. Operators that ran too few times with messages or
-    without are left out.
+    Attributes
+    ----------
+    longer_s : float
+        By how much its median time during messages is longer, in seconds.
+    without_s : float
+        Its median time without a message, in seconds.
+    """
+
+    longer_s: float
+    without_s: float
+
+
+def _slowdowns(runs: Sequence[_Run]) -> dict[tuple[int, int], _Slowdown]:
+    """Return how much longer operators take during messages.
+
+    A key is the rank, and the number that operators share which compute the same
+    (`_Run.alike`). Operators that ran too few times during messages or without are left
+    out.
     """
     durations_s: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
     for run in runs:
-        durations_s[run.rank, run.alike, run.is_beside_message].append(run.duration_s)
+        durations_s[run.rank, run.alike, run.is_during_message].append(run.duration_s)
     slowdowns = {}
     for rank, alike in {(run.rank, run.alike) for run in runs}:
         without_s = durations_s[rank, alike, False]
-        beside_s = durations_s[rank, alike, True]
-        if min(len(without_s), len(beside_s)) >= LEAST_RUNS:
+        during_s = durations_s[rank, alike, True]
+        if min(len(without_s), len(during_s)) >= LEAST_RUNS:
             median_s = float(np.median(without_s))
-            longer_s = max(float(np.median(beside_s)) - median_s, 0.0)
-            slowdowns[rank, alike] = (longer_s, median_s)
+            # Only chance makes an operator quicker during messages.
+            longer_s = max(float(np.median(during_s)) - median_s, 0.0)
+            slowdowns[rank, alike] = _Slowdown(longer_s, median_s)
     return slowdowns

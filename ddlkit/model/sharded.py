@@ -72,10 +72,11 @@ INTERVAL_HOLDS = (
 See `ddlkit.model.predictor.interval_holds`, which says why they are not widened.
 """
 
-MISSED = 0.023
-"""The standard deviation of the logarithm of the error of messages' time beyond noise.
+COMMON_ERROR = 0.023
+"""The error that all messages of an iteration have in common, beyond noise.
 
-It was estimated from 84 replays between two ranks.
+This is the standard deviation of the logarithm of measured over predicted time. It was
+estimated from 84 replays between two ranks.
 """
 
 ROOT = 0
@@ -151,6 +152,7 @@ class Program(NamedTuple):
         scenarios = message_s.shape[:-1]
         # The clock of the rank. A message that is under way does not advance it.
         now_s = np.zeros(scenarios)
+        # When the link has sent all messages that were posted so far.
         link_free_s = np.zeros(scenarios)
         # When each posted message ends, by its number.
         ends_s: dict[int, Floats] = {}
@@ -195,9 +197,11 @@ class _ProgramBuilder:
     last_scatter: int | None = None
 
     def compute(self, seconds: float) -> None:
+        """Let the rank compute."""
         self.steps.append(Step(COMPUTE, seconds))
 
     def wait(self, message: int) -> None:
+        """Let the rank wait until a message, given by its number, has ended."""
         self.steps.append(Step(WAIT, message))
 
     def post(self, collective: str, unit: int) -> int:
@@ -215,6 +219,7 @@ class _ProgramBuilder:
             self.gathers[unit] = self.post(GATHER, unit)
 
     def wait_for_unit(self, unit: int) -> None:
+        """Wait until a unit is whole, and gather it if nobody has asked for it yet."""
         self.gather(unit)
         self.wait(self.gathers[unit])
 
@@ -226,6 +231,7 @@ class _ProgramBuilder:
                 break
 
     def reshard(self, unit: int) -> None:
+        """Give up the gathered parameters of a unit, so that it must be gathered anew."""
         del self.gathers[unit]
 
     def scatter(self, unit: int) -> None:
@@ -235,8 +241,25 @@ class _ProgramBuilder:
         self.last_scatter = self.post(SCATTER, unit)
 
     def wait_for_scatter(self) -> None:
+        """Wait for the last scatter, if there was one."""
         if self.last_scatter is not None:
             self.wait(self.last_scatter)
+
+
+class Run(NamedTuple):
+    """Neighbouring tensors of one unit.
+
+    Attributes
+    ----------
+    unit : int
+        The number of the unit.
+    forward_s, backward_s : float
+        Seconds to compute all these tensors in forward and in backward.
+    """
+
+    unit: int
+    forward_s: float
+    backward_s: float
 
 
 @dataclass(frozen=True)
@@ -249,9 +272,8 @@ class Sharding:
         The modules whose parameters each unit has; none for the root.
     bytes : tuple of int, length U
         The size of each unit; 0 for a root without parameters.
-    runs : tuple of (int, float, float)
-        Runs of neighbouring tensors of one unit, in forward order: the unit, and the
-        seconds of forward and of backward. A unit has several runs if tensors of other
+    runs : tuple of Run
+        What is computed, in forward order. A unit has several runs if tensors of other
         units lie between its own.
     update_s : float
         Seconds of the update.
@@ -274,7 +296,7 @@ class Sharding:
 
     modules: tuple[tuple[str, ...], ...]
     bytes: tuple[int, ...]
-    runs: tuple[tuple[int, float, float], ...]
+    runs: tuple[Run, ...]
     update_s: float
 
     @classmethod
@@ -299,7 +321,8 @@ class Sharding:
         UserError
             If a pattern matches no module, or if the size is not a size.
         """
-        # The modules of a tensor's unit identify the unit until units have numbers.
+        # For each tensor, the modules of its unit. Units have no numbers yet, and are
+        # told apart by their modules.
         if spec.startswith(SIZE):
             least_bytes = _least_bytes(spec)
             modules_of_tensor = _units_by_size(profile, least_bytes)
@@ -314,20 +337,14 @@ class Sharding:
         }
         unit_of_tensor = [unit_of_modules[modules] for modules in modules_of_tensor]
 
-        # A run joins neighbouring tensors of one unit, and adds up their times.
-        runs = []
-        rows = zip(unit_of_tensor, profile.forward_s, profile.backward_s, strict=True)
-        for unit, rows_of_run in groupby(rows, key=itemgetter(0)):
-            times = [(forward, backward) for _, forward, backward in rows_of_run]
-            forward_s, backward_s = np.sum(times, axis=0).tolist()
-            runs.append((unit, forward_s, backward_s))
+        # The sum of the bytes of all tensors of each unit.
         bytes_of_unit = np.bincount(
             unit_of_tensor, profile.gradient_bytes, minlength=len(modules_of_unit)
         )
         return cls(
             modules=tuple(modules_of_unit),
             bytes=tuple(bytes_of_unit.astype(int).tolist()),
-            runs=tuple(runs),
+            runs=_runs(profile, unit_of_tensor),
             update_s=profile.update_s,
         )
 
@@ -345,8 +362,8 @@ class Sharding:
             The units with scaled times.
         """
         runs = tuple(
-            (unit, factor * forward_s, factor * backward_s)
-            for unit, forward_s, backward_s in self.runs
+            Run(run.unit, factor * run.forward_s, factor * run.backward_s)
+            for run in self.runs
         )
         return replace(self, runs=runs, update_s=factor * self.update_s)
 
@@ -368,9 +385,10 @@ class Sharding:
         """
         if not reshard:
             return sum(self.bytes)
-        units = [unit for unit, _, _ in self.runs if unit != ROOT]
-        # Both units of a pair are the same one if only the root computes between two of
-        # its runs. The set counts this unit once.
+        units = [run.unit for run in self.runs if run.unit != ROOT]
+        # Sets of units that are whole at the same time. Both units of a pair are the
+        # same one if only the root computes between two of its runs. The set counts
+        # this unit once.
         gathered_together = [{ROOT, *pair} for pair in pairwise(units)]
         # A network of a single unit has no pair, and a network may be all root.
         first_unit = units[:1]
@@ -401,30 +419,35 @@ class Sharding:
         """
         program = _ProgramBuilder(unit_bytes=self.bytes, blocking=blocking)
         root_has_parameters = self.bytes[ROOT] > 0
-        first_unit, _, _ = self.runs[0]
+        first_unit = self.runs[0].unit
 
         # -- forward
         if root_has_parameters:
             program.wait_for_unit(ROOT)
-        for unit, later_units, forward_s, _ in _with_later_units(self.runs):
+        for run, later_units in _with_later_units(self.runs):
+            unit = run.unit
+            # This gathers the unit unless it was gathered ahead.
             program.wait_for_unit(unit)
             if prefetch:
                 program.gather_next(later_units)
-            program.compute(forward_s)
+            program.compute(run.forward_s)
             # The root always stays whole. Any other unit stays whole if it computes again.
-            if reshard and unit != ROOT and unit not in later_units:
+            stays_whole = unit == ROOT or unit in later_units
+            if reshard and not stays_whole:
                 program.reshard(unit)
 
         # -- backward: from the last run to the first. Later units are those that
         # compute later in backward, which come earlier in forward.
-        for unit, later_units, _, backward_s in _with_later_units(self.runs[::-1]):
+        for run, later_units in _with_later_units(self.runs[::-1]):
+            unit = run.unit
             program.wait_for_unit(unit)
             if prefetch:
                 program.gather_next(later_units)
-            program.compute(backward_s)
+            program.compute(run.backward_s)
             # The gradients of a unit are complete after the last of its runs. The root
             # and the first unit follow below.
-            if unit not in (ROOT, first_unit, *later_units):
+            is_complete = unit not in later_units
+            if is_complete and unit not in (ROOT, first_unit):
                 program.scatter(unit)
 
         # -- the end: FSDP2 scatters the gradients of a unit when the gradient of the
@@ -439,13 +462,24 @@ class Sharding:
         return Program(tuple(program.steps), tuple(program.messages))
 
 
-def _with_later_units(
-    runs: Sequence[tuple[int, float, float]],
-) -> Iterator[tuple[int, list[int], float, float]]:
-    """Yield the unit of each run, the units of all runs after it, and its two times."""
-    for position, (unit, forward_s, backward_s) in enumerate(runs):
-        later_units = [later for later, _, _ in runs[position + 1 :]]
-        yield unit, later_units, forward_s, backward_s
+def _with_later_units(runs: Sequence[Run]) -> Iterator[tuple[Run, list[int]]]:
+    """Yield each run, and the units of all runs after it."""
+    for position, run in enumerate(runs):
+        later_units = [later.unit for later in runs[position + 1 :]]
+        yield run, later_units
+
+
+def _runs(profile: LayerProfile, unit_of_tensor: Sequence[int]) -> tuple[Run, ...]:
+    """Return the runs of neighbouring tensors that belong to one unit."""
+    runs = []
+    rows = zip(unit_of_tensor, profile.forward_s, profile.backward_s, strict=True)
+    # Rows that follow one another and have the same unit, which comes first in them,
+    # are one group of `groupby`. A run adds up their times.
+    for unit, rows_of_run in groupby(rows, key=itemgetter(0)):
+        times = [(forward_s, backward_s) for _, forward_s, backward_s in rows_of_run]
+        forward_s, backward_s = np.sum(times, axis=0).tolist()
+        runs.append(Run(unit, forward_s, backward_s))
+    return tuple(runs)
 
 
 # -- which tensor belongs to which unit ------------------------------------------------
@@ -455,10 +489,10 @@ def _units_by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
     """Return the unit of each tensor: a tuple of its module, or () for the root.
 
     A unit is a tuple, because the units of `_units_by_size` have several modules.
-    ``spec`` has patterns of module names, with commas between them. The unit of a
-    tensor is the outermost module around it that one of the patterns matches. A tensor
-    without such a module belongs to the root. Raises UserError if a pattern makes no
-    unit.
+    ``spec`` has patterns of module names, with commas between them, as in
+    "blocks.*,head". The unit of a tensor is the outermost module around it that one of
+    the patterns matches. A tensor without such a module belongs to the root. Raises
+    UserError if a pattern makes no unit.
     """
     patterns = [pattern.strip() for pattern in spec.split(",")]
     used_patterns: set[str] = set()
@@ -481,7 +515,11 @@ def _units_by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
 
 
 def _refuse_unused(pattern: str, layers: Sequence[str]) -> None:
-    """Raise UserError for a pattern of --units that makes no unit of these layers."""
+    """Raise UserError for a pattern of --units that makes no unit of these layers.
+
+    The error says whether the pattern matches nothing, or only modules inside the units
+    of other patterns.
+    """
     matches_some = any(any(_matches(layer, [pattern])) for layer in layers)
     if matches_some:
         raise UserError(
@@ -496,7 +534,10 @@ def _refuse_unused(pattern: str, layers: Sequence[str]) -> None:
 
 
 def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the modules around a layer that a pattern matches, each with its pattern."""
+    """Yield the modules around a layer that a pattern matches, each with its pattern.
+
+    The modules around "blocks.0.norm" are "blocks", "blocks.0" and the layer itself.
+    """
     names = layer.split(".")
     for pattern in patterns:
         # A * stands for one name, so a pattern only matches modules with as many names
@@ -508,7 +549,10 @@ def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _least_bytes(spec: str) -> int:
-    """Return the least size of a unit, of which ``spec`` is as in "size:25MB"."""
+    """Return the least size of a unit in bytes from a text such as "size:25MB".
+
+    Raises UserError if it states no size, or a small number without a unit.
+    """
     size = spec.removeprefix(SIZE)
     # Whoever writes size:25 means megabytes. Units of so few bytes would be single layers.
     if is_small_number(size):
@@ -520,7 +564,7 @@ def _least_bytes(spec: str) -> int:
 
 
 def _units_by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:
-    """Return for each tensor all layers of its unit.
+    """Return for each tensor its unit, as a tuple of the names of its layers.
 
     Layers that follow one another form a unit, which is complete as soon as it has
     ``least_bytes``. Only the last unit may be smaller.
@@ -551,8 +595,8 @@ def forecast(
     communications: Mapping[str, Communication],
     level: float = LEVEL,
     brief_s: Floats | None = None,
-    single: bool = True,
-    missed: float | Floats = MISSED,
+    single_iterations: bool = True,
+    common_error: float | Floats = COMMON_ERROR,
 ) -> tuple[Prediction, tuple[float, float] | None]:
     """Return the prediction of an iteration with its interval.
 
@@ -574,9 +618,9 @@ def forecast(
         program must then be blocking. Its iteration is predicted as such a brief
         iteration, plus the time by which its messages take longer than messages of one
         element. All of this additional time is exposed.
-    single : bool, optional
+    single_iterations : bool, optional
         Whether the interval is of single iterations, or of the median of many.
-    missed : float or ndarray, shape (B, 1), optional
+    common_error : float or ndarray, shape (B, 1), optional
         The error that all messages of an iteration have in common, as the logarithm of
         measured over predicted time. A number is the standard deviation of this error,
         and an array has the error in each draw.
@@ -591,28 +635,25 @@ def forecast(
     predicted_s, drawn_s = _message_times(
         program,
         communications,
-        scatter_by_message=single,
+        scatter_by_message=single_iterations,
         beyond_one_element=brief_s is not None,
     )
     draws = len(drawn_s)
     # The logarithm of the error of all messages of a draw, one row for each draw.
-    log_errors = missed
-    if draws and np.ndim(missed) == 0:
-        log_errors = missed * _normal_scores(draws)
+    log_errors = common_error
+    if draws and np.ndim(common_error) == 0:
+        log_errors = common_error * _normal_scores(draws)
     drawn_s *= np.exp(log_errors)
-    # The first row is the prediction, and all others are draws.
+    # The first row is the prediction, and all others are draws: shape (1 + B, M).
     message_s = np.vstack([predicted_s, drawn_s])
     if brief_s is None:
         compute_s = program.compute_s
         iterations_s = program.play(message_s)
     else:
         compute_s = float(np.median(brief_s))
-        sample_size = 1 if single else len(brief_s)
-        resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
-        # The first value is the prediction, as in ``message_s``.
-        brief_iterations_s = np.append(compute_s, np.median(resampled_s, axis=1))
         # Nothing overlaps in a blocking program, so the times of messages add up.
-        iterations_s = brief_iterations_s + message_s.sum(axis=1)
+        iterations_s = _brief_iterations_s(brief_s, draws, single_iterations)
+        iterations_s = iterations_s + message_s.sum(axis=1)
     prediction = Prediction(
         iteration_s=float(iterations_s[0]),
         compute_s=compute_s,
@@ -622,6 +663,18 @@ def forecast(
         return prediction, None
     lower_s, upper_s = interval(iterations_s[1:], level)
     return prediction, (float(lower_s), float(upper_s))
+
+
+def _brief_iterations_s(brief_s: Floats, draws: int, single_iterations: bool) -> Floats:
+    """Return the time of an iteration with brief messages, shape (1 + draws,).
+
+    The first value is the median of the measured times ``brief_s``. Each other value is
+    a bootstrap draw: one of the measured times for single iterations, and otherwise the
+    median of as many times as were measured.
+    """
+    sample_size = 1 if single_iterations else len(brief_s)
+    resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
+    return np.append(np.median(brief_s), np.median(resampled_s, axis=1))
 
 
 def _message_times(
@@ -668,7 +721,9 @@ def _message_times(
         if beyond_one_element:
             # The size of a collective with one element for each rank.
             least_bytes = ELEMENT_BYTES * (communication.cost.workers or 1)
+            # One column, so that each cost subtracts its own time of one element.
             times_s -= np.array([[cost(least_bytes)] for cost in costs])
+        # Draws also have the scatter and the drift of messages, if these are known.
         factors: Floats | float = 1.0
         if draws and communication.noise:
             factors = communication.noise.factors(
@@ -687,5 +742,8 @@ def _normal_scores(draws: int) -> Floats:
     from scipy.stats import norm
 
     # Quantiles spread as the distribution does. A few random numbers may spread less.
-    ranks = np.random.default_rng(1).permutation(draws)
-    return np.asarray(norm.ppf((ranks + 0.5) / draws)[:, None])
+    order = np.random.default_rng(1).permutation(draws)
+    # The half keeps the probabilities above 0 and below 1, where quantiles are
+    # infinite.
+    probabilities = (order + 0.5) / draws
+    return np.asarray(norm.ppf(probabilities)[:, None])

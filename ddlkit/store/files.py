@@ -71,7 +71,11 @@ def read(path: Path) -> bytes:
 def _within_limit(
     file: BinaryIO | gzip.GzipFile, path: Path, *, unpacked: bool = False
 ) -> bytes:
-    """Return the rest of a file, or raise UserError if it has more than `MOST_BYTES`."""
+    """Return the rest of a file, or raise UserError if it has more than `MOST_BYTES`.
+
+    ``unpacked`` is whether reading unpacks the file, so that the error is about its
+    unpacked size.
+    """
     # One byte more than allowed shows that the file is too large.
     data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -105,9 +109,11 @@ def text_of(data: bytes, path: Path) -> str:
         If the content is damaged, too large once unpacked, not UTF-8, or empty.
     """
     try:
+        # Without any bytes, the file is empty and not damaged, as is said below.
         if path.suffix == ".gz" and data:
             packed = gzip.GzipFile(fileobj=io.BytesIO(data))
             data = _within_limit(packed, path, unpacked=True)
+        # This encoding is UTF-8, and skips a byte order mark.
         text = data.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}): restore it") from error
@@ -194,16 +200,20 @@ def atomic_write(path: Path, data: bytes) -> None:
     be new, and no link is followed, because in a shared folder others may write, too.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    # O_EXCL fails if the name exists, and O_NOFOLLOW if it is a link.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with _refusing("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            # The user's umask removes permissions from 0o666, as for any new file.
             with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
                 file.write(data)
+                # The content must be on the disk before the file has its final name.
                 file.flush()
                 os.fsync(file.fileno())
             replace(temporary, path)
         finally:
+            # After an error, the temporary file may still be there.
             temporary.unlink(missing_ok=True)
 
 
@@ -335,28 +345,36 @@ def lock(path: Path) -> Iterator[None]:
     # `_refusing`.
     with contextlib.ExitStack() as stack:
         with _refusing("make the directory", path.parent):
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except FileExistsError as error:
-                raise UserError(
-                    f"{path.parent} is a file, not a directory: name another"
-                ) from error
+            _make_folder(path.parent)
         with _refusing("lock", path):
-            try:
-                descriptor = stack.enter_context(
-                    _locked(path, _MAKE_LOCK, _EXCLUSIVE_OR_FAIL)
-                )
-            except BlockingIOError as error:
-                holder = path.read_text(errors="replace").strip() or "unknown"
-                raise UserError(
-                    f"{path} is held by process {holder}: wait for it"
-                ) from error
+            descriptor = _lock_or_refuse(path, stack)
             # The file names its holder, and nobody once the block has ended. A holder
             # that was killed has left its number, which is overwritten.
             stack.callback(os.truncate, descriptor, 0)
             os.truncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder if it does not exist, or raise UserError if it is a file."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UserError(f"{folder} is a file, not a directory: name another") from error
+
+
+def _lock_or_refuse(path: Path, stack: contextlib.ExitStack) -> int:
+    """Lock a file until ``stack`` is closed, and return the descriptor of the file.
+
+    Raises UserError, with the number of the other process, if another one holds the
+    lock.
+    """
+    try:
+        return stack.enter_context(_locked(path, _MAKE_LOCK, _EXCLUSIVE_OR_FAIL))
+    except BlockingIOError as error:
+        holder = path.read_text(errors="replace").strip() or "unknown"
+        raise UserError(f"{path} is held by process {holder}: wait for it") from error
 
 
 @contextlib.contextmanager
@@ -389,7 +407,10 @@ def writing_in(directory: Path) -> Iterator[None]:
 
 
 def _lock_for_writing(path: Path, stack: contextlib.ExitStack) -> None:
-    """Make and lock a file, which is removed and unlocked when the stack unwinds."""
+    """Make and lock a file, which is removed and unlocked when ``stack`` is closed.
+
+    This waits as long as another process holds the lock.
+    """
     while True:
         attempt = contextlib.ExitStack()
         descriptor = attempt.enter_context(
@@ -398,14 +419,16 @@ def _lock_for_writing(path: Path, stack: contextlib.ExitStack) -> None:
         # Whoever held the lock before has removed the file, perhaps after this process
         # had opened it. A lock on a removed file keeps nobody waiting.
         if _is_open_as(descriptor, path):
+            # What is pushed last is undone first: the file is removed, then unlocked.
             stack.push(attempt)
             stack.callback(path.unlink, missing_ok=True)
             return
+        # Unlock the removed file, and try again with the present one.
         attempt.close()
 
 
 def _is_open_as(descriptor: int, path: Path) -> bool:
-    """Return whether a path still names the file of a descriptor."""
+    """Return whether a path still names the file that was opened as a descriptor."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
@@ -516,8 +539,8 @@ def parse_json(text: str) -> Any:
     ValueError
         If the text is not JSON, or has too many values or levels.
     """
-    # A bracket comes before the first value of a list or mapping, and a comma before
-    # each other value.
+    # Values are counted before any of them is made. A bracket comes before the first
+    # value of a list or mapping, and a comma before each other value.
     if sum(map(text.count, ",[{")) > MOST_VALUES:
         raise ValueError(f"more than {MOST_VALUES} values")
     try:
@@ -534,10 +557,11 @@ def _number(text: str) -> int | float:
 
 
 def _check_depth(document: Any) -> None:
-    """Raise ValueError if a document has too many levels of lists and mappings.
+    """Raise ValueError if a document has more than `MOST_DEPTH` levels.
 
-    The levels are visited one after the other (breadth first). A recursive function
-    could itself fail on a document that is nested very deep.
+    A level is a list or mapping inside another. The levels are visited one after the
+    other (breadth first). A recursive function could itself fail on a document that is
+    nested very deep.
     """
     depth = 0
     values = [document]
@@ -548,6 +572,7 @@ def _check_depth(document: Any) -> None:
         depth += 1
         if depth > MOST_DEPTH:
             raise ValueError(TOO_DEEP)
+        # Go on with all values of the next level.
         values = []
         for container in containers:
             if isinstance(container, dict):

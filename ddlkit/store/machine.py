@@ -19,8 +19,9 @@ from typing import Any
 
 from ddlkit.core.errors import UserError
 
-# Words that all processors of a maker carry. Without them, names still differ between
-# machines.
+# What is left out of the model of a processor: "(R)" and "(TM)", the clock behind an
+# "@", and words that all processors of a maker carry, also as in "8-core". Without
+# them, names still differ between machines.
 _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-core)\b"
 
 
@@ -87,6 +88,7 @@ def name(device: str = "") -> str:
     gpus = _gpus()
     if not gpus or device == "cpu":
         return f"cpu-{cores()}x-{_slug(_cpu_model())}"
+    # All GPUs of a machine are taken to be of the model of the first one.
     slug = _slug(gpus[0]["model"])
     return f"{len(gpus)}x-{slug}" if len(gpus) > 1 else slug
 
@@ -290,6 +292,7 @@ def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
 
 @functools.cache
 def _gpus() -> tuple[dict[str, Any], ...]:
+    """Return the GPUs of this machine, as `parse_gpus` describes them."""
     fields = ("name", "driver_version", "memory.total", "compute_cap")
     return parse_gpus(ask_gpus(fields))
 
@@ -330,12 +333,21 @@ def gpu_settings(*options: str) -> list[dict[str, str]]:
     first_names = [names[0] for names in _SETTINGS.values()]
     rows = cells(ask_gpus(first_names, *options))
     if rows:
+        # A line that is cut short gives fewer settings, and no error.
         return [dict(zip(_SETTINGS, row, strict=False)) for row in rows]
+    return _settings_one_by_one(*options)
+
+
+def _settings_one_by_one(*options: str) -> list[dict[str, str]]:
+    """Return what `gpu_settings` returns, asking nvidia-smi for one value at a time."""
     gpus: list[dict[str, str]] = []
     for setting, names in _SETTINGS.items():
         answers = [cells(ask_gpus([name], *options)) for name in names]
+        # The answer to the first name that the driver knows: a row of one cell for each
+        # GPU. There are no rows if it knows none of them.
         rows = next((answer for answer in answers if answer), [])
         for number, row in enumerate(rows):
+            # The first setting that is known tells how many GPUs there are.
             if number == len(gpus):
                 gpus.append({})
             gpus[number][setting] = row[0]
@@ -349,14 +361,19 @@ def _settings_at_start() -> tuple[dict[str, str], ...]:
 
 
 def _gpus_with_settings() -> list[dict[str, Any]]:
-    """Return the GPUs with their settings at the first call."""
+    """Return the GPUs, each with the settings that it had at the first call."""
     gpus = _gpus()
     if not gpus:
         return []
     settings = _settings_at_start()
+    # If nvidia-smi did not answer for every GPU, nothing says which settings belong to
+    # which GPU.
     if len(settings) != len(gpus):
         return [dict(gpu) for gpu in gpus]
-    return [{**gpu, **more} for gpu, more in zip(gpus, settings, strict=True)]
+    return [
+        {**gpu, **settings_of_gpu}
+        for gpu, settings_of_gpu in zip(gpus, settings, strict=True)
+    ]
 
 
 @functools.cache
@@ -393,27 +410,33 @@ def gpu_link(matrix: str) -> str:
     >>> gpu_link("      GPU0 GPU1\nGPU0   X   NV18\nGPU1  NV18  X")
     'nvlink'
     """
-    between = []
+    rows = []
     for line in matrix.splitlines():
         words = line.split()
         # The row of a GPU has an X where it meets itself. The head of the matrix has none.
         if re.match(r"\s*GPU\d+\s", line) and "X" in words:
-            between.append(words[1:])
-    n = len(between)
-    # The first n columns of the matrix are the GPUs, in the order of the rows.
-    pairs = [
-        words[column]
-        for row, words in enumerate(between)
-        for column in range(min(n, len(words)))
-        if column != row
-    ]
-    if not pairs:
+            # The first word is the name of the GPU.
+            rows.append(words[1:])
+    links = []
+    for row, words in enumerate(rows):
+        # The first columns of the matrix are the GPUs, in the order of the rows. Those
+        # of network adapters and processors follow.
+        for column, link in enumerate(words[: len(rows)]):
+            if column != row:
+                links.append(link)
+    if not links:
         return "nccl"
-    return "nvlink" if all(pair.startswith("NV") for pair in pairs) else "pcie"
+    # NV18, for example, stands for 18 bonded NVLinks. All other words are ways over
+    # PCIe.
+    return "nvlink" if all(link.startswith("NV") for link in links) else "pcie"
 
 
 def nics() -> list[dict[str, str]]:
-    """Return the network adapters of this machine with their rates, as Linux names them."""
+    """Return the network adapters of this machine with their rates, as Linux names them.
+
+    Each has a "name", a "kind" and a "rate". An adapter that is both an InfiniBand port
+    and a network interface can be listed twice.
+    """
     adapters = []
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
         adapter = {
@@ -474,10 +497,14 @@ def _without_host(text: str) -> str:
 
 
 def _cudnn(cuda: str) -> str:
-    """Return the version of cuDNN that torch uses, "none" if there is none."""
+    """Return the version of cuDNN that torch uses, "none" if there is none.
+
+    ``cuda`` is the version of CUDA that torch uses.
+    """
     torch = sys.modules.get("torch")
     if torch is not None:
         return str(torch.backends.cudnn.version() or "none")
+    # The package of cuDNN is named after the major version of CUDA: nvidia-cudnn-cu12.
     major, _, _ = cuda.partition(".")
     return installed(f"nvidia-cudnn-cu{major}")
 
@@ -489,14 +516,22 @@ def _cuda_and_nccl() -> tuple[str, str]:
     its files, because importing torch takes seconds.
     """
     torch = sys.modules.get("torch")
-    if torch is not None:
-        cuda = torch.version.cuda or "none"
-        distributed = torch.distributed
-        if cuda == "none" or not distributed.is_available():
-            return cuda, "none"
-        if not distributed.is_nccl_available():
-            return cuda, "none"
-        return cuda, ".".join(map(str, torch.cuda.nccl.version()))
+    if torch is None:
+        return _cuda_and_nccl_of_files()
+    cuda = torch.version.cuda or "none"
+    # Without torch.distributed, torch has no function that tells whether NCCL is there.
+    has_nccl = (
+        cuda != "none"
+        and torch.distributed.is_available()
+        and torch.distributed.is_nccl_available()
+    )
+    if not has_nccl:
+        return cuda, "none"
+    return cuda, ".".join(map(str, torch.cuda.nccl.version()))
+
+
+def _cuda_and_nccl_of_files() -> tuple[str, str]:
+    """Return the versions of CUDA and NCCL by the files of torch, which is not loaded."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return "none", "none"

@@ -7,7 +7,7 @@ remain to choose from.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
 from ddlkit.store import files
 from ddlkit.store.files import read_json
-from ddlkit.store.sheet import SCHEMAS, read_sheet
+from ddlkit.store.sheet import SCHEMAS, Schema, read_sheet
 from ddlkit.store.tables import expand_tables, is_stamped, load_table, refuse_pack
 
 if TYPE_CHECKING:
@@ -92,23 +92,35 @@ def choose(
         if key not in frame.columns:
             continue
         values = frame[key].drop_duplicates().tolist()
-        listed = _listed(values)
         value = wanted.get(key)
         if value is None:
-            if len(values) > 1:
-                # Only columns with an entry, even None, have an option of the command.
-                advice = f"choose one with --{key}"
-                if key not in wanted:
-                    advice = "keep the rows of one of them"
-                raise UserError(
-                    f"{path}: has several values of {key} ({listed}): {advice}"
-                )
-            value = values[0]
-        if value not in values:
-            raise UserError(f"{path}: no row with {key} {value}: it has {listed}")
+            # Only columns with an entry, even None, have an option of the command.
+            value = _only_value(values, key, path, has_option=key in wanted)
+        elif value not in values:
+            raise UserError(
+                f"{path}: no row with {key} {value}: it has {_listed(values)}"
+            )
         chosen[key] = value
         frame = frame[frame[key] == value]
     return frame, chosen
+
+
+def _only_value(
+    values: Sequence[Any], key: str, path: Path, *, has_option: bool
+) -> Any:
+    """Return the only one of the values of a column, or raise UserError.
+
+    If there are several, the error advises to choose one with the command's option
+    ``--key`` if it has one.
+    """
+    if len(values) > 1:
+        advice = "keep the rows of one of them"
+        if has_option:
+            advice = f"choose one with --{key}"
+        raise UserError(
+            f"{path}: has several values of {key} ({_listed(values)}): {advice}"
+        )
+    return values[0]
 
 
 MOST_LISTED = 6
@@ -171,6 +183,7 @@ def read_profile(
         If the table is wrong, or has no such profile or several.
     """
     path = Path(path)
+    # Only recorded tables have a stamp.
     if is_stamped(path):
         frame = load_table(path, "layers")
     else:
@@ -249,28 +262,20 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
     0 for the caller to replace, and is no assumption.
     """
     sheet = read_sheet(files.read_text(path), str(path))
-    assumed = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
-    defaults = dict(assumed)
-    if not needs_forward:
-        defaults["forward_s"] = "0"
-    schema = SCHEMAS["layers"]
+    lacks_forward = "forward_s" not in sheet.header
     # A file with times of backward is taken for a profile that lacks only the times of
     # forward. Any other file is refused by the schema, below.
-    if (
-        needs_forward
-        and "forward_s" not in sheet.header
-        and "backward_s" in sheet.header
-    ):
+    if needs_forward and lacks_forward and "backward_s" in sheet.header:
         raise UserError(
             f"{path}: has no column forward_s: add the column, or give the time of the "
             "forward pass with --forward-s"
         )
-    # A file may lack the columns with a default, and no others.
-    columns = [
-        replace(column, default=defaults.get(column.name, column.default))
-        for column in schema.columns
-    ]
-    frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
+    # The network is called after the file.
+    assumed = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
+    defaults = dict(assumed)
+    if not needs_forward:
+        defaults["forward_s"] = "0"
+    frame = _schema_with_defaults(defaults).frame(sheet, exact=False)
     # Two columns, if the file lacks them, follow from others and not from a default.
     if "layer" not in sheet.header:
         frame["layer"] = frame["tensor"]
@@ -284,6 +289,19 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
         if name not in sheet.header
     ]
     return frame, phrases
+
+
+def _schema_with_defaults(defaults: Mapping[str, str]) -> Schema:
+    """Return the schema of a table ``layers`` in which more columns may be missing.
+
+    ``defaults`` has the text of the cells of each column that a file may lack.
+    """
+    schema = SCHEMAS["layers"]
+    columns = [
+        replace(column, default=defaults.get(column.name, column.default))
+        for column in schema.columns
+    ]
+    return replace(schema, columns=tuple(columns))
 
 
 def profile_frame(
@@ -309,6 +327,7 @@ def profile_frame(
     """
     from pandas import DataFrame
 
+    # The attributes of a profile have the names of columns.
     values = {
         **vars(profile),
         "precision": precision,
@@ -396,8 +415,9 @@ def read_timeline(
 def _refuse_several_cases(frame: DataFrame, path: Path) -> None:
     """Raise UserError if a timeline has several cases, with what is known of each case.
 
-    A recorded table timeline-x.csv.gz has its cases in the table runs-x.csv beside it. If
-    there is none, nothing is known of the cases but their keys.
+    A recorded table timeline-x.csv.gz has its cases in the table runs-x.csv beside it.
+    If there is none, nothing is known of the cases but their keys. Nothing is raised
+    then: `choose` refuses the timeline later.
     """
     keys = frame["case"].drop_duplicates().tolist()
     name = path.name.removesuffix(".gz").replace("timeline", "runs", 1)
@@ -485,7 +505,8 @@ def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     """Return the rows of tables ``selection`` in which `SELECTOR` was measured.
 
     Times depend on how the values are distributed. Only rows with normally distributed
-    values are returned, because gradients are assumed to be so.
+    values are returned, because gradients are assumed to be so. Raises UserError if
+    there are none.
     """
     import pandas as pd
 
@@ -546,6 +567,7 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
         If none of them was measured.
     """
     rows = load_table(path, "inputs")
+    # A row is a time in which one of the quantities of `INPUTS` was done for a batch.
     # Several ranks that read or copy at once share a disk or a bus, so only rows of one
     # rank count. Ranks that decode share nothing, so rows of any number of ranks count.
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]

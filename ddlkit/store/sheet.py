@@ -44,9 +44,16 @@ MOST_CELLS = 10_000_000
 
 
 class _Kind(NamedTuple):
-    """How cells are read: each by ``parse``, all into an array of ``dtype``.
+    """How the cells of one kind of column are read.
 
-    ``problem`` is what an error says about a cell that ``parse`` refuses.
+    Attributes
+    ----------
+    parse : callable
+        Returns the value of a cell, or raises ArithmeticError or ValueError.
+    dtype : dtype
+        The type of the array of all values.
+    problem : str
+        What an error says about a cell that ``parse`` refuses.
     """
 
     parse: Callable[[str], Any]
@@ -68,6 +75,7 @@ def _seconds_of_microseconds(cell: str) -> float:
 
 
 def _truth(cell: str) -> bool:
+    """Return whether a cell is "true". Raise ValueError unless it is that or "false"."""
     return ("false", "true").index(cell.lower()) == 1
 
 
@@ -188,16 +196,7 @@ def read_sheet(text: str, file: str) -> Sheet:
         raise UserError(
             f"{file}: line {reader.line_num} is not CSV ({error})"
         ) from error
-    wrong_header = ""
-    if not any(header):
-        wrong_header = "empty"
-    elif len(header) > MOST_COLUMNS:
-        wrong_header = f"{len(header)} columns, more than {MOST_COLUMNS}"
-    if wrong_header:
-        raise UserError(
-            f"{file}: line 1, the header: {wrong_header}: "
-            "write a line with the names of the columns that are needed"
-        )
+    _refuse_wrong_header(header, file)
     if not numbered:
         raise UserError(
             f"{file}: has a header line but no rows below it: the file is truncated, or "
@@ -205,14 +204,34 @@ def read_sheet(text: str, file: str) -> Sheet:
         )
     lines, rows = zip(*numbered, strict=True)
     sheet = Sheet(file=file, header=header, lines=lines, rows=rows)
-    for row_number, row in enumerate(rows):
-        if len(row) != len(header):
+    _refuse_ragged(sheet)
+    return sheet
+
+
+def _refuse_wrong_header(header: Sequence[str], file: str) -> None:
+    """Raise UserError if a header has no names, or too many."""
+    problem = ""
+    if not any(header):
+        problem = "empty"
+    elif len(header) > MOST_COLUMNS:
+        problem = f"{len(header)} columns, more than {MOST_COLUMNS}"
+    if problem:
+        raise UserError(
+            f"{file}: line 1, the header: {problem}: "
+            "write a line with the names of the columns that are needed"
+        )
+
+
+def _refuse_ragged(sheet: Sheet) -> None:
+    """Raise UserError for the first row that has not as many cells as the header."""
+    n_columns = len(sheet.header)
+    for row_number, row in enumerate(sheet.rows):
+        if len(row) != n_columns:
             # The error names the first column that a short row lacks, and the last
             # column for a row that is too long.
-            column = header[min(len(row), len(header) - 1)]
-            problem = f"the row has {len(row)} cells, the header {len(header)}"
+            column = sheet.header[min(len(row), n_columns - 1)]
+            problem = f"the row has {len(row)} cells, the header {n_columns}"
             sheet.fail(row_number, column, f"{problem}: truncated file or stray comma")
-    return sheet
 
 
 @dataclass(frozen=True)
@@ -274,12 +293,15 @@ class Column:
             try:
                 values[row] = parse(cell)
             except (ArithmeticError, ValueError):
-                problem = f"is empty: {self._advice_if_empty()}"
+                # Decimal raises the former, and an integer beyond 64 bits does so, too.
                 if cell.strip():
                     problem = f"{shown(cell)} {kind.problem}"
+                else:
+                    problem = f"is empty: {self._advice_if_empty()}"
                 sheet.fail(row, self.name, problem)
         for is_wrong, problem in self.broken_rules(values, is_users_own=is_users_own):
             if is_wrong.any():
+                # argmax returns the first True.
                 row = int(np.argmax(is_wrong))
                 sheet.fail(row, self.name, f"{shown(cells[row])} {problem}")
         return values
@@ -334,7 +356,7 @@ class Column:
             What is wrong with such a value.
         """
         if self.kind == "str":
-            is_printable = np.fromiter(map(str.isprintable, values), bool, len(values))
+            is_printable = np.array([text.isprintable() for text in values], bool)
             yield ~is_printable, "has an unprintable character"
             if self.check == "named":
                 yield values == "", "must not be empty"
@@ -430,24 +452,11 @@ class Schema:
         first_line, _, _ = text.partition("\n")
         names_in_file = tuple(name.strip() for name in first_line.split(","))
         header = self._current_names(names_in_file)
+        # Both of these raise KeyError: the first for a kind of column that pandas does
+        # not read, the second for a column that the schema does not have.
         dtypes = {column.name: _PANDAS_DTYPES[column.kind] for column in self.columns}
-        # Before 3.1, pandas reads floats with an error in the last digit by default.
-        options: dict[str, Any] = {}
-        major, minor, *_ = pd.__version__.split(".")
-        if (int(major), int(minor)) < (3, 1):
-            options["float_precision"] = "round_trip"
-        # Pandas refuses 1e30 as a whole number, but numpy also warns about it.
-        with np.errstate(invalid="ignore"):
-            frame = pd.read_csv(
-                io.StringIO(text),
-                header=0,
-                names=list(header),
-                # A column that the schema does not have raises KeyError here.
-                dtype={name: dtypes[name] for name in header},
-                na_filter=False,
-                low_memory=False,
-                **options,
-            )
+        dtypes_in_file = {name: dtypes[name] for name in header}
+        frame = _parsed_by_pandas(text, header, dtypes_in_file)
         # If the first row is longer than the header, pandas uses the first cells of all
         # rows as labels.
         has_labels = not isinstance(frame.index, pd.RangeIndex)
@@ -457,12 +466,14 @@ class Schema:
             raise ValueError
         for column in self.columns:
             if column.name not in header:
+                # Without a default this raises ValueError.
                 frame[column.name] = column.default_value()
             elif column.renamed_values:
                 frame[column.name] = frame[column.name].replace(column.renamed_values)
             self._refuse_broken(column, frame[column.name], is_users_own=is_users_own)
         if self.key and frame.duplicated(list(self.key)).any():
             raise ValueError
+        # Most files have the columns in order already, and need no copy.
         if tuple(frame.columns) == self.names:
             return frame
         return frame[list(self.names)]
@@ -545,6 +556,7 @@ class Schema:
         and is now the name of a column of its own.
         """
         current_names = dict(self.aliases)
+        # The names in the header that are not earlier names of any column.
         already_current = {name for name in header if name not in current_names}
         renamed = []
         for name in header:
@@ -554,6 +566,36 @@ class Schema:
             else:
                 renamed.append(current_name)
         return tuple(renamed)
+
+
+def _parsed_by_pandas(
+    text: str, header: Sequence[str], dtypes: Mapping[str, Any]
+) -> DataFrame:
+    """Return CSV text as pandas reads it, with the names of ``header`` for columns.
+
+    ``dtypes`` has the type of each column by its name.
+    """
+    import pandas as pd
+
+    # Before 3.1, pandas reads floats with an error in the last digit by default.
+    options: dict[str, Any] = {}
+    major, minor, *_ = pd.__version__.split(".")
+    if (int(major), int(minor)) < (3, 1):
+        options["float_precision"] = "round_trip"
+    # Pandas refuses 1e30 as a whole number, but numpy also warns about it.
+    with np.errstate(invalid="ignore"):
+        return pd.read_csv(
+            io.StringIO(text),
+            # The first line has names, which those of ``header`` replace.
+            header=0,
+            names=list(header),
+            dtype=dict(dtypes),
+            # An empty cell is an empty text, and not a missing value.
+            na_filter=False,
+            # Read the whole file at once, and not in chunks.
+            low_memory=False,
+            **options,
+        )
 
 
 _QUOTED_CELL = re.compile(r'(^|,)"(?:[^"\n]|"")*"(?=,|\r?$)', re.MULTILINE)
@@ -601,6 +643,7 @@ def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
         If the text would be refused when it is read back.
     """
     names = [name for name in schema.names if name in frame.columns]
+    # Columns that the schema does not have are written, too, and then refused below.
     names += [name for name in frame.columns if name not in names]
     columns = [frame[name].tolist() for name in names]
     out = io.StringIO(newline="")
@@ -631,6 +674,7 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
         The schema. What ``table`` says about a column replaces what ``shared`` says.
     """
     columns = []
+    # The first columns of some tables are the key of a measured iteration.
     if table.get("starts_with_case"):
         columns = [_case_column(case_field) for case_field in fields(Case)]
     kinds = _kinds_by_name(shared["columns"])
@@ -638,6 +682,7 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
     kinds |= _kinds_by_name(table.get("but", {}))
     defaults = {**shared["later"], **table.get("later", {})}
     for column in table["columns"].split():
+        # A kind may be followed by a check, as in "int positive".
         kind, _, check = kinds[column].partition(" ")
         columns.append(
             Column(
@@ -649,6 +694,7 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
             )
         )
     names = {column.name for column in columns}
+    # Only the earlier names of this table's own columns.
     aliases = tuple(
         (earlier, current)
         for earlier, current in shared["aliases"].items()

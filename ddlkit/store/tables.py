@@ -132,6 +132,7 @@ def save_table(
     path = directory / name
     if machine is None:
         machine = this_machine.describe()
+    # No other process may add rows between reading the table and writing it.
     with files.writing_in(directory):
         if is_pack(path.name):
             raise UserError(f"{path} is a pack of tables: save under another name")
@@ -165,7 +166,8 @@ def _exchange(path: Path, data: bytes, stamp: dict[str, Any]) -> None:
 
     Two files cannot be exchanged at once. The new stamp is written first, and contains
     the stamp of the table that is still there, so that either table has a stamp.
-    ``stamp`` itself gets this entry, "replaces".
+    ``stamp`` itself gets this entry, "replaces". ``data`` is the new content of the
+    CSV.
     """
     # A table that is not there, or is damaged, has no stamp worth keeping.
     with contextlib.suppress(UserError):
@@ -183,7 +185,7 @@ def _without_folders(word: str) -> str:
     """Return a word of a command without the folders of this machine.
 
     A path below the current folder becomes relative to it. Of any other path, only the
-    last name is kept.
+    last name is kept: ``--out=/data/x/runs.csv`` becomes ``--out=runs.csv``.
     """
     # A path may stand inside other text, such as JSON.
     word = word.replace(f"{Path.cwd()}/", "")
@@ -253,19 +255,21 @@ def own_output(path: Path | str, *sources: Path | str) -> Path:
         raise UserError(
             f"{path} is what is read: choose another name for what is written"
         )
-    is_stamp = (
-        resolved.suffix == ".json"
-        and os.path.isfile(resolved)
-        and _read_stamp(resolved) is not None
-    )
-    if (
-        is_stamp
-        or is_stamped(resolved)
-        # A pack in use, or the file of its stamps.
-        or (is_pack(resolved.name) and packed(resolved.parent))
-    ):
+    if _is_recorded(resolved):
         raise UserError(f"{path} is a recorded table or its stamp: choose another name")
     return path
+
+
+def _is_recorded(path: Path) -> bool:
+    """Return whether a path is of a recorded table, of a stamp, or of a pack in use."""
+    if path.suffix == ".json" and os.path.isfile(path):
+        is_stamp = _read_stamp(path) is not None
+        if is_stamp:
+            return True
+    if is_stamped(path):
+        return True
+    # The name of a pack, or of the file of stamps, is free in a folder without packs.
+    return is_pack(path.name) and bool(packed(path.parent))
 
 
 # -- Loading ---------------------------------------------------------------------------
@@ -294,6 +298,7 @@ def load_table(path: Path | str, schema: str | None = None) -> DataFrame:
     """
     path = Path(path)
     part = _part_of(path)
+    # What is no part of a pack is a loose table.
     if part is None:
         data, stamp = _verified(path)
         _check_kind(path, stamp, schema)
@@ -311,6 +316,7 @@ def load_table(path: Path | str, schema: str | None = None) -> DataFrame:
 
 
 def _check_kind(path: Path, stamp: Mapping[str, Any], schema: str | None) -> None:
+    """Raise UserError if a table is of another kind than ``schema``, unless that is None."""
     kind = stamp["schema"]
     if schema not in (None, kind):
         raise UserError(f"{path}: a table of {kind}, expected one of {schema}")
@@ -340,8 +346,8 @@ def load_stamp(path: Path | str) -> dict[str, Any]:
     if part is None:
         _, stamp = _verified(path)
         return stamp
-    # Reading the pack verifies its hash. The text is not needed. The state of the file is
-    # only a key of the cache, so that a file that has changed is read again.
+    # Reading the pack verifies its hash. The text is not needed. `_file_state` is
+    # explained there: it makes the cache read a file again that has changed.
     _pack_text(part.pack, part.pack_sha256, *_file_state(part.pack))
     # Parts are cached, so a caller that changes the stamp must have a copy.
     return copy.deepcopy(part.stamp)
@@ -379,11 +385,14 @@ def list_tables(folder: Path | str, pattern: str = "*.csv*") -> list[Path]:
     """
     folder = Path(folder)
     folders: Iterable[Path] = [folder]
+    # Without a slash, the pattern of folders is empty.
     folder_pattern, _, name_pattern = pattern.rpartition("/")
     if folder_pattern:
         folders = folder.glob(folder_pattern)
+    # A table that is both loose and packed is listed once.
     tables: set[Path] = set()
     for searched in folders:
+        # Packed tables have no files, so `glob` does not find them.
         names = fnmatch.filter(packed(searched), name_pattern)
         for path in searched.glob(name_pattern):
             is_hidden = path.name.startswith(".")
@@ -645,6 +654,7 @@ def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
         try:
             entry = json.loads(line)
             pack_name = entry["pack"]
+            # A line without a part is the line of a pack.
             if "part" not in entry:
                 pack_sha256[pack_name] = str(entry["sha256"])
                 continue
@@ -659,6 +669,7 @@ def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
                 text_sha256=entry.get("text_sha256", stamp["sha256"]),
             )
         except (ValueError, TypeError, KeyError, RecursionError) as error:
+            # No JSON, no mapping, an entry that is missing, or too many levels.
             raise UserError(
                 f"{path}: damaged line {line_number} ({error}): restore it"
             ) from error
@@ -666,7 +677,10 @@ def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
 
 
 def _packed_rows(name: str, part: Part) -> DataFrame:
-    """Return the rows of a packed table, numbered from 0."""
+    """Return the rows of a packed table, numbered from 0.
+
+    ``name`` is the table's in its pack, and ``part`` says which pack that is.
+    """
     rows, slices = _rows_of_pack(
         part.pack, part.pack_sha256, part.stamp["schema"], *_file_state(part.pack)
     )
@@ -684,9 +698,10 @@ def _rows_of_pack(
 ) -> tuple[DataFrame, dict[str, slice]]:
     """Return all rows of a pack, and the slice of rows of each table by its name.
 
-    ``kind`` is the schema of the tables. Values are checked again, but not whether rows
-    have equal keys: `save_table` has refused such rows, and the hash shows that the rows
-    have not changed since.
+    ``path`` and ``sha256`` are those of the pack, and ``kind`` is the schema of its
+    tables. Values are checked again, but not whether rows have equal keys: `save_table`
+    has refused such rows, and the hash shows that the rows have not changed since.
+    ``file_state`` only makes the cache read a file again that has changed.
     """
     schema = schema_named(kind)
     schema = replace(schema, columns=(PART, *schema.columns), key=())
@@ -695,6 +710,7 @@ def _rows_of_pack(
     # The rows of a table follow one another, and the column "part" names their table. So
     # a table begins where that name changes.
     names = frame["part"].to_numpy(object)
+    # For each row, whether it is the first one of a table.
     is_first = np.append(True, names[1:] != names[:-1])
     starts = np.flatnonzero(is_first)
     ends = [*starts[1:], len(names)]
@@ -706,7 +722,10 @@ def _rows_of_pack(
 
 @functools.lru_cache(maxsize=16)
 def _pack_text(path: Path, sha256: str, *_file_state: int) -> str:
-    """Return the text of a pack, or raise UserError if the file has another hash."""
+    """Return the text of a pack, or raise UserError if its hash is not ``sha256``.
+
+    ``_file_state`` only makes the cache read a file again that has changed.
+    """
     data = files.read(path)
     digest = _sha256(data)
     if digest != sha256:
@@ -747,6 +766,7 @@ def pack(folder: Path) -> list[Path]:
         names = " and ".join(sorted(machines))
         raise UserError(f"{folder}: tables of {names}: give each its folder")
     with files.writing_in(folder):
+        # Complete what an earlier call has begun, if it was killed.
         _remove_replaced(folder)
         parts = packed(folder)
         packed_now: list[Path] = []
@@ -754,6 +774,7 @@ def pack(folder: Path) -> list[Path]:
             packed_now += tables
             parts = {**parts, **_write_pack(folder, kind, header, tables)}
         if packed_now:
+            # The packs and their stamps are on the disk, so the loose files can go.
             _write_index(folder / STAMPS, parts)
             _remove_replaced(folder)
     return sorted(packed_now)
@@ -777,7 +798,8 @@ def _tables_to_pack(
             continue
         text, stamp = _text_of(path)
         header, *rows = text.splitlines()
-        # A table with other line ends than a newline could not be restored byte for byte.
+        # A table with other line ends than a newline could not be restored byte for
+        # byte, and stays loose.
         if "\n".join([header, *rows, ""]) != text:
             continue
         # Characters are counted over all tables of the folder, whatever their schemas.

@@ -76,24 +76,37 @@ def draw(frame: pd.DataFrame) -> Figure:
 @check("dag-k80-backward", "K80")
 @check("dag-v100-backward", "V100")
 def _least_backward(gpu: str) -> Result:
-    """Return the backward pass of ResNet-50 in seconds, at the peak rate of a GPU."""
+    """Return the backward pass of ResNet-50 in seconds, at the peak rate of a GPU.
+
+    The paper prints a peak rate that its stated clock does not reach. Both peaks are
+    readings.
+    """
     layers = networks.layers("resnet50_published")
     first_flops = 2 * layers[0].multiply_adds
     other_flops = sum(2 * layer.multiply_adds for layer in layers[1:])
     # A layer computes the gradient of its weights, and that of its input. The first
     # layer does without the latter, because its input are the images.
     backward_flops = BATCH["ResNet-50"] * (first_flops + 2 * other_flops)
-    least_s = backward_flops / (OPERATIONS[gpu] * CLOCK_HZ[gpu])
-
     forward_gflop = (first_flops + other_flops) / 1e9
     units = " of Tensor Cores" if gpu == "V100" else ""
-    printed_over_least = CLUSTERS[gpu].backward_s / least_s
     note = (
         f"forward's {forward_gflop:.2f} GFLOP (stride in the 1x1) twice, none for images"
-        f", at the stated clock's peak{units}; algorithms of fewer could beat it"
-        f"; printed are {printed_over_least:.2g} times that"
+        f"; algorithms of fewer could beat it"
     )
-    return at_least(least_s, note)
+    peaks = {
+        f"the stated clock's peak{units}": OPERATIONS[gpu] * CLOCK_HZ[gpu],
+        f"the printed peak{units}": 1e12 * claimed(f"dag-{gpu.lower()}-peak"),
+    }
+    readings = {}
+    for peak, flops_per_s in peaks.items():
+        least_s = backward_flops / flops_per_s
+        printed_over_least = CLUSTERS[gpu].backward_s / least_s
+        at_peak = (
+            f"{flops_per_s / 1e12:.3g} TFLOP/s, {least_s:.3g} s; printed are "
+            f"{printed_over_least:.2g} times that"
+        )
+        readings[peak] = at_least(least_s, at_peak)
+    return by_readings(readings, note)
 
 
 @check("dag-k80-communication")
