@@ -30,7 +30,7 @@ def test_every_curve_is_one_that_counts() -> None:
         ).any()
         assert len(steps) >= 4 and (steps["nodes"] > 1).sum() >= 2
     copies = {tuple(steps["step_s"]) for steps in CURVES.values()}
-    assert len(copies) == len(CURVES) == 16
+    assert len(copies) == len(CURVES) == 18
 
 
 def test_a_prediction_does_not_depend_on_what_it_predicts() -> None:

@@ -21,7 +21,10 @@ from ddlkit.model.scaling import Scaling, scale
 from workbook.validate.accuracy import Goal, goals
 from workbook.validate.clusters import EXTERNAL, pollux_iterations, table
 
-BLIND = (EXTERNAL / "internevo", EXTERNAL / "tensorflow-daint")
+BLIND = tuple(
+    EXTERNAL / name
+    for name in ("internevo", "tensorflow-daint", "ultrascale", "horovod-p3")
+)
 """The sources of the blind test."""
 FORMERLY_BLIND = EXTERNAL / "tensorflow-ec2"
 """A source that refuted the first interval, and is now in sight."""
