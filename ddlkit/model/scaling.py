@@ -91,6 +91,11 @@ class Count:
     messages_s: float | None = None
     messages_bad_day_s: float | None = None
 
+    @property
+    def gpus_per_node(self) -> int:
+        """Return the number of GPUs on each node, which must be the same on all."""
+        return self.gpus // self.nodes
+
 
 @dataclass(frozen=True)
 class Hidden:
@@ -348,7 +353,7 @@ def scale(
     ... )
     >>> result = scale(steps, 16, wish=0.6)
     >>> round(result.target.scaling_factor, 3), result.wish.answer
-    (0.836, 'yes')
+    (0.839, 'yes')
     """
     targets = sorted({int(n) for n in np.atleast_1d(nodes)})
     _refuse_wrong_choices(targets, wish, kernel_steps)
@@ -364,26 +369,18 @@ def scale(
     findings += _on_gpus_per_node(measured, anchor)
     findings += _known_of_software(steps, collectives)
 
-    per_node = anchor.gpus // anchor.nodes
-    slowest_s = _slowest_s(measured, anchor)
-    known = {(count.gpus, count.nodes) for count in measured}
-    predicted = [
-        _predicted(smallest, anchor, slowest_s, target)
-        for target in targets
-        if (target * per_node, target) not in known
-    ]
-    counts = sorted([*measured, *predicted], key=_by_size)
+    counts = _with_predictions(measured, targets)
     costs = None
     if collectives is not None:
-        costs = NodeCosts.of(collectives).with_per_node(per_node)
-        _refuse_large_sizes(costs, workload)
-        _refuse_far_collectives(costs, max(count.nodes for count in counts))
+        most_nodes = max(count.nodes for count in counts)
+        costs = _costs_of(collectives, anchor.gpus_per_node, most_nodes, workload)
     counts = [_with_messages(count, smallest, workload, costs) for count in counts]
     # The anchor is now known with its step if nothing but messages lengthened it.
     anchor = _anchor([count for count in counts if count.measured])
 
     explained = _explained(jobs, smallest, anchor, kernels, kernel_steps)
-    asked = _largest_asked(counts, targets, per_node)
+    asked = _largest_asked(counts, targets, anchor.gpus_per_node)
+    slowest_s = _slowest_s(measured, anchor)
     findings += _advice(explained, smallest, anchor, slowest_s, asked, jobs)
     return Scaling(
         counts=tuple(counts),
@@ -464,7 +461,7 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     is_launch = steps["is_single"] & (by_job.cumcount() == 0)
     if is_launch.any():
         text = (
-            f"the first step of {int(is_launch.sum())} jobs with single steps is left out, "
+            f"the first step of {_counted(int(is_launch.sum()), 'job')} with single steps is left out, "
             "because it includes the launch"
         )
         findings.append(Finding("launch", (), text))
@@ -483,36 +480,45 @@ def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
             Finding("samples", (), "samples per GPU: not known, taken as equal")
         )
         return steps
-    samples_per_gpu = steps["samples"]
-    usual = _usual_samples(steps, samples_per_gpu)
-    understood = (
-        "the column samples is taken as the samples of one GPU, because it is the same on all "
-        "counts"
-    )
-    if usual.nunique() > 1:
-        samples_per_gpu = steps["samples"] / steps["gpus"]
-        understood = (
+    samples, understood = _samples_per_gpu(steps)
+    findings.append(Finding("samples", (), understood))
+    # All counts have the same usual number.
+    is_usual = samples == _usual_samples(steps, samples).iloc[0]
+    n_unusual = int((~is_usual).sum())
+    if n_unusual:
+        verb = "is" if n_unusual == 1 else "are"
+        text = f"{_counted(n_unusual, 'step')} with another number of samples {verb} left out"
+        findings.append(Finding("samples", (), text))
+    return steps[is_usual]
+
+
+def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
+    """Return the samples of one GPU in each step, and how they were understood, in words.
+
+    Raises UserError if the column ``samples`` can be neither the samples of one GPU nor those of
+    all GPUs.
+    """
+    samples = steps["samples"]
+    usual = _usual_samples(steps, samples)
+    if usual.nunique() == 1:
+        return samples, (
+            "the column samples is taken as the samples of one GPU, because it is the same on "
+            "all counts"
+        )
+    samples_per_gpu = samples / steps["gpus"]
+    if _usual_samples(steps, samples_per_gpu).nunique() == 1:
+        return samples_per_gpu, (
             "the column samples is taken as the samples of all GPUs, because it grows in "
             "proportion to the GPUs"
         )
-        usual_of_all = usual
-        usual = _usual_samples(steps, samples_per_gpu)
-        if usual.nunique() > 1:
-            fewest_gpus, _ = usual_of_all.idxmin()
-            most_gpus, _ = usual_of_all.idxmax()
-            raise UserError(
-                "the column samples is neither the same on all counts nor in proportion to their "
-                f"GPUs ({usual_of_all.min():g} on {_gpus(fewest_gpus)}, "
-                f"{usual_of_all.max():g} on {_gpus(most_gpus)}): measure all counts with as "
-                "many samples per GPU"
-            )
-    findings.append(Finding("samples", (), understood))
-    # All counts have the same usual number.
-    is_usual = samples_per_gpu == usual.iloc[0]
-    if not is_usual.all():
-        text = f"{int((~is_usual).sum())} steps with another number of samples are left out"
-        findings.append(Finding("samples", (), text))
-    return steps[is_usual]
+    # The index of `usual` has the GPUs and the nodes of each count.
+    fewest_gpus, _ = usual.idxmin()
+    most_gpus, _ = usual.idxmax()
+    raise UserError(
+        "the column samples is neither the same on all counts nor in proportion to their GPUs "
+        f"({usual.min():g} on {_gpus(fewest_gpus)}, {usual.max():g} on {_gpus(most_gpus)}): "
+        "measure all counts with as many samples per GPU"
+    )
 
 
 def _usual_samples(steps: DataFrame, samples: Any) -> Any:
@@ -713,7 +719,7 @@ def _on_gpus_per_node(measured: Sequence[Count], anchor: Count) -> list[Finding]
 
     A part of one node is no difference, as it is less than what the anchor uses of each node.
     """
-    per_node = anchor.gpus // anchor.nodes
+    per_node = anchor.gpus_per_node
     differ = []
     for count in measured:
         is_alike = count.gpus == per_node * count.nodes
@@ -742,10 +748,11 @@ def _known_of_software(
     """
     findings = []
     for column, name in (("nccl", "version of NCCL"), ("settings", "settings")):
+        # A suffix such as "+cuda12.3" makes no other version. Settings are any text.
+        comparable = _version if column == "nccl" else str
         of_steps = facts_of(steps, column)
-        # A suffix such as "+cuda12.3" makes no other version. Settings stay as they are.
-        versions = {*map(_version, of_steps)}
-        if len(versions) > 1:
+        different = {*map(comparable, of_steps)}
+        if len(different) > 1:
             raise UserError(
                 f"the column {column} has several values, {_listed(of_steps)}: measure all "
                 f"counts with the same {name}"
@@ -757,7 +764,7 @@ def _known_of_software(
             text = f"whether tables and training have the same {name}: not known"
             findings.append(Finding(column, (), text))
             continue
-        if versions != {*map(_version, of_tables)}:
+        if different != {*map(comparable, of_tables)}:
             raise UserError(
                 f"the training ran with {column} {_listed(of_steps)}, and the tables were measured "
                 f"with {column} {_listed(of_tables)}: measure the tables with the {name} of the "
@@ -779,6 +786,22 @@ def _listed(values: set[Any]) -> str:
 # -- predictions ---------------------------------------------------------------------
 
 
+def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list[Count]:
+    """Return the measured counts and predicted ones, in the order of GPUs and nodes.
+
+    ``targets`` are the numbers of nodes to predict for. Those that were measured stay as they are.
+    """
+    smallest = _smallest(measured)
+    anchor = _anchor(measured)
+    slowest_s = _slowest_s(measured, anchor)
+    known = {(count.gpus, count.nodes) for count in measured}
+    counts = [*measured]
+    for nodes in targets:
+        if (nodes * anchor.gpus_per_node, nodes) not in known:
+            counts.append(_predicted(smallest, anchor, slowest_s, nodes))
+    return sorted(counts, key=_by_size)
+
+
 def _predicted(smallest: Count, anchor: Count, slowest_s: float, nodes: int) -> Count:
     """Return the predicted step on a number of nodes, each with the GPUs of the anchor's.
 
@@ -792,7 +815,7 @@ def _predicted(smallest: Count, anchor: Count, slowest_s: float, nodes: int) -> 
     )
     interval_s = (float(lower_s), float(upper_s))
     return Count(
-        gpus=nodes * (anchor.gpus // anchor.nodes),
+        gpus=nodes * anchor.gpus_per_node,
         nodes=nodes,
         step_s=step_s,
         interval_s=interval_s,
@@ -832,6 +855,24 @@ def _hidden(measured: Sequence[Count]) -> Hidden | None:
     )
 
 
+def _costs_of(
+    collectives: DataFrame,
+    gpus_per_node: int,
+    most_nodes: int,
+    workload: Workload | None,
+) -> NodeCosts:
+    """Return the costs of collectives, if they can be predicted for the largest count.
+
+    Raises UserError if the tables have no nodes like those of the training, if they do not
+    contain the sizes of its messages, or if they end too far below ``most_nodes``.
+    """
+    costs = NodeCosts.of(collectives).with_per_node(gpus_per_node)
+    _refuse_large_sizes(costs, workload)
+    for collective in costs.collectives:
+        costs.anchor(collective, most_nodes)  # raises the error
+    return costs
+
+
 def _refuse_large_sizes(costs: NodeCosts, workload: Workload | None) -> None:
     """Raise UserError if the smallest size of a table is above the largest bucket.
 
@@ -849,12 +890,6 @@ def _refuse_large_sizes(costs: NodeCosts, workload: Workload | None) -> None:
                 f"{units.format_bytes(table.sizes[0])}, above {bucket} of "
                 f"{units.format_bytes(largest_bytes)}: measure sizes down to 1 MiB"
             )
-
-
-def _refuse_far_collectives(costs: NodeCosts, nodes: int) -> None:
-    """Raise UserError if some collective cannot be predicted for a number of nodes."""
-    for collective in costs.collectives:
-        costs.anchor(collective, nodes)  # raises the error
 
 
 def _with_messages(
