@@ -1132,17 +1132,16 @@ def _on_messages(explained: Explained) -> Finding:
 def _in_one_unit(first_s: float, second_s: float) -> tuple[str, str]:
     """Return two times in the unit of the longer one, with as many decimals."""
     longer_s = max(first_s, second_s)
-    size, unit = next(
-        (size, unit)
-        for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
-        if longer_s >= size or unit == "ns"
-    )
+    unit, unit_s = "ns", 1e-9
+    for larger_unit, larger_unit_s in (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)):
+        if longer_s >= larger_unit_s:
+            unit, unit_s = larger_unit, larger_unit_s
     # The longer one gets three digits.
-    n_before_point = len(f"{longer_s / size:.0f}")
-    decimals = max(0, 3 - n_before_point)
+    digits_before_point = len(f"{longer_s / unit_s:.0f}")
+    decimals = max(0, 3 - digits_before_point)
     return (
-        f"{first_s / size:.{decimals}f} {unit}",
-        f"{second_s / size:.{decimals}f} {unit}",
+        f"{first_s / unit_s:.{decimals}f} {unit}",
+        f"{second_s / unit_s:.{decimals}f} {unit}",
     )
 
 
