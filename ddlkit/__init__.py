@@ -191,6 +191,7 @@ GROUPS = {group: tuple(modules) for group, modules in _MODULES.items()}
 
 
 def _has_torch() -> bool:
+    """Return whether PyTorch is installed, without importing it."""
     try:
         return find_spec("torch") is not None
     except ValueError:
@@ -199,8 +200,11 @@ def _has_torch() -> bool:
 
 
 def _public_names() -> list[str]:
-    # Where PyTorch is absent, `from ddlkit import *` and help(ddlkit) must not ask for
-    # names that need it.
+    """Return the names in `GROUPS` that can be imported here.
+
+    Where PyTorch is absent, `from ddlkit import *` and help(ddlkit) must not ask for names
+    that need it.
+    """
     groups = dict(GROUPS)
     if not _has_torch():
         del groups["measure"]
@@ -214,6 +218,10 @@ __all__ = _public_names()
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
+        """Return a public name, whose module is imported now.
+
+        Python calls this function for names that the package does not have itself.
+        """
         for modules in _MODULES.values():
             if name in modules:
                 return getattr(import_module(modules[name]), name)
@@ -221,4 +229,5 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
+    """Return all names of the package for `dir`, also those not imported yet."""
     return sorted([*globals(), *__all__])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -166,11 +166,12 @@ def _exact_look(name: str) -> Style | None:
 
 
 def _without_argument(name: str) -> str:
+    """Return a name such as "buffer:25MB" up to its colon: "buffer"."""
     return name.partition(":")[0]
 
 
-def known(name: str) -> bool:
-    """Return whether `look` finds a look for a name.
+def has_look(name: str) -> bool:
+    """Return whether a name has a look, which `look` then returns.
 
     Parameters
     ----------
@@ -184,7 +185,7 @@ def known(name: str) -> bool:
 
     Examples
     --------
-    >>> known("piecewise:45KB"), known("a colleague")
+    >>> has_look("piecewise:45KB"), has_look("a colleague")
     (True, False)
     """
     head = _without_argument(name)
@@ -216,9 +217,9 @@ def look(name: str) -> Style:
     >>> look("piecewise:45KB").label, look("piecewise:45KB").color == look("piecewise").color
     ('log / linear 45KB', True)
     """
-    exact = _exact_look(name)
-    if exact:
-        return exact
+    look_of_name = _exact_look(name)
+    if look_of_name:
+        return look_of_name
     head, _, argument = name.partition(":")
     style = _exact_look(head)
     if style is None:
@@ -247,14 +248,18 @@ def looks(names: Sequence[str]) -> list[Style]:
     styles: list[Style] = []
     # Two names share a look if they differ only in their arguments. A name that has a look of
     # its own together with its argument is compared as a whole.
-    heads = [name if _exact_look(name) else _without_argument(name) for name in names]
-    for position, (name, head) in enumerate(zip(names, heads, strict=True)):
-        if not known(name):
-            styles.append(Style(name, *SERIES[position % len(SERIES)]))
-        elif head in heads[:position]:
+    earlier_heads: set[str] = set()
+    for position, name in enumerate(names):
+        head = name if _exact_look(name) else _without_argument(name)
+        if not has_look(name):
+            # With more names than looks, the looks begin again.
+            color, marker, line, hatch = SERIES[position % len(SERIES)]
+            styles.append(Style(name, color, marker, line, hatch))
+        elif head in earlier_heads:
             styles.append(_darker(look(name)))
         else:
             styles.append(look(name))
+        earlier_heads.add(head)
     return styles
 
 
@@ -291,6 +296,7 @@ def time_unit(seconds: ArrayLike) -> tuple[float, str]:
     >>> time_unit([2e-3, 0.5e-3])
     (1000.0, 'ms')
     """
+    # Missing times (NaN) do not count.
     largest_s = float(np.nanmax(np.abs(np.asarray(seconds, dtype=float))))
     for factor, name in ((1.0, "s"), (1e3, "ms")):
         if largest_s * factor >= 1:
@@ -319,15 +325,17 @@ def set_log(ax: Axes, log: str) -> None:
         plain_log_ticks(ax.yaxis)
     if "b" in log:
         ax.set_xscale("log", base=2)
+        # Sizes such as "256 KiB" are wide, so there are few of them.
         ax.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
         ax.xaxis.set_minor_locator(NullLocator())
+        # matplotlib also passes the position of a tick, which is not used.
         ax.xaxis.set_major_formatter(
             FuncFormatter(lambda size, _: units.format_bytes(size))
         )
 
 
 def plain_log_ticks(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers.
+    """Label a logarithmic axis with plain numbers, such as 500 and not powers of ten.
 
     Parameters
     ----------
@@ -388,7 +396,7 @@ def points(
     label: str = "",
     size: float = 7,
 ) -> None:
-    """Draw markers.
+    """Draw a marker at each of n points, without a line between them.
 
     Parameters
     ----------
@@ -449,6 +457,7 @@ def lines(
         marker = style.marker if len(x) <= MOST_MARKERS else ""
         (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
         line.set(color=style.color, markerfacecolor=style.face, label=style.label)
+        # The limits may have fewer columns than the table.
         if ends is not None and column < ends[0].shape[1]:
             lower_limits, upper_limits = ends
             lower = lower_limits.iloc[:, column].to_numpy(dtype=float)
@@ -474,6 +483,7 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     fits : mapping of str to Fit
         The fits by the name of their form, as in `FORMS`. All have the same samples.
     """
+    # The fits have the same samples, so that any of them will do.
     any_fit = next(iter(fits.values()))
     sizes = any_fit.sizes
     seconds = any_fit.seconds
@@ -491,28 +501,50 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     ax.plot(
         sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1
     )
+    # Enough sizes, evenly spaced on a logarithmic axis, for curves to look smooth.
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
     for fit, style in zip(fits.values(), looks([*fits]), strict=True):
-        ax.plot(
+        _draw_fitted_cost(ax, fit, style, grid, scale)
+    _label_axes_of_cost(ax, any_fit.cost, unit)
+    add_legend(ax, "inside")
+
+
+def _draw_fitted_cost(
+    ax: Axes, fit: Fit[Any], style: Style, grid: np.ndarray, scale: float
+) -> None:
+    """Draw a fitted cost as a line, with a ribbon for its interval if it has draws.
+
+    ``grid`` has the sizes at which the cost is computed, and ``scale`` is the number of
+    units of the axis in a second.
+    """
+    ax.plot(
+        grid,
+        scale * fit.cost(grid),
+        color=style.color,
+        linestyle=style.line,
+        label=style.label,
+    )
+    # Draws are costs fitted to resampled messages, from which the interval follows.
+    if fit.draws:
+        lower_s, upper_s = fit.interval(grid)
+        ax.fill_between(
             grid,
-            scale * fit.cost(grid),
+            scale * lower_s,
+            scale * upper_s,
             color=style.color,
-            linestyle=style.line,
-            label=style.label,
+            alpha=0.25,
+            linewidth=0,
         )
-        if fit.draws:
-            lower_s, upper_s = fit.interval(grid)
-            ax.fill_between(
-                grid,
-                scale * lower_s,
-                scale * upper_s,
-                color=style.color,
-                alpha=0.25,
-                linewidth=0,
-            )
-    # Costs are of two kinds. The cost of a message has a collective, and its sizes are bytes.
-    # The cost of selecting the largest gradients has none, and its sizes count elements.
-    collective = getattr(any_fit.cost, "collective", "")
+
+
+def _label_axes_of_cost(ax: Axes, cost: Any, unit: str) -> None:
+    """Make the axes of a drawn cost logarithmic, and label them.
+
+    ``unit`` is the unit of the times that are drawn. Costs are of two kinds. The cost of a
+    message has a collective, and its sizes are bytes. The cost of selecting the largest
+    gradients has none, and its sizes count elements.
+    """
+    collective = getattr(cost, "collective", "")
     if collective:
         # "b" is an x axis in bytes, and "y" the y axis.
         set_log(ax, "by")
@@ -523,47 +555,49 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
         set_log(ax, "xy")
         ax.set_xlabel("elements")
         ax.set_ylabel(f"selection time [{unit}]")
-    add_legend(ax, "inside")
 
 
 def scaling_curves(result: Scaling) -> pd.DataFrame:
-    """Return scaling factors by the number of nodes, as laws predict them.
+    """Return scaling factors by the number of nodes, as three laws predict them.
 
     Parameters
     ----------
     result : Scaling
-        How a training scales.
+        How a training scales. Its anchor is the largest measured number of nodes, from which
+        steps on more nodes are predicted.
 
     Returns
     -------
     DataFrame
         One row for each of 60 numbers of nodes, from the anchor to the largest count. The columns
-        are ``nodes``, ``gpus``, ``predicted`` with ``lower`` and ``upper``, and the rivals
-        ``log2`` and ``linear``.
+        are ``nodes``, ``gpus``, ``predicted`` with the limits ``lower`` and ``upper`` of its
+        interval, and the rivals ``log2`` and ``linear``: laws with which the prediction is
+        compared.
     """
     anchor = result.anchor
-    one_s = result.smallest.step_s
+    # A scaling factor is the step on the smallest measured placement over another step.
+    smallest_s = result.smallest.step_s
     most_nodes = max(result.target.nodes, anchor.nodes)
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes
     lower_s, upper_s = scaling.step_interval_s(
-        one_s, anchor.step_s, ratio, result.slowest_s
+        smallest_s, anchor.step_s, ratio, result.slowest_s
     )
-    rivals = {
-        law: one_s
-        / scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes)
-        for law in ("log2", "linear")
+    predicted_s = scaling.step_s(smallest_s, anchor.step_s, ratio)
+    curves = {
+        "nodes": nodes,
+        "gpus": nodes * (anchor.gpus / anchor.nodes),
+        "predicted": smallest_s / predicted_s,
+        # The slowest step has the lowest scaling factor.
+        "lower": smallest_s / upper_s,
+        "upper": smallest_s / lower_s,
     }
-    return pd.DataFrame(
-        {
-            "nodes": nodes,
-            "gpus": nodes * (anchor.gpus / anchor.nodes),
-            "predicted": one_s / scaling.step_s(one_s, anchor.step_s, ratio),
-            "lower": one_s / upper_s,
-            "upper": one_s / lower_s,
-            **rivals,
-        }
-    )
+    for law in ("log2", "linear"):
+        rival_s = scaling.rival_step_s(
+            law, smallest_s, anchor.step_s, nodes, anchor.nodes
+        )
+        curves[law] = smallest_s / rival_s
+    return pd.DataFrame(curves)
 
 
 def scaling_factors(ax: Axes, result: Scaling) -> None:
@@ -591,21 +625,15 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
         label=f"nominal {result.interval_level:.0%} interval",
     )
     ax.plot(curves["gpus"], curves["predicted"], color=style.color, label="predicted")
-    for law, line in (("log2", ":"), ("linear", "--")):
-        label = f"loss grows as {law}" if law == "log2" else "loss grows linearly"
+    rivals = (
+        ("log2", ":", "loss grows as log2"),
+        ("linear", "--", "loss grows linearly"),
+    )
+    for law, line, label in rivals:
         ax.plot(
             curves["gpus"], curves[law], color=SOFT, linestyle=line, lw=0.8, label=label
         )
-    one_s = result.smallest.step_s
-    alone = [count for count in result.counts if count.messages_s is not None]
-    if alone:
-        ax.plot(
-            [count.gpus for count in alone],
-            [one_s / (count.messages_s or one_s) for count in alone],
-            color=look("all_reduce").color,
-            linestyle="-.",
-            label="messages alone",
-        )
+    _draw_messages_alone(ax, result)
     measured = [count for count in result.counts if count.measured]
     points(
         ax,
@@ -618,12 +646,34 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
     ax.legend(loc="lower left")
 
 
+def _draw_messages_alone(ax: Axes, result: Scaling) -> None:
+    """Draw the scaling factor if nothing but messages lengthened the step.
+
+    The line has the counts for which this is known. Without any, there is no line.
+    """
+    smallest_s = result.smallest.step_s
+    gpus = []
+    factors = []
+    for count in result.counts:
+        if count.messages_s is not None:
+            gpus.append(count.gpus)
+            factors.append(smallest_s / count.messages_s)
+    if gpus:
+        ax.plot(
+            gpus,
+            factors,
+            color=look("all_reduce").color,
+            linestyle="-.",
+            label="messages alone",
+        )
+
+
 def gantt(
     axes: Axes | np.ndarray,
     timelines: Mapping[str, Timeline],
     exposed_s: Mapping[str, float] | None = None,
 ) -> None:
-    """Draw the spans of rank 0 of some timelines as bars, on one scale of time.
+    """Draw the spans of rank 0 in some timelines as bars, on one scale of time.
 
     Parameters
     ----------
@@ -660,12 +710,16 @@ def gantt(
     drawn_kinds: set[str] = set()
     for spans in of_rank_0.values():
         drawn_kinds.update(spans.kind)
-    # The legend has the kinds in the order of `KINDS`.
+    _add_legend_of_kinds(panels[0], drawn_kinds)
+
+
+def _add_legend_of_kinds(ax: Axes, kinds: Collection[str]) -> None:
+    """Add a legend with some kinds of spans, in the order of `KINDS`."""
     for kind in KINDS:
-        if kind in drawn_kinds:
+        if kind in kinds:
             style = look(kind)
             # A bar without width gives the legend an entry.
-            panels[0].barh(
+            ax.barh(
                 0,
                 0,
                 label=style.label,
@@ -673,7 +727,7 @@ def gantt(
                 edgecolor="white",
                 hatch=style.hatch,
             )
-    add_legend(panels[0], "right")
+    add_legend(ax, "right")
 
 
 MOST_EDGES = 60
@@ -741,12 +795,12 @@ def cost_forms(fits: Mapping[str, Fit[Any]], chosen: str) -> Figure:
 
 
 def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
-    """Return a figure of an advice.
+    """Return a figure that compares PyTorch's default buckets with the best ones.
 
     Parameters
     ----------
     advice : Advice
-        The options for the buckets.
+        The options for the buckets, with what each is predicted to gain.
     name_of_best : str, optional
         The heading of the best option, by default the name of its plan.
 
@@ -759,9 +813,17 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
     from matplotlib.figure import Figure
 
     best = advice.ranked[0]
-    compared = {"PyTorch's default": advice.options[DEFAULT]}
-    if best is not advice.options[DEFAULT]:
+    default = advice.options[DEFAULT]
+    compared = {"PyTorch's default": default}
+    if best is not default:
         compared[name_of_best or best.name] = best
+    timelines = {}
+    exposed_s = {}
+    for name, option in compared.items():
+        timelines[name] = option.iteration.timeline()
+        # The text of the advice counts the time by which messages slow compute down as
+        # exposed communication. The drawing has to say the same.
+        exposed_s[name] = option.iteration.prediction.exposed_communication_s
     # The names of options with another bucket cap than the default are such as "ddp:10MB".
     capped = [
         option
@@ -770,26 +832,20 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
     ]
     figure = Figure(figsize=(WIDTH, 6.0))
     n_timelines = len(compared)
+    # The panel below the timelines has the gains by cap.
     n_panels = n_timelines + 1 if capped else n_timelines
     axes = np.atleast_1d(figure.subplots(n_panels))
-    timelines = {name: option.iteration.timeline() for name, option in compared.items()}
-    # The text of the advice counts the time by which messages slow compute down as
-    # exposed communication. The drawing has to say the same.
-    exposed_s = {
-        name: option.iteration.prediction.exposed_communication_s
-        for name, option in compared.items()
-    }
     gantt(axes[:n_timelines], timelines, exposed_s)
-    if not capped:
-        return figure
-    _draw_gains_by_cap(axes[-1], advice, capped)
+    if capped:
+        _draw_gains_by_cap(axes[-1], advice, capped)
     return figure
 
 
 def _draw_gains_by_cap(ax: Axes, advice: Advice, capped: Sequence[Any]) -> None:
-    """Draw the predicted gain over the default of options such as "ddp:10MB".
+    """Draw what options such as "ddp:10MB" are predicted to gain over the default.
 
-    A gain is a share of the default's iteration, and is drawn in percent.
+    ``capped`` are the options, the cap of whose buckets is in their name. A gain is a share
+    of the default's iteration, and is drawn in percent.
     """
     gains = [advice.gain(option) for option in capped]
     caps = [option.name.partition(":")[2] for option in capped]
@@ -816,7 +872,7 @@ def _draw_gains_by_cap(ax: Axes, advice: Advice, capped: Sequence[Any]) -> None:
 
 
 def write_scaling(result: Scaling, path: Path) -> None:
-    """Write the drawing of how a training scales.
+    """Write the drawing of how a training scales as a PNG.
 
     Parameters
     ----------
@@ -973,6 +1029,7 @@ def write_page(
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    # The image is part of the page, in base64, so that the page needs no other file.
     page = environment.from_string(read_text(PAGE)).render(
         title=lines[0],
         text="\n".join(lines[1:]),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ddlkit.core.errors import UserError
 from ddlkit.model.explanation import Explanation
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_RANKS = 16
-"""How many ranks are drawn. Of more, the first ones and the named one are."""
+"""How many ranks are drawn at most: the first ones, and the one for which the others wait."""
 WAIT_HATCH = "////"
 CULPRIT = "#c14d00"
 """The colour of the frame around what the other ranks wait for."""
@@ -51,7 +52,8 @@ def explanation_figure(explanation: Explanation) -> Figure:
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
-    # Hatches of the theme are white, to be seen on bars with a colour.
+    # Hatches of the theme are white, to be seen on bars with a colour. Those of waits are on
+    # white bars.
     mpl.rcParams["hatch.color"] = SOFT
     ranks = _drawn_ranks(explanation)
     figure, axes = plt.subplots(
@@ -68,58 +70,78 @@ def explanation_figure(explanation: Explanation) -> Figure:
 
 
 def _drawn_ranks(explanation: Explanation) -> list[int]:
-    """Return the ranks to draw: the first ones, and in any case the one that is named."""
+    """Return the ranks to draw: the first ones, and the one for which the others wait."""
     ranks = list(range(min(explanation.ranks, MOST_RANKS)))
+    # The explanation names a rank and a phase for which the others wait, if there is one.
     if explanation.named is not None and explanation.named["rank"] not in ranks:
         ranks[-1] = explanation.named["rank"]
     return ranks
 
 
 def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> None:
-    """Draw what each of some ranks does in a typical iteration, a row for each."""
+    """Draw what each of some ranks does in a typical iteration, a row for each.
+
+    The phase for which the other ranks wait gets a frame.
+    """
     timeline = explanation.timeline
+    # `write_explanation` has refused an explanation without a timeline.
     assert timeline is not None
     table = timeline.to_frame()
     scale, unit = time_unit(timeline.duration_s)
-    named = explanation.named or {"rank": None, "phase": None}
     # A kind of span has one entry in the legend, whatever the number of its spans.
     in_legend: set[str] = set()
     for row, rank in enumerate(ranks):
         of_rank = table[(table["rank"] == rank) & (table["stream"] == "compute")]
         for kind, spans in of_rank.groupby("kind", sort=False):
-            style = look(str(kind))
-            is_wait = kind == "wait"
-            bars = np.column_stack(
-                [spans["start_s"], spans["end_s"] - spans["start_s"]]
-            )
-            ax.broken_barh(
-                [(start * scale, width * scale) for start, width in bars.tolist()],
-                (row - BAR_HEIGHT / 2, BAR_HEIGHT),
-                facecolor="white" if is_wait else style.color,
-                hatch=WAIT_HATCH if is_wait else "",
-                edgecolor=SOFT if is_wait else "white",
-                linewidth=0.4,
-                label=None if kind in in_legend else style.label,
+            _draw_bars(
+                ax, str(kind), spans, row, scale, has_label=kind not in in_legend
             )
             in_legend.add(str(kind))
-        if rank == named["rank"]:
-            _outline(ax, of_rank, str(named["phase"]), row, scale)
+        if explanation.named is not None and explanation.named["rank"] == rank:
+            _outline(ax, of_rank, str(explanation.named["phase"]), row, scale)
     ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+    # The axis points down, so that the first rank is on top.
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel(f"time [{unit}]")
     title = "No one rank is much slower than the others"
-    if explanation.named is not None:
+    named = explanation.named
+    if named is not None:
         title = f"The other ranks wait for {named['phase']} of rank {named['rank']}"
     ax.set_title(title)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
-def _outline(ax: Axes, of_rank: Any, phase: str, row: int, scale: float) -> None:
+def _draw_bars(
+    ax: Axes, kind: str, spans: pd.DataFrame, row: int, scale: float, *, has_label: bool
+) -> None:
+    """Draw the spans of one kind as bars in a row.
+
+    ``scale`` is the number of units of the axis in a second. ``has_label`` says whether
+    the bars give the legend an entry. Bars of waits are hatched and have no colour.
+    """
+    style = look(kind)
+    is_wait = kind == "wait"
+    starts = spans["start_s"] * scale
+    widths = (spans["end_s"] - spans["start_s"]) * scale
+    ax.broken_barh(
+        list(zip(starts, widths, strict=True)),
+        (row - BAR_HEIGHT / 2, BAR_HEIGHT),
+        facecolor="white" if is_wait else style.color,
+        hatch=WAIT_HATCH if is_wait else "",
+        edgecolor=SOFT if is_wait else "white",
+        linewidth=0.4,
+        label=style.label if has_label else None,
+    )
+
+
+def _outline(
+    ax: Axes, of_rank: pd.DataFrame, phase: str, row: int, scale: float
+) -> None:
     """Draw a frame around a phase of a rank.
 
     ``of_rank`` has the spans of the rank, ``row`` is where they are drawn, and ``scale``
-    is the number of units of the axis in a second.
+    is the number of units of the axis in a second. A phase without spans gets no frame.
     """
     from matplotlib.patches import Rectangle
 
@@ -147,7 +169,11 @@ def _outline(ax: Axes, of_rank: Any, phase: str, row: int, scale: float) -> None
 
 
 def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
-    """Draw what the iteration takes as one cause after the other is removed."""
+    """Draw how long the iteration takes as one cause after the other is removed.
+
+    A bar is the iteration after a removal. The hatched bar behind it is what the removal
+    gained.
+    """
     scale, unit = time_unit(explanation.iteration_s)
     # The first entry is the measured iteration, without any removal.
     names = ["measured"]
@@ -155,7 +181,7 @@ def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
     lengths = np.array([seconds for _, seconds in explanation.waterfall]) * scale
     rows = np.arange(len(names))
     ax.barh(rows, lengths, color=look("backward").color, height=BAR_HEIGHT)
-    # The measured iteration has gained nothing over itself.
+    # Each row follows the row above. The measured iteration has gained nothing over itself.
     previous_lengths = np.concatenate([lengths[:1], lengths[:-1]])
     ax.barh(
         rows,
@@ -181,8 +207,12 @@ def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
 
 
 def _draw_replay(ax: Axes, explanation: Explanation) -> None:
-    """Draw the judged iterations as measured and as played again."""
+    """Draw how long the explained iterations took, as measured and as played again.
+
+    The replay computes an iteration from the work and the messages of all ranks.
+    """
     scale, unit = time_unit(explanation.iteration_s)
+    # A row of measured times and one of replayed times, both with an entry per iteration.
     measured, replayed = explanation.each_s * scale
     numbers = np.arange(len(measured))
     ax.plot(numbers, measured, "o", color=SOFT, label="measured")

@@ -5,26 +5,9 @@
 # with every measurement once at its smallest. The first step that fails ends it.
 # In a tree without .git, export DDLKIT_COMMIT. PYTHON is the interpreter [python3].
 set -euo pipefail
-
-if (($# != 1)); then
-  sed -n '2,6p' "$0" >&2
-  exit 2
-fi
 limit_s=210
-dir=$(realpath -m -- "$1")
-python=${PYTHON:-python3}
-cd -- "$(dirname -- "$0")/.."
-mkdir -p "$dir"
-unset CUDA_LAUNCH_BLOCKING PYTHONDONTWRITEBYTECODE
-export PYTHONUNBUFFERED=1
-exec > >(exec tee -p -a "$dir/check.log") 2>&1
-
-# At the limit this process is asked to end, and made to 5 s later.
-(
-  for ((left = limit_s; left > 0; left--)); do sleep 1 && kill -0 $$ || exit 0; done
-  echo "gpu_check: STOPPED, $limit_s s are over" >> "$dir/check.log"
-  kill -TERM $$ && sleep 5 && kill -KILL $$
-) <&- >/dev/null 2>&1 &
+grace_s=5
+. "$(dirname -- "$0")/gpu_begin.sh"
 
 step() { # SECONDS NAME WORD...: run python with these words; it dies with this script
   local planned_s=$1 name=$2 begun=$SECONDS status=0

@@ -3,7 +3,8 @@
 # from 1 KiB to 1 GiB:
 #     sbatch examples/slurm_collectives.sh [DIRECTORY]
 # Nodes without GPUs measure gloo instead: remove the line --gpus-per-node. GLOO_SOCKET_IFNAME and
-# NCCL_SOCKET_IFNAME name the network interface where there are several.
+# NCCL_SOCKET_IFNAME name the network interface where there are several. All nodes must be equal, with the
+# same software.
 #SBATCH --job-name=ddlkit-collectives
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8

@@ -7,6 +7,7 @@ from itertools import chain, cycle, repeat
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
@@ -144,6 +145,57 @@ def test_an_action_that_returns_marks_is_timed_by_them(simulated: Simulated) -> 
 
     samples = measure(action, Budget(warmup=0, min_repeats=3, max_repeats=3))
     assert samples == pytest.approx(np.full(3, 0.005))
+
+
+def test_marks_of_a_gpu_are_events_of_the_current_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fake of CUDA's events, whose times are in milliseconds from the first event to another."""
+    now_ms = [100.0]
+    streams: list[object] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            assert enable_timing, "CUDA refuses to time other events"
+            self.at_ms = float("inf")
+
+        def record(self, stream: object) -> None:
+            self.at_ms = now_ms[0]
+            streams.append(stream)
+
+        def query(self) -> bool:
+            return now_ms[0] > self.at_ms
+
+        def elapsed_time(self, end: Event) -> float:
+            return end.at_ms - self.at_ms
+
+    waited_for: list[object] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
+    monkeypatch.setattr(torch.cuda, "synchronize", waited_for.append)
+    marks = Marks("cuda:1")
+    for _ in range(3):
+        marks.mark()
+        assert not marks.reached()
+        now_ms[0] += 2.0
+        assert marks.reached()
+    assert marks.seconds() == pytest.approx([0.0, 0.002, 0.004])
+    assert waited_for == [torch.device("cuda:1")]
+    assert streams == 3 * ["of cuda:1"]
+
+
+def test_the_host_counts_in_training_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By default a device first waits, so that the host gets ahead of it."""
+    held: list[object] = []
+    monkeypatch.setattr(clock, "hold", held.append)
+    device = torch.device("cpu")
+    twice = Budget(warmup=1, min_repeats=2, max_repeats=2)
+    assert len(clock.measure_on(device, list, twice, host_counts=True)) == 2
+    assert not held
+    assert len(clock.measure_on(device, list, twice)) == 2
+    assert held == 3 * [device]
 
 
 @pytest.mark.parametrize(

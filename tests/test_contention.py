@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,53 @@ def test_bytes_flow_evenly_while_a_copy_lasts(
     assert traffic.sent_bytes == pytest.approx(expected, rel=0.02, abs=0.02 * MIB)
     assert traffic.begins_s == pytest.approx([each[0] for each in lines])
     assert traffic.ends_s == pytest.approx([each[-1] for each in lines])
+
+
+def test_copies_begin_before_a_computation_and_outlast_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a processor, with fake streams that note in which order they wait for one another."""
+    did: list[str] = []
+    now_s = [0.0]
+    monkeypatch.setattr(clock, "perf_counter", lambda: now_s[0])
+
+    class Stream:
+        def __init__(self, name: object) -> None:
+            self.name = str(name)
+
+        def wait_stream(self, other: Stream) -> None:
+            did.append(f"{self.name} waits for {other.name}")
+
+    class Noting(contention.Queues):
+        def put(self, ways: Sequence[str]) -> None:
+            did.append(f"put {' '.join(ways)}")
+            now_s[0] += 0.02
+
+    current = Stream("current")
+    names = iter(("in", "out"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(next(names)))
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(clock, "hold", lambda device: did.append("hold"))
+    copying = Noting(torch.device("cpu"), ("in", "out"), n_bytes=1e6)
+    copying.time()
+    begins = ["in waits for current", "out waits for current"]
+    ends = ["current waits for in", "current waits for out"]
+    assert did == 4 * ["hold", *begins, "put in out", *ends]
+    did.clear()
+    copying.beside(None, lambda: did.append("compute"))
+    assert did == ["hold", "compute"]
+    did.clear()
+    _, read = copying.beside("both", lambda: did.append("compute"))
+    first = [*begins, "put in out", *ends]
+    assert did[: len(first)] == first and did[-2:] == ["hold", "compute"]
+    # Four times the computation, but at least a while, in operations of 20 ms.
+    others = did[len(first) : -2]
+    assert others == ["put in out"] * 3
+    assert len(read().begins_s) == 2
+    did.clear()
+    copying.beside("out", lambda: did.append("compute"))
+    assert did[:3] == ["out waits for current", "put out", "current waits for out"]
 
 
 def test_points_of_a_gpu_cover_the_grid_and_a_processor_has_none(

@@ -16,9 +16,11 @@ import torch
 import smi
 from ddlkit import cli, store
 from ddlkit.core import units
+from ddlkit.measure.named import network_of
 from places import ROOT, alive, family, wait_for
 from workbook.cli import PROGRAM
 from workbook.record import grammar
+from workbook.record.needs import IMAGE_S
 
 CHECK = ROOT / "examples" / "gpu_check.sh"
 RECORD = ROOT / "examples" / "gpu_record.sh"
@@ -69,6 +71,8 @@ def packed(archive: Path, into: Path) -> set[str]:
     return {path.name for path in tables}
 
 
+ISSUE_S = 0.01
+"""About how long a host takes to issue an iteration of a small network."""
 STEPS = ("pip list", "yardstick", "--preflight", "record smoke", "-m gpu")
 
 
@@ -196,6 +200,23 @@ def test_the_steps_of_a_check_fit_its_limit() -> None:
     assert budget_in(CHECK, "smoke") <= 80
     # What is lent for fifteen minutes has to start, too, and to idle between both.
     assert limit_in(CHECK) + limit_in(RECORD) <= 900 - 120
+
+
+def test_the_smoke_suite_fits_its_step_and_a_gpu_limits_what_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the host limited an iteration beside messages, no row of it would be kept."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    listed = grammar.points(out=tmp_path, session=1, name="smoke", device="cuda")
+    points = [*listed.opening, *listed.body, *listed.closing]
+    needed_s = sum(point.estimate_s for point in [*points, *listed.closing])
+    assert needed_s <= budget_in(CHECK, "smoke")
+    for described in grammar.read("smoke").points:
+        if described["measure"] == "training_beside_messages":
+            (described_network,) = described["networks"]
+            network, batch = network_of(described_network)
+            assert batch * IMAGE_S[network] > 2 * ISSUE_S
 
 
 def test_all_that_the_short_suite_lacks_is_in_the_long_one(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ddlkit import cli, store
 from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
-from ddlkit.jobs import assignment
+from ddlkit.jobs import assignment, machines
 from ddlkit.jobs.rank import Layout, Rank, everyones_text, joined, layout
 from ddlkit.measure import cluster, parts
 from ddlkit.measure import collectives as messages
@@ -201,13 +201,13 @@ FACTS = {
 @pytest.mark.parametrize("fact", [*FACTS])
 def test_a_mix_of_machines_is_refused_and_named(fact: str) -> None:
     same = json.dumps(FACTS)
-    assert cluster.equal_machines([same] * 3) == FACTS
+    assert machines.equal_machines([same] * 3) == FACTS
     other = json.dumps(FACTS | {fact: "other"})
     with pytest.raises(
         UserError,
         match=f"the {fact} of rank 0 is {FACTS[fact]}, that of rank 2 is other",
     ):
-        cluster.equal_machines([same, same, other])
+        machines.equal_machines([same, same, other])
 
 
 @pytest.mark.parametrize(

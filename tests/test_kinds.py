@@ -16,7 +16,10 @@ import workbook.cli
 from ddlkit import cli, store
 from ddlkit.cli import command
 from ddlkit.measure import parts
-from workbook.record import grammar, recording
+from ddlkit.measure.needs import Gpus
+from ddlkit.measure.session import Point, Unavailable
+from places import ROOT
+from workbook.record import grammar, needs, recording
 from workbook.record.kinds import KINDS
 from workbook.record.recording import record
 
@@ -113,6 +116,38 @@ def tables_of(out: Path) -> set[str]:
             assert rows["seconds"].sum() > 0, path.name
         schemas.add(schema)
     return schemas - {"outcomes"}
+
+
+def test_every_kind_has_a_row_in_the_table_of_needs() -> None:
+    """And the page that explains it to users has the same table."""
+    assert needs.NEEDS.keys() >= KINDS.keys()
+    assert needs.table() in (ROOT / "docs" / "INSTALL.md").read_text()
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_what_the_machine_lacks_for_a_kind_is_named(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = needs.NEEDS[kind]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    point = Point("any", "point", dict, 7.0)
+    assert row.offer(point, on_gpu=True, ranks=4) is point
+    with_gpus = row.gpus in (Gpus.ONE, Gpus.EACH_RANK)
+    assert bool(row.lacking(on_gpu=True, ranks=5)) == (row.gpus is Gpus.EACH_RANK)
+    assert bool(row.lacking(on_gpu=False)) == (row.gpus is Gpus.ONE)
+    assert not row.lacking(on_gpu=True, ranks=5, in_lab=True)
+    if with_gpus:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        refused = row.offer(point, on_gpu=True, ranks=2)
+        assert refused.estimate_s == 0.0 and refused.key == point.key
+        with pytest.raises(Unavailable, match="^needs .*, and there are 0 to measure"):
+            refused.measure()
+    if row.packages or row.needs_network:
+        monkeypatch.setattr("ddlkit.measure.needs.find_spec", lambda module: None)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        network = "resnet18" if row.needs_network else ""
+        package = "torchvision" if row.needs_network else "pillow"
+        assert f"needs {package}" in row.lacking(on_gpu=True, network=network)
 
 
 def test_every_kind_has_its_smallest_point() -> None:

@@ -29,6 +29,7 @@ from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.launch import Loopback, Place
 from ddlkit.jobs.rank import Job, Rank, Tables
 from ddlkit.measure.collectives import CollectivesSettings, collectives_job
+from ddlkit.store import machine
 from ddlkit.store.files import scratch
 from places import (
     PATIENCE_S,
@@ -194,14 +195,14 @@ def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
         run_endless(tmp_path, Loopback(port))
 
 
-def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> None:
-    """Two nodes of one rank each, by the variables that both give: what the README says of clusters."""
-    config = tmp_path / "config.json"
+def two_nodes(
+    directory: Path, **config: object
+) -> list[subprocess.CompletedProcess[str]]:
+    """What becomes of a job of two nodes of one rank each, by the variables of torchrun and of Slurm."""
     few = {"collectives": ["all_reduce"], "sizes": [1024], "budget": {"max_repeats": 9}}
-    config.write_text(
-        json.dumps({"out": str(tmp_path / "out"), "link": "cluster", **few})
-    )
-    argv = [sys.executable, "-m", "ddlkit.jobs.launch", "collectives", str(config)]
+    file = directory / "config.json"
+    file.write_text(json.dumps({"out": str(directory / "out"), **few, **config}))
+    argv = [sys.executable, "-m", "ddlkit.jobs.launch", "collectives", str(file)]
     names = {
         "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         "srun": (
@@ -212,14 +213,46 @@ def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> 
         ),
     }
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    meeting |= {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    meeting |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = []
     for rank, by in enumerate(names):
         numbers = dict(zip(names[by], (str(rank), "2", "0", "1"), strict=True))
-        ranks.append(subprocess.Popen(argv, env={**os.environ, **meeting, **numbers}))
-    assert [rank.wait(2 * PATIENCE_S) for rank in ranks] == [0, 0]
+        environment = {**os.environ, **meeting, **numbers}
+        ranks.append(subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE))
+    ended = []
+    for process in ranks:
+        _, errors = process.communicate(timeout=2 * PATIENCE_S)
+        ended.append(
+            subprocess.CompletedProcess(
+                argv, process.returncode, stderr=errors.decode()
+            )
+        )
+    return ended
+
+
+def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> None:
+    ended = two_nodes(tmp_path, link="cluster")
+    assert [rank.returncode for rank in ended] == [0, 0], ended
     table = store.load_table(tmp_path / "out" / "collectives.csv", "collectives")
     assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
+    facts = json.loads((tmp_path / "out" / "job.json").read_text())
+    assert facts["processor"] == machine.describe()["cpu"]["model"]
+
+
+@pytest.mark.fault(
+    fault="the ranks of a job run on different machines",
+    injected="two ranks that see processors of different models",
+    holds="each rank says in one line which fact differs, and nothing is measured",
+)
+def test_a_job_over_different_machines_is_refused(tmp_path: Path) -> None:
+    ended = two_nodes(tmp_path, imports=["other_machine"])
+    assert [rank.returncode for rank in ended] == 2 * [jobs.MISTAKE], ended
+    for rank in ended:
+        assert (
+            "the processor of rank 0 is Processor 0, that of rank 1 is Processor 1"
+            in rank.stderr.splitlines()[-1]
+        )
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.fault(
@@ -299,6 +332,7 @@ BARE = """
 from ddlkit.jobs.clock import Budget
 from ddlkit.jobs import launch
 from ddlkit.measure.collectives import CollectivesSettings, collectives_job
+from ddlkit.store import machine
 few = CollectivesSettings(["all_reduce"], [1024], Budget(max_repeats=5))
 launch.launch(collectives_job, few, ranks=1, place=launch.Loopback(), join={"backend": "gloo"})
 """

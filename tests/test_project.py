@@ -150,7 +150,7 @@ MAY_SPREAD = {
     "ddlkit/core/fit.py: kind": "what the fitter of this form returns, and what is not None",
     "ddlkit/formats/transformer_shapes.py: Decoder": "rows of a table with a schema",
     "ddlkit/jobs/launch.py: Rank.join": "JSON of a job, in another process",
-    "ddlkit/jobs/rank.py: kind": "JSON of a job, in another process",
+    "ddlkit/jobs/rank.py: annotation": "JSON of a job, in another process",
     "ddlkit/lab/__init__.py: Conditions": "JSON of a job, in another process",
     "ddlkit/lab/tunnel.py: Conditions": "JSON, in another process",
     "ddlkit/measure/session/engine.py: Row": "rows of a table with a schema",

@@ -34,14 +34,16 @@ def valid_tables(out: Path) -> dict[str, str]:
 
 
 def work(
-    points: PointList, out: Path, budget_s: float = math.inf
+    points: PointList, out: Path, budget_s: float = math.inf, strict: bool = False
 ) -> dict[str, sessions.Row]:
     """What became of each point of a recording that is made in this process."""
     deadline_s = engine.time.monotonic() + budget_s  # type: ignore[attr-defined]
     worker = engine._Worker(
         lambda out, session: points, out, sessions.Origin(machine={"name": "here"})
     )
-    session = engine._Session(worker, deadline_s, True, False, lambda: None)
+    session = engine._Session(
+        worker, deadline_s, True, False, lambda: None, strict=strict
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "gc.collect", lambda: 0
@@ -120,6 +122,25 @@ def test_what_is_there_is_not_measured_again_and_what_failed_comes_last(
     )
     assert not order, "nothing can be measured, so nothing is opened or closed either"
     assert [row.point for row in rows.values()] == [*"abcd", "lacking"]
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "no-time"])
+def test_a_strict_recording_fails_if_one_of_its_points_fails(
+    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faulty = fine(fault, estimate_s=1e6)
+    if fault in FAULTS:
+        faulty = point(fault, FAULTS[fault])
+    points = PointList([fine("first"), faulty, fine("last")])
+    if fault in ("lacking", "no-time"):
+        assert len(work(points, tmp_path, 1e3, strict=True)) == 3
+    else:
+        with pytest.raises(UserError, match=f"^test/{fault}: "):
+            work(points, tmp_path, 1e3, strict=True)
+    # The other points are measured all the same.
+    rows = work(points, tmp_path, 1e3)
+    ends = [rows[f"test/{name}"].outcome for name in ("first", "last")]
+    assert ends == 2 * [sessions.MEASURED]
 
 
 def test_closing_points_have_time_set_aside_twice_and_the_overtime(

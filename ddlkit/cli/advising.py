@@ -374,9 +374,10 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
         ranks = ranks_of_launcher
     else:
         ranks = ranks_to_start(arguments.ranks, default=2)
+    from ddlkit.jobs.machines import shared_facts
     from ddlkit.jobs.rank import joined, layout
     from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
-    from ddlkit.measure.cluster import link_of, shared_facts
+    from ddlkit.measure.cluster import link_of
     from ddlkit.measure.given import check
 
     settings = AdviseSettings(

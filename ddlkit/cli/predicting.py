@@ -513,7 +513,7 @@ def export(arguments: argparse.Namespace) -> None:
     if arguments.given and arguments.cost:
         raise UserError("COST and --cost both give the cost: leave one out")
     arguments.cost = arguments.given or arguments.cost
-    version = writers.tested(arguments.to, arguments.torch)
+    version = writers.tested_version(arguments.to, arguments.torch)
     if arguments.to == "ddp":
         if arguments.profile is None:
             raise UserError(

@@ -37,7 +37,7 @@ _ROUNDING_BYTES_PER_S = 0.005e9
 
 
 def matches(text: str) -> bool:
-    """Return whether some line of a file is the head of such a table.
+    """Return whether some line of a file is the head of a table of these programs.
 
     Examples
     --------
@@ -84,10 +84,11 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     n_bytes = round(payload * _UNITS[match["unit"]])
     if n_bytes < 1:
         raise UserError(f"{where}, payload: less than a byte")
-    # `benchmark_times` computes a bus bandwidth from the time, and compares it with the
-    # printed one. Both are rounded. The time comes from the printed algbw, so the computed
-    # busbw is off by up to rounding x (busbw / algbw). The printed busbw is off by up to
-    # the rounding itself. A difference up to the sum of both is no error.
+    # algbw and busbw are the algorithm bandwidth, which is size over time, and the bus
+    # bandwidth. `benchmark_times` computes a bus bandwidth from the time, and compares it
+    # with the printed one. Both are rounded. The time comes from the printed algbw, so
+    # the computed busbw is off by up to rounding x (busbw / algbw). The printed busbw is
+    # off by up to the rounding itself. A difference up to the sum of both is no error.
     largest_difference_bytes_per_s = _ROUNDING_BYTES_PER_S * (
         1 + busbw_gb_per_s / algbw_gb_per_s
     )

@@ -12,6 +12,7 @@ is that of the whole output of a rank. Times are averages over the ranks.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection
@@ -74,7 +75,7 @@ _OTHER_TEST = re.compile(
     r"(?:# Benchmarking|\bOSU MPI\S*) (?P<test>\S[^\n]{0,60}?)(?: Test v|\s*$)", re.M
 )
 
-# nccl-tests has programs for two more, of which nothing is known but the name.
+# nccl-tests has programs for two more collectives, of which only the name is known.
 _PROGRAMS = "|".join([*KNOWN, "alltoallv", "hypercube"])
 # The collective is in the name of a program of nccl-tests, or in a title of OSU or of
 # Intel.
@@ -217,11 +218,12 @@ class Table:
         if not self.listed_ranks:
             return self.stated_ranks
         # nccl-tests leaves ranks out of a long list, but not the last one. Its number
-        # says how many ranks there are.
+        # says how many ranks there are, because ranks count from 0.
         n_ranks = max(rank for rank, _ in self.listed_ranks) + 1
         group_sizes = Counter(group for _, group in self.listed_ranks)
         if len(group_sizes) == 1:
             return n_ranks
+        # Groups can only be counted in a list of all ranks.
         is_cut = len(self.listed_ranks) < n_ranks
         distinct_sizes = {*group_sizes.values()}
         if is_cut or len(distinct_sizes) > 1:
@@ -233,21 +235,24 @@ class Table:
         """Return on how many hosts the ranks are, 0 if it is unknown.
 
         A long list of ranks is cut by nccl-tests. Then all hosts are taken to have as many
-        ranks as the one with the most.
+        ranks as the listed host with the most. The hosts of several groups are unknown.
         """
         groups = {group for _, group in self.listed_ranks}
         if not self.hosts or len(groups) > 1:
             return 0
-        if self.hosts.total() == self.ranks:
+        is_whole_list = self.hosts.total() == self.ranks
+        if is_whole_list:
             return len(self.hosts)
         most_ranks = max(self.hosts.values())
-        return -(-self.ranks // most_ranks)
+        return math.ceil(self.ranks / most_ranks)
 
     @property
     def runs_at_once(self) -> int:
         """Return how many runs print into the table at once.
 
-        Each run lists its rank 0 once, so the result is how often rank 0 is listed.
+        Processes of nccl-tests that do not know of one another are a run each, and may
+        share a log. Each run lists its rank 0 once, so the result is how often rank 0 is
+        listed.
         """
         # Runs at once print several heads, or have one rank each. In any other table, a
         # rank is listed twice only because an earlier attempt failed after its list.
@@ -318,17 +323,7 @@ class Table:
         n_before = self.columns.index(self.layout.time)
         before = self.columns[:n_before]
         timed = self.columns[n_before:]
-        # A row is matched from its end. A time stamp is one column and two words.
-        n_timed_words = len(timed) + timed.count("timestamp")
-        n_words_before = len(words) - n_timed_words
-        # Only nccl-tests prints rates. It leaves the column redop blank where there is no
-        # operation, so that one word may be missing.
-        fewest = n_before - 1 if self.has_rates else n_before
-        if not fewest <= n_words_before <= n_before:
-            problem = f"truncated after {len(words)} words"
-            if "NCCL" in words:
-                problem = "text of NCCL_DEBUG is inside: write it to NCCL_DEBUG_FILE"
-            raise UserError(f"{where}, column time: {problem}")
+        n_words_before = self._words_before_times(words, before, timed, where)
         if n_words_before < n_before:
             before = [name for name in before if name != "redop"]
         # nccl-tests prints the time and the columns after it, such as algbw, twice: out of
@@ -344,17 +339,40 @@ class Table:
             places.append(dict(zip(names, place_words, strict=False)))
         return dict(zip(before, words, strict=False)), places
 
+    def _words_before_times(
+        self, words: list[str], before: list[str], timed: list[str], where: str
+    ) -> int:
+        """Return how many words of a row stand before its first time.
+
+        ``before`` and ``timed`` are the columns before the first time, and from the first
+        time on. The result is one less than the columns ``before`` if the row leaves the
+        column redop blank. Raises UserError if words are missing or surplus.
+        """
+        # Words are counted from the end of the row. A time stamp is one column and two
+        # words.
+        n_timed_words = len(timed) + timed.count("timestamp")
+        n_words_before = len(words) - n_timed_words
+        # Only nccl-tests prints rates. It leaves the column redop blank where there is no
+        # operation, so that one word may be missing.
+        fewest = len(before) - 1 if self.has_rates else len(before)
+        if not fewest <= n_words_before <= len(before):
+            problem = f"truncated after {len(words)} words"
+            if "NCCL" in words:
+                problem = "text of NCCL_DEBUG is inside: write it to NCCL_DEBUG_FILE"
+            raise UserError(f"{where}, column time: {problem}")
+        return n_words_before
+
 
 def _nccl_version(number: int) -> str:
-    """Return the version of NCCL that nccl.h encodes as a number."""
-    # Since 2.9 a version 2.19.3 is 21903. Before, a version 2.8.4 was 2804.
+    """Return the version of NCCL, such as "2.19.3", that nccl.h encodes as a number."""
+    # Since 2.9, the version 2.19.3 is 21903. Before, the version 2.8.4 was 2804.
     major, rest = divmod(number, 10_000 if number >= 10_000 else 1_000)
     minor, patch = divmod(rest, 100)
     return f"{major}.{minor}.{patch}"
 
 
 def matches(text: str) -> bool:
-    """Return whether some line of a file is the head of a table that is known."""
+    """Return whether some line of a file is the head of a table in one of `LAYOUTS`."""
     return any(_head(line) for line in unlabelled(text))
 
 
@@ -381,7 +399,9 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
 
 def other_test(text: str) -> str:
-    r"""Return the test of OSU or Intel that a log names, "" if it names none.
+    r"""Return the name of the test of OSU or Intel that wrote a log, "" if it has none.
+
+    An error can then say why a log has no message times that can be read.
 
     Examples
     --------
@@ -450,6 +470,8 @@ class _TableCollector:
 
         The ``number`` of the line counts from 1.
         """
+        # Text of NCCL_DEBUG may follow the beginning of a row in the same line. The rest
+        # of the row then comes in a later line.
         before_debug = _NCCL_DEBUG.sub("", line)
         has_debug = before_debug != line
         if has_debug and not before_debug.strip():
@@ -472,21 +494,26 @@ class _TableCollector:
         self.is_after_row = False
         if _FENCE.match(line):
             # Only a fence right after a row ends the code block that quotes the table.
-            if self.current is not None and is_after_row:
-                self.current.is_whole = True
-                self.current = None
+            if is_after_row:
+                self._end_table(is_whole=True)
             return
         head = _head(line)
         if head is not None:
             self._begin_table(number, line, head)
             return
         end = _END.search(line)
-        if self.current is not None and end:
-            # Anything else that ends a table leaves open whether rows are missing.
-            if end["last_line"]:
-                self.current.is_whole = True
-            self.current = None
+        if end:
+            # Only the last line of nccl-tests tells that no row is missing.
+            self._end_table(is_whole=end["last_line"] is not None)
         self.following.add_facts(line)
+
+    def _end_table(self, *, is_whole: bool) -> None:
+        """End the current table, if there is one. Later rows belong to no table."""
+        if self.current is None:
+            return
+        if is_whole:
+            self.current.is_whole = True
+        self.current = None
 
     def _continues_row(self, line: str) -> bool:
         """Return whether a line is the rest of a row that was cut, and add it if so."""
@@ -560,12 +587,12 @@ def read_log(
     ranks: int = 0,
     table: int | None = None,
 ) -> tuple[DataFrame, Table]:
-    """Return the times of the one table that fits, and the table.
+    """Return the message times of the one table of a log that fits, and this table.
 
     Parameters
     ----------
     tables : list of Table
-        The tables of a log.
+        The tables of the log, as `read_tables` returns them.
     file : str
         The file, as errors name it.
     collective : str, optional
@@ -592,13 +619,14 @@ def read_log(
         If no table fits, or several do, or if the table is damaged or contradicts
         itself.
     """
-    n_of_one_rank = sum(known_table.ranks == 1 for known_table in tables)
-    if n_of_one_rank > 1 and n_of_one_rank == len(tables):
-        raise _without_mpi(f"{n_of_one_rank} processes print a table each", file)
+    are_all_of_one_rank = all(table_of_log.ranks == 1 for table_of_log in tables)
+    if len(tables) > 1 and are_all_of_one_rank:
+        raise _without_mpi(f"{len(tables)} processes print a table each", file)
     chosen = _chosen_table(tables, file, collective, ranks, table)
     if chosen.runs_at_once > 1:
         problem = f"{chosen.runs_at_once} processes print into one table"
         raise _without_mpi(problem, file)
+    # A table with rates is of nccl-tests, which prints a last line.
     if chosen.has_rates and not chosen.is_whole:
         problem = "no '# Avg bus bandwidth' after the rows: the log is cut"
         advice = "get all of it, or make a CSV of bytes and seconds"
@@ -608,6 +636,7 @@ def read_log(
     ranks = chosen.ranks or ranks
     possible = _possible_collectives(chosen, frame, ranks)
     if chosen.has_rates:
+        _check_values(sheet, frame)
         factors = {convention.algbw_factor for convention in possible.values()}
         # Without a possible collective, algbw is taken for the plain size over time.
         _check_rates(sheet, frame, factors or {1.0})
@@ -643,13 +672,14 @@ def _decided_collective(
     wanted: str,
     ranks: int,
 ) -> str:
-    """Return the collective that is wanted, or else the only one that is possible.
+    """Return the user's collective, or else the only one that is possible.
 
-    ``possible`` has the collectives that the columns and the rates allow, and ``wanted``
-    is "" if the user names none. ``ranks`` is the number for errors, 0 if unknown.
+    ``possible`` has the collectives that the columns and the rates of the table allow.
+    ``wanted`` is the user's collective, "" if the user names none. ``ranks`` is the
+    number of ranks in errors, 0 if it is unknown.
 
-    Raises UserError if the collective that is wanted is not possible, or if none is
-    wanted and the number of possible ones is not 1.
+    Raises UserError if the user's collective is not possible, or if the user names none
+    and not exactly one is possible.
     """
     if wanted in possible:
         return wanted
@@ -683,29 +713,29 @@ def _chosen_table(
         return tables[number - 1]
     if number is None and len(tables) == 1:
         return tables[0]
-    collectives_of_tables = [
-        _collectives_of_table(table, file, ranks) for table in tables
-    ]
+    # A phrase for each table, for the list in an error.
     described = []
     fitting = []
+    fitting_described = []
     for position, table in enumerate(tables):
-        collectives = collectives_of_tables[position]
-        described.append(
+        collectives = _collectives_of_table(table, file, ranks)
+        phrase = (
             f"{position + 1} {' or '.join(collectives)}, "
             f"{table.ranks or 'unknown'} ranks, {len(table.rows)} rows"
         )
+        described.append(phrase)
         is_of_collective = not collective or collective in collectives
         # A table whose number of ranks is unknown, 0, may be of any number.
         is_of_ranks = not ranks or table.ranks in (0, ranks)
         if is_of_collective and is_of_ranks:
-            fitting.append(position)
+            fitting.append(table)
+            fitting_described.append(phrase)
     if number is not None:
         raise _no_table_of_number(number, described, file)
     if len(fitting) == 1:
-        return tables[fitting[0]]
-    listed = "; ".join(described[position] for position in fitting)
-    if not fitting:
-        listed = "; ".join(described)
+        return fitting[0]
+    # If several tables fit, the user chooses among them, and otherwise among all.
+    listed = "; ".join(fitting_described or described)
     raise UserError(f"{file}: {len(tables)} tables: choose one by --table: {listed}")
 
 
@@ -742,9 +772,9 @@ def _no_table_of_number(number: int, described: list[str], file: str) -> UserErr
 def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     """Return the sizes, times and rates of a table, one row for each time.
 
-    Both results have the rows and the columns of `_PRINTED`: the sheet as text with the
-    numbers of lines, for errors, and the frame as numbers, with times in seconds. Rows
-    of size 0 are left out: the message was too small to be divided among the ranks.
+    Both results have the same rows, and the columns of `_PRINTED`. The sheet has text
+    with the numbers of lines, for errors. The frame has numbers, with times in seconds.
+    Rows of size 0 are left out: the message was too small to be divided among the ranks.
     """
     if len(table.rows) > MOST_ROWS:
         raise UserError(
@@ -769,26 +799,14 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
             name: cell for name, cell in before_times.items() if name in _VARIANTS
         }
         variants.append((size, variant))
-        for place, cells in zip(PLACES, places, strict=False):
-            time = cells.get(table.layout.time, "")
-            # The program prints N/A as the time of a place that it does not time.
-            if size == "0" or time == "N/A":
-                continue
-            # N/A means that the values were not checked. Until 2022, logs had no column
-            # "wrong", but a column "error" with the largest deviation, which is not read
-            # here. In both cases the values count as right.
-            n_wrong = cells.get("wrong", "0").replace("N/A", "0")
-            cells_by_name = {
-                **cells,
-                "size": size,
-                "time": time,
-                "#wrong": n_wrong,
-                "place": place,
-            }
-            lines.append(number)
-            # A table without rates has no algbw and busbw, for which 0 stands.
-            rows.append([cells_by_name.get(name, "0") for name in _PRINTED.names])
+        if size == "0":
+            continue
+        # A line of the log has one time or, for two places, two.
+        rows_of_line = _printed_rows(table, size, places)
+        lines += [number] * len(rows_of_line)
+        rows += rows_of_line
     if not rows:
+        # The error names the last line of the table.
         raise UserError(f"{where}, column size: none is above 0 in this table")
     refuse_several_variants(variants, file)
     sheet = Sheet(file, _PRINTED.names, lines, rows)
@@ -799,8 +817,42 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     return sheet, frame.assign(time=frame["time"] * table.layout.time_unit_us)
 
 
+def _printed_rows(
+    table: Table, size: str, places: list[dict[str, str]]
+) -> list[list[str]]:
+    """Return the times in a row of a table, each as cells of the columns of `_PRINTED`.
+
+    ``places`` has the cells of each place by the names of their columns. A place that is
+    not timed is left out.
+    """
+    rows = []
+    # Not strict, because a table may have times of one place only.
+    for place, cells in zip(PLACES, places, strict=False):
+        time = cells.get(table.layout.time, "")
+        # The program prints N/A as the time of a place that it does not time.
+        if time == "N/A":
+            continue
+        # N/A means that the values were not checked. Until 2022, logs had no column
+        # "wrong", but a column "error" with the largest deviation, which is not read
+        # here. In both cases the values count as right.
+        n_wrong = cells.get("wrong", "0").replace("N/A", "0")
+        cells_by_name = {
+            **cells,
+            "size": size,
+            "time": time,
+            "#wrong": n_wrong,
+            "place": place,
+        }
+        # A table without rates has no algbw and busbw, for which 0 stands.
+        rows.append([cells_by_name.get(name, "0") for name in _PRINTED.names])
+    return rows
+
+
 def _check_last_time(sheet: Sheet) -> None:
-    """Refuse a table of MPI, which has no last line, if its last time is cut."""
+    """Raise UserError if the last time of a table is cut, as by the end of the file.
+
+    Tables of MPI benchmarks have no last line that would show whether they are whole.
+    """
     time = sheet.header.index("time")
     # The number of decimals in the last two rows, or in the only one.
     decimals = [len(row[time].partition(".")[2]) for row in sheet.rows[-2:]]
@@ -863,21 +915,10 @@ def _possible_by_rates(
     """Return the collectives that would be printed with such columns and rates.
 
     The columns are redop, root and #wrong. The rates are two ratios: algbw over size
-    per time, and busbw over algbw.
+    per time, and busbw over algbw. ``ranks`` is 0 if it is unknown, and then follows from
+    the second ratio.
     """
-    # Bandwidths are printed to 0.01 GB/s. Only the ratio of large ones is precise.
-    fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
-    # The mean is 0 if all bandwidths are rounded to 0. A divisor must be above 0.
-    mean_algbw_gb_per_s = max(float(fast["algbw"].mean()), 1e-9)
-    mean_bytes_per_s = (fast["size"] / fast["time"]).mean()
-    algbw_factor = mean_algbw_gb_per_s / mean_bytes_per_s * 1e9
-    busbw_factor = fast["busbw"].mean() / mean_algbw_gb_per_s
-    # How far the two ratios may be off, as a share. The two bandwidths of a ratio are
-    # rounded by 0.01 GB/s together.
-    rate_error = 0.001 + 0.01 / mean_algbw_gb_per_s
-    # Times of seconds are printed to two digits, so rounding changes them by up to 5%.
-    time_error = rate_error + 0.05
-
+    rates = _measured_rates(frame)
     _, last_words = table.rows[-1]
     before_times, places = table.cells(last_words, where="")
     redop = before_times.get("redop", before_times.get("op", "none"))
@@ -890,23 +931,65 @@ def _possible_by_rates(
     for name, collective in KNOWN.items():
         if has_redop != collective.prints_redop or has_root != collective.prints_root:
             continue
-        likely_ranks = ranks or _ranks_by_bus_factor(collective, busbw_factor)
+        likely_ranks = ranks or _ranks_by_bus_factor(collective, rates.busbw_factor)
         for convention in _conventions(collective, likely_ranks):
-            algbw_off = abs(algbw_factor - convention.algbw_factor)
-            busbw_off = abs(busbw_factor - convention.busbw_factor)
-            if (
-                algbw_off <= time_error * convention.algbw_factor
-                and busbw_off <= rate_error * convention.busbw_factor
-            ):
+            if rates.fit(convention):
                 possible[name] = convention
     is_checked = [cells.get("wrong") != "N/A" for cells in places]
     return _possible_by_checks(possible, is_checked)
 
 
+class _Rates(NamedTuple):
+    """Two ratios of the rates in a table, and how far rounding may have changed them.
+
+    Attributes
+    ----------
+    algbw_factor : float
+        The printed algbw over the printed size per time.
+    busbw_factor : float
+        The printed busbw over the printed algbw.
+    algbw_error, busbw_error : float
+        How far each ratio may be off, as a share of it.
+    """
+
+    algbw_factor: float
+    busbw_factor: float
+    algbw_error: float
+    busbw_error: float
+
+    def fit(self, convention: Convention) -> bool:
+        """Return whether a program with some convention may have printed these rates."""
+        algbw_off = abs(self.algbw_factor - convention.algbw_factor)
+        busbw_off = abs(self.busbw_factor - convention.busbw_factor)
+        return (
+            algbw_off <= self.algbw_error * convention.algbw_factor
+            and busbw_off <= self.busbw_error * convention.busbw_factor
+        )
+
+
+def _measured_rates(frame: DataFrame) -> _Rates:
+    """Return the ratios of the rates in a table.
+
+    ``frame`` has the columns size (bytes), time (seconds), algbw and busbw (GB/s).
+    """
+    # Bandwidths are printed to 0.01 GB/s. Only the ratio of large ones is precise.
+    fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
+    # The mean is 0 if all bandwidths are rounded to 0. A divisor must be above 0.
+    mean_algbw_gb_per_s = max(float(fast["algbw"].mean()), 1e-9)
+    mean_bytes_per_s = (fast["size"] / fast["time"]).mean()
+    algbw_factor = mean_algbw_gb_per_s / mean_bytes_per_s * 1e9
+    busbw_factor = fast["busbw"].mean() / mean_algbw_gb_per_s
+    # The two bandwidths of a ratio are rounded by 0.01 GB/s together.
+    busbw_error = 0.001 + 0.01 / mean_algbw_gb_per_s
+    # Times of seconds are printed to two digits, so rounding changes them by up to 5%.
+    algbw_error = busbw_error + 0.05
+    return _Rates(algbw_factor, busbw_factor, algbw_error, busbw_error)
+
+
 def _possible_by_checks(
     possible: dict[str, Convention], is_checked: list[bool]
 ) -> dict[str, Convention]:
-    """Return those collectives whose results would be checked in these places.
+    """Return those possible collectives whose results would be checked in these places.
 
     ``is_checked`` says for each of `PLACES` (out of place, in place) whether its results
     were checked. Since 2022, nccl-tests does not check alltoall and sendrecv in place, and
@@ -924,16 +1007,17 @@ def _possible_by_checks(
 def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
     """Return the number of ranks, at least 2, at which a collective has this bus factor.
 
-    With r rounds of a ring of n ranks, the factor is b = r (n - 1) / n if a message is
-    divided, so that n = r / (r - b). If a message is not divided, the factor does not
-    depend on n, and the result is 2.
+    The bus factor is the bus bandwidth over the algorithm bandwidth. With r rounds of a
+    ring of n ranks, the factor is b = r (n - 1) / n if a message is divided, so that
+    n = r / (r - b). If a message is not divided, the factor does not depend on n, and the
+    result is 2.
     """
     if not collective.divided:
         return 2
     rounds = collective.rounds
     # A factor of r or more belongs to another collective. The result is then a huge
-    # number of ranks. The caller compares the rates at this number with those of the
-    # log, finds that they differ, and rejects the collective.
+    # number of ranks, with which the rates of the collective do not fit those of the log.
+    # The caller therefore rejects the collective.
     return max(2, round(rounds / max(rounds - bus_factor, 1e-9)))
 
 
@@ -964,21 +1048,26 @@ def _prints_a_part(name: str) -> bool:
     return plain in KNOWN and KNOWN[plain].mpi_prints_a_part
 
 
-def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> None:
-    """Refuse a table with wrong values, or with an algbw that contradicts its times.
-
-    ``factors`` are the possible ratios of algbw to size over time.
-    """
-    wrong = frame["#wrong"].to_numpy()
-    if wrong.any():
-        row = int(np.argmax(wrong > 0))
-        problem = f"{wrong[row]:g} wrong values: fix the collective before timing it"
+def _check_values(sheet: Sheet, frame: DataFrame) -> None:
+    """Raise UserError if a collective had wrong results, by the counts of a table."""
+    n_wrong = frame["#wrong"].to_numpy()
+    if n_wrong.any():
+        row = int(np.argmax(n_wrong > 0))
+        problem = f"{n_wrong[row]:g} wrong values: fix the collective before timing it"
         sheet.fail(row, "#wrong", problem)
 
+
+def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> None:
+    """Raise UserError for an algbw that contradicts size over time.
+
+    ``sheet`` has the rows of the table as text, and ``frame`` as numbers. ``factors`` are
+    the possible ratios of algbw to size over time.
+    """
     # All rates are in GB/s, as they are printed.
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
-    # How far algbw is off, by the factor that comes closest in each row.
+    # How far algbw is off in each row, by the factor that comes closest there. The list has
+    # the shape (factors, rows).
     distance = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
     # The printed time, from which the rate follows, is rounded, and so is algbw. The
     # factor 1.02 and the terms 0.001 and 1e-4 leave some room for other roundings.
@@ -999,11 +1088,12 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
 def _half_digit(cell: str) -> float:
     """Return how far a printed number may be rounded: half a unit of its last digit.
 
-    This is 0.005 for "9.15", and 5e5 for "1.6e+07".
+    The result is 0.005 for "9.15", and 5e5 for "1.6e+07".
     """
     number = re.fullmatch(r"\d+\.?(\d*)(?:e([+-]?\d{1,2}))?", cell.lower())
     if not number:
         # Programs print two decimals, so a cell in any other notation counts as such.
         return 0.005
     decimals, exponent = number.groups()
+    # The last digit of "1.65e+07" is worth 10**(7 - 2).
     return 0.5 * 10.0 ** (int(exponent or 0) - len(decimals))

@@ -40,7 +40,7 @@ BY_SPELLING = {
     for name, collective in KNOWN.items()
     for spelling in collective.names
 }
-"""Collectives by their names in small letters without anything else."""
+"""The names in `KNOWN`, by the spellings of programs in small letters alone."""
 
 # How far the printed bus bandwidth may be from the one that follows from size and time,
 # as a share of the printed one and besides rounding. Some programs average rates, and
@@ -86,12 +86,12 @@ class BenchmarkRow(NamedTuple):
 
 
 def collective_named(spelling: str) -> str:
-    """Return the usual name of a collective, whose name a program may spell otherwise.
+    """Return the name that a collective has here, from a program's spelling of it.
 
     Parameters
     ----------
     spelling : str
-        The name in the program.
+        How the program spells the name.
 
     Returns
     -------
@@ -132,7 +132,9 @@ def positive(value: Any, where: str, name: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
+        # NaN fails the comparison below, as any other number that is refused.
         number = math.nan
+    # Python counts true and false as the numbers 1 and 0.
     if isinstance(value, bool) or not 0 < number <= MOST:
         raise UserError(f"{where}, {name}: {shown(value)} must be a number above zero")
     return number
@@ -170,12 +172,12 @@ def whole(value: Any, where: str, name: str) -> int:
 def benchmark_times(
     source: str, rows: Sequence[BenchmarkRow], file: str, options: MessageOptions
 ) -> MessageTimes:
-    """Return the message times of a benchmark.
+    """Return the message times of a benchmark, checked and with one place chosen.
 
     Parameters
     ----------
     source : str
-        The program.
+        The name of the program.
     rows : sequence of BenchmarkRow
         The times that the program printed.
     file : str
@@ -207,9 +209,10 @@ def benchmark_times(
     for row in rows:
         _check_magnitude(row)
         _check_busbw(row, row.ranks or options.ranks or 0)
-    messages = ((row.collective, row.ranks, row.n_bytes) for row in rows)
-    variants = (row.variant for row in rows)
-    refuse_several_variants(zip(messages, variants, strict=True), file)
+    messages_and_variants = [
+        ((row.collective, row.ranks, row.n_bytes), row.variant) for row in rows
+    ]
+    refuse_several_variants(messages_and_variants, file)
     columns = {
         "bytes": [row.n_bytes for row in rows],
         "seconds": [row.seconds for row in rows],
@@ -236,7 +239,7 @@ def benchmark_times(
 def refuse_several_variants(
     rows: Iterable[tuple[object, Mapping[str, str]]], file: str
 ) -> None:
-    """Refuse a table that has several kinds of messages of one size.
+    """Refuse a table that times one message in several variants, such as two types.
 
     Parameters
     ----------
@@ -253,12 +256,13 @@ def refuse_several_variants(
     """
     first_variants: dict[object, Mapping[str, str]] = {}
     for message, variant in rows:
-        first = first_variants.setdefault(message, variant)
+        first_variant = first_variants.setdefault(message, variant)
         for column, value in variant.items():
-            other = first.get(column, value)
-            if value != other:
+            # A row may lack a column that is blank in it.
+            first_value = first_variant.get(column, value)
+            if value != first_value:
                 raise UserError(
-                    f"{file}: column {column}: several values ({other}, {value}) at "
+                    f"{file}: column {column}: several values ({first_value}, {value}) at "
                     "one size: keep the rows of one of them"
                 )
 
@@ -282,7 +286,8 @@ def _check_busbw(row: BenchmarkRow, ranks: int) -> None:
     """Refuse a row whose size and time contradict the printed bus bandwidth.
 
     The check finds a wrong unit, a wrong number of ranks and another meaning of sizes.
-    It needs a printed rate, a known collective and a known number of ranks.
+    Nothing is checked without a printed bandwidth, a known collective and a known number
+    of ``ranks``.
     """
     printed = row.busbw_bytes_per_s
     if math.isnan(printed) or row.collective not in KNOWN or ranks < 2:
@@ -304,16 +309,17 @@ def _check_busbw(row: BenchmarkRow, ranks: int) -> None:
 def rows_of_place(
     frame: DataFrame, place: str | None, file: str
 ) -> tuple[DataFrame, str]:
-    """Return the rows of a place, and a note if the user should know of the choice.
+    """Return the message times in place, out of place, or both if the two hardly differ.
 
     Parameters
     ----------
     frame : DataFrame
-        The columns "bytes", "seconds" and "place", which has one of `PLACES`.
+        Message times, with the columns "bytes", "seconds" and "place". The place is one
+        of `PLACES`.
     place : str or None
-        The place. If it is None, all rows are returned, unless the two places differ by
-        more than their times scatter. In that case the rows in place are returned,
-        because training works in place.
+        The place to choose. If it is None, all rows are returned, unless the two places
+        differ by more than their times scatter. In that case the rows in place are
+        returned, because training works in place.
     file : str
         The file, as errors name it.
 
@@ -330,22 +336,36 @@ def rows_of_place(
         If there are no rows of the place.
     """
     note = ""
+    if place is None:
+        note = _difference_of_places(frame)
+        if note:
+            place = "in_place"
+    if place is not None:
+        frame, _ = choose(frame, ("place",), {"place": place}, Path(file))
+    return frame.drop(columns="place"), note
+
+
+def _difference_of_places(frame: DataFrame) -> str:
+    """Return how far times in place and out of place differ, if it is more than scatter.
+
+    The result is a note for the user with the two times at the size where they differ
+    most. It is "" if the places do not differ, or if no size has times of both.
+    """
     # A row for each size and a column for each place. `dropna` leaves only sizes that have
     # times of both places.
     medians_s = frame.groupby(["bytes", "place"])["seconds"].median().unstack().dropna()
-    if place is None and medians_s.shape[1] == 2 and len(medians_s):
-        log_ratios = np.log(medians_s["out_of_place"] / medians_s["in_place"]).abs()
-        if log_ratios.mean() > _scatter(medians_s):
-            place = "in_place"
-            size = log_ratios.idxmax()
-            in_place = format_seconds(medians_s.loc[size, "in_place"])
-            out_of_place = format_seconds(medians_s.loc[size, "out_of_place"])
-            times = f"{in_place} at {format_bytes(size)}, out_of_place {out_of_place}"
-            problem = "they differ by more than they scatter"
-            note = f"in_place: {times}: {problem}; choose by --place"
-    if place:
-        frame, _ = choose(frame, ("place",), {"place": place}, Path(file))
-    return frame.drop(columns="place"), note
+    has_both_places = medians_s.shape[1] == 2 and len(medians_s) > 0
+    if not has_both_places:
+        return ""
+    log_ratios = np.log(medians_s["out_of_place"] / medians_s["in_place"]).abs()
+    if log_ratios.mean() <= _scatter(medians_s):
+        return ""
+    size = log_ratios.idxmax()
+    in_place = format_seconds(medians_s.loc[size, "in_place"])
+    out_of_place = format_seconds(medians_s.loc[size, "out_of_place"])
+    times = f"{in_place} at {format_bytes(size)}, out_of_place {out_of_place}"
+    problem = "they differ by more than they scatter"
+    return f"in_place: {times}: {problem}; choose by --place"
 
 
 def _scatter(medians_s: DataFrame) -> float:
@@ -355,6 +375,8 @@ def _scatter(medians_s: DataFrame) -> float:
     and the next larger size, in logarithms. ``medians_s`` has a row for each size,
     increasing, and the columns "in_place" and "out_of_place".
     """
+    # With n sizes, the logarithms have the shapes (n,) and (n, 2), and the slopes between
+    # neighbouring sizes (n - 1, 2).
     log_sizes = np.log(medians_s.index.to_numpy(float))
     log_times = np.log(medians_s.to_numpy())
     gaps = np.diff(log_sizes)[:, None]
@@ -364,4 +386,5 @@ def _scatter(medians_s: DataFrame) -> float:
     before = gaps[:-1]
     after = gaps[1:]
     distances = np.abs(np.diff(slopes, axis=0) * after * before / (after + before))
+    # Fewer than three sizes have no chord.
     return float(distances.mean()) if distances.size else 0.0

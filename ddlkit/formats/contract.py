@@ -45,13 +45,13 @@ class MessageOptions:
     place: str | None = None
     table: int | None = None
 
-    def refuse_those_of_a_log(self, file: str) -> None:
-        """Refuse options that only a log has.
+    def refuse_options_of_logs(self, file: str) -> None:
+        """Raise UserError if an option is set that only applies to a log.
 
         Parameters
         ----------
         file : str
-            A file that is no log, as errors name it.
+            The name in errors of a file that is no log of a benchmark.
 
         Raises
         ------
@@ -66,12 +66,12 @@ class MessageOptions:
                 )
 
     def refuse_table(self, file: str) -> None:
-        """Refuse the number of a table.
+        """Raise UserError if the option ``table`` is set.
 
         Parameters
         ----------
         file : str
-            A file whose tables have no numbers, as errors name it.
+            The name in errors of a file whose tables have no numbers.
 
         Raises
         ------

@@ -96,17 +96,11 @@ def _row(
     # The printed size is rounded, the description of the tensor is not.
     elements = whole(match["elements"], where, "Description")
     n_bytes = elements * whole(match["element_bytes"], where, "Description")
+    # The tensor is the input of one rank. The size of an all-gather is that of its output.
     if collective == "all_gather":
         n_bytes *= ranks
-    # With the benchmark's option --raw, the unit is in the head and not in the rows.
-    unit = match["unit"]
-    if unit is None and head["in_us"]:
-        unit = "us"
-    if unit is None:
-        problem = f"{shown(match['duration'])} has no unit"
-        raise UserError(f"{where}, Duration: {problem}: expected us or ms")
     duration = positive(match["duration"], where, "Duration")
-    duration_s = duration * _SECONDS[unit]
+    duration_s = duration * _SECONDS[_unit_of_duration(match, head, where)]
     rate_unit = _BYTES_PER_S[head["unit"]]
     busbw_bytes_per_s = float(match["busbw"]) * rate_unit
     # A duration is rounded by up to half a unit of its last decimal. It has few decimals,
@@ -130,13 +124,27 @@ def _row(
     return row._replace(seconds=_finer_time_s(row, relative_duration_error))
 
 
-def _finer_time_s(row: BenchmarkRow, relative_duration_error: float) -> float:
-    """Return the time of a row, from its bus bandwidth if that has more digits.
+def _unit_of_duration(match: re.Match[str], head: re.Match[str], where: str) -> str:
+    """Return the unit of a row's duration: "us", "ms" or "s".
 
-    ``relative_duration_error`` is how far the printed duration may be rounded, as a
-    share of the duration. The printed duration is returned if the number of ranks or the
-    collective is unknown. It is also returned if the bus bandwidth contradicts it, and
-    `benchmark_times` then refuses the row.
+    With the benchmark's option --raw, the unit is in the head and not in the rows. Raises
+    UserError if neither has a unit.
+    """
+    if match["unit"] is not None:
+        return match["unit"]
+    if head["in_us"]:
+        return "us"
+    problem = f"{shown(match['duration'])} has no unit"
+    raise UserError(f"{where}, Duration: {problem}: expected us or ms")
+
+
+def _finer_time_s(row: BenchmarkRow, relative_duration_error: float) -> float:
+    """Return the time of a row in seconds, computed from its bus bandwidth if possible.
+
+    The bus bandwidth has more digits than the printed duration, which may be rounded by
+    ``relative_duration_error``, a share of the duration. The printed duration is returned
+    if the number of ranks or the collective is unknown. It is also returned if the bus
+    bandwidth contradicts it, and `benchmark_times` then refuses the row.
     """
     busbw = row.busbw_bytes_per_s
     collective = KNOWN.get(row.collective)

@@ -32,15 +32,15 @@ TEMPLATE = Path(__file__).with_name("estimate.txt")
 """The module that `inductor` fills in."""
 
 
-def tested(kind: str, version: str | None) -> str:
-    """Return the release of torch to write for.
+def tested_version(kind: str, version: str | None) -> str:
+    """Return the version of torch to write for, which must be known to read the text.
 
     Parameters
     ----------
     kind : str
         What to write, a key of `TESTED`.
     version : str or None
-        The version. None means the installed one.
+        The version that the user wants to write for. None means the installed one.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def tested(kind: str, version: str | None) -> str:
 
 
 def bucket_caps_mb(group_bytes: Any) -> list[float]:
-    """Return the sizes of buckets for DistributedDataParallel's bucket_cap_mb_list.
+    """Return bytes of buckets in MiB, as DDP takes them for its bucket_cap_mb_list.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def bucket_caps_mb(group_bytes: Any) -> list[float]:
 
 
 def ddp(iteration: Iteration, torch: str) -> str:
-    """Return the buckets of an iteration for DistributedDataParallel.
+    """Return the buckets of an iteration as JSON for DistributedDataParallel (DDP).
 
     Parameters
     ----------
@@ -139,7 +139,9 @@ def _ranks(cost: MessageCost) -> int:
 
 
 def inductor(cost: MessageCost, torch: str) -> str:
-    """Return a module that estimates how long a collective takes, for Inductor.
+    """Return the text of a Python module that estimates how long a collective takes.
+
+    Inductor, the compiler of PyTorch, calls the function of this module.
 
     Parameters
     ----------
@@ -162,14 +164,14 @@ def inductor(cost: MessageCost, torch: str) -> str:
     collective = find_collective(cost.collective)
     # In a graph, node.args[0] is a rank's input and node is its output. The template
     # needs the one that has the size of the whole message.
-    whole = "node.args[0]" if collective.sized == "input" else "node"
+    whole_message = "node.args[0]" if collective.sized == "input" else "node"
     # Six digits of a time are more than a fitted cost is worth.
     times_ms = tuple(float(f"{1e3 * seconds:.6g}") for seconds in cost(SIZES))
     template = TEMPLATE.read_text(encoding="utf-8")
     return template.format(
         collective=collective.name,
         name=collective.graph_name,
-        whole=whole,
+        whole=whole_message,
         ranks=_ranks(cost),
         torch=torch,
         sizes=tuple(SIZES.tolist()),
@@ -178,7 +180,9 @@ def inductor(cost: MessageCost, torch: str) -> str:
 
 
 def profile(cost: MessageCost, torch: str) -> str:
-    """Return a profile of a collective, for profile_guided_estimations_profile_path.
+    """Return a profile from which Inductor reads how long a collective takes.
+
+    The file is for Inductor's setting profile_guided_estimations_profile_path.
 
     Parameters
     ----------
@@ -199,12 +203,14 @@ def profile(cost: MessageCost, torch: str) -> str:
     """
     ranks = _ranks(cost)
     collective = find_collective(cost.collective)
+    # The input of a rank is the message or one of its equal parts, and so is the output.
     input_parts = collective.input_parts(ranks)
     output_parts = collective.output_parts(ranks)
     events = []
     for dtype, element_bytes in ELEMENTS.items():
-        # Each rank has an equal part of a message, of at least one element. Sizes that
-        # become the same number of elements are written once.
+        # Each rank has an equal part of a message, of at least one element, so that a size
+        # is rounded down to such messages. Sizes that become the same number of elements
+        # are written once.
         elements_of_rank = np.unique(np.maximum(SIZES // element_bytes // ranks, 1))
         elements = elements_of_rank * ranks
         times_s = cost(elements * element_bytes)

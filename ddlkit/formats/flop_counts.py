@@ -109,7 +109,7 @@ def read_flops(sheet: Sheet) -> list[Tensor]:
 def profile_of(
     tensors: list[Tensor], network: str, file: str, options: ImportOptions
 ) -> ReadProfile:
-    """Return tensors with FLOP as a profile.
+    """Return a layer profile whose times are in proportion to the FLOP of its tensors.
 
     Parameters
     ----------
@@ -134,6 +134,7 @@ def profile_of(
         If the options have no source of times.
     """
     batch = options.batch or 1
+    # A list of tensors becomes one tuple for each field.
     names, layers, elements, flops = zip(*tensors, strict=True)
     # Backward has two products of matrices for each one of forward, hence three times the
     # FLOP of forward.
@@ -166,12 +167,12 @@ def _rate(options: ImportOptions, file: str, batch_flops: float) -> tuple[float,
     peak = options.peak
     utilisation = options.utilisation
     compute_s = options.compute_s
-    if compute_s is None and peak is not None and utilisation is not None:
-        return peak, utilisation
-    has_only_time = compute_s is not None and peak is None and utilisation is None
-    if not has_only_time or compute_s is None or not 0 < compute_s < math.inf:
-        raise UserError(
-            f"{file}: counts become times by a rate: give --peak (FLOP/s) and "
-            "--utilisation (0..1) together, or --compute-s (above 0) alone"
-        )
-    return batch_flops / compute_s, 1.0
+    if compute_s is None:
+        if peak is not None and utilisation is not None:
+            return peak, utilisation
+    elif peak is None and utilisation is None and 0 < compute_s < math.inf:
+        return batch_flops / compute_s, 1.0
+    raise UserError(
+        f"{file}: counts become times by a rate: give --peak (FLOP/s) and "
+        "--utilisation (0..1) together, or --compute-s (above 0) alone"
+    )

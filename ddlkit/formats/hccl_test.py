@@ -101,16 +101,20 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     size = whole(match["size"], where, "data_size")
     seconds = positive(match["time"], where, "aveg_time") / 1e6
     algbw_bytes_per_s = 1e9 * positive(match["algbw"], where, "alg_bandwidth")
+    bytes_by_rate = algbw_bytes_per_s * seconds
     # How many times the printed size the bandwidth counts: once or, if this is the size
     # of one rank's part of a message, as many times as there are ranks.
-    parts = max(1, round(algbw_bytes_per_s * seconds / size))
+    parts = max(1, round(bytes_by_rate / size))
     n_bytes = parts * size
-    error = abs(algbw_bytes_per_s * seconds / n_bytes - 1)
+    relative_error = abs(bytes_by_rate / n_bytes - 1)
+    # With an unknown number of ranks, any number of parts is possible.
     is_whole_or_part = parts == 1 or parts == ranks or ranks == 0
     # The size is divided among the ranks and rounded up to whole elements, and the printed
     # bandwidth is rounded, too.
     allowed = _SIZE_TOLERANCE + _ROUNDING_BYTES_PER_S / algbw_bytes_per_s
-    if not is_whole_or_part or error > allowed or not math.isfinite(error):
+    # The error is infinite or NaN where large numbers overflow.
+    agrees = math.isfinite(relative_error) and relative_error <= allowed
+    if not is_whole_or_part or not agrees:
         raise UserError(
             f"{where}, alg_bandwidth: {match['algbw']} GB/s contradicts {size} bytes "
             f"in {match['time']} us: other units?"

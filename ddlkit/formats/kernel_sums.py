@@ -45,7 +45,7 @@ _ADVICE = (
 
 
 def read_kernel_sums(path: Path | str) -> DataFrame:
-    """Return the sums of GPU kernels in a file of Nsight Systems.
+    """Return how often and how long each GPU kernel ran, from a file of Nsight Systems.
 
     Parameters
     ----------
@@ -55,9 +55,10 @@ def read_kernel_sums(path: Path | str) -> DataFrame:
     Returns
     -------
     DataFrame
-        One row for each kernel. The columns are ``name``, ``instances``, ``total_s``, ``least_s``
-        (the shortest instance), ``collective`` ("" for a kernel that is not of NCCL) and
-        ``shape`` ("ring", "tree" or "").
+        One row for each kernel. The columns are ``name``, ``instances``, ``total_s`` (the
+        time of all instances), ``least_s`` (the time of the shortest one), ``collective``
+        ("" for a kernel that is not of NCCL) and ``shape`` ("ring" or "tree", the way of
+        the collective, or "" if the name does not tell it).
 
     Raises
     ------
@@ -75,6 +76,7 @@ def read_kernel_sums(path: Path | str) -> DataFrame:
     sheet = read_sheet("".join(lines[n_before:]), file)
     # Errors name lines of the file, which has these lines before its table.
     numbers = [number + n_before for number in sheet.lines]
+    # Columns that are not needed keep their names.
     header = tuple(_NAMES.get(_letters(name), name) for name in sheet.header)
     frame = _SCHEMA.frame(Sheet(file, header, numbers, sheet.rows), exact=False)
     return frame.assign(
@@ -86,18 +88,21 @@ def read_kernel_sums(path: Path | str) -> DataFrame:
 
 
 def _letters(name: str) -> str:
-    """Return the letters of a column's name, in small letters."""
+    """Return only the letters of a column's name, in small letters, as `_NAMES` has them."""
     return re.sub("[^a-z]", "", name.lower())
 
 
 def _is_head(line: str) -> bool:
-    """Return whether a line names all columns that are needed."""
+    """Return whether a line is the header of the table: it names all needed columns."""
     names = {_NAMES.get(_letters(name), "") for name in line.split(",")}
     return set(_COLUMNS) <= names
 
 
 def _collective(kernel: str) -> str:
-    """Return the collective of a kernel of NCCL, "" for another kernel."""
+    """Return the collective of a kernel of NCCL, "" for another kernel.
+
+    A collective that is not known has the name in the kernel, in small letters.
+    """
     match = _NCCL.match(kernel)
     if match is None:
         return ""
@@ -106,7 +111,7 @@ def _collective(kernel: str) -> str:
 
 
 def _shape(kernel: str) -> str:
-    """Return "ring" or "tree" for a kernel of NCCL that says so, "" otherwise."""
+    """Return "ring" or "tree" if the name of a kernel of NCCL tells it, else ""."""
     if not _NCCL.match(kernel):
         return ""
     if "_TREE" in kernel:

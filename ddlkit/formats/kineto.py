@@ -156,30 +156,30 @@ class Event(NamedTuple):
 
     @property
     def collective(self) -> str:
-        """Return the collective of a message: a name in `COMMUNICATION`, or "other".
+        """Return the collective of a message, such as "all_reduce", or else "".
 
-        A message is a span of gloo or a kernel of NCCL. The result is "" for all other
-        spans.
+        A message is a span of gloo or a kernel of NCCL. The result is "other" for a
+        message of a collective that `COLLECTIVES` does not have, and "" for a span that
+        is no message.
         """
         is_kernel = self.on_gpu and _NCCL_KERNEL.match(self.name)
         if not (is_kernel or self.name.startswith("gloo:")):
             return ""
         # Some kernels of NCCL serve several collectives. Only the name that the operator
         # of the message noted, which is in ``args``, says which one was sent.
-        names = f"{self.args.get(_COLLECTIVE_NAME)} {self.name}"
-        names = names.lower().replace("_", "")
-        for kind, collective in COLLECTIVES.items():
-            if any(name in names for name in collective.names):
-                return kind
+        both_names = f"{self.args.get(_COLLECTIVE_NAME)} {self.name}"
+        # The spellings are in small letters without underscores.
+        both_names = both_names.lower().replace("_", "")
+        for name, collective in COLLECTIVES.items():
+            if any(spelling in both_names for spelling in collective.names):
+                return name
         return "other"
 
     @property
     def elements(self) -> int:
         """Return the elements of an operator's first input, 0 if they are unknown."""
         shape = _first(self.args.get("Input Dims"))
-        if not isinstance(shape, list):
-            return 0
-        return _count(math.prod(map(_count, shape)))
+        return _elements_of_shape(shape) if isinstance(shape, list) else 0
 
     @property
     def undefined(self) -> bool:
@@ -193,9 +193,10 @@ class Event(NamedTuple):
     def bytes(self) -> int:
         """Return the size of a message, or of an operator's first input, in bytes.
 
-        The size of a message is counted as its `Collective` counts it. An unknown size
-        is 0.
+        The size of a message is that of the larger of its input and its output: the
+        output of an all-gather, for example. An unknown size is 0.
         """
+        # Only a message has these arguments.
         if "In msg nelems" in self.args:
             collective = COLLECTIVES.get(self.collective)
             direction = "In"
@@ -206,6 +207,7 @@ class Event(NamedTuple):
         else:
             elements = self.elements
             dtype = _first(self.args.get("Input type"))
+        # The profiler writes the type of an input as "c10::Half", for example.
         dtype_name = str(dtype).lower().removeprefix("c10::")
         return elements * _ELEMENT_BYTES.get(dtype_name, 0)
 
@@ -233,8 +235,17 @@ def _first(value: Any) -> Any:
 
 
 def _count(value: Any) -> int:
-    """Return a whole number that a file may mean, else 0."""
+    """Return a value of a file if it is a possible count, else 0.
+
+    A count is a whole number from 0 to ``MOST_WHOLE``.
+    """
     return value if isinstance(value, int) and 0 <= value <= MOST_WHOLE else 0
+
+
+def _elements_of_shape(shape: Sequence[Any]) -> int:
+    """Return how many elements a tensor of some shape has, 0 for a damaged shape."""
+    # A length that is no count is 0, and so is then the product.
+    return _count(math.prod(_count(length) for length in shape))
 
 
 @dataclass(frozen=True)
@@ -267,7 +278,11 @@ class KinetoTrace:
 
 
 def matches(text: str) -> bool:
-    """Return whether a file may be JSON. Only `parse_kineto` looks for a trace."""
+    """Return whether a file may be JSON, by its first character.
+
+    A trace may be too long to be parsed twice. Therefore only `parse_kineto` finds out
+    whether the JSON is a trace.
+    """
     return text.lstrip().startswith(("{", "["))
 
 
@@ -311,8 +326,7 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     Raises
     ------
     UserError
-        If the text is not JSON or no Chrome trace, if the trace has no span, or if it
-        has launches of kernels but no kernel.
+        If the text is not JSON, or for the reasons of `trace_of_document`.
     """
     try:
         document = parse_json(text)
@@ -325,25 +339,26 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
 
 
 def trace_of_document(document: Any, source: str) -> KinetoTrace:
-    """Return the trace in the JSON of a Chrome trace.
+    """Return the trace in the parsed JSON of a file that PyTorch's profiler has written.
 
     Parameters
     ----------
     document : object
-        The parsed JSON. Entries that are not needed may have been left out of it.
+        The parsed JSON, from which the list of entries is removed to save memory. Entries
+        that are not needed may have been left out of it before.
     source : str
-        The file, as errors name it.
+        The name of the file in errors.
 
     Returns
     -------
     KinetoTrace
-        The spans of the trace.
+        The trace with its rank, its device and its number of ranks.
 
     Raises
     ------
     UserError
-        If this is no Chrome trace, or if the trace has no span, or launches of kernels
-        without kernels.
+        If the document is no Chrome trace, if the trace has no span, or if it has
+        launches of kernels but no kernel.
     """
     events = _mark_launched_before_trace(_spans(document, source))
     trace = KinetoTrace(source, tuple(events))
@@ -376,6 +391,7 @@ def _refuse_lost_kernels(trace: KinetoTrace) -> None:
 
 
 def _rank(document: Any) -> int:
+    """Return the rank that a trace states, or else 0."""
     match document:
         case {"distributedInfo": {"rank": rank}}:
             return _count(rank)
@@ -383,6 +399,7 @@ def _rank(document: Any) -> int:
 
 
 def _world_size(document: Any) -> int:
+    """Return the number of ranks that a trace states, or else 0."""
     match document:
         case {"distributedInfo": {"world_size": world_size}}:
             return _count(world_size)
@@ -390,6 +407,7 @@ def _world_size(document: Any) -> int:
 
 
 def _gpu_name(document: Any) -> str:
+    """Return the name of the first GPU in a trace, or "cuda" if no name is stated."""
     match document:
         case {"deviceProperties": [{"name": str(name)}, *_]}:
             return name
@@ -397,19 +415,47 @@ def _gpu_name(document: Any) -> str:
 
 
 def _spans(document: Any, source: str) -> list[Event]:
-    """Return the complete spans (phase "X") of a Chrome trace, the earliest first."""
-    listed = document
+    """Return the spans of a Chrome trace, the earliest first.
+
+    Spans of a GPU know when they were launched, and spans of messages know their sizes,
+    also where gloo sends a message of sharded parameters as another collective.
+
+    The list of entries is taken out of the ``document``, so that a large trace is not
+    kept twice.
+    """
+    entries = _entries_of_spans(document, source)
+    first_us = min((entry["ts"] for entry in entries), default=0.0)
+    # Each span replaces its entry in the list, so that the memory of the entry is free.
+    events: list[Any] = entries
+    for k, entry in enumerate(entries):
+        events[k] = _event(entry, first_us)
+    # A span and its launch find each other by a number, whatever their order.
+    launched = _with_launches(events)
+    # Of spans that start together, the one that contains the others comes first.
+    ordered = sorted(launched, key=lambda event: (event.start_s, -event.end_s))
+    # The operator that posts a sharded message is matched with the first of gloo's spans
+    # that fits, so the spans must be in order.
+    return _with_sharded_messages(ordered)
+
+
+def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
+    """Return the entries of a Chrome trace that are spans, and take all entries out of it.
+
+    Raises UserError if the document is no Chrome trace, or if a span has no name, start
+    or duration.
+    """
+    # A Chrome trace is an object with a list of entries, or only the list.
+    entries = document
     if isinstance(document, dict):
-        # A large trace is not kept twice: each entry is dropped once it is a span.
-        listed = document.pop("traceEvents", None)
-    if not isinstance(listed, list) or not all(
-        isinstance(entry, dict) for entry in listed
-    ):
+        entries = document.pop("traceEvents", None)
+    is_list = isinstance(entries, list)
+    if not is_list or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(
             f"{source}: not a Chrome trace: it has no list traceEvents of objects"
         )
-    complete = []
-    for number, entry in enumerate(listed):
+    spans = []
+    for number, entry in enumerate(entries):
+        # "X" stands for a span with start and duration. Others are instants, for example.
         if entry.get("ph") != "X" or entry.get("cat") in _COPIES_OF_RANGES:
             continue
         if not _is_timed(entry):
@@ -420,18 +466,8 @@ def _spans(document: Any, source: str) -> list[Event]:
             raise UserError(
                 f"{source}: traceEvents[{number}] {problem}: export the trace again"
             )
-        complete.append(entry)
-    del listed
-    first_us = min((entry["ts"] for entry in complete), default=0.0)
-    # From here on, each entry makes room for its span.
-    events: list[Any] = complete
-    for number, entry in enumerate(complete):
-        events[number] = _event(entry, first_us)
-    # Of spans that start together, the one that contains the others comes first.
-    ordered = sorted(
-        _with_launches(events), key=lambda event: (event.start_s, -event.end_s)
-    )
-    return _with_sharded_messages(ordered)
+        spans.append(entry)
+    return spans
 
 
 def _is_timed(entry: Mapping[str, Any]) -> bool:
@@ -440,6 +476,7 @@ def _is_timed(entry: Mapping[str, Any]) -> bool:
         return False
     for key in ("ts", "dur"):
         value = entry.get(key)
+        # The comparison is False also for a value that is not a number (NaN).
         if not (isinstance(value, int | float) and abs(value) <= MOST_US):
             return False
     return bool(entry["dur"] >= 0)
@@ -450,6 +487,8 @@ def _event(entry: Mapping[str, Any], first_us: float) -> Event:
     category = str(entry.get("cat", ""))
     start_us = entry["ts"] - first_us
     args = entry.get("args")
+    # Long traces have few threads. Their names are interned, so that all spans of a thread
+    # share one string.
     return Event(
         name=entry["name"],
         start_s=start_us / 1e6,
@@ -476,6 +515,8 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
     with_launches = []
     for event in events:
         correlation = event.identifier("correlation")
+        # A launch has its own number, too. It gets its own start as its launch, which
+        # changes nothing.
         if correlation is not None and correlation in launches:
             event = event._replace(correlated_s=launches[correlation].start_s)
             if correlation in size_args:
@@ -488,9 +529,13 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
 def _with_sharded_messages(events: list[Event]) -> list[Event]:
     """Return the spans, with gloo's messages of sharded parameters as what they are.
 
-    Gloo's span of an all-gather has the shard of a rank as its input, and gloo sends a
-    reduce-scatter as an all-reduce. The operator that posted the message has both the
-    shard and the whole. ``events`` are in the order of their start.
+    Sharded parameters are divided among the ranks, one shard each. Gloo's span of an
+    all-gather has the shard of a rank as its input, and gloo sends a reduce-scatter as an
+    all-reduce, so neither span tells what the message is. The operator that posted the
+    message does: its inputs are the shard and the whole.
+
+    ``events`` are in the order of their start. Each operator describes the first of
+    gloo's spans that has one of its sizes and that no operator before it describes.
     """
     described = list(events)
     # The positions of gloo's spans that no operator has been found for.
@@ -505,6 +550,7 @@ def _with_sharded_messages(events: list[Event]) -> list[Event]:
         for k in unmatched:
             span = events[k]
             is_alike = span.name in sharded.spans and span.elements in (whole, shard)
+            # A message that was over before the operator began is an earlier one.
             if is_alike and span.end_s > post.start_s:
                 described[k] = _described_as(span, sharded.collective, whole, shard)
                 unmatched.remove(k)
@@ -517,6 +563,8 @@ def _described_as(span: Event, collective: str, whole: int, shard: int) -> Event
 
     ``whole`` and ``shard`` are the elements of all ranks together, and of one rank.
     """
+    # The input of a reduce-scatter is the whole, and its output the shard. Those of an
+    # all-gather are the other way round.
     sends_whole = collective == "reduce_scatter"
     sizes = {
         _COLLECTIVE_NAME: collective,
@@ -528,12 +576,13 @@ def _described_as(span: Event, collective: str, whole: int, shard: int) -> Event
 
 
 def _elements_of_inputs(operator: Event) -> list[int]:
-    """Return how many elements the tensors have that are inputs of an operator."""
+    """Return how many elements each tensor has that is an input of an operator."""
     shapes = operator.args.get("Input Dims")
     if not isinstance(shapes, list):
         return []
+    # An input that is no tensor, such as a number, has an empty shape.
     return [
-        _count(math.prod(map(_count, shape)))
+        _elements_of_shape(shape)
         for shape in shapes
         if isinstance(shape, list) and shape
     ]
@@ -542,11 +591,11 @@ def _elements_of_inputs(operator: Event) -> list[int]:
 def _size_args(
     events: Sequence[Event], launches: Mapping[int, Event]
 ) -> dict[int, dict[str, Any]]:
-    """Return the size and the collective of each message, as its operator notes them.
+    """Return the arguments that tell the size of each message, by its correlation number.
 
-    The result has arguments of a span by the correlation number of the message. A kernel
-    of NCCL does not always have these arguments, but the operator during which it was
-    launched has them. ``launches`` has the launch of each correlation number.
+    A kernel of NCCL does not always have these arguments, but the operator during which
+    it was launched has them. ``launches`` has the launch of each correlation number. The
+    result is empty for a message whose operator is not in the trace.
     """
     message_correlations = set()
     for event in events:
@@ -568,36 +617,39 @@ def _size_args(
     # of the operators around it.
     operators = [event for event in events if _MESSAGE_OPERATOR.match(event.name)]
     for operator in sorted(operators, key=lambda event: event.start_s):
+        # The launches on the operator's thread between its start and its end. They are
+        # compared by thread and time, whatever their correlation number.
         first = bisect_left(launches_of_messages, (operator.thread, operator.start_s))
         behind_last = bisect_right(
             launches_of_messages, (operator.thread, operator.end_s)
         )
+        n_launched = behind_last - first
         # If an operator launches several messages, how much each of them sends is
         # unknown.
-        if behind_last - first != 1:
+        if n_launched != 1:
             continue
         _, _, correlation = launches_of_messages[first]
-        # record_param_comms has the sizes of a message in the arguments of `_SIZE_ARGS`. Its
-        # argument "Input Dims" is left out, because the input of a collective that gathers
-        # is only a part of its message. An operator such as nccl:all_reduce has its size in
-        # its input alone, and the collective in its name.
-        if operator.name == _RECORD_COMMS:
-            known_args = {
-                name: value
-                for name, value in operator.args.items()
-                if name in _SIZE_ARGS
-            }
-        else:
-            known_args = {**operator.args, _COLLECTIVE_NAME: operator.name}
-        args[correlation] |= known_args
+        args[correlation] |= _size_args_of_operator(operator)
     return args
 
 
-def _mark_launched_before_trace(events: Sequence[Event]) -> list[Event]:
-    """Return the spans, and mark those that were launched before the trace.
+def _size_args_of_operator(operator: Event) -> dict[str, Any]:
+    """Return those arguments of an operator that tell the size of the message it sends."""
+    # An operator such as nccl:all_reduce has the size in its input alone, and the
+    # collective in its name.
+    if operator.name != _RECORD_COMMS:
+        return {**operator.args, _COLLECTIVE_NAME: operator.name}
+    # record_param_comms notes the sizes themselves. Its argument "Input Dims" is left out,
+    # because the input of a collective that gathers is only a part of its message.
+    return {name: value for name, value in operator.args.items() if name in _SIZE_ARGS}
 
-    A stream works in the order of launches. What it does before the first span whose
-    launch is in the trace was therefore launched before the trace began.
+
+def _mark_launched_before_trace(events: Sequence[Event]) -> list[Event]:
+    """Return the spans, with minus infinity as the launch of those launched too early.
+
+    These are the spans of a GPU that were launched before the trace began. A stream works
+    in the order of launches. What it does before the first span whose launch is in the
+    trace was therefore launched before the trace.
     """
     first_known_s: dict[str, float] = {}
     for event in events:
@@ -675,19 +727,25 @@ class TracedIteration(NamedTuple):
         # The functions of backward, a span for each, in the order in which they start.
         functions = [e for e in self.events if e.name.startswith(EVALUATE)]
         starts_s = [function.start_s for function in functions]
-        # latest_end_s[k] is when the last of the first k functions ends.
+        # latest_end_s[k] is when the last of the first k functions ends. It has one
+        # element more than there are functions: with k = 0, minus infinity.
         function_ends_s = (function.end_s for function in functions)
         latest_end_s = list(accumulate(function_ends_s, max, initial=-math.inf))
 
-        # An operator of forward shares its sequence number with a function of backward.
-        # A function inside another one is left out, because it belongs to a forward
-        # pass that backward itself ran.
+        # Autograd gives an operator of forward and its function of backward the same
+        # sequence number. Each thread counts such numbers for itself. A function that runs
+        # inside another one belongs to a forward pass of backward's own thread, whose
+        # number can by chance be that of an operator of the main thread. It is left out.
         sequence_numbers = set()
-        for function, earlier_end_s in zip(functions, latest_end_s, strict=False):
-            if function.start_s >= earlier_end_s:
+        for k, function in enumerate(functions):
+            is_inside_another = function.start_s < latest_end_s[k]
+            if not is_inside_another:
                 sequence_numbers.add(function.identifier(_SEQUENCE_NUMBER))
+        # None is no number, but the absence of one.
         sequence_numbers.discard(None)
 
+        # Spans with one of these numbers are the operators of forward and the functions
+        # of backward themselves.
         for event in self.events:
             if event.identifier(_SEQUENCE_NUMBER) not in sequence_numbers:
                 continue
@@ -706,6 +764,7 @@ class TracedIteration(NamedTuple):
         It is the end of backward if the trace has no spans of autograd.
         """
         _, backward_end_s = self.phases["backward"]
+        # The user may have marked a backward that ends before autograd's last function.
         ends_s = [
             event.end_s
             for event in self.events
@@ -715,14 +774,15 @@ class TracedIteration(NamedTuple):
 
 
 def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIteration]:
-    """Return the iterations of a trace that have a forward and a backward pass.
+    """Return the steps of a trace that have a forward and a backward pass.
 
     Parameters
     ----------
     trace : KinetoTrace
         The trace.
     chosen : sequence of int, optional
-        Numbers of the iterations to return. By default all are returned.
+        Numbers of the iterations to return, counted from 0 over all steps of the trace.
+        By default all are returned.
 
     Returns
     -------
@@ -741,15 +801,17 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
     computed_s = [
         event.end_s if _is_computed_on_gpu(event) else -math.inf for event in by_launch
     ]
-    # free_s[k] is when the GPU had computed all of the first k events.
+    # free_s[k] is when the GPU had computed all of the first k events. With k = 0 there is
+    # no event, which is why minus infinity comes first.
     free_s = np.maximum.accumulate([-math.inf, *computed_s])
 
     steps = _steps(trace)
     traced: list[TracedIteration] = []
     for number, (start_s, end_s) in enumerate(steps):
-        # The index of the first event of the step, in the order of launches.
+        # The events of a step, in the order of launches, begin at the index ``first``.
         first = bisect_left(launched_s, start_s)
-        events = tuple(by_launch[first : bisect_left(launched_s, end_s)])
+        behind_last = bisect_left(launched_s, end_s)
+        events = tuple(by_launch[first:behind_last])
         phases = _phases(events)
         if "forward" in phases and "backward" in phases:
             iteration = TracedIteration(
@@ -762,18 +824,29 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
             traced.append(iteration)
     if not traced:
         raise _no_iteration(trace)
+    if not chosen:
+        return traced
+    return _chosen_iterations(traced, chosen, trace.source)
+
+
+def _chosen_iterations(
+    traced: Sequence[TracedIteration], chosen: Sequence[int], source: str
+) -> list[TracedIteration]:
+    """Return the iterations whose numbers the user has chosen.
+
+    Raises UserError for a number that no iteration has.
+    """
     numbers = [iteration.number for iteration in traced]
     unknown = sorted(set(chosen) - set(numbers))
     if unknown:
         raise UserError(
-            f"{trace.source}: --iterations {unknown[0]}: there are {_ranges(numbers)}"
+            f"{source}: --iterations {unknown[0]}: there are {_ranges(numbers)}"
         )
-    if not chosen:
-        return traced
     return [iteration for iteration in traced if iteration.number in chosen]
 
 
 def _is_computed_on_gpu(event: Event) -> bool:
+    """Return whether a span is work of the GPU, no message and no copy of an input."""
     is_copy = event.name.startswith(HOST_TO_DEVICE)
     return event.on_gpu and not is_copy and not event.collective
 
@@ -810,9 +883,10 @@ def _no_iteration(trace: KinetoTrace) -> UserError:
         return trace.missing(
             "no operator of PyTorch (aten::): a trace of another program, or of the GPU only"
         )
-    # Before PyTorch 1.12, autograd noted gradients but not which function it evaluates.
-    has_gradients = any(event.name == ACCUMULATE for event in trace.events)
     problem = "no iteration has both a forward and a backward pass"
+    # Before PyTorch 1.12, autograd noted gradients but not which function it evaluates, so
+    # that the passes cannot be told apart.
+    has_gradients = any(event.name == ACCUMULATE for event in trace.events)
     if has_gradients:
         problem += (
             ", because the trace was cut or is of a PyTorch before 1.12, where ranges "
@@ -856,18 +930,8 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
         forward_start_s = _forward_start_s(events, functions)
         if forward_start_s < backward_start_s:
             phases["forward"] = (forward_start_s, backward_start_s)
-        # Backward also waits for messages. The threads that send them may still tidy up
-        # when that wait is over and the update has begun.
-        messages_waited_for = [
-            event
-            for event in events
-            if event.collective and not event.on_gpu and event.start_s < update_start_s
-        ]
-        end_s = max(
-            min(event.end_s, update_start_s)
-            for event in (*functions, *messages_waited_for)
-        )
-        phases["backward"] = (backward_start_s, end_s)
+        backward_end_s = _backward_end_s(events, functions, update_start_s)
+        phases["backward"] = (backward_start_s, backward_end_s)
     if updates:
         phases["update"] = (updates[0].start_s, updates[-1].end_s)
     # If a phase is marked several times, the first mark counts. In reversed order, each
@@ -879,11 +943,30 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     return phases
 
 
+def _backward_end_s(
+    events: Sequence[Event], functions: Sequence[Event], update_start_s: float
+) -> float:
+    """Return when the last of backward's ``functions`` and messages ends, in seconds.
+
+    Backward also waits for the messages that the processor sends. The threads that send
+    them may still tidy up when that wait is over and the update has begun, so backward
+    ends with the start of the update at the latest. ``update_start_s`` is infinite if the
+    step has no update.
+    """
+    ends_s = [function.end_s for function in functions]
+    for event in events:
+        is_message_of_processor = event.collective and not event.on_gpu
+        if is_message_of_processor and event.start_s < update_start_s:
+            ends_s.append(event.end_s)
+    return min(max(ends_s), update_start_s)
+
+
 def _forward_start_s(events: Sequence[Event], functions: Sequence[Event]) -> float:
     """Return when the first operator with a gradient starts, in seconds.
 
-    An operator and the ``functions`` of backward share a sequence number. The result is
-    infinite if there is no such operator before backward.
+    Autograd gives an operator the same sequence number as the one of backward's
+    ``functions`` that computes its gradient. The result is infinite if there is no such
+    operator before backward.
     """
     sequence_numbers = {function.identifier(_SEQUENCE_NUMBER) for function in functions}
     sequence_numbers.discard(None)
@@ -901,7 +984,10 @@ def _forward_start_s(events: Sequence[Event], functions: Sequence[Event]) -> flo
 
 
 class _Times(NamedTuple):
-    """Seconds of one iteration; ``backward_s`` has shape (n,), in forward order."""
+    """How long the phases of one iteration take, in seconds.
+
+    ``backward_s`` has the shape (n,): the time of each gradient, in forward order.
+    """
 
     forward_s: float
     backward_s: Floats
@@ -923,8 +1009,8 @@ def layer_profile(
     Returns
     -------
     profile : LayerProfile
-        One row for each of the n tensors, in forward order. All of forward stands with
-        the first tensor.
+        One row for each of the n gradients, in forward order. A trace does not tell how
+        forward divides among them, so the first row has all of its time.
     findings : list of Finding
         The iterations that were used, and things that were left out.
 
@@ -936,12 +1022,13 @@ def layer_profile(
 
     Notes
     -----
-    Backward of a tensor is the time from the accumulation of the gradient before to the
-    accumulation of its own. The times are medians over the iterations. A sum of medians
+    The backward time of a gradient is the time from when the gradient before it was ready
+    until it was ready itself. The times are medians over the iterations. A sum of medians
     is not the median of sums, so all backward times are then multiplied by one factor.
     Their sum becomes the median backward time of the iterations.
     """
     used = iterations(trace, chosen)
+    # For each iteration, the spans that store its gradients.
     gradients = [_gradients(iteration) for iteration in used]
     sizes = _gradient_sizes(trace, used, gradients)
     times = [
@@ -959,7 +1046,8 @@ def layer_profile(
         *_left_out(trace, used),
     ]
 
-    # Gradients become ready from the last tensor to the first.
+    # Gradients become ready from the last tensor to the first. The array has the shape
+    # (n, 2), with a column of elements and one of bytes.
     elements, n_bytes = np.array(sizes[::-1]).T
     n = len(elements)
     forward_of_first_s = np.zeros(n)
@@ -983,12 +1071,14 @@ def layer_profile(
 
 
 def _typical_backward_s(backward_s: Floats) -> Floats:
-    """Return the medians over k iterations, scaled to the median of their sums.
+    """Return the median backward time of each gradient, scaled by one factor for all.
 
-    ``backward_s`` has shape (k, n), and the result shape (n,).
+    With it, their sum is the median backward time of the k iterations. ``backward_s`` has
+    shape (k, n), and the result shape (n,).
     """
     medians_s = np.median(backward_s, axis=0)
     sum_of_medians_s = medians_s.sum()
+    # Times that are all zero cannot be scaled.
     if not sum_of_medians_s:
         return medians_s
     median_of_sums_s = np.median(backward_s.sum(axis=1))
@@ -997,7 +1087,7 @@ def _typical_backward_s(backward_s: Floats) -> Floats:
 
 
 def _gradients(iteration: TracedIteration) -> list[Event]:
-    """Return the spans that accumulate gradients, in the order of readiness."""
+    """Return the spans that store gradients, in the order in which these become ready."""
     return [e for e in iteration.events if e.name == ACCUMULATE and not e.undefined]
 
 
@@ -1008,8 +1098,8 @@ def _gradient_sizes(
 ) -> list[tuple[int, int]]:
     """Return elements and bytes of each gradient, in the order of readiness.
 
-    ``gradients`` has the result of `_gradients` for each iteration. Raises UserError
-    unless all iterations have gradients, all of them known and alike.
+    ``gradients`` has the result of `_gradients` for each of the ``used`` iterations.
+    Raises UserError unless all iterations have the same gradients, with known sizes.
     """
     if not all(gradients):
         raise trace.missing(f"no gradient is accumulated (no event {ACCUMULATE})")
@@ -1033,7 +1123,11 @@ def _gradient_sizes(
 def _check_iterations(
     trace: KinetoTrace, used: Sequence[TracedIteration], iteration_s: Floats
 ) -> None:
-    """Raise UserError for an iteration whose times would make no sense."""
+    """Raise UserError for an iteration whose times would make no sense.
+
+    These are iterations that sum up gradients of several batches, and iterations whose
+    phases, which take ``iteration_s`` together, take longer than the whole iteration.
+    """
     for iteration, phases_s in zip(used, iteration_s.tolist(), strict=True):
         if iteration.repeats_forward():
             raise trace.missing(
@@ -1065,23 +1159,24 @@ def _kinds_of_iterations(
     a training, are usual, and do not change a median.
     """
     numbers = np.array([iteration.number for iteration in used])
+    # Masks over the iterations: those of the one kind, and those of the other.
     slow = iteration_s > MOST_TIMES_SHORTEST * iteration_s.min()
-    kinds = []
-    for same_kind in (~slow, slow):
-        if same_kind.any():
-            median_s = float(np.median(iteration_s[same_kind]))
-            alike = numbers[same_kind]
-            if len(alike) == 1:
-                kinds.append(f"number {alike[0]} takes {format_seconds(median_s)}")
-            else:
-                kinds.append(
-                    f"numbers {_ranges(alike)} take {format_seconds(median_s)} each "
-                    "(median)"
-                )
-    listed = "; ".join(kinds)
-    rarer = min(slow.sum(), (~slow).sum())
-    if not is_chosen and 3 * rarer > len(used):
-        advice = f"choose, as by --iterations {_ranges(numbers[~slow])}"
+    usual = ~slow
+    described = []
+    for mask in (usual, slow):
+        if not mask.any():
+            continue
+        median = format_seconds(float(np.median(iteration_s[mask])))
+        numbers_of_kind = numbers[mask]
+        if len(numbers_of_kind) == 1:
+            described.append(f"number {numbers_of_kind[0]} takes {median}")
+        else:
+            ranges = _ranges(numbers_of_kind)
+            described.append(f"numbers {ranges} take {median} each (median)")
+    listed = "; ".join(described)
+    n_of_rarer = min(slow.sum(), usual.sum())
+    if not is_chosen and 3 * n_of_rarer > len(used):
+        advice = f"choose, as by --iterations {_ranges(numbers[usual])}"
         raise UserError(f"{trace.source}: iterations of two kinds: {listed}: {advice}")
     noun = "iteration" if len(used) == 1 else "iterations"
     return Finding("iterations", (), f"{len(used)} {noun} on {trace.device}: {listed}")
@@ -1113,7 +1208,12 @@ def _finding_left_out(text: str) -> Finding:
 
 
 def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
-    """Return how long the phases take, and backward of each gradient."""
+    """Return how long forward, backward of each gradient and the update take.
+
+    ``gradients`` has the spans that store gradients, in the order of readiness. Their
+    instants are those of the processor, and a gradient is ready when the GPU has done all
+    that was launched until then.
+    """
     work = _Work(iteration)
     phases = iteration.phases
     _, forward_end_s = phases["forward"]
@@ -1134,7 +1234,10 @@ def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
 
 
 class _Work:
-    """When the work of an iteration is done, by a GPU or else the processor."""
+    """When the work of an iteration is done, by a GPU or else by the processor.
+
+    Of a GPU, ``kernels`` are in the order of their launches.
+    """
 
     def __init__(self, iteration: TracedIteration) -> None:
         self.iteration = iteration
@@ -1164,9 +1267,9 @@ class _Work:
         which would otherwise count twice where the GPU lags behind the processor.
         """
         start_s, end_s = self.iteration.phases[phase]
+        kernels = self.iteration.kernels(start_s, end_s)
         first_start_s = min(
-            (kernel.start_s for kernel in self.iteration.kernels(start_s, end_s)),
-            default=self.done_s(start_s),
+            (kernel.start_s for kernel in kernels), default=self.done_s(start_s)
         )
         begin_s = max(self.iteration.free_s, first_start_s)
         # A phase without work of its own may end before the work of an earlier iteration.
@@ -1235,7 +1338,7 @@ def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
     buckets : sequence of int, optional
         Bytes of each bucket of gradients, in the order of sending. If an iteration has as
         many all-reduces as there are buckets, the k-th of them sends the k-th bucket.
-        Otherwise, and by default, sizes are those that the trace has.
+        Otherwise, and by default, messages have the sizes that the trace has.
 
     Returns
     -------
@@ -1273,23 +1376,23 @@ def _messages(
 
     ``buckets`` are the bytes of each bucket, empty if they are unknown.
     """
-    for kind in COMMUNICATION:
-        messages = [event for event in events if event.collective == kind]
+    for collective in COMMUNICATION:
+        messages = [event for event in events if event.collective == collective]
         messages.sort(key=lambda event: event.start_s)
-        sends_buckets = kind == "all_reduce" and len(messages) == len(buckets)
+        sends_buckets = collective == "all_reduce" and len(messages) == len(buckets)
         # If there are more or fewer messages than buckets, it is unknown which message has
         # which gradients. Without buckets, messages are numbered as groups.
-        is_of_no_bucket = len(buckets) > 0 and not sends_buckets
+        is_group_unknown = len(buckets) > 0 and not sends_buckets
         for number, event in enumerate(messages):
             span = _span(
-                f"{kind} {number}",
-                kind=kind,
+                f"{collective} {number}",
+                kind=collective,
                 stream="communication",
                 start_s=event.start_s,
                 end_s=event.end_s,
             )
-            # In a timeline, group -1 means that a message is of no group of gradients.
-            span["group"] = -1 if is_of_no_bucket else number
+            # In a timeline, group -1 means that a message is of no known group.
+            span["group"] = -1 if is_group_unknown else number
             span["bytes"] = event.bytes
             if sends_buckets:
                 span["bytes"] = buckets[number]
@@ -1299,7 +1402,8 @@ def _messages(
 def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
     """Yield the compute and the copies of an iteration as spans of a timeline.
 
-    Copies of the input count in any phase, and other work of the GPU by its phase.
+    Copies of the input count whenever they were launched. Other work of the GPU counts if
+    it was launched in a phase, and has the kind of this phase.
     """
     if not iteration.kernels():
         yield from _computed_by_processor(iteration)
@@ -1326,7 +1430,11 @@ def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
 
 
 def _computed_by_processor(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
-    """Yield the phases of an iteration, and the wait for messages in backward."""
+    """Yield the phases of an iteration as spans of a timeline, for compute without a GPU.
+
+    Backward is divided: it computes until the last gradient is ready, and then waits for
+    messages.
+    """
     backward_start_s, backward_end_s = iteration.phases["backward"]
     gradients_end_s = iteration.gradients_end_s()
     phases = {

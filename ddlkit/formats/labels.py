@@ -61,4 +61,6 @@ def unlabelled(text: str) -> Iterator[str]:
     ['# nThread 1', '1024 256']
     """
     for line in text.splitlines():
-        yield _BEFORE.sub("", _INSIDE.sub("", line), count=1)
+        without_inner_labels = _INSIDE.sub("", line)
+        # The pattern also matches no label at all, and only counts at the start of a line.
+        yield _BEFORE.sub("", without_inner_labels, count=1)

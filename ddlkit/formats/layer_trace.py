@@ -81,7 +81,7 @@ class LayerTrace:
 
     @property
     def learnable(self) -> NDArray[np.int64]:
-        """Return the positions of the n layers with a gradient, shape (n,).
+        """Return the positions of the n layers with a gradient, in an array of shape (n,).
 
         Raises
         ------
@@ -153,8 +153,11 @@ class LayerTrace:
         mean_s = times_s.mean(axis=0)
         layers = np.arange(len(self.name))
         # owner[l] is the position, among the layers with a gradient, of the last such
-        # layer at or before layer l. Layers before the first one go to the first one.
-        owner = np.maximum(np.searchsorted(learnable_rows, layers, "right") - 1, 0)
+        # layer at or before layer l. Layers before the first one would get -1, and go to
+        # the first one.
+        n_at_or_before = np.searchsorted(learnable_rows, layers, "right")
+        owner = np.maximum(n_at_or_before - 1, 0)
+        # For each owner, the sum of the times of its layers.
         sums_s = np.bincount(
             owner[first_layer:],
             weights=mean_s[first_layer:],
@@ -212,7 +215,8 @@ def matches(text: str) -> bool:
     >>> matches("Id Name Forward Backward Comm. Size"), matches("0 conv 20 40 5 400")
     (True, True)
     """
-    cells = _cells(text.strip().partition("\n")[0])
+    first_line, _, _ = text.strip().partition("\n")
+    cells = _cells(first_line)
     is_header = cells[0].lower() == "id"
     is_layer = cells[0] == "0" and len(cells) == len(_TRACE.names)
     return is_header or is_layer
@@ -268,6 +272,7 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     _refuse_wrong_ids(sheet, frame, n_layers)
     _refuse_changed_layers(sheet, frame)
     _refuse_partial_iteration(sheet, frame, n_layers)
+    # The lines of k iterations follow one another, so that times get the shape (k, L).
     return LayerTrace(
         name=tuple(frame["name"][:n_layers]),
         n_bytes=frame["size"].to_numpy()[:n_layers],
@@ -295,6 +300,7 @@ def _refuse_changed_layers(sheet: Sheet, frame: DataFrame) -> None:
     """
     ids = frame["id"].to_numpy()
     layers = frame[["name", "size"]]
+    # For each row, the row of its layer in the first iteration.
     in_first_iteration = layers.iloc[ids].reset_index(drop=True)
     is_changed = (layers != in_first_iteration).any(axis=1).to_numpy()
     if is_changed.any():
@@ -317,7 +323,7 @@ def _refuse_partial_iteration(sheet: Sheet, frame: DataFrame, n_layers: int) -> 
 
 
 def _layers_of_an_iteration(ids: Ints) -> int:
-    """Return how many lines there are until an id is 0 again."""
+    """Return the number of layers: how many lines there are until an id is 0 again."""
     starts = np.flatnonzero(ids == 0)
     later = starts[starts > 0]
     return int(later[0]) if later.size else len(ids)
@@ -373,23 +379,10 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
     UserError
         If no layer has a gradient.
     """
+    yield _totals(trace)
     rows = trace.learnable
     forward_s = trace.forward_s.mean(axis=0)
     backward_s = trace.backward_s.mean(axis=0)
-    communication_s = trace.communication_s.mean(axis=0)
-    before_first_s = float(forward_s[: rows[0]].sum())
-    forward_time = format_seconds(float(forward_s.sum()) - before_first_s)
-    before_first_time = format_seconds(before_first_s)
-    backward_time = format_seconds(float(backward_s.sum()))
-    communication_time = format_seconds(float(communication_s.sum()))
-    totals = (
-        f"forward {forward_time}, and {before_first_time} before the first layer "
-        f"with parameters; backward {backward_time}, "
-        f"communication {communication_time}, "
-        f"gradients {trace.n_bytes.sum()} bytes"
-    )
-    yield Finding("totals", (), totals)
-
     # Usually, backward takes twice as long as forward: it computes the gradients of the
     # parameters and of the input. The first layer needs no gradient of its input.
     usual_ratio = np.full(len(rows), USUAL_RATIO)
@@ -403,3 +396,21 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
         names = tuple(trace.name[row] for row in rows[is_suspect])
         text = f"forward over backward is {median:.1f} times the usual ratio"
         yield Finding("forward", names, text)
+
+
+def _totals(trace: LayerTrace) -> Finding:
+    """Return the sums over all layers of the times and sizes in the mean iteration."""
+    forward_s = trace.forward_s.mean(axis=0)
+    # Layers before the first one with a gradient may be the reading of data.
+    first = trace.learnable[0]
+    before_first = format_seconds(float(forward_s[:first].sum()))
+    forward = format_seconds(float(forward_s.sum()) - float(forward_s[:first].sum()))
+    backward = format_seconds(float(trace.backward_s.mean(axis=0).sum()))
+    communication = format_seconds(float(trace.communication_s.mean(axis=0).sum()))
+    text = (
+        f"forward {forward}, and {before_first} before the first layer "
+        f"with parameters; backward {backward}, "
+        f"communication {communication}, "
+        f"gradients {trace.n_bytes.sum()} bytes"
+    )
+    return Finding("totals", (), text)

@@ -32,7 +32,7 @@ def read_bytes_seconds(
     place: str | None = None,
     table: int | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
-    """Return the sizes and times of messages of one kind.
+    """Return the sizes and times of messages of one collective, link and number of ranks.
 
     Parameters
     ----------
@@ -69,11 +69,11 @@ def read_bytes_seconds(
     )
     wanted = {"collective": collective, "link": link, "ranks": ranks}
     source, frame, note = _messages(path, options)
+    # ``chosen`` has the one value that each column of `KEYS` in the file has in the rows.
     frame, chosen = choose(frame, KEYS, wanted, path)
-    known: dict[str, Any] = {"source": source}
+    given_by_caller = {key: value for key, value in wanted.items() if value is not None}
     # What the file states replaces what the caller gives.
-    known.update((key, value) for key, value in wanted.items() if value is not None)
-    known.update(chosen)
+    known: dict[str, Any] = {"source": source, **given_by_caller, **chosen}
     if note:
         known["place"] = note
     if known.get("ranks") == 1:
@@ -94,14 +94,17 @@ def read_collectives(
     notes: list[str] | None = None,
     if_ranks_unknown: str = "give --ranks N",
 ) -> DataFrame:
-    """Return message times as a table ``collectives``, whoever measured them.
+    """Return message times with the columns of a recorded table, whoever measured them.
 
     Parameters
     ----------
     path : Path or str
-        A recorded table, or a file of any format of message times.
-    collective, link : str, optional
-        The collective and the link to choose, or that the file does not name.
+        A recorded table ``collectives``, which is returned whole, or a file of any format
+        of message times.
+    collective : str, optional
+        The collective to choose, or that the file does not name.
+    link : str, optional
+        The name of the link, if the file does not state it.
     ranks : int, optional
         The number of ranks to choose, or that the file does not state.
     place : {"in_place", "out_of_place"}, optional
@@ -164,12 +167,15 @@ def _messages(path: Path, options: MessageOptions) -> MessageTimes:
     The source of a recorded table is "recorded". Raises UserError if no format fits.
     """
     file = str(path)
+    # A table that ddlkit recorded has a stamp, which says where its rows come from.
     if is_stamped(path):
         frame = load_table(path, "collectives")
-        options.refuse_those_of_a_log(file)
+        options.refuse_options_of_logs(file)
         return MessageTimes("recorded", frame)
+    # A pack has the rows of several recorded tables.
     refuse_pack(path)
     text = files.read_text(path)
+    # This refuses a file of too many lines.
     check_cells(text, "\n", file)
     reader = readers.first_match(readers.MESSAGE_TIMES, text)
     if reader is not None:

@@ -34,7 +34,12 @@ _BY_PROCESSOR = ("kernel_cpu", "collective_cpu")
 
 
 class _Operation(NamedTuple):
-    """A line of a collective: where it stands, its communicator and what it says."""
+    """One collective of one rank, as a line of the file has it.
+
+    ``where`` is the file and the line, as errors name them. ``header`` has the facts about
+    the communicator, such as "n_ranks", and ``performance`` those about the collective,
+    such as its time, by the names of the file.
+    """
 
     where: str
     header: dict[str, Any]
@@ -91,7 +96,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
 
 def _operations(text: str, file: str) -> Iterator[_Operation]:
-    """Yield the lines of collectives, each with its header or the last one above it."""
+    """Yield the collectives of a file, each with its own header or the last one above."""
     header: dict[str, Any] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         where = f"{file}: line {number}"
@@ -113,7 +118,10 @@ def _operations(text: str, file: str) -> Iterator[_Operation]:
 
 
 def _row(operation: _Operation) -> BenchmarkRow:
-    """Return the size and time of a collective, as `BenchmarkRow` counts them."""
+    """Return the size and the time of a collective, as `BenchmarkRow` counts them.
+
+    The number of ranks and the collective may be such that the caller leaves the row out.
+    """
     where, header, performance = operation
     ranks = whole(header.get("n_ranks"), where, "n_ranks")
     collective = collective_named(str(performance.get("coll")))
@@ -125,6 +133,7 @@ def _row(operation: _Operation) -> BenchmarkRow:
         n_bytes *= ranks
     time_us = positive(performance.get("coll_exec_time_us"), where, "coll_exec_time_us")
     busbw_gb_per_s = performance.get("coll_busbw_gbs")
+    # NaN stands for a bandwidth that is not printed, and is not checked.
     if not isinstance(busbw_gb_per_s, int | float):
         busbw_gb_per_s = math.nan
     return BenchmarkRow(

@@ -102,6 +102,7 @@ def _row(
             "fix the collective before timing it"
         )
     busbw_gb_per_s = times.get("bus_bw")
+    # NaN stands for a bandwidth that is not printed, and is not checked.
     if not isinstance(busbw_gb_per_s, int | float):
         busbw_gb_per_s = math.nan
     return BenchmarkRow(
@@ -150,6 +151,7 @@ def _ranks(document: dict[str, Any]) -> int:
         last_rank = max(int(device["rank"]) for device in devices)
         groups = Counter(int(device.get("group", 0)) for device in devices)
     except (AttributeError, KeyError, TypeError, ValueError):
+        # An entry is missing, or is not of the type that nccl-tests writes.
         return 0
     if ranks_of_process < 1:
         return 0

@@ -78,15 +78,12 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
             stated = _RANKS.search(command["words"])
             ranks = int(stated["ranks"]) if stated else 0
         words = line.split()
+        is_row = columns and words and words[0].isdigit()
         if _HEAD.match(line):
             columns = [word.lower().replace(":avg", "") for word in words]
-        elif columns and words and words[0].isdigit():
+        elif is_row:
             where = f"{file}: row at line {number}"
-            if len(words) != len(columns):
-                raise UserError(
-                    f"{where}: {len(words)} words for {len(columns)} columns: "
-                    "is the log cut?"
-                )
+            cells = _cells_by_column(words, columns, where)
             # The user's choice is used only if no command has named a collective.
             name = collective or options.collective
             if not name:
@@ -94,12 +91,25 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
                     f"{file}: nccom-test does not name its collective: "
                     f"give --collective {' or '.join(KNOWN)}"
                 )
-            cells = dict(zip(columns, words, strict=True))
             rows.append(_row(cells, where, name, ranks))
         elif words:
             # Any other line that is not empty ends the table.
             columns = []
     return benchmark_times(SOURCE, rows, file, options)
+
+
+def _cells_by_column(
+    words: list[str], columns: list[str], where: str
+) -> dict[str, str]:
+    """Return the words of a row by the names of their columns.
+
+    Raises UserError unless there is a word for each column.
+    """
+    if len(words) != len(columns):
+        raise UserError(
+            f"{where}: {len(words)} words for {len(columns)} columns: is the log cut?"
+        )
+    return dict(zip(columns, words, strict=True))
 
 
 def _collective_of(words: str) -> str:
@@ -127,11 +137,14 @@ def _row(
         busbw = float(cells["busbw(gb/s)"])
     except (KeyError, ValueError):
         raise UserError(f"{where}, algbw and busbw: a number is missing") from None
-    # The log may be in either of two units. It is taken to be in the one in which algbw is
-    # closer to size over time.
-    unit = min(_UNITS_BYTES_PER_S, key=lambda unit: abs(algbw - size / seconds / unit))
+    # The bandwidths may be in either of two units. They are taken to be in the one in which
+    # algbw is closer to size over time.
+    distances = [abs(algbw - size / seconds / unit) for unit in _UNITS_BYTES_PER_S]
+    distance = min(distances)
+    unit = _UNITS_BYTES_PER_S[distances.index(distance)]
     allowed = _RATE_TOLERANCE * algbw + _ROUNDING
-    if not abs(algbw - size / seconds / unit) <= allowed:
+    # The comparison is False also for a bandwidth that is not a number (NaN).
+    if not distance <= allowed:
         raise UserError(
             f"{where}, algbw(GB/s): {algbw:g} contradicts {size} bytes in "
             f"{cells['time(us)']} us: other units?"

@@ -12,7 +12,7 @@ from ddlkit.store import files
 
 
 def read_plan(path: Path | str) -> FusionPlan:
-    """Return the plan in a file.
+    """Return the plan in a file: which gradients are sent together, and in which order.
 
     Parameters
     ----------
@@ -38,6 +38,8 @@ def read_plan(path: Path | str) -> FusionPlan:
     if not _is_list_of_groups(groups):
         raise UserError(f"{path}: not a plan: it has no groups: {advice}")
     planner = str(document.get("planner", path.stem))
+    # A plan counts tensors in ready order, from the last one, and has the exclusive end of
+    # each group.
     ends = tuple(accumulate(len(group) for group in groups))
     plan = FusionPlan(planner, ends)
     for number, expected in enumerate(plan.forward_groups()):
@@ -50,6 +52,7 @@ def read_plan(path: Path | str) -> FusionPlan:
 
 
 def _is_list_of_groups(groups: Any) -> bool:
+    """Return whether a value is a list of lists, none of which is empty."""
     if not isinstance(groups, list) or not groups:
         return False
     return all(isinstance(group, list) and group for group in groups)

@@ -29,7 +29,7 @@ class Imported(NamedTuple):
     Attributes
     ----------
     kind : str
-        The name of the reader.
+        The name of the format, as `ddlkit.formats.readers` names it.
     profile : LayerProfile
         The profile.
     findings : tuple of Finding
@@ -82,9 +82,10 @@ def import_file(
     if kind not in by_name:
         raise UserError(f"unknown kind {kind!r}: use one of {', '.join(by_name)}")
     profile, findings = by_name[kind].read(text, file, options)
+    name_of_file, _, _ = path.name.partition(".")
     profile = replace(
         profile,
-        network=options.network or profile.network or path.name.partition(".")[0],
+        network=options.network or profile.network or name_of_file,
         batch=options.batch or 1,
         device=options.device or profile.device,
     )
@@ -123,12 +124,13 @@ def guess_kind(text: str, file: str) -> str:
     """
     first_line, _, _ = text.partition("\n")
     names = {name.strip() for name in first_line.split(",")}
+    # A layer profile also has the columns of FLOP counts, and would be taken for such.
     if "backward_s" in names:
         advice = "use it with --profile, or say --kind flops to take its FLOP counts"
         raise UserError(f"{file}: a layer profile already: {advice}")
     reader = readers.first_match(readers.LAYER_PROFILES, text)
     if reader is None:
-        formats = readers.tried(readers.LAYER_PROFILES, text)
+        formats = readers.formats_tried(readers.LAYER_PROFILES, text)
         raise UserError(
             f"{file}: has none of the formats that can be imported: give times of "
             f"messages to ddlkit fit, or name the format with --kind; {formats}"

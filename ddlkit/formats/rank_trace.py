@@ -58,7 +58,7 @@ _POSTS = {
     "c10d::allreduce_coalesced_": "coalesced all_reduce",
 }
 _REPLAYED = ("all_reduce", "broadcast", "barrier")
-"""Collectives that explain plays again."""
+"""The collectives of DDP, which ``ddlkit explain`` replays. It refuses all others."""
 _SENDERS = {
     "all_gather": "FSDP, HSDP and ZeRO send",
     "reduce_scatter": "FSDP, HSDP and ZeRO send",
@@ -208,7 +208,7 @@ class RankTrace:
 
 
 def rank_trace(trace: KinetoTrace) -> RankTrace:
-    """Return what a rank did, from its trace.
+    """Return what a rank did in each iteration, from its trace.
 
     Parameters
     ----------
@@ -264,21 +264,22 @@ def _in_flight(events: Sequence[Event]) -> int:
 class _Clock:
     """When the work is done that a processor has run or launched until an instant.
 
-    Without a GPU, it is done at that instant. With a GPU, it is done when all kernels that
-    were launched until then have ended, but not before that instant itself. Messages and
-    copies of the input do not count, because they run on streams of their own.
+    Without a GPU, the work is done at that instant. With a GPU, it is done when all kernels
+    that were launched until then have ended, but not before that instant itself. Messages
+    and copies of the input do not count, because they run on streams of their own.
     """
 
     def __init__(self, iteration: TracedIteration) -> None:
-        # They are in the order of their launches.
+        # The kernels are in the order of their launches.
         kernels = [
             kernel
             for kernel in iteration.kernels()
             if not kernel.name.startswith(HOST_TO_DEVICE)
         ]
         self._launched_s = [kernel.launched_s for kernel in kernels]
-        # When each kernel and all that were launched before it have ended.
+        # _latest_end_s[k] is when the kernels 0 to k have all ended.
         self._latest_end_s = np.maximum.accumulate([k.end_s for k in kernels])
+        # When the GPU has done the work of earlier iterations.
         self._free_s = iteration.free_s
 
     def done_s(self, instant_s: float) -> float:
@@ -294,10 +295,11 @@ class _Clock:
 
 
 def _step(iteration: TracedIteration) -> Event:
-    """Return the span of the profiler's step of an iteration."""
+    """Return the span of the profiler that marks the step of an iteration."""
     for event in iteration.events:
         if event.name.startswith("ProfilerStep#"):
             return event
+    # `rank_trace` has refused traces without such spans.
     raise AssertionError("iterations of a trace with steps have steps")
 
 
@@ -318,10 +320,21 @@ def _end_s(iteration: TracedIteration) -> float:
     return _Clock(iteration).done_s(_step(iteration).end_s)
 
 
+def _step_number(iteration: TracedIteration) -> int:
+    """Return the profiler's number of an iteration, or else the number in the trace."""
+    # The span is called "ProfilerStep#3", for example.
+    _, _, number = _step(iteration).name.partition("#")
+    return int(number) if number.isdecimal() else iteration.number
+
+
 def _read_iteration(
     trace: KinetoTrace, iteration: TracedIteration, end_s: float
 ) -> RankIteration:
-    """Return what a rank did in an iteration that ends at ``end_s``."""
+    """Return what a rank did in an iteration that ends at ``end_s``.
+
+    Raises UserError if the iteration sums up gradients of several batches, has no spans
+    of autograd, or has messages of a training that is not DDP.
+    """
     if iteration.repeats_forward():
         raise UserError(
             f"{trace.source}: iteration {iteration.number} runs forward again after "
@@ -337,18 +350,16 @@ def _read_iteration(
     functions_end_s = max(function.end_s for function in functions)
     messages = _messages(trace, iteration, clock, (backward_start_s, functions_end_s))
     copies_back = _copies(iteration, _COPY_BACK, clock)
+    # From here on, each phase ends no earlier than the phase before it. On a GPU, the
+    # processor may run far ahead, or the work of a phase may have no kernels.
     start_s = _start_s(iteration)
     input_end_s = max(start_s, clock.done_s(_forward_start_s(iteration)))
     forward_end_s = max(input_end_s, clock.done_s(backward_start_s))
-    backward_end_s = _backward_end_s(
-        clock.done_s(functions_end_s), messages, copies_back
-    )
-    # As with the phases above, backward never ends before it has begun.
-    backward_end_s = max(forward_end_s, backward_end_s)
-    _, _, step = _step(iteration).name.partition("#")
+    computed_s = _backward_end_s(clock.done_s(functions_end_s), messages, copies_back)
+    backward_end_s = max(forward_end_s, computed_s)
     return RankIteration(
         number=iteration.number,
-        step=int(step) if step.isdecimal() else iteration.number,
+        step=_step_number(iteration),
         start_s=start_s,
         input_end_s=input_end_s,
         forward_end_s=forward_end_s,
@@ -373,12 +384,14 @@ def _backward_end_s(
     """
     of_backward = [message for message in messages if message.in_backward]
     last_posted_s = max((m.posted_s for m in of_backward), default=-math.inf)
-    first_end_s = min((m.ended_s for m in of_backward), default=math.inf)
+    first_message_end_s = min((m.ended_s for m in of_backward), default=math.inf)
     end_s = functions_end_s
     if copies_back:
         end_s = min(end_s, copies_back[0].start_s)
-    if last_posted_s < first_end_s < end_s:
-        # The rank was waiting for its first message within the function.
+    # If the first message ended after all had been posted and before the function did,
+    # the function contains the wait for it. The rank had then computed its last gradient
+    # when it posted its last message.
+    if last_posted_s < first_message_end_s < end_s:
         end_s = last_posted_s
     return max(end_s, last_posted_s)
 
@@ -399,20 +412,20 @@ def _forward_start_s(iteration: TracedIteration) -> float:
 
 
 class _Post(NamedTuple):
-    """A message when it was posted.
+    """How a message was posted, and the span in which it was then sent.
 
     Attributes
     ----------
     launched_s : float
-        When the processor posted it or launched its kernel.
+        When the processor posted the message or launched its kernel.
     posted_s : float
-        When the rank was ready for it.
+        When the rank was ready for the message.
     sent : Event
-        The span in which it was sent.
+        The span in which the message was sent.
     collective : str
-        Its collective.
+        The collective, such as "all_reduce".
     elements : int
-        Its size in elements, 0 if that is unknown.
+        The size in elements, 0 if that is unknown.
     """
 
     launched_s: float
@@ -444,7 +457,7 @@ def _messages(
     messages: list[Message] = []
     for post in posts:
         _refuse_other_training(trace, iteration, post)
-        started_s = max(post.posted_s, _room_s(messages, post.posted_s, in_flight))
+        started_s = _earliest_start_s(messages, post.posted_s, in_flight)
         messages.append(
             Message(
                 collective=post.collective,
@@ -454,6 +467,8 @@ def _messages(
                 group=str(post.sent.args.get("Process Group Name", "")),
                 sequence=_sequence(post.sent),
                 posted_s=post.posted_s,
+                # More messages may have been under way than ``in_flight``, for example
+                # of two process groups. None of them starts after its end.
                 started_s=min(started_s, post.sent.end_s),
                 ended_s=post.sent.end_s,
                 in_backward=first_function_s <= post.launched_s <= last_function_s,
@@ -465,7 +480,10 @@ def _messages(
 def _refuse_other_training(
     trace: KinetoTrace, iteration: TracedIteration, post: _Post
 ) -> None:
-    """Raise UserError for a collective that DDP does not use, or among some ranks only."""
+    """Raise UserError for a message that DDP does not send.
+
+    That is a message of another collective, or between some of the ranks only.
+    """
     place = f"{trace.source}: iteration {iteration.number}"
     if post.collective not in _REPLAYED:
         senders = _SENDERS.get(post.collective, "a loop of one's own may send")
@@ -491,10 +509,14 @@ def _refuse_cuda_graphs(
     That is a CUDA graph. Its one launch does not tell which of its work comes before the
     message, and so when the rank was ready for it.
     """
-    launches = {kernel.identifier("correlation") for kernel in iteration.kernels()}
+    # The correlation number of a kernel tells its launch. These are the launches of other
+    # kernels than messages.
+    launches_of_compute = {
+        kernel.identifier("correlation") for kernel in iteration.kernels()
+    }
     for message in messages:
         correlation = message.identifier("correlation")
-        if correlation is not None and correlation in launches:
+        if correlation is not None and correlation in launches_of_compute:
             raise UserError(
                 f"{trace.source}: iteration {iteration.number} launches messages together "
                 "with other kernels, as CUDA graphs do, so that it is not known when the "
@@ -508,16 +530,19 @@ def _sequence(sent: Event) -> int:
     return value if isinstance(value, int) else -1
 
 
-def _room_s(earlier: Sequence[Message], posted_s: float, in_flight: int) -> float:
-    """Return when there was room on the link for a message, in seconds.
+def _earliest_start_s(
+    earlier: Sequence[Message], posted_s: float, in_flight: int
+) -> float:
+    """Return when a message could start that was posted at ``posted_s``, in seconds.
 
-    ``earlier`` are the messages that were posted before this one at ``posted_s``.
+    Only ``in_flight`` messages can be under way at once. ``earlier`` are the messages
+    that were posted before this one.
     """
-    under_way_until_s = sorted(m.ended_s for m in earlier if m.ended_s > posted_s)
-    if len(under_way_until_s) < in_flight:
+    ends_of_pending_s = sorted(m.ended_s for m in earlier if m.ended_s > posted_s)
+    if len(ends_of_pending_s) < in_flight:
         return posted_s
-    # All but ``in_flight - 1`` of those that are under way must end first.
-    return under_way_until_s[-in_flight]
+    # All but ``in_flight - 1`` of the pending messages must end first.
+    return ends_of_pending_s[-in_flight]
 
 
 def _posts_on_gpu(kernels: Sequence[Event], clock: _Clock) -> list[_Post]:
@@ -546,10 +571,11 @@ def _posts_on_gpu(kernels: Sequence[Event], clock: _Clock) -> list[_Post]:
 def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post]:
     """Return the posts of gloo's messages, in their order.
 
-    Two threads take messages in turn, so that the spans of messages can be in another
-    order than their posts. A post belongs to the first span of the same collective and
-    size that no earlier post belongs to.
+    Two threads of gloo take messages in turn, so that the spans of messages can be in
+    another order than their posts. A post belongs to the first span of its collective and
+    its size that no earlier post belongs to. Raises UserError for a post without a span.
     """
+    # The spans of messages that no post has been found for.
     unmatched = [e for e in iteration.events if e.collective and not e.on_gpu]
     posts = []
     for event in iteration.events:
@@ -557,18 +583,19 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
         if collective is None:
             continue
         elements = _elements_of_post(event)
-        # What explain refuses needs no span of its own.
+        # `_refuse_other_training` refuses a message of another collective by its post, so
+        # that the span of such a message is not looked for.
         sent = event
         if collective in _REPLAYED:
-            found = _first_alike(unmatched, collective, elements, event.start_s)
-            if found is None:
+            span = _first_alike(unmatched, collective, elements, event.start_s)
+            if span is None:
                 raise UserError(
                     f"{trace.source}: iteration {iteration.number}: no span of gloo "
                     f"belongs to a message ({event.name} of {elements} elements): record "
                     "whole iterations with record_shapes=True"
                 )
-            unmatched.remove(found)
-            sent = found
+            unmatched.remove(span)
+            sent = span
         posts.append(
             _Post(
                 launched_s=event.start_s,
@@ -587,18 +614,20 @@ def _first_alike(
 ) -> Event | None:
     """Return the first span of gloo that can be the message of a post, None if none can.
 
-    It has the collective and the size of the post, and ends after ``posted_s``.
+    The span must be of the collective and of the number of elements that were posted,
+    and end after ``posted_s``.
     """
     for span in spans:
-        is_alike = span.name == f"gloo:{collective}" and span.end_s > posted_s
+        is_of_collective = span.name == f"gloo:{collective}"
         # A span that does not say its size has 0 elements.
-        if is_alike and span.elements in (elements, 0):
+        is_of_size = span.elements in (elements, 0)
+        if is_of_collective and is_of_size and span.end_s > posted_s:
             return span
     return None
 
 
 def _elements_of_post(post: Event) -> int:
-    """Return how many elements a post of c10d sends, 0 if it does not say."""
+    """Return how many elements an operator of c10d posts, 0 if the trace does not say."""
     dims = post.args.get("Input Dims")
     # The first input of a post is a list of tensors, so that the shape of the first
     # tensor is the innermost first list.
@@ -612,7 +641,7 @@ def _elements_of_post(post: Event) -> int:
 def _copies(iteration: TracedIteration, name: str, clock: _Clock) -> tuple[Copy, ...]:
     """Return the copies into or out of buckets, in the order of their start.
 
-    ``name`` is what the names of their operators end with.
+    ``name`` is what the names of the operators that copy end with.
     """
     copies = []
     for event in iteration.events:
@@ -626,11 +655,17 @@ def _copies(iteration: TracedIteration, name: str, clock: _Clock) -> tuple[Copy,
 
 
 def _gradients(iteration: TracedIteration, clock: _Clock) -> tuple[Gradient, ...]:
-    """Return the gradients in the order in which they became ready."""
+    """Return the gradients in the order in which they became ready.
+
+    A gradient is ready when all work that was launched before autograd began to store it
+    is done.
+    """
     gradients = []
     for event in iteration.events:
+        # Autograd also stores gradients that do not exist, which are undefined.
         if event.name == ACCUMULATE and not event.undefined:
             types = event.args.get("Input type")
+            # The first input is the gradient.
             dtype = str(types[0]) if isinstance(types, list) and types else ""
             gradients.append(Gradient(clock.done_s(event.start_s), event.bytes, dtype))
     return tuple(gradients)
@@ -639,32 +674,46 @@ def _gradients(iteration: TracedIteration, clock: _Clock) -> tuple[Gradient, ...
 def _operators(
     iteration: TracedIteration, functions: Sequence[Event]
 ) -> tuple[Operator, ...]:
-    """Return the operators of backward: kernels of a GPU, or functions of autograd.
+    """Return the operators of backward: kernels of a GPU, or else functions of autograd.
 
-    Functions compute the same if their operators have the same names and shapes.
+    Kernels count as alike if they have the same name and the same grid of threads.
     """
     first_s = min(function.start_s for function in functions)
     last_s = max(function.end_s for function in functions)
     kernels = iteration.kernels(first_s, last_s)
-    if kernels:
-        return tuple(
-            Operator(hash((k.name, str(k.args.get("grid")))), k.start_s, k.end_s)
-            for k in kernels
-        )
+    if not kernels:
+        return _functions_as_operators(iteration, functions)
     operators = []
+    for kernel in kernels:
+        alike = hash((kernel.name, str(kernel.args.get("grid"))))
+        operators.append(Operator(alike, kernel.start_s, kernel.end_s))
+    return tuple(operators)
+
+
+def _functions_as_operators(
+    iteration: TracedIteration, functions: Sequence[Event]
+) -> tuple[Operator, ...]:
+    """Return those functions of autograd that only compute.
+
+    Functions count as alike if they have the same name and run operators of the same
+    names and shapes.
+    """
+    operators = []
+    # The operators are in the order of their start, as all spans of the processor.
     cpu_operators = [e for e in iteration.events if e.category == "cpu_op"]
     starts_s = [event.start_s for event in cpu_operators]
     for function in functions:
         # Functions that store gradients also copy them and post messages.
         if ACCUMULATE in function.name:
             continue
+        # The operators that start during the function, of which other threads run some.
         first = bisect_left(starts_s, function.start_s)
-        last = bisect_left(starts_s, function.end_s)
-        shapes = [
+        behind_last = bisect_left(starts_s, function.end_s)
+        names_and_shapes = [
             (event.name, str(event.args.get("Input Dims")))
-            for event in cpu_operators[first:last]
+            for event in cpu_operators[first:behind_last]
             if event.thread == function.thread
         ]
-        alike = hash((function.name, tuple(shapes)))
+        alike = hash((function.name, tuple(names_and_shapes)))
         operators.append(Operator(alike, function.start_s, function.end_s))
     return tuple(operators)

@@ -77,20 +77,22 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     # A message has as many ranks as GPUs, whichever columns count them.
     n_ranks = np.maximum(frame["gpus"], frame["ranks"] * frame["gpusperrank"])
     is_in_place = frame["inplace"] > 0
-    rows = [
-        BenchmarkRow(
-            where=f"{file}: row at line {sheet.lines[row]}",
-            n_bytes=int(frame["size"][row]),
-            seconds=float(frame["time"][row]),
-            collective=collective_named(frame["collective"][row]),
-            ranks=int(n_ranks[row]),
-            place="in_place" if is_in_place[row] else "out_of_place",
-            busbw_bytes_per_s=1e9 * float(frame["busbw"][row]),
-            # Rates are printed to 0.01 GB/s.
-            busbw_rounding_bytes_per_s=1e9 * 0.01,
-            variant={"type": frame["type"][row], "redop": frame["redop"][row]},
+    rows = []
+    for row in range(len(frame)):
+        if frame["size"][row] == 0:
+            continue
+        rows.append(
+            BenchmarkRow(
+                where=f"{file}: row at line {sheet.lines[row]}",
+                n_bytes=int(frame["size"][row]),
+                seconds=float(frame["time"][row]),
+                collective=collective_named(frame["collective"][row]),
+                ranks=int(n_ranks[row]),
+                place="in_place" if is_in_place[row] else "out_of_place",
+                busbw_bytes_per_s=1e9 * float(frame["busbw"][row]),
+                # Rates are printed to 0.01 GB/s.
+                busbw_rounding_bytes_per_s=1e9 * 0.01,
+                variant={"type": frame["type"][row], "redop": frame["redop"][row]},
+            )
         )
-        for row in range(len(frame))
-        if frame["size"][row] > 0
-    ]
     return benchmark_times(SOURCE, rows, file, options)

@@ -187,8 +187,8 @@ def first_match(
     return None
 
 
-def tried(readers: Sequence[Reader[Options, Result]], text: str) -> str:
-    r"""Return the end of an error for a file that no reader takes.
+def formats_tried(readers: Sequence[Reader[Options, Result]], text: str) -> str:
+    r"""Return how a file that no reader takes begins, and which formats were tried.
 
     Parameters
     ----------
@@ -200,11 +200,11 @@ def tried(readers: Sequence[Reader[Options, Result]], text: str) -> str:
     Returns
     -------
     str
-        How the file begins, and which formats were tried.
+        The end of an error.
 
     Examples
     --------
-    >>> tried(MESSAGE_TIMES[-1:], "size,time\n8,2.1\n")
+    >>> formats_tried(MESSAGE_TIMES[-1:], "size,time\n8,2.1\n")
     "its first line is 'size,time'; formats that were tried: a CSV with columns bytes, seconds"
     """
     first_line, _, _ = text.strip().partition("\n")

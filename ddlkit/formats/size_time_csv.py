@@ -134,8 +134,10 @@ def matches(text: str) -> bool:
     first_line, _, _ = text.strip().partition("\n")
     # Neither a line of JSON nor "step 7, 120 ms" has names of columns.
     has_names = not re.search(r"[\d{}]", first_line)
-    is_table = len(header) > 1 and _separator(first_line) != " "
-    return (is_table and has_names) or bool(_sizes(header))
+    # Sentences have blanks, too, so that blanks do not show that there are columns.
+    has_columns = len(header) > 1 and _separator(first_line) != " "
+    has_sizes = bool(_sizes(header))
+    return has_sizes or (has_columns and has_names)
 
 
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
@@ -147,9 +149,14 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
-    sheet = _with_known_names(read_sheet(_comma_separated(text), file))
-    size = _only(sheet, _sizes(sheet.header), expected="bytes", example="size_mib")
-    time = _only(sheet, _times(sheet.header), expected="seconds", example="time_us")
+    sheet = read_sheet(_comma_separated(text), file)
+    sheet = _with_known_collectives(_with_known_ranks(sheet))
+    size = _only_column(
+        sheet, _sizes(sheet.header), expected="bytes", example="size_mib"
+    )
+    time = _only_column(
+        sheet, _times(sheet.header), expected="seconds", example="time_us"
+    )
     keys = [
         column
         for column in SCHEMAS["collectives"].columns
@@ -165,11 +172,12 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     frame = Schema("message times", columns).frame(sheet, exact=False)
     frame = _in_bytes_and_seconds(sheet, frame, size, time)
     _refuse_slow(sheet, frame, time.name)
+    # Columns that are not read must not tell several kinds of messages apart.
     for position, name in enumerate(sheet.header):
         if name not in (size.name, time.name, *KEYS):
             cells = [row[position] for row in sheet.rows]
             _refuse_dividing(sheet, frame, name, cells)
-    options.refuse_those_of_a_log(file)
+    options.refuse_options_of_logs(file)
     return MessageTimes("csv", frame)
 
 
@@ -187,7 +195,7 @@ def _separator(first_line: str) -> str:
 def _header(text: str) -> tuple[str, ...]:
     """Return the names in the first line of a file."""
     first_line, _, _ = text.strip().partition("\n")
-    # With blanks as separators, several of them may follow one another.
+    # Of blanks, several may stand between two cells, which makes cells empty.
     cells = first_line.split(_separator(first_line))
     return tuple(cell.strip().strip('"') for cell in cells if cell.strip())
 
@@ -217,6 +225,7 @@ def _plain(name: str) -> str:
 
     So "Time (us)" becomes "time_us".
     """
+    # Unicode has two characters for the Greek letter of "micro".
     name = name.lower().replace("\u00b5s", "us").replace("\u03bcs", "us")
     return re.sub(r"[^a-z]+", "_", name).strip("_")
 
@@ -243,6 +252,7 @@ def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
         match = _matched(_SIZE_NAMES, name)
         if match is None:
             continue
+        # "bytes", "byte" and "b" are one unit.
         unit = re.sub("bytes?", "b", match["unit"] or "")
         # A name such as "n_bytes" has no unit behind it, but says that sizes are in bytes.
         if not unit and "bytes" in match[0]:
@@ -253,7 +263,10 @@ def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
 
 
 def _times(header: tuple[str, ...]) -> list[_Quantity]:
-    """Return the columns that may have the times: only "seconds", if there is one."""
+    """Return the columns that may have the times: only "seconds", if there is one.
+
+    Names of means, such as "mean_us", count only if no other column may have the times.
+    """
     if "seconds" in header:
         return [_Quantity("seconds", 1.0)]
     return _times_named(_TIME_NAMES, header) or _times_named(_MEAN_NAMES, header)
@@ -270,11 +283,12 @@ def _times_named(
             continue
         # The first letter tells the units apart, once "micro" is written as "u".
         unit = (match["unit"] or "").replace("micro", "u")
-        times.append(_Quantity(name, _SECONDS.get(unit[:1], _UNKNOWN_UNIT)))
+        first_letter = unit[:1]
+        times.append(_Quantity(name, _SECONDS.get(first_letter, _UNKNOWN_UNIT)))
     return times
 
 
-def _only(
+def _only_column(
     sheet: Sheet, candidates: list[_Quantity], expected: str, example: str
 ) -> _Quantity:
     """Return the one column of sizes or times whose unit is known, or raise UserError.
@@ -292,6 +306,7 @@ def _only(
         )
     (column,) = candidates
     if column.ambiguous_unit:
+        # For "mb", the power is 2: it may be 1000**2 or 1024**2 bytes, the latter a "mib".
         steps = _STEPS_OF_AMBIGUOUS[column.ambiguous_unit]
         binary_unit = f"{column.ambiguous_unit[0]}ib"
         sheet.fail(
@@ -304,11 +319,6 @@ def _only(
     if column.unit == _UNKNOWN_UNIT:
         sheet.fail(None, column.name, f"its unit is not known: {advice}")
     return column
-
-
-def _with_known_names(sheet: Sheet) -> Sheet:
-    """Return a sheet in which ranks and collectives have the names of this project."""
-    return _with_known_collectives(_with_known_ranks(sheet))
 
 
 def _with_known_collectives(sheet: Sheet) -> Sheet:
@@ -338,12 +348,17 @@ def _with_known_collectives(sheet: Sheet) -> Sheet:
 def _known_collective(cell: str) -> str:
     """Return the name in `KNOWN` of the collective that a cell names, "" if none."""
     letters = re.sub("[^a-z]", "", cell.lower())
+    # Names of programs and of calls have more: all_reduce_perf, ncclAllReduce, MPI_Bcast.
     plain = re.sub("^(?:mpi|[nr]ccl)|perf$", "", letters)
     return BY_SPELLING.get(plain, "")
 
 
 def _with_known_ranks(sheet: Sheet) -> Sheet:
-    """Return a sheet whose number of ranks has the name "ranks"."""
+    """Return a sheet whose number of ranks is in a column "ranks".
+
+    Without a column of that name, the only column with one of `RANKS_NAMES` is renamed. If
+    there is none or several, the sheet stays as it is.
+    """
     if "ranks" in sheet.header:
         return sheet
     of_ranks = [name for name in sheet.header if _plain(name) in RANKS_NAMES]
@@ -361,6 +376,7 @@ def _in_bytes_and_seconds(
     ``size`` and ``time`` are the columns of the file, which have units of their own.
     Raises UserError for a value that is implausibly small or large in bytes or seconds.
     """
+    # Sizes in a larger unit may have decimals.
     n_bytes = (frame[size.name] * size.unit).round()
     seconds = frame[time.name] * time.unit
     is_wrong_size = ((n_bytes < 1) | (n_bytes > MOST_WHOLE)).to_numpy()
@@ -406,15 +422,16 @@ def _refuse_dividing(
     """
     if _plain(name) in REPEATS_NAMES:
         return
-    kinds = [column for column in KEYS if column in frame]
-    table = frame[["bytes", *kinds]].assign(value=cells)
-    values_of_size = table.groupby(["bytes", *kinds])["value"].nunique()
+    known_keys = [column for column in KEYS if column in frame]
+    table = frame[["bytes", *known_keys]].assign(value=cells)
+    # How many values the column has at each size, and at how many sizes each value occurs.
+    values_of_size = table.groupby(["bytes", *known_keys])["value"].nunique()
     sizes_of_value = table.groupby("value")["bytes"].nunique()
-    is_divided = (values_of_size > 1).mean() >= _DIVIDED_SHARE
+    divides_sizes = (values_of_size > 1).mean() >= _DIVIDED_SHARE
+    values_recur = (sizes_of_value > 1).mean() >= _DIVIDED_SHARE
     # If the file has a single size, no value can occur at several.
-    n_sizes = table["bytes"].nunique()
-    comes_again = (sizes_of_value > 1).mean() >= _DIVIDED_SHARE or n_sizes == 1
-    if is_divided and comes_again:
+    has_one_size = table["bytes"].nunique() == 1
+    if divides_sizes and (values_recur or has_one_size):
         values = " and ".join(shown(value) for value in [*sizes_of_value.index][:5])
         sheet.fail(
             None,

@@ -90,7 +90,10 @@ def read_trace(path: Path | str) -> KinetoTrace:
 
 
 class _Buffer:
-    """The part of a file that was read and not yet parsed."""
+    """The part of a file that was read and not yet parsed.
+
+    It is ``text`` from ``position`` on. What stands before was parsed.
+    """
 
     def __init__(self, file: TextIO, source: str) -> None:
         self.file = file
@@ -107,7 +110,7 @@ class _Buffer:
         return bool(chunk)
 
     def rest(self) -> str:
-        """Return all that was not parsed."""
+        """Return all of the file that was not parsed."""
         return self.text[self.position :] + self.file.read()
 
     def next_character(self) -> str:
@@ -127,7 +130,8 @@ class _Buffer:
             try:
                 value, end = self.decoder.raw_decode(self.text, self.position)
             except (json.JSONDecodeError, RecursionError):
-                # The value may only end in the next chunk of the file.
+                # The value may only end in the next chunk of the file, so it is parsed
+                # again with that chunk.
                 is_too_long = len(self.text) > MOST_CHARACTERS_OF_ENTRY
                 if is_too_long or not self.read_more():
                     raise _cut_short(self.source) from None
@@ -137,6 +141,7 @@ class _Buffer:
 
 
 def _cut_short(source: str) -> UserError:
+    """Return the error for a file whose JSON does not end."""
     return UserError(
         f"{source}: cannot be read as JSON to its end (was it cut short?): export the "
         "trace again, with fewer iterations if it is long"
@@ -144,12 +149,16 @@ def _cut_short(source: str) -> UserError:
 
 
 def _document(buffer: _Buffer, source: str) -> dict[str, Any]:
-    """Return a Chrome trace: the entries that are needed, and the facts around them."""
+    """Return the JSON of a Chrome trace without the entries that are not needed.
+
+    Besides the list of entries, it has facts about the training, such as the rank.
+    """
     before = _facts_before_entries(buffer, source)
     entries = list(_entries(buffer, source))
     after = buffer.rest().strip()
     document: dict[str, Any] = {"traceEvents": entries}
-    if before is None:  # the file is nothing but the list of entries
+    # The file is nothing but the list of entries.
+    if before is None:
         return document
     # The text before the key "traceEvents" is "{" or "{ ...,". The text behind its list is
     # "}" or ", ... }". Each is made an object of its own.
@@ -164,9 +173,10 @@ def _document(buffer: _Buffer, source: str) -> dict[str, Any]:
 
 
 def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
-    """Skip to the first entry of a trace, and return the text before the list.
+    """Skip to the first entry of a trace, and return the text before "traceEvents".
 
-    The result is None if the file is nothing but the list of entries.
+    The result is None if the file is nothing but the list of entries. Raises UserError if
+    the file is neither that nor an object with a list "traceEvents".
     """
     first = buffer.next_character()
     if first == "[":
@@ -185,6 +195,7 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
         )
     buffer.text = after
     buffer.position = 0
+    # What follows the key, perhaps with white space before each character.
     for expected in ":[":
         if buffer.next_character() != expected:
             raise UserError(f"{source}: not a Chrome trace: traceEvents is no list")
@@ -193,8 +204,12 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
 
 
 def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
-    """Yield the needed entries of a list, and go past its closing bracket."""
-    # Equal shapes are stored once, and all entries share them.
+    """Yield the needed entries of the list, and go past its closing bracket.
+
+    The buffer must be behind the opening bracket. Raises UserError for an entry that is no
+    object.
+    """
+    # Shapes and other lists by their text. Equal ones are stored once, and shared.
     shared: dict[str, Any] = {}
     while True:
         character = buffer.next_character()
@@ -204,6 +219,7 @@ def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
         if character == ",":
             buffer.position += 1
             continue
+        # At the end of the file there is no value, and this raises UserError.
         entry = buffer.value()
         if not isinstance(entry, dict):
             raise UserError(
@@ -220,9 +236,11 @@ def _is_needed(entry: dict[str, Any]) -> bool:
 
 
 def _slimmed(entry: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry without what no reader uses, and with each text stored once.
+    """Return an entry without what no reader uses.
 
-    ``shared`` has the shapes so far by their text, and new ones are added to it.
+    Equal names are one object for all entries, and so are equal lists among their
+    arguments, such as shapes. ``shared`` maps the text of each such list to the list that
+    was met first. New lists are added, and other values are kept as they are.
     """
     args = entry.get("args")
     if not isinstance(args, dict):
@@ -241,7 +259,10 @@ def _slimmed(entry: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shared(value: Any, shared: dict[str, Any]) -> Any:
-    """Return the one object that stands for all equal lists, such as shapes."""
+    """Return the one list that stands for all lists equal to a value, such as a shape.
+
+    The value itself is returned if it is no list.
+    """
     if not isinstance(value, list):
         return value
     return shared.setdefault(str(value), value)

@@ -57,7 +57,7 @@ _ALLOWED_COUNTS = {
 
 
 def matches(text: str) -> bool:
-    """Return whether the first line of a file has the columns of a shape."""
+    """Return whether the first line of a file has the columns of `REQUIRED`."""
     first_line, _, _ = text.partition("\n")
     names = {name.strip() for name in first_line.split(",")}
     return set(REQUIRED) <= names
@@ -226,7 +226,10 @@ class Decoder:
             yield Tensor("head.weight", "head", width * self.vocabulary, head_flops)
 
     def _block(self, prefix: str, tokens: int) -> Iterator[Tensor]:
-        """Yield the tensors of a block: of attention, then of feed-forward."""
+        """Yield the tensors of a block: of attention, then of feed-forward.
+
+        Names of layers begin with ``prefix``, and ``tokens`` are those of a sample.
+        """
         width = self.d_model
         # Two products of matrices, of 2 T d_model FLOP for each of T tokens. Their FLOP
         # count at the last matrix before attention, whose gradient waits for them first.

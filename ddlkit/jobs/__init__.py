@@ -37,7 +37,7 @@ _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 
 
-def ending(status: int) -> str:
+def how_it_ended(status: int) -> str:
     """Return in words how a process ended.
 
     Parameters
@@ -48,10 +48,11 @@ def ending(status: int) -> str:
     Returns
     -------
     str
+        The end of a sentence whose subject is the process.
 
     Examples
     --------
-    >>> ending(1), ending(-9)
+    >>> how_it_ended(1), how_it_ended(-9)
     ('ended with exit status 1', 'was killed by SIGKILL')
     """
     if status < 0:
@@ -71,7 +72,8 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
     -------
     dict of str to str
         A copy of the environment. In it, this package can be imported, `PARENT` has the
-        id of this process, and no variable makes a GPU run kernels one by one.
+        id of this process, and no variable makes a GPU run kernels one by one, with which
+        nothing would overlap.
     """
     child = {
         name: value for name, value in environment.items() if name not in ONE_BY_ONE
@@ -84,7 +86,7 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
     return child
 
 
-def enter(namespace: str) -> None:
+def enter_namespace(namespace: str) -> None:
     """Move this process into a network namespace.
 
     Parameters
@@ -129,7 +131,8 @@ def die_with_parent(parent: int = 0) -> None:
 
 
 def _exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
-    # The exit status that a shell reports for a process that a signal ended.
+    """Handle a signal by an exception, which ends the process unless it is caught."""
+    # The exit status is the one that a shell reports for a process that a signal ended.
     raise SystemExit(128 + number)
 
 
@@ -157,6 +160,7 @@ def trap(*numbers: int) -> list[int]:
     """
     if not _in_main_thread():
         return []
+    # SIG_DFL is the default: the signal ends the process at once.
     unhandled = [n for n in numbers if signal.getsignal(n) is signal.SIG_DFL]
     for number in unhandled:
         signal.signal(number, _exit_by_signal)
@@ -197,15 +201,20 @@ def deferring(*numbers: int) -> Iterator[None]:
         The signals. Those that are ignored stay ignored.
     """
     arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        """Handle a signal by only noting that it has arrived."""
+        arrived.append(number)
+
     handlers_before = {}
     if _in_main_thread():
-        # A handler that was not set from Python is None and could not be set again.
-        handlers = {number: signal.getsignal(number) for number in numbers}
-        for number, handler in handlers.items():
+        for number in numbers:
+            handler = signal.getsignal(number)
+            # A handler that was not set from Python is None and could not be set again.
             if handler not in (None, signal.SIG_IGN):
                 handlers_before[number] = handler
     for number in handlers_before:
-        signal.signal(number, lambda which, frame: arrived.append(which))
+        signal.signal(number, note)
     try:
         yield
     finally:

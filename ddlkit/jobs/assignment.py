@@ -155,6 +155,7 @@ def _number(
     if not text and default is not None:
         return default
     if not text or not text.isdecimal():
+        # The error names one of the two, even if the other one is set wrongly.
         name = torchrun_name or slurm_name
         raise UserError(
             f"{name} is {text or 'not set'} in this rank's environment: start ranks "
@@ -166,7 +167,7 @@ def _number(
 def choose_backend(
     asked: str | None, ranks_on_node: int, gpus: int, own_gpu: bool
 ) -> str:
-    """Return the backend of a rank: on a node with GPUs, gloo only if it is asked for.
+    """Return the backend of a rank: the one that is asked for, else NCCL if it sees GPUs.
 
     Parameters
     ----------
@@ -215,6 +216,18 @@ def gpu_of(local_rank: int, gpus: int) -> int:
     """Return the number of a rank's GPU among those that it sees.
 
     A rank that sees one GPU takes that one, whatever its own number is.
+
+    Parameters
+    ----------
+    local_rank : int
+        The number of the rank among those of its node.
+    gpus : int
+        How many GPUs the rank sees, at least 1.
+
+    Returns
+    -------
+    int
+        The number, counted from 0.
 
     Examples
     --------

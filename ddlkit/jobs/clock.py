@@ -88,7 +88,8 @@ class Budget:
         >>> Budget().settled([1.0] * 6), Budget().settled([1.0, 2.0] * 3)
         (True, False)
         """
-        # With fewer than 6 samples both bounds are infinite, which is never narrow enough.
+        # The bounds of the 95% confidence interval of the median. With fewer than 6 samples
+        # both are infinite, which is never narrow enough.
         lower, upper = median_interval(samples)
         halfwidth = (upper - lower) / 2
         return halfwidth <= self.relative_halfwidth * float(np.median(samples))
@@ -140,6 +141,12 @@ class Marks:
         event.record(torch.cuda.current_stream(self._device))
         self._marks.append(event)
 
+    def reached(self) -> bool:
+        """Return whether the device has reached the last mark already, without waiting."""
+        if self._device.type == "cpu":
+            return True
+        return bool(self._marks[-1].query())
+
     def seconds(self) -> Floats:
         """Return the seconds from the first mark to every mark, shape (marks,).
 
@@ -148,6 +155,7 @@ class Marks:
         first = self._marks[0]
         if self._device.type == "cpu":
             return np.array(self._marks) - first
+        # An event has a time only when the GPU has reached it.
         torch.cuda.synchronize(self._device)
         durations_ms = [first.elapsed_time(event) for event in self._marks]
         return np.array([duration_ms / 1e3 for duration_ms in durations_ms])
@@ -167,6 +175,38 @@ def hold(device: torch.device | str) -> None:
     if torch.device(device).type == "cuda":
         with torch.cuda.device(device):
             torch.cuda._sleep(HOLD_CYCLES)
+
+
+def between_marks(
+    action: Action, device: torch.device | str, *, before: Action = _nothing
+) -> Callable[[], Marks]:
+    """Return an action that is timed by the device's own clock.
+
+    Parameters
+    ----------
+    action : callable
+        The action, which takes no arguments.
+    device : torch.device or str
+        The device.
+    before : callable, optional
+        Called before the first mark. Its time does not count.
+
+    Returns
+    -------
+    callable
+        Runs the action, and returns the marks of its beginning and its end.
+    """
+
+    def run() -> Marks:
+        """Run the action between two marks."""
+        marks = Marks(device)
+        before()
+        marks.mark()
+        action()
+        marks.mark()
+        return marks
+
+    return run
 
 
 def timed(
@@ -190,17 +230,11 @@ def timed(
         Runs the action, and returns the marks of its beginning and its end.
     """
 
-    def run() -> Marks:
-        """Run the action between two marks."""
-        marks = Marks(device)
+    def hold_first() -> None:
         hold(device)
         before()
-        marks.mark()
-        action()
-        marks.mark()
-        return marks
 
-    return run
+    return between_marks(action, device, before=hold_first)
 
 
 def measure_interleaved(
@@ -242,6 +276,7 @@ def measure_interleaved(
     def sample(action: Action) -> float:
         """Run an action once, and return its seconds."""
         setup()
+        # Work of the setup that is still under way must not count.
         synchronize()
         start_s = perf_counter()
         result = action()
@@ -308,7 +343,12 @@ def measure(
 
 
 def measure_on(
-    device: torch.device, action: Action, budget: Budget, *, setup: Action = _nothing
+    device: torch.device,
+    action: Action,
+    budget: Budget,
+    *,
+    setup: Action = _nothing,
+    host_counts: bool = False,
 ) -> Floats:
     """Time one action by the device's own clock.
 
@@ -322,14 +362,18 @@ def measure_on(
         How long to measure.
     setup : callable, optional
         Called before each repeat. Its time does not count.
+    host_counts : bool, optional
+        Whether time counts in which the device waits for the host, as in training. By
+        default the host gets ahead first, as by `hold`.
 
     Returns
     -------
     ndarray, shape (repeats,)
         Seconds of each repeat, without warm-up.
     """
+    run = between_marks if host_counts else timed
     return measure(
-        timed(action, device), budget, synchronize=synchronizer(device), setup=setup
+        run(action, device), budget, synchronize=synchronizer(device), setup=setup
     )
 
 
@@ -356,7 +400,7 @@ def sleep_until(deadline_s: float) -> float:
 
 
 def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
-    """Return a table with one row per sample.
+    """Return the samples of one measurement as a table, a row for each.
 
     Parameters
     ----------
@@ -403,7 +447,7 @@ def rows_by(
 
 
 def chrome_trace(action: Action, device: torch.device | str) -> str:
-    """Return a profile of an action, until the device has done its work.
+    """Return the trace that PyTorch's profiler records of an action and of its work.
 
     Parameters
     ----------
@@ -420,9 +464,11 @@ def chrome_trace(action: Action, device: torch.device | str) -> str:
     activities = [ProfilerActivity.CPU]
     if torch.device(device).type == "cuda":
         activities.append(ProfilerActivity.CUDA)
+    wait_for_device = synchronizer(device)
     with profile(activities=activities) as profiler:
         action()
-        synchronizer(device)()
+        # The profile would otherwise end before the device has done all the work.
+        wait_for_device()
     with scratch() as directory:
         path = directory / "trace.json"
         profiler.export_chrome_trace(str(path))

@@ -10,6 +10,8 @@ ddlkit.measure. CONFIG.json holds the settings of the job, the directory in whic
 writes tables, the name of the network, and arguments of `ddlkit.jobs.rank.Rank.join`:
 
     {"out": "results", "link": "infiniband", "join": {}}
+
+Ranks on machines that differ in hardware or software are refused.
 """
 
 from __future__ import annotations
@@ -115,6 +117,7 @@ class Place:
         Returns
         -------
         dict of str to str
+            The values of the variables by their names.
         """
         return {
             "RANK": str(rank),
@@ -126,7 +129,10 @@ class Place:
         }
 
     def namespace(self, rank: int) -> Path | None:
-        """Return the file of a rank's network namespace, or None for this process's own.
+        """Return the file of a rank's network namespace, None for that of this process.
+
+        A network namespace is a network of Linux that only some processes see. Places
+        with an emulated link have one for each rank.
 
         Parameters
         ----------
@@ -175,6 +181,7 @@ class Loopback(Place):
         Returns
         -------
         dict of str to str
+            The values of the variables by their names.
         """
         interface = "lo0" if sys.platform == "darwin" else "lo"
         return {
@@ -239,37 +246,51 @@ def launch(
             "temporary_out": out is None,
             **asdict(settings),
         }
+        # An earlier job that failed may have left its logs.
         shutil.rmtree(logs, ignore_errors=True)
         atomic_write_text(logs / CONFIG, json.dumps(config))
-        processes: list[RankProcess] = []
-        # SIGTERM would otherwise end this process at once and leave the ranks behind.
-        with jobs.unwinding(signal.SIGTERM):
-            try:
-                port = free_port()
-                for rank in range(ranks):
-                    environment = {
-                        **jobs.child_environment(),
-                        "OMP_NUM_THREADS": "1",
-                        **place.environment(rank, ranks, port),
-                    }
-                    process = RankProcess(job.module, environment, logs, place)
-                    # The process is listed before it starts, because `finally` ends
-                    # what is listed, also after an interrupt right after the start.
-                    processes.append(process)
-                    process.start()
-                name = job.module.rpartition(".")[2]
-                _watch(processes, name, place, timeout_s)
-            finally:
-                end(processes)
+        _run_ranks(job.module, logs, ranks, place, timeout_s)
         # After a failure the logs stay, for the user to read.
         shutil.rmtree(logs)
+        tables = {}
         # `job.tables` are all tables that the job may leave. It need not leave each.
-        paths = {schema: directory / f"{schema}.csv" for schema in job.tables}
-        return {
-            schema: store.load_table(path, schema)
-            for schema, path in paths.items()
-            if path.exists()
-        }
+        for schema in job.tables:
+            path = directory / f"{schema}.csv"
+            if path.exists():
+                tables[schema] = store.load_table(path, schema)
+        return tables
+
+
+def _run_ranks(
+    job: str, logs: Path, ranks: int, place: Place, timeout_s: float
+) -> None:
+    """Start the ranks of a job, wait until all are done, and end those that still run.
+
+    ``job`` is the module that declares the job. The configuration of the job is in the
+    directory ``logs``, in which ranks write their logs. Raises UserError if a rank dies,
+    or if ``timeout_s`` seconds have passed.
+    """
+    processes: list[RankProcess] = []
+    # SIGTERM would otherwise end this process at once and leave the ranks behind.
+    with jobs.unwinding(signal.SIGTERM):
+        try:
+            port = free_port()
+            for rank in range(ranks):
+                environment = {
+                    **jobs.child_environment(),
+                    # Each rank sets its number of threads itself when it joins.
+                    "OMP_NUM_THREADS": "1",
+                    **place.environment(rank, ranks, port),
+                }
+                process = RankProcess(job, environment, logs, place)
+                # The process is listed before it starts, because `finally` ends what is
+                # listed, also after an interrupt right after the start.
+                processes.append(process)
+                process.start()
+            _, _, name = job.rpartition(".")
+            _watch(processes, name, place, timeout_s)
+        finally:
+            end(processes)
 
 
 @contextlib.contextmanager
@@ -279,11 +300,12 @@ def workspace(out: Path | None) -> Iterator[Path]:
     Parameters
     ----------
     out : Path or None
-        The directory; None for a temporary one, which is removed after the block.
+        The directory. None stands for a temporary one, which is removed after the block.
 
     Yields
     ------
     Path
+        The directory.
     """
     if out:
         yield Path(out)
@@ -432,61 +454,75 @@ def _watch(
         if lost:
             raise UserError(f"{lost} (in job {job} on {ranks} ranks)")
         if died:
-            raise UserError(_verdict(processes, f"job {job}"))
+            raise UserError(_why_ranks_died(processes, f"job {job}"))
         if time.monotonic() > give_up_s:
-            what = f"job {job} on {ranks} ranks over {place.name}"
+            job_in_words = f"job {job} on {ranks} ranks over {place.name}"
             last_line = f"last line of rank 0: {_last_line(log)}"
             raise UserError(
-                f"{what} was not done after {timeout_s:g} s and was ended; {last_line}"
+                f"{job_in_words} was not done after {timeout_s:g} s and was ended; "
+                f"{last_line}"
             )
         time.sleep(POLL_S)
         lines_shown = _show_progress(log, lines_shown)
     _show_progress(log, lines_shown)
 
 
-def _verdict(processes: Sequence[RankProcess], job: str) -> str:
-    """Return in one line which rank died first, or for which one the others waited.
+def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
+    """Return in one line which rank caused the failure of a job, and how.
 
-    At least one rank has died. The line also has the last line that the rank printed.
-    ``job`` names the job in words, such as "job collectives".
+    At least one rank has died. The cause is the rank that died first, or a rank that does
+    not answer and for which the others waited. The line also has the last line that the
+    dead rank printed. ``job`` names the job in words, such as "job collectives".
     """
     statuses = [process.poll() for process in processes]
     # A rank that still runs has the status None, and one that has done its part has 0.
     deaths = {rank: status for rank, status in enumerate(statuses) if status}
-
-    # Ranks die within milliseconds of one another. Those that lost a peer are not the
-    # cause, and a signal is more likely the cause than an exit status. False sorts
-    # before True, so `min` takes the likeliest cause.
-    def unlikely_cause(rank: int) -> tuple[bool, bool]:
-        lost_a_peer = deaths[rank] == jobs.LOST_PEER
-        ended_without_signal = deaths[rank] >= 0
-        return lost_a_peer, ended_without_signal
-
-    first = min(deaths, key=unlikely_cause)
+    first = _first_to_die(deaths)
     status = deaths[first]
     line = _last_line(processes[first].log)
     of_all = f"of {len(processes)}"
     # If all that died have lost a peer, the cause is a rank that still runs.
-    silent = [rank for rank, status in enumerate(statuses) if status is None]
-    if status == jobs.LOST_PEER and silent:
+    running = [rank for rank, status in enumerate(statuses) if status is None]
+    if status == jobs.LOST_PEER and running:
         # A stopped process (SIGSTOP, or Ctrl-Z) is the likeliest cause of silence.
-        states = {
-            process.pid: process.info["status"]
-            for process in psutil.process_iter(["status"])
-        }
-        stopped = [
-            rank
-            for rank in silent
-            if states.get(processes[rank].pid) == psutil.STATUS_STOPPED
-        ]
+        stopped = [rank for rank in running if _is_stopped(processes[rank].pid)]
         if stopped:
             cause = f"rank {stopped[0]} {of_all} is stopped"
         else:
-            cause = f"rank {silent[0]} {of_all} does not answer"
+            cause = f"rank {running[0]} {of_all} does not answer"
         return f"{cause} in {job}: rank {first} gave up; its last line: {line}"
     if status == jobs.MISTAKE and line.startswith(jobs.ERROR):
         return f"{line.removeprefix(jobs.ERROR)} (on rank {first} {of_all} in {job})"
-    return f"rank {first} {of_all} {jobs.ending(status)} in {job}; last line: {line}"
+    ending = jobs.how_it_ended(status)
+    return f"rank {first} {of_all} {ending} in {job}; last line: {line}"
+
+
+def _first_to_die(deaths: Mapping[int, int]) -> int:
+    """Return which rank most likely died first, given the exit status of each dead rank.
+
+    Ranks die within milliseconds of one another, too fast to tell the order. Those that
+    lost a peer are not the first, and a signal is more likely the cause than an exit
+    status.
+    """
+
+    def unlikeliness(rank: int) -> tuple[bool, bool]:
+        """Return a sort key. False sorts before True, so the likeliest comes first."""
+        lost_a_peer = deaths[rank] == jobs.LOST_PEER
+        ended_without_signal = deaths[rank] >= 0
+        return lost_a_peer, ended_without_signal
+
+    return min(deaths, key=unlikeliness)
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Return whether a process is stopped, as by Ctrl-Z.
+
+    The result is False if the process is gone, or if its state may not be read.
+    """
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
 
 
 def free_port() -> int:
@@ -495,6 +531,7 @@ def free_port() -> int:
     Returns
     -------
     int
+        The number of the port.
 
     Raises
     ------
@@ -544,13 +581,16 @@ def _signal_and_wait(
         process for process in processes if process.pid and process.poll() is None
     ]
     for process in running:
-        _signal(int(process.pid or 0), number)  # `or 0` is for the type checker only
+        # Running processes have an id: `or 0` is for the type checker only.
+        _signal(int(process.pid or 0), number)
     begun_s = time.monotonic()
     for process in running:
         remaining_s = None
         if patience_s is not None:
             # The limit is for all processes, so the time for the earlier ones is gone.
             remaining_s = max(0.0, begun_s + patience_s - time.monotonic())
+        # A Popen raises this exception if its process outlives the limit. A RankProcess
+        # only returns.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(remaining_s)
 
@@ -558,17 +598,18 @@ def _signal_and_wait(
 def _signal(pid: int, number: int) -> None:
     """Send a signal to the process group of a process, or to the process alone.
 
-    A rank that has just been forked leads no group yet. If the process has ended,
-    nothing happens.
+    A rank that has just been forked leads no group yet, so the signal goes to the process
+    alone. If the process has ended, nothing happens.
     """
-    for send in (os.killpg, os.kill):
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
         with contextlib.suppress(ProcessLookupError):
-            send(pid, number)
-            return
+            os.kill(pid, number)
 
 
 def _lines(log: Path) -> list[str]:
-    """Return the lines of a log. The last one is empty, or has no line break yet."""
+    """Return the lines of a log. The last one is empty, or is still being written."""
     if not log.exists():
         return [""]
     return log.read_text(errors="replace").split("\n")
@@ -588,8 +629,10 @@ def _show_progress(log: Path, n_shown: int) -> int:
     int
         How many whole lines the log has, for ``n_shown`` of the next call.
     """
-    lines = _lines(log)[:-1]  # the last one has not ended yet
+    # The last line has not ended yet.
+    lines = _lines(log)[:-1]
     for line in lines[n_shown:]:
+        # An error begins like progress, but the launcher reports it itself.
         if line.startswith(jobs.PROGRESS) and not line.startswith(jobs.ERROR):
             print(line, file=sys.stderr, flush=True)
     return len(lines)
@@ -618,8 +661,9 @@ def be_forked(
     log : Path
         The file of all that the rank prints.
     namespace : Path or None
-        The file of its network namespace; None for the one of this process.
+        The file of the rank's network namespace. None stands for that of this process.
     """
+    # The rank leads a process group of its own, so that `end` also ends its children.
     os.setsid()
     # The fork server has put its own id into `PARENT` of its environment, which this
     # process has inherited. So a rank dies with the fork server.
@@ -638,14 +682,15 @@ def be_forked(
         # Tools such as top then show the process by this name.
         name = f"ddlkit-rank{environment['RANK']}"
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
+    # `be_rank` reads these arguments, as it does in a process that torchrun starts.
     sys.argv = [__name__, job, str(config)]
     if namespace:
-        jobs.enter(str(namespace))
+        jobs.enter_namespace(str(namespace))
     be_rank()
 
 
 def be_rank() -> NoReturn:
-    """Do what a rank does, and end this process.
+    """Do what a rank does in its job, which `sys.argv` names, and end this process.
 
     Notes
     -----
@@ -665,12 +710,12 @@ def be_rank() -> NoReturn:
 
 
 def status_of(argv: Sequence[str]) -> int:
-    """Do what a rank does, and return the exit status.
+    """Do what a rank does in its job, and return the exit status of its process.
 
     Parameters
     ----------
     argv : sequence of str
-        The job and the file of its settings.
+        Two arguments: the module of the job, and the file of its settings.
 
     Returns
     -------
@@ -682,7 +727,8 @@ def status_of(argv: Sequence[str]) -> int:
     try:
         if len(argv) != 2:
             raise UserError("usage: python -m ddlkit.jobs.launch JOB CONFIG.json")
-        _do(argv[0], Path(argv[1]))
+        job, path_of_settings = argv
+        _do_job(job, Path(path_of_settings))
     except UserError as error:
         print(f"{jobs.ERROR}{error}", file=sys.stderr)
         return jobs.MISTAKE
@@ -703,11 +749,13 @@ def status_of(argv: Sequence[str]) -> int:
     return 0
 
 
-def _do(name: str, path: Path) -> None:
+def _do_job(name: str, path: Path) -> None:
     """Join the other ranks, do this rank's part of the job, and leave.
 
     ``name`` is the module that declares the job, and ``path`` the file of its settings.
+    Raises UserError before anything is measured if the ranks run on different machines.
     """
+    from ddlkit.jobs.machines import shared_facts
     from ddlkit.jobs.rank import OF_RANK, Rank
 
     try:
@@ -716,17 +764,24 @@ def _do(name: str, path: Path) -> None:
     except (OSError, ValueError, TypeError, KeyError) as error:
         needed = 'needs a JSON object with "out", a directory'
         raise UserError(f"job settings {path}: {needed}: {error}") from error
+    # The job may need what these modules add when they are imported, such as networks.
     for module in config.get("imports", ()):
         importlib.import_module(module)
-    job = find(name)
+    job = find_job(name)
     settings = job.read(config)
-    fields_of_rank = {key: config[key] for key in OF_RANK if key in config}
     joined = Rank.join(**config.get("join", {}))
+    # The launcher knows more of the rank than its environment says, such as the link.
+    fields_of_rank = {key: config[key] for key in OF_RANK if key in config}
     me = replace(joined, out=out, **fields_of_rank)
+    # Ranks that `launch` starts are all on this machine. Those that torchrun or Slurm
+    # started may be on several, and a stamp can only describe one kind of machine.
+    started_by_others = jobs.PARENT not in os.environ
+    machine_facts = shared_facts(me) if started_by_others else {}
     if me.rank == 0:
         # The times in the tables depend on these facts, so they are kept for the
         # reader.
         facts = {
+            **machine_facts,
             "device": str(me.device),
             "backend": str(me.backend),
             "torch_threads": str(me.torch_threads),
@@ -736,7 +791,7 @@ def _do(name: str, path: Path) -> None:
     me.leave()
 
 
-def find(name: str) -> Job[Any]:
+def find_job(name: str) -> Job[Any]:
     """Return the job that a module declares.
 
     Parameters
@@ -747,6 +802,7 @@ def find(name: str) -> Job[Any]:
     Returns
     -------
     Job
+        The job, of which a module declares one at most.
 
     Raises
     ------

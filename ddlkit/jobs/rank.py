@@ -117,6 +117,7 @@ class Job(Generic[S]):
                 if name in tables:
                     frames.insert(0, tables[name])
                 tables[name] = pd.concat(frames, ignore_index=True)
+                # The file is replaced by one with all rows so far.
                 if not me.temporary_out:
                     self._save(me, name, tables[name])
         if me.temporary_out:
@@ -124,6 +125,7 @@ class Job(Generic[S]):
                 self._save(me, name, table)
 
     def _save(self, me: Rank, name: str, table: pd.DataFrame) -> None:
+        """Save a table of the schema ``name``, if this is rank 0."""
         if me.rank == 0:
             store.save_table(table, me.out, name, schema=name, command=sys.argv)
 
@@ -146,15 +148,15 @@ class Job(Generic[S]):
             If a setting is unknown, missing or not valid.
         """
         # The other keys, such as "out" and "join", are those of any job.
-        own = {
+        values_of_settings = {
             name: value for name, value in config.items() if name not in KEYS_OF_ANY_JOB
         }
         try:
-            return cast(S, _typed(self.settings, own))
+            return cast(S, _typed(self.settings, values_of_settings))
         except TypeError as error:
             # Python's message begins with the name of the constructor, which the user does
             # not know, as in "Settings.__init__() got an unexpected keyword argument".
-            reason = str(error).rpartition("__init__() ")[2]
+            _, _, reason = str(error).rpartition("__init__() ")
             raise UserError(f"job settings: {reason}") from error
 
 
@@ -175,26 +177,34 @@ def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
     callable
         A decorator, which turns the function into a `Job`.
     """
-    return lambda part: Job(settings, tables, part)
+
+    def declare(part: Part[S]) -> Job[S]:
+        """Return the job in which every rank runs a function."""
+        return Job(settings, tables, part)
+
+    return declare
 
 
-def _typed(kind: Any, value: Any) -> Any:
-    """Return a value of JSON as a field of type ``kind`` requires it.
+def _typed(annotation: Any, value: Any) -> Any:
+    """Return a value of JSON as a field with some type annotation requires it.
 
     JSON's objects become dataclasses, and its lists become tuples. All other values are
-    returned as they are.
+    returned as they are. Raises TypeError if an object has other keys than the fields of
+    the dataclass.
     """
     if isinstance(value, list):
         # The type of the items, as int is for Sequence[int].
-        item_kind = next(iter(get_args(kind)), None)
-        return tuple(_typed(item_kind, item) for item in value)
-    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
-        hints = get_type_hints(kind)
+        item_annotation = next(iter(get_args(annotation)), None)
+        return tuple(_typed(item_annotation, item) for item in value)
+    # A dataclass itself, as opposed to an instance of one.
+    is_dataclass_type = is_dataclass(annotation) and isinstance(annotation, type)
+    if is_dataclass_type and isinstance(value, Mapping):
+        hints = get_type_hints(annotation)
         fields = {
-            name: _typed(hints.get(name), inner_value)
-            for name, inner_value in value.items()
+            name: _typed(hints.get(name), value_of_field)
+            for name, value_of_field in value.items()
         }
-        return kind(**fields)
+        return annotation(**fields)
     return value
 
 
@@ -267,6 +277,7 @@ class Rank:
         Returns
         -------
         Rank
+            This process as one of the ranks, all of which have met.
 
         Raises
         ------
@@ -274,16 +285,16 @@ class Rank:
             If the environment is incomplete, if the node has too few GPUs, or if the
             ranks do not meet.
         """
-        mine = assignment.numbers(os.environ)
-        backend, device = _choose(backend, on_gpu, mine)
-        cores_each = max(1, machine.cores() // mine.ranks_on_node)
-        torch.set_num_threads(torch_threads or cores_each)
+        numbers = assignment.numbers(os.environ)
+        backend, device = _backend_and_device(backend, on_gpu, numbers)
+        cores_of_rank = max(1, machine.cores() // numbers.ranks_on_node)
+        torch.set_num_threads(torch_threads or cores_of_rank)
         timeout = datetime.timedelta(seconds=timeout_s)
-        _meet(mine.rank, mine.world_size, backend, device, timeout)
+        _meet(numbers.rank, numbers.world_size, backend, device, timeout)
         return cls(
-            rank=mine.rank,
-            world_size=mine.world_size,
-            local_rank=mine.local_rank,
+            rank=numbers.rank,
+            world_size=numbers.world_size,
+            local_rank=numbers.local_rank,
             device=device,
             backend=backend,
             torch_threads=torch.get_num_threads(),
@@ -338,14 +349,17 @@ def joined(timeout_s: float) -> Iterator[Rank]:
 
 
 def _join_alone() -> Rank:
-    """Make a process group of this process alone, which needs no address or port."""
+    """Return this process as the only rank, in a process group of its own.
+
+    Such a group needs no address or port.
+    """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     # Only the device is of interest here. The backend is always gloo, because nothing
     # is sent.
     alone = assignment.Numbers(
         rank=0, world_size=1, local_rank=local_rank, ranks_on_node=1, by_slurm=False
     )
-    _, device = _choose(backend=None, on_gpu=None, mine=alone)
+    _, device = _backend_and_device(backend=None, on_gpu=None, numbers=alone)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("gloo", store=_torchs.HashStore(), rank=0, world_size=1)
@@ -359,27 +373,27 @@ def _join_alone() -> Rank:
     )
 
 
-def _choose(
-    backend: str | None, on_gpu: bool | None, mine: assignment.Numbers
+def _backend_and_device(
+    backend: str | None, on_gpu: bool | None, numbers: assignment.Numbers
 ) -> tuple[str, torch.device]:
-    """Return the backend and the device of a rank.
+    """Return the backend of a rank, and the device of its tensors.
 
     ``backend`` None chooses NCCL if this node has GPUs, and gloo otherwise. ``on_gpu``
-    None puts the tensors of NCCL on a GPU, and those of gloo on the CPU. ``mine`` are
-    the numbers of this rank.
+    None puts the tensors of NCCL on a GPU, and those of gloo on the CPU. ``numbers`` are
+    those of this rank. Raises UserError if the rank sees too few GPUs.
     """
     gpus = torch.cuda.device_count()
     # Slurm may let each rank see its own GPU only. If several ranks are bound to one
     # GPU nevertheless, NCCL refuses to begin.
-    own_gpu = mine.by_slurm and gpus == 1
-    backend = assignment.choose_backend(backend, mine.ranks_on_node, gpus, own_gpu)
+    own_gpu = numbers.by_slurm and gpus == 1
+    backend = assignment.choose_backend(backend, numbers.ranks_on_node, gpus, own_gpu)
     if on_gpu is None:
         on_gpu = backend == "nccl"
     if not on_gpu:
         return backend, torch.device("cpu")
     if not gpus:
         raise UserError("tensors are to lie on a GPU, but torch sees none")
-    return backend, torch.device("cuda", assignment.gpu_of(mine.local_rank, gpus))
+    return backend, torch.device("cuda", assignment.gpu_of(numbers.local_rank, gpus))
 
 
 def _meet(
@@ -485,7 +499,7 @@ def _one_thread_gloo(device: torch.device) -> str:
 
 
 def everyones(values: Sequence[float] | Floats) -> Floats:
-    """Return the values of every rank.
+    """Return the values of every rank, which all ranks exchange by an all-gather.
 
     Parameters
     ----------
@@ -495,23 +509,25 @@ def everyones(values: Sequence[float] | Floats) -> Floats:
     Returns
     -------
     ndarray, shape (world_size, ...)
+        A row for each rank, with the shape of ``values``.
     """
     # NCCL sends from the memory of a GPU only.
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    mine = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(device)
+    own_values = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(device)
     world_size = dist.get_world_size()
-    gathered = mine.new_empty(world_size * mine.numel())
-    gather_single(gathered, mine.reshape(-1).contiguous())
-    return np.asarray(gathered.cpu()).reshape(world_size, *mine.shape)
+    # The collective joins flat tensors one behind the other.
+    gathered = own_values.new_empty(world_size * own_values.numel())
+    gather_single(gathered, own_values.reshape(-1).contiguous())
+    return np.asarray(gathered.cpu()).reshape(world_size, *own_values.shape)
 
 
 def slowest(values: Sequence[float] | Floats) -> Floats:
-    """Return the elementwise maximum of values over all ranks.
+    """Return the elementwise maximum of values over all ranks: times of the slowest ones.
 
     Parameters
     ----------
     values : array_like
-        This rank's values.
+        This rank's values. All ranks have arrays of the same shape.
 
     Returns
     -------
@@ -522,7 +538,7 @@ def slowest(values: Sequence[float] | Floats) -> Floats:
 
 
 def usage_of_all(used: Usage) -> Usage:
-    """Return the usage of the machine from what every rank saw.
+    """Return how the machine was used while something was measured, from all ranks.
 
     Parameters
     ----------
@@ -569,15 +585,17 @@ def everyones_text(text: str) -> list[str]:
     list of str
     """
     # Ranks exchange float64 numbers only, which hold any byte exactly.
-    mine = np.frombuffer(text.encode(), dtype=np.uint8)
-    longest = int(slowest([len(mine)])[0])
-    # No byte of UTF-8 is 255, so this value can fill up the shorter texts.
+    own_bytes = np.frombuffer(text.encode(), dtype=np.uint8)
+    # The largest length over all ranks.
+    longest = int(slowest([len(own_bytes)])[0])
+    # No byte of UTF-8 is 255, so this value can fill up the shorter texts. At least one
+    # number is sent, also if all texts are empty.
     padded = np.full(max(1, longest), 255.0)
-    padded[: len(mine)] = mine
+    padded[: len(own_bytes)] = own_bytes
     texts: list[str] = []
     for row in everyones(padded):
-        own_bytes = row[row != 255].astype(np.uint8).tobytes()
-        texts.append(own_bytes.decode())
+        bytes_of_rank = row[row != 255].astype(np.uint8).tobytes()
+        texts.append(bytes_of_rank.decode())
     return texts
 
 

@@ -117,7 +117,7 @@ class Usage:
             The largest value over the ranks, and the sum of ``own``.
         """
         # The columns are in the order of the fields, so the last one is `own`. All ranks
-        # see the same cores, but each sees only its own user code.
+        # see the same cores and the same link, but each sees only its own user code.
         shared = everyone[:, :4]
         own = everyone[:, 4]
         busy, stolen, late, user = shared.max(axis=0).tolist()
@@ -234,14 +234,15 @@ class Watch:
     """
 
     def __init__(self, rank: int = 0) -> None:
+        # The file in which the process of the link counts. "" if there is none to watch.
         self._link = os.environ.get(LINK, "") if rank == 0 else ""
-        self._counts_before = self._read()
+        self._counts_before = self._counts_of_link()
         self._times_before = processor_times()
         self._own_before_s = own_user_s()
 
     def usage(self) -> Usage:
         """Return the usage since the watch was created, as this rank sees it."""
-        counts = self._read() - self._counts_before
+        counts = self._counts_of_link() - self._counts_before
         packets, late_packets, seconds, processor_s = counts
         # The process of the link is a program of this library, too.
         own_s = own_user_s() - self._own_before_s + float(processor_s)
@@ -256,10 +257,11 @@ class Watch:
             late_share = 1.0
         return replace(used, late=late_share)
 
-    def _read(self) -> NDArray[np.float64]:
-        """Return the counts of the process of the link, shape (4,).
+    def _counts_of_link(self) -> NDArray[np.float64]:
+        """Return what the process of the link has counted since it started, shape (4,).
 
-        They are packets, late packets, seconds and processor seconds since its start.
+        The counts are packets, late packets, seconds and seconds of the processor. All are
+        0 if no link is watched.
         """
         if self._link:
             # The file has four numbers of type float64, numpy's default.
@@ -292,6 +294,7 @@ class Sampler:
         self._reporter: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Sampler:
+        """Start the threads, and nvidia-smi if GPUs are sampled."""
         if self._gpu:
             # Without nvidia-smi there are no samples of GPUs.
             with contextlib.suppress(OSError):
@@ -302,6 +305,7 @@ class Sampler:
         return self
 
     def __exit__(self, *reason: Any) -> None:
+        """End the threads and nvidia-smi, and wait until all have ended."""
         self._done.set()
         if self._reporter:
             # The end of nvidia-smi also ends the thread that reads its output.
@@ -313,14 +317,16 @@ class Sampler:
             self._reporter.stdout.close()
 
     def frame(self) -> pd.DataFrame:
-        """Return the samples so far as table ``vitals``, which may have no rows."""
+        """Return the samples so far as a table ``vitals``, in the order of their times."""
         columns = ["time_s", "device", "quantity", "value"]
+        # The list is copied, because the threads may add to it meanwhile.
         frame = pd.DataFrame(list(self._rows), columns=columns)
         return frame.sort_values("time_s", kind="stable", ignore_index=True)
 
     def _sample(self) -> None:
         """Sample the processor and its memory until the block ends."""
         before = processor_times()
+        # `wait` returns True as soon as the block ends, and False after a period.
         while not self._done.wait(self._period_s):
             available = float(psutil.virtual_memory().available)
             now = processor_times()
@@ -339,6 +345,7 @@ class Sampler:
                 self._add(device, quantity, value)
 
     def _add(self, device: str, quantity: str, value: float) -> None:
+        """Keep a sample with its time, in seconds since this sampler was made."""
         now_s = time.monotonic() - self._start_s
         self._rows.append((now_s, device, quantity, value))
 
@@ -350,10 +357,11 @@ def _start_reporter(period_s: float) -> subprocess.Popen[str]:
     nobody reads its output any more.
     """
     period_ms = max(1, round(1e3 * period_s))
+    command = machine.gpu_question(
+        ("index", *_SAMPLED), f"--loop-ms={period_ms}", *_options_of_visible_gpus()
+    )
     return subprocess.Popen(
-        machine.gpu_question(
-            ("index", *_SAMPLED), f"--loop-ms={period_ms}", *_visible()
-        ),
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -361,7 +369,7 @@ def _start_reporter(period_s: float) -> subprocess.Popen[str]:
     )
 
 
-def _visible() -> list[str]:
+def _options_of_visible_gpus() -> list[str]:
     """Return the options by which nvidia-smi reports only of GPUs that CUDA may see."""
     # nvidia-smi itself does not read this variable.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -376,7 +384,8 @@ def gpu_vitals() -> Vitals:
     list of (str, str, float)
         Device, quantity and value. The list is empty without nvidia-smi.
     """
-    return parse_vitals(machine.ask_gpus(("index", *_SAMPLED), *_visible()))
+    printed = machine.ask_gpus(("index", *_SAMPLED), *_options_of_visible_gpus())
+    return parse_vitals(printed)
 
 
 def parse_vitals(text: str) -> Vitals:
@@ -394,8 +403,10 @@ def parse_vitals(text: str) -> Vitals:
         A quantity without a number is left out.
     """
     vitals = []
+    # For each line its cells, of which the first one is the index of the GPU.
     for index, *cells in machine.cells(text):
-        # `strict=False`: a line may end early, and what it lacks is left out.
+        # The other cells are in the order of `_SAMPLED`, which has the name and the unit of
+        # each quantity. `strict=False`: a line may end early, and what it lacks is left out.
         for cell, (quantity, factor) in zip(cells, _SAMPLED.values(), strict=False):
             # nvidia-smi prints "[N/A]" and the like for what a GPU does not report.
             with contextlib.suppress(ValueError):
@@ -440,16 +451,14 @@ def _gpus_at_work() -> dict[str, float]:
 
     The keys are names such as "gpu0".
     """
-    vitals: dict[str, dict[str, float]] = {}
+    quantities_of_gpu: dict[str, dict[str, float]] = {}
     for gpu, quantity, value in gpu_vitals():
-        vitals.setdefault(gpu, {})[quantity] = value
+        quantities_of_gpu.setdefault(gpu, {})[quantity] = value
     at_work = {}
-    for gpu, values in vitals.items():
-        utilisation = values.get("utilisation", 0.0)
-        memory_bytes = values.get("memory_used_bytes", 0.0)
-        if (
-            memory_bytes > LEAST_BYTES_IN_USE
-            and utilisation >= LEAST_UTILISATION_IN_USE
-        ):
+    for gpu, quantities in quantities_of_gpu.items():
+        utilisation = quantities.get("utilisation", 0.0)
+        computes = utilisation >= LEAST_UTILISATION_IN_USE
+        holds_memory = quantities.get("memory_used_bytes", 0.0) > LEAST_BYTES_IN_USE
+        if computes and holds_memory:
             at_work[gpu] = utilisation
     return at_work

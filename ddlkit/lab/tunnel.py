@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddlkit.core.lab_links import FRAMING_BYTES
-from ddlkit.jobs import die_with_parent, enter
+from ddlkit.jobs import die_with_parent, enter_namespace
 from ddlkit.lab import Conditions
 
 DEVICE = "/dev/net/tun"
@@ -383,7 +383,7 @@ def open_device(namespace: str, return_to: str, offload: int) -> int:
     """
     # The settings of TCP and the new device are those of the namespace in which this
     # process is.
-    enter(namespace)
+    enter_namespace(namespace)
     windows = " ".join(str(n_bytes) for n_bytes in WINDOW_BYTES)
     for buffer in ("rmem", "wmem"):
         Path(f"/proc/sys/net/ipv4/tcp_{buffer}").write_text(windows)
@@ -394,7 +394,7 @@ def open_device(namespace: str, return_to: str, offload: int) -> int:
     # The size of the header before each packet, and the tasks left to this device.
     fcntl.ioctl(device, _TUNSETVNETHDRSZ, struct.pack("i", _HEADER.size))
     fcntl.ioctl(device, _TUNSETOFFLOAD, offload)
-    enter(return_to)
+    enter_namespace(return_to)
     return device
 
 

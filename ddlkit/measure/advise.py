@@ -644,8 +644,7 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
 
 def _median_s(training: Training, action: Callable[[], object]) -> float:
     """Run an action three times, and return the median seconds of the slowest rank."""
-    synchronize = clock.synchronizer(training.device)
-    seconds = clock.measure(action, THREE_TIMES, synchronize=synchronize)
+    seconds = clock.measure_on(training.device, action, THREE_TIMES, host_counts=True)
     return float(np.median(slowest(seconds)))
 
 
@@ -750,7 +749,6 @@ def trial(
     if not candidates:
         me.say("only PyTorch's default is left, so nothing is tried")
         return
-    synchronize = clock.synchronizer(me.device)
     iteration_s = _median_s(training, training.iterate)
     # In each round every plan has one more iteration, which warms up. That is why 1 is
     # subtracted from the number of iterations that fit into the time.
@@ -775,7 +773,9 @@ def trial(
         for name in names:
             training.use(wrapped[name])
             dist.barrier()
-            mine = clock.measure(training.iterate, budget, synchronize=synchronize)
+            mine = clock.measure_on(
+                me.device, training.iterate, budget, host_counts=True
+            )
             seconds[name] = slowest(mine)
         # `again` pauses if the round was disturbed, and the round is then repeated.
         if retries.again(peers.usage_of_all(watch.usage())):

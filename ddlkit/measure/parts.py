@@ -28,35 +28,21 @@ from ddlkit.jobs.launch import MEETING_S, Loopback, launch
 from ddlkit.lab import Conditions
 from ddlkit.lab import network as lab
 from ddlkit.measure import collectives as messages_alone
-from ddlkit.measure import copies, slowdown, training
+from ddlkit.measure import copies, needs, slowdown, training
 from ddlkit.measure import layers as layer_times
 from ddlkit.measure import networks as networks_by_name
 from ddlkit.measure.given import dtype_name
-from ddlkit.measure.session import Point, PointList, Tables, Unavailable, table_path
+from ddlkit.measure.session import Point, PointList, Tables, table_path
 from ddlkit.store import machine
 
 MEETING_OF_MANY_S = 60.0
 """Seconds after which more than two ranks of one machine will never meet."""
-LAUNCH_S = 10.0
-"""How long ranks are expected to take to start, in seconds."""
 LAYERS_S = 300.0
 """Seconds that layers on several ranks are expected to take at most."""
 IN_LAB_S = 900.0
 """Seconds that ranks in a lab may always take, however little was expected."""
 PATIENCE = 3.0
 """Ranks are ended after this many times the expected duration."""
-BUILD_S = 2.0
-"""Seconds to build a network, move it to the device and count its FLOPs."""
-FILL_POOLS_S = 3.0
-"""Seconds to fill the pools between which copies are measured."""
-WARMTH = 1.2
-"""Expected duration over the ``max_s`` of a budget, because repeats also warm up."""
-LAB_ITERATION_S = 2.0
-"""Seconds that one iteration is expected to take in a lab."""
-EXPECTED_SPEEDUP = {"cpu": 2, "cuda": 10}
-"""How many times shorter than `LAB_ITERATION_S` an iteration of training is, roughly.
-
-An estimate only has to be of the right order: ranks are ended after `PATIENCE` times."""
 SLOWDOWN = Budget(warmup=0, min_repeats=5, max_repeats=100, max_s=10.0)
 """How many rounds of compute with messages are run. What warms up precedes them."""
 SMALL_BYTES = 64 * KIB
@@ -92,35 +78,6 @@ class Here(NamedTuple):
 # -- ranks -----------------------------------------------------------------------------
 
 
-def on_gpus(gpus: int, point: Point, here: Here) -> Point:
-    """Return a point, or a refusal in its place if the machine has too few GPUs.
-
-    Parameters
-    ----------
-    gpus : int
-        How many GPUs the point needs.
-    point : Point
-        The point.
-    here : Here
-        Where the session measures. A session of the processor has no GPU.
-
-    Returns
-    -------
-    Point
-        The point itself if the machine has enough GPUs. Otherwise a point that is
-        expected to take no time, and whose measurement raises `Unavailable`.
-    """
-    present = torch.cuda.device_count() if here.on_gpu else 0
-    if present >= gpus:
-        return point
-
-    def refuse() -> Tables:
-        needed = "a GPU" if gpus == 1 else f"{gpus} GPUs"
-        raise Unavailable(f"needs {needed}, and there are {present} to measure here")
-
-    return replace(point, measure=refuse, estimate_s=0.0)
-
-
 def rank_counts(here: Here) -> list[int]:
     """Return the numbers of ranks between which messages are measured by default.
 
@@ -129,8 +86,8 @@ def rank_counts(here: Here) -> list[int]:
     """
     if not here.on_gpu:
         return [2]
-    # With fewer than two GPUs the result is still [2]. `on_gpus` then refuses the point
-    # and says what the machine lacks.
+    # With fewer than two GPUs the result is still [2]. `Needs.offer` then refuses the
+    # point and says what the machine lacks.
     return sorted({2, torch.cuda.device_count()} - {0, 1})
 
 
@@ -272,13 +229,6 @@ def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, 
     return Ranks(count, partial(lab.Lab, shape), {"backend": "gloo"}), name
 
 
-def _gpus_needed(here: Here, ranks: int, in_lab: bool) -> int:
-    """Return how many GPUs ranks need: one each, or none in a lab, where gloo sends."""
-    if here.on_gpu and not in_lab:
-        return ranks
-    return 0
-
-
 def place_of(
     here: Here, count: int, bits_per_s: float, delay_s: float = 0.0
 ) -> tuple[Ranks, str]:
@@ -359,11 +309,10 @@ def layers(
     # ranks.
     counts = ranks or [0]
     for count, precision, (name, batch) in product(counts, precisions, networks):
-        estimate_s = BUILD_S + WARMTH * budget.max_s
+        estimate_s = needs.LAYERS.seconds(budget, count)
         measure: Callable[[], Any]
         if count > 1:
             settings = layer_times.LayersSettings({name: batch}, budget=budget)
-            estimate_s += LAUNCH_S
             members = Ranks.of(count, here.device)
             job = layer_times.layers_job
             measure = partial(members.run, job, settings, max(LAYERS_S, estimate_s))
@@ -383,9 +332,7 @@ def layers(
         key = f"{name}-b{batch}-{suffix}"
         tables = ["layers", "samples"]
         point = Point("layers", key, measure, estimate_s, tables)
-        if count > 1:
-            point = on_gpus(_gpus_needed(here, count, in_lab=False), point, here)
-        yield point
+        yield needs.LAYERS.offer(point, here.on_gpu, max(1, count), network=name)
 
 
 # -- collectives -----------------------------------------------------------------------
@@ -459,7 +406,7 @@ def collectives(
         if not on_nccl:
             messages = 1
     sizes = sizes or (messages_alone.NCCL_SIZES if on_nccl else messages_alone.SIZES)
-    estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
+    estimate_s = needs.COLLECTIVES.seconds(budget, len(collectives), len(sizes))
     # The constructor of the settings refuses wrong ones. It is called when a point is
     # measured, so that a mistake fails one point only, and not the list of all points.
     make_settings = partial(
@@ -469,9 +416,6 @@ def collectives(
         tries=tries,
         apart_s=apart,
     )
-    # Ranks need a GPU each if they are joined by the link between the GPUs. A link of
-    # `_LINKS` needs one device only, and in a lab gloo sends.
-    one_gpu_each = here.on_gpu and not link and not in_lab
     ranks_by_table = _ranks_by_table(here, link, ranks, rate, delay)
     for name, members in ranks_by_table.items():
         path = table_path(here.out, "collectives", name)
@@ -482,8 +426,10 @@ def collectives(
         )
         run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
         point = Point("collectives", name, run, estimate_s, left=to_measure)
-        gpus_needed = members.count if one_gpu_each else 0
-        yield on_gpus(gpus_needed, point, here)
+        # Ranks need a GPU each if they are joined by the link between the GPUs. A link
+        # of `_LINKS` needs one device only.
+        ranks_with_gpus = 1 if link else members.count
+        yield needs.COLLECTIVES.offer(point, here.on_gpu, ranks_with_gpus, in_lab)
 
 
 def _ranks_by_table(
@@ -594,17 +540,14 @@ def slowdowns(
     Point
         A point for each number of ranks, rate, delay and network.
     """
-    # Three times the budget, because the model is wrapped in DDP and messages are tried
-    # before the first round. And with slow messages, the least number of rounds takes
-    # longer than the budget.
-    estimate_s = LAUNCH_S + BUILD_S + 3 * budget.max_s
+    estimate_s = needs.SLOWDOWNS.seconds(budget)
     for count, bits_per_s, delay_s, (name, batch) in product(
         ranks, rate, delay, networks
     ):
         members, place = place_of(here, count, bits_per_s, delay_s)
         run = partial(_measure_slowdown, members, name, batch, budget, estimate_s)
         point = Point("slowdown", f"{name}-b{batch}-{place}", run, estimate_s)
-        yield on_gpus(_gpus_needed(here, count, in_lab=bool(bits_per_s)), point, here)
+        yield needs.SLOWDOWNS.offer(point, here.on_gpu, count, bool(bits_per_s), name)
 
 
 def _measure_slowdown(
@@ -680,10 +623,7 @@ def memory_copies(
         The only point.
     """
     measure = partial(copies.measure_copies, here.device, sizes, budget)
-    # `copies` distinguishes five kinds with a GPU (to and from pinned and pageable memory,
-    # and within the GPU), and takes seconds to fill its pools.
-    kinds = 5 if here.on_gpu else 1
-    estimate_s = FILL_POOLS_S + kinds * len(sizes) * budget.max_s
+    estimate_s = needs.MEMORY_COPIES.seconds(budget, here.device, len(sizes))
     yield Point("copies", here.device, measure, estimate_s)
 
 
@@ -747,36 +687,6 @@ def training_cases(
         yield TrainingCase(name, batch, members, place, in_lab=bool(bits_per_s))
 
 
-def training_estimate_s(
-    here: Here, plans: int, repeats: int, iterations: int, accumulate: int
-) -> float:
-    """Return how long training under several plans is expected to take.
-
-    Parameters
-    ----------
-    here : Here
-        Where the session measures.
-    plans : int
-        How many plans are trained under.
-    repeats : int
-        How many rounds there are.
-    iterations : int
-        How many iterations a round has.
-    accumulate : int
-        How many batches an iteration has.
-
-    Returns
-    -------
-    float
-        Seconds.
-    """
-    batch_s = LAB_ITERATION_S / EXPECTED_SPEEDUP[here.device]
-    iteration_s = accumulate * batch_s
-    # A round also has as many iterations without exchange before, and as many after.
-    iterations_of_a_plan = repeats * 3 * iterations + training.WARMUP
-    return LAUNCH_S + plans * iterations_of_a_plan * iteration_s
-
-
 def training_point(
     here: Here,
     case: TrainingCase,
@@ -815,7 +725,9 @@ def training_point(
         training.training_job.tables,
         predicted=predicted,
     )
-    return on_gpus(_gpus_needed(here, case.members.count, case.in_lab), point, here)
+    return needs.TRAININGS.offer(
+        point, here.on_gpu, case.members.count, case.in_lab, case.network
+    )
 
 
 def _train(
@@ -865,8 +777,8 @@ def training_by_own_rule(
         iterations=iterations,
         accumulate=accumulate,
     )
-    estimate_s = training_estimate_s(
-        here,
+    estimate_s = needs.TRAININGS.seconds(
+        here.device,
         plans=len(own_plan),
         repeats=repeats,
         iterations=iterations,

@@ -373,7 +373,6 @@ class _Sending:
         self._device = me.device
         self._marks = Marks(me.device)
         self._works: list[Any] = []
-        self._ended_on_gpu: torch.cuda.Event | None = None
         self._failure: Exception | None = None
         if in_thread is None:
             in_thread = me.device.type == "cuda"
@@ -409,8 +408,6 @@ class _Sending:
         for work in self._works:
             work.wait()  # this holds up the stream, not the host
         self._marks.mark()
-        self._ended_on_gpu = torch.cuda.Event()
-        self._ended_on_gpu.record()
 
     def done(self) -> bool:
         """Return whether the last message has arrived, or could not be posted."""
@@ -418,8 +415,8 @@ class _Sending:
             return False
         if self._failure:
             return True
-        if self._ended_on_gpu:
-            return self._ended_on_gpu.query()
+        if self._device.type == "cuda":
+            return self._marks.reached()
         return self._end_marked.done()
 
     def seconds(self) -> float:
@@ -429,7 +426,7 @@ class _Sending:
             raise self._failure
         for work in self._works:
             work.wait()
-        if not self._ended_on_gpu:
+        if self._device.type != "cuda":
             # A message may be complete a moment before its callback has run.
             self._end_marked.wait()
         return float(self._marks.seconds()[-1])

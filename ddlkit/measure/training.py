@@ -473,7 +473,7 @@ class _PlannedTraining:
             relative_halfwidth=0.0,
         )
         dist.barrier()
-        seconds = clock.measure(
-            self.training.iterate, exactly_count, synchronize=self.synchronize
+        seconds = clock.measure_on(
+            self.me.device, self.training.iterate, exactly_count, host_counts=True
         )
         return slowest(seconds)

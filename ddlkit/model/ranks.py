@@ -657,10 +657,14 @@ def _messages_alone_s(
 ) -> tuple[Floats, Floats]:
     """Return how long messages would have taken alone, and their start-ups, in seconds.
 
-    All have shape (I, K). ``ready_s`` is when the last rank had posted each message, and
-    ``ends_s`` is when the message ended. At most ``in_flight`` messages are under way at
-    once. The start-up of a message is ``most_startup_s``, or all of its time if that is
-    shorter.
+    Messages that are under way at the same time share the link, each with an equal part
+    of its rate, so that each takes longer than alone. Start-ups use no link and are not
+    shared, which is why they must be known.
+
+    All arrays have shape (I, K). ``ready_s`` is when the last rank had posted each
+    message, and ``ends_s`` is when the message ended. At most ``in_flight`` messages are
+    under way at once. The start-up of a message is ``most_startup_s``, or all of its time
+    if that is shorter.
     """
     messages_alone_s = np.empty_like(ends_s)
     startups_s = np.empty_like(ends_s)

@@ -39,7 +39,7 @@ from workbook.plots.style import (
     Style,
     add_legend,
     case_rows,
-    known,
+    has_look,
     looks,
     name_bars,
     plain_log_ticks,
@@ -352,7 +352,7 @@ def intervals(
     case_rows(ax, cases, reference)
     hatches = ("...", "///")
     for (name, ends), hatch in zip((printed or {}).items(), hatches, strict=False):
-        color = look(name if known(name) else "paper").color
+        color = look(name if has_look(name) else "paper").color
         signs = (1, -1) if mirrored else (1,)
         for sign in signs:
             first = sign * ends[0]

@@ -23,7 +23,7 @@ from pandas.io.formats.style import Styler
 from ddlkit.show import png
 from ddlkit.store.files import atomic_write, own_yaml
 from workbook.common import catalog, outputs
-from workbook.plots.style import known
+from workbook.plots.style import has_look
 
 _COLUMNS = own_yaml(Path(__file__).with_name("columns.yml").read_text(encoding="utf-8"))
 
@@ -302,7 +302,7 @@ def column(name: str) -> tuple[str, str]:
     bracketed = re.search(r"\[(.+)\]", name)
     if bracketed:
         return name.replace("_", " "), bracketed[1]
-    if known(name):
+    if has_look(name):
         # A series, which has a look.
         return name, ""
     words = _COLUMNS["names"].get(name, name).replace("_", " ")

@@ -19,7 +19,7 @@ from ddlkit.show import SOFT as SOFT
 from ddlkit.show import WIDTH as WIDTH
 from ddlkit.show import Style as Style
 from ddlkit.show import add_legend as add_legend
-from ddlkit.show import known as known
+from ddlkit.show import has_look as has_look
 from ddlkit.show import look as look
 from ddlkit.show import looks as looks
 from ddlkit.show import plain_log_ticks as plain_log_ticks

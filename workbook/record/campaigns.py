@@ -36,6 +36,7 @@ from ddlkit.lab.network import Lab, LabShape
 from ddlkit.measure import networks as known_networks
 from ddlkit.measure.collectives import CollectivesSettings, messages_at, missing_sizes
 from ddlkit.measure.layers import layer_tables
+from ddlkit.measure.needs import LAYERS
 from ddlkit.measure.session import (
     Origin,
     Point,
@@ -47,6 +48,7 @@ from ddlkit.model import Calibration, forecast_case
 from ddlkit.model.fits import table_cost
 from ddlkit.model.predictor import Forecast
 from ddlkit.store import machine
+from workbook.record import needs
 from workbook.record import zoo as zoo
 from workbook.record.replay import (
     MESSAGES_PER_SAMPLE,
@@ -71,12 +73,8 @@ PARTIAL = ".partial"
 """The name of the hidden directory of iterations that are not in a table yet."""
 DIGITS = 12
 """How many digits of the predictions' hash stand in the runs that they predicted."""
-AROUND_S = 0.1
-"""The seconds around an iteration in which the ranks exchange what they recorded."""
 SAMPLE_S = 0.25
 """The seconds that all messages of a calibration's sample take, on a link with a delay."""
-LAUNCH_S = 3.0
-"""The seconds in which a lab is set up, its ranks meet, and the lab is taken down again."""
 ALPHA_S = 6e-5
 """A guessed start-up in seconds per worker squared, until a lab has been calibrated."""
 SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
@@ -277,7 +275,7 @@ def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
         for lab in labs:
             yield from lab.calibrations(AFTER)
         measure = partial(predicted_cases, labs)
-        estimate_s = 1.0 * len(labs)
+        estimate_s = needs.PREDICTED.seconds(len(labs))
         yield Point("predicted", "cases", measure, estimate_s, folder=labs[0].folder)
 
 
@@ -444,7 +442,7 @@ class LabPoints:
             "layers",
             f"{network}-b{batch}-r1",
             measure,
-            2 + budget.max_s,
+            LAYERS.seconds(budget),
             ["layers", "samples"],
             self.folder,
         )
@@ -460,7 +458,10 @@ class LabPoints:
             "selection",
             f"rho{density:g}",
             partial(all_or_partial, "selection", frames),
-            30.0,
+            sum(
+                needs.SELECTIONS.seconds(SELECTION_BUDGET, "cpu", size, densities=1)
+                for size in SELECTION_SIZES
+            ),
             folder=self.folder,
         )
 
@@ -536,9 +537,7 @@ class LabPoints:
             messages_at(size, settings.messages_per_sample) * float(cost(size))
             for size in settings.sizes
         ]
-        # The warm-up and two repeats are measured even where these exceed the budget.
-        max_s = EXTENTS[self.extent].max_s
-        return LAUNCH_S + sum(max(3 * sample_s, max_s) for sample_s in samples_s)
+        return needs.CALIBRATION.seconds(samples_s, EXTENTS[self.extent].max_s)
 
     def _uncalibrated(
         self, session: int, settings: CollectivesSettings
@@ -630,12 +629,11 @@ class LabPoints:
         largest = max(self.asked, key=self._largest_bytes)
         cost = guessed_cost(self.shape, largest.collective)
         message_s = float(cost(self._largest_bytes(largest)))
-        launch_s = LAUNCH_S if n_left else 0.0
         return Point(
             "replay",
             self.shape.name,
             self._replay,
-            launch_s + n_left * (AROUND_S + 2 * message_s),
+            needs.CAMPAIGN.seconds(n_left, message_s),
             ["runs", "timeline"],
             self.folder,
             note=f"at most {n_left} iterations of {len(self.asked)} cases",

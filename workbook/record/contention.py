@@ -21,6 +21,7 @@ from ddlkit.jobs import clock
 from ddlkit.jobs.clock import Budget, Floats, Marks
 from ddlkit.measure.layers import compute_on
 from ddlkit.measure.session import all_or_partial
+from workbook.record.needs import KERNELS
 from workbook.record.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 
 # -- kernels ---------------------------------------------------------------------------
@@ -318,9 +319,18 @@ class Queues(ABC):
 
     def time(self) -> None:
         """Measure how long an operation takes, in all streams at the same time."""
-        put = partial(self.put, [*self.streams])
-        wait = clock.synchronizer(self._device)
-        self._operation_s = float(clock.measure(put, _FEW, synchronize=wait).min())
+        current = torch.cuda.current_stream(self._device)
+
+        def put_and_wait() -> None:
+            # Marks are in the current stream, so all streams begin and end with it.
+            for stream in self.streams.values():
+                stream.wait_stream(current)
+            self.put([*self.streams])
+            for stream in self.streams.values():
+                current.wait_stream(stream)
+
+        seconds = clock.measure_on(self._device, put_and_wait, _FEW)
+        self._operation_s = float(seconds.min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
         """Start operations, then compute, as `GpuStandIn.beside` does.
@@ -487,7 +497,7 @@ def cases(brief: bool, copies: bool = False) -> Iterator[Any]:
     budget = _BRIEF_BUDGET if brief else _LONG_BUDGET
     ways: Sequence[Any] = COPIES if copies else footprints(brief)
     suffix = "-copies" if copies else ""
-    estimate_s = 3.0 + 1.5 * budget.max_s
+    estimate_s = KERNELS.seconds(budget)
     for name in names:
         measure = partial(measure_beside, name, ways, brief, budget)
         yield name + suffix, measure, estimate_s

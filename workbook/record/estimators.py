@@ -136,7 +136,7 @@ def collective_node(
         operator = operators.all_reduce
         options = ("sum",)
     graph = torch.fx.Graph()
-    source = graph.placeholder("given")
+    source = graph.placeholder("x")
     node = graph.call_function(operator.default, (source, *options, group))
     # The input or the output of each rank may be only a part of the tensor.
     source_parts, result_parts = parts(collective, ranks)

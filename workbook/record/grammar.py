@@ -162,7 +162,9 @@ KEYS: dict[str, Check | Many] = {
     # of drift: before all that a session measures, or after
     "moment": one_of(("start", "end")),
     # of what is measured, and how
-    **dict.fromkeys(("isolate", "by_name", "brief", "copies", "predict"), _flag),
+    **dict.fromkeys(
+        ("isolate", "strict", "by_name", "brief", "copies", "predict"), _flag
+    ),
     **dict.fromkeys(
         ("batch", "side", "width", "height", "messages", "tries", "epochs"), _count
     ),
@@ -246,6 +248,8 @@ class Suite:
         Whether each point is measured by a process of its own.
     out : str
         A directory in build, or "recorded" for one in data/recorded.
+    strict : bool
+        Whether a recording of the suite fails if one of its points fails.
     """
 
     file: Path
@@ -254,6 +258,7 @@ class Suite:
     device: str = ""
     isolate: bool = False
     out: str = ""
+    strict: bool = False
 
     @property
     def is_campaign(self) -> bool:
@@ -352,12 +357,15 @@ class _Wanted(NamedTuple):
         Makes the points of the session, or `campaigns.Grid`.
     arguments : dict
         The checked arguments of ``make``.
+    in_lab : bool
+        Whether the point needs a lab.
     """
 
     where: str
     part: str
     make: Callable[..., Any]
     arguments: dict[str, Any]
+    in_lab: bool
 
 
 def points(
@@ -452,14 +460,12 @@ def _points_and_grids(
 
     listed: list[Point] = []
     grids: list[Grid] = []
-    for where, part, make, arguments in wanted:
-        # A rate of 0 means outside a lab.
-        is_in_lab = any(arguments.get("rate", ()))
+    for where, part, make, arguments, in_lab in wanted:
         try:
             if make is Grid:
                 grids.append(Grid(**arguments))
                 continue
-            lacking = lab.why_unavailable() if is_in_lab else ""
+            lacking = lab.why_unavailable() if in_lab else ""
             if lacking:
                 say(f"no lab, so no {part} there: {lacking}")
             else:
@@ -481,13 +487,15 @@ def with_predictions(points: Sequence[Point], out: Path, predict: bool) -> list[
     predict : bool
         Whether the points that ask for predictions are left out.
     """
+    from workbook.record.needs import PREDICTED
     from workbook.record.trained import predicted_trainings
 
     asking = [point for point in points if point.predicted]
     if not asking:
         return [*points]
     measure = partial(predicted_trainings, [point.predicted for point in asking], out)
-    prediction = Point("predicted", "cases", measure, 1.0 * len(asking))
+    estimate_s = PREDICTED.seconds(len(asking))
+    prediction = Point("predicted", "cases", measure, estimate_s)
     first = points.index(asking[0])
     before = points[:first]
     after = points[first:]
@@ -504,6 +512,7 @@ def _wanted(
     Where ``networks`` are given, they replace those of layers on one rank, and other points are left out.
     """
     from workbook.record.kinds import KINDS
+    from workbook.record.needs import NEEDS
 
     # The kinds are known only once they are imported, which needs torch.
     KEYS["measure"] = one_of(list(KINDS))
@@ -526,4 +535,5 @@ def _wanted(
             is_wanted = is_wanted and arguments.get("ranks", [1]) == [1]
             arguments["networks"] = [_checked(name, network_of) for name in networks]
         if is_wanted and point.device in ("", device):
-            yield _Wanted(where, part_of_point, make, arguments)
+            in_lab = NEEDS[point.measure].is_in_lab(arguments.get("rate", ()))
+            yield _Wanted(where, part_of_point, make, arguments, in_lab)

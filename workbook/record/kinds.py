@@ -15,23 +15,15 @@ from ddlkit import store
 from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.vitals import TRIES
 from ddlkit.measure import parts, training
-from ddlkit.measure.parts import (
-    BUILD_S,
-    LAB_ITERATION_S,
-    LAUNCH_S,
-    WARMTH,
-    Here,
-    Networks,
-    Ranks,
-    on_gpus,
-    ranks_in_lab,
-)
+from ddlkit.measure.needs import TRAININGS, Needs
+from ddlkit.measure.parts import Here, Networks, Ranks, ranks_in_lab
 from ddlkit.measure.session import Point, Tables
 from ddlkit.model.fits import table_cost
 from ddlkit.store import machine
 from workbook.record import (
     contention,
     convergence,
+    needs,
     replay,
     selection,
     sharing_training,
@@ -41,18 +33,6 @@ from workbook.record import estimators as cost_models
 from workbook.record.campaigns import CAMPAIGN, Grid
 from workbook.record.trained import Trained, recorded
 
-DISTINCT_PLANS = 8  # that a network is replayed under, at most
-IMAGE_S = {
-    "alexnet": 1.2e-4,
-    "vgg16": 1.7e-3,
-    "vgg19": 2.15e-3,
-    "resnet18": 3.7e-4,
-    "resnet50": 8.3e-4,
-    "resnet101": 1.6e-3,
-    "vit_b_16": 2.5e-3,
-}
-"""Seconds in which an H200 is expected to train on an image in fp32, for estimates."""
-
 KINDS: dict[str, tuple[str, Callable[..., Any]]] = {CAMPAIGN: (CAMPAIGN, Grid)}
 """By kind, the part that its points belong to, such as "layers", and the function that makes the points.
 
@@ -60,25 +40,25 @@ The function takes a `Here` and the keys of a file as its arguments.
 """
 
 
-def kind(part: str, gpus: int = 0) -> Callable[[Any], Any]:
+def kind(part: str, row: Needs[Any]) -> Callable[[Any], Any]:
     """Return a decorator that registers a function as the kind of its name.
 
     Parameters
     ----------
     part : str
         The part that its points belong to.
-    gpus : int, optional
-        How many GPUs each point needs. Where there are fewer, its points are unavailable.
+    row : Needs
+        What its points need. Those that this machine cannot measure are unavailable.
     """
 
     def register(make: Callable[..., Iterator[Point]]) -> Any:
         @wraps(make)
         def make_available(here: Here, *words: Any, **keys: Any) -> Iterator[Point]:
             for point in make(here, *words, **keys):
-                yield on_gpus(gpus, point, here)
+                yield row.offer(point, here.on_gpu)
 
-        KINDS[make.__name__] = (part, make_available if gpus else make)
-        return KINDS[make.__name__][1]
+        KINDS[make.__name__] = (part, make_available)
+        return make_available
 
     return register
 
@@ -92,24 +72,26 @@ for _part, _make in (
     KINDS[_make.__name__] = (_part, _make)
 
 
-@kind("drift")
+@kind("drift", needs.DRIFT)
 def drift(here: Here, moment: str, side: int, size: Sequence[int]) -> Iterator[Point]:
     """Yield what a session measures before all other points, or after them: moments start and end."""
     measure = partial(speed.measure_drift, moment, here.device, side, *size)
-    yield Point("drift", f"s{here.session}-{moment}", measure, 4)
+    name = f"s{here.session}-{moment}"
+    yield Point("drift", name, measure, needs.DRIFT.seconds())
 
 
-@kind("peaks")
+@kind("peaks", needs.MATRIX_PRODUCTS)
 def matrix_products(
     here: Here, precisions: Sequence[str], sides: Sequence[int], budget: Budget
 ) -> Iterator[Point]:
     """Yield products of square matrices at each precision and side."""
     measure = partial(speed.measure_peaks, here.device, precisions, sides, budget)
-    estimate_s = 1 + 1.5 * budget.max_s * len(precisions) * len(sides)
+    n_products = len(precisions) * len(sides)
+    estimate_s = needs.MATRIX_PRODUCTS.seconds(budget, n_products)
     yield Point("peaks", here.device, measure, estimate_s)
 
 
-@kind("input")
+@kind("input", needs.INPUT_ALONE)
 def input_alone(
     here: Here, budget: Budget, width: int, height: int, batch: int, side: int
 ) -> Iterator[Point]:
@@ -123,27 +105,28 @@ def input_alone(
         "input",
         f"alone-{here.device}",
         measure,
-        3 + 12 * budget.max_s,
+        needs.INPUT_ALONE.seconds(budget),
         ["inputs"],
         folder="input",
     )
 
 
-@kind("estimators")
+@kind("estimators", needs.COST_MODELS)
 def cost_models_of_torch(here: Here) -> Iterator[Point]:
     """Yield the estimates of the installed PyTorch's own cost models, named by its version."""
     name = f"torch-{torch.__version__.partition('+')[0]}"
-    yield Point("estimators", name, cost_models.measure_estimators)
+    estimate_s = needs.COST_MODELS.seconds()
+    yield Point("estimators", name, cost_models.measure_estimators, estimate_s)
 
 
-@kind("selection")
+@kind("selection", needs.SELECTIONS)
 def selections(here: Here, brief: bool = False) -> Iterator[Point]:
     """Yield selections of the largest elements, by the number of elements."""
     for case in selection.cases(here.device, brief):
         yield Point("selection", *case)
 
 
-@kind("contention", gpus=1)
+@kind("contention", needs.KERNELS)
 def kernels_beside_messages(
     here: Here, brief: bool = False, copies: bool = False
 ) -> Iterator[Point]:
@@ -152,7 +135,7 @@ def kernels_beside_messages(
         yield Point("contention", *case)
 
 
-@kind("sharing", gpus=1)
+@kind("sharing", needs.TRAINING_BESIDE)
 def training_beside_messages(
     here: Here, networks: Networks, budget: Budget, brief: bool = False
 ) -> Iterator[Point]:
@@ -162,16 +145,14 @@ def training_beside_messages(
         measure = partial(
             sharing_training.measure_sharing, name, batch, compared, budget
         )
-        # The fewest rounds of a heavy network take longer than the budget. Each round has
-        # an iteration by each setting, and one that sends nothing.
-        n_iterations = (budget.warmup + budget.min_repeats) * (1 + len(compared))
-        image_s = IMAGE_S.get(name, IMAGE_S["resnet50"])
-        fewest_s = n_iterations * batch * image_s
-        estimate_s = 2 * BUILD_S + max(WARMTH * budget.max_s, fewest_s)
-        yield Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
+        # In a round there is an iteration by each setting, and one that sends nothing.
+        n_settings = 1 + len(compared)
+        estimate_s = needs.TRAINING_BESIDE.seconds(budget, name, batch, n_settings)
+        point = Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
+        yield needs.TRAINING_BESIDE.offer(point, here.on_gpu, network=name)
 
 
-@kind("convergence")
+@kind("convergence", needs.CONVERGENCES)
 def convergences(
     here: Here,
     epochs: int,
@@ -192,10 +173,11 @@ def convergences(
             device=here.device,
             threads=machine.cores(),
         )
-        yield Point("convergence", f"{name}-e{epochs}-s{seed}", measure, 5.0 * epochs)
+        key = f"{name}-e{epochs}-s{seed}"
+        yield Point("convergence", key, measure, needs.CONVERGENCES.seconds(epochs))
 
 
-@kind("convergence")
+@kind("convergence", needs.SPARSE_CONVERGENCES)
 def sparse_convergences(
     here: Here,
     seeds: Sequence[int],
@@ -220,12 +202,12 @@ def sparse_convergences(
                 "convergence",
                 f"{name}-{method.replace('+', '-')}-e{recipe.epochs}-s{seed}",
                 partial(convergence.train_sparse, name, method, seed, recipe),
-                4.0 * recipe.epochs,
+                needs.SPARSE_CONVERGENCES.seconds(recipe.epochs),
                 ["sparse_convergence"],
             )
 
 
-@kind("training")
+@kind("training", TRAININGS)
 def trainings(
     here: Here,
     networks: Networks,
@@ -258,8 +240,8 @@ def trainings(
         A point for each number of ranks, rate, delay and network.
     """
     own_rule = [*plans] == [training.OWN_PLAN]
-    estimate_s = parts.training_estimate_s(
-        here, len(plans), repeats, iterations, accumulate
+    estimate_s = TRAININGS.seconds(
+        here.device, len(plans), repeats, iterations, accumulate
     )
     for case in parts.training_cases(here, networks, ranks, rate, delay):
         if own_rule and not case.in_lab:
@@ -320,7 +302,7 @@ def _planned_settings(
     )
 
 
-@kind("replay")
+@kind("replay", needs.REPLAYS)
 def replays(
     here: Here,
     networks: Networks,
@@ -331,9 +313,10 @@ def replays(
 ) -> Iterator[Point]:
     """Yield replays of measured profiles over measured links.
 
-    Each network is replayed under at most `DISTINCT_PLANS` plans.
+    Each network is replayed under at most `needs.DISTINCT_PLANS` plans.
     """
-    estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * LAB_ITERATION_S
+    n_cases = len(networks) * needs.DISTINCT_PLANS
+    estimate_s = needs.REPLAYS.seconds(n_cases, rounds)
     for count, rate_bits_per_s in product(ranks, rate):
         members, lab_name = ranks_in_lab(count, rate_bits_per_s)
         measure = partial(
@@ -369,7 +352,7 @@ def _replayed(
             for spec in plans:
                 case = replay.plan_case(profile, spec, cost, place)
                 distinct[case.plan.ends] = case
-            cases += [*distinct.values()][:DISTINCT_PLANS]
+            cases += [*distinct.values()][: needs.DISTINCT_PLANS]
         played = replay.replay(place, members.count, cases, rounds, tries=TRIES)
     is_first_rank = played.timeline["rank"] == 0
     return {"runs": played.runs, "timeline": played.timeline[is_first_rank]}

@@ -110,6 +110,7 @@ def record(
         pack=pack,
         ignore_load=ignore_load,
         remark=LONG if is_full else "",
+        strict=suite.strict,
         pack_tables=out.resolve().is_relative_to(places.RECORDED.resolve()),
     )
 

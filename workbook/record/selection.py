@@ -22,12 +22,13 @@ from ddlkit.jobs import clock
 from ddlkit.jobs.clock import Budget
 from ddlkit.measure.layers import compute_on
 from ddlkit.measure.session import all_or_partial
+from workbook.record.needs import SELECTIONS
 
 SMALL = 2**16  # with fewer elements, torch.topk is as fast
 GROUP = 64  # elements whose maximum is taken at once: 256 bytes
 
 
-def tournament(magnitudes: Tensor, k: int) -> Tensor:
+def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor:
     """Return the positions of the k largest elements, in any order.
 
     Parameters
@@ -36,6 +37,8 @@ def tournament(magnitudes: Tensor, k: int) -> Tensor:
         The elements.
     k : int
         How many to select, from 1 to d.
+    refuse_nan : bool, optional
+        Whether NaN is looked for, for which the host waits for the device.
 
     Returns
     -------
@@ -45,11 +48,11 @@ def tournament(magnitudes: Tensor, k: int) -> Tensor:
     Raises
     ------
     UserError
-        If an element is NaN.
+        If an element is NaN and NaN is looked for.
     """
     d = magnitudes.numel()
     if d < SMALL or k > d // 32:
-        return _topk(magnitudes, k)
+        return _topk(magnitudes, k, refuse_nan)
     # With groups of sqrt(d / k) elements there are as many groups, d / size, as elements remain, k x size.
     group_size = min(GROUP, 2 ** round(np.log2(d / k) / 2))
     n_groups = d // group_size
@@ -64,14 +67,17 @@ def tournament(magnitudes: Tensor, k: int) -> Tensor:
         n_groups * group_size, d, device=magnitudes.device
     )
     positions = torch.cat([positions_in_best, left_over_positions])
-    return positions[_topk(remaining, k)]
+    return positions[_topk(remaining, k, refuse_nan)]
 
 
-def _topk(magnitudes: Tensor, k: int) -> Tensor:
-    """Return the positions of the k largest elements by torch.topk. Raises UserError for NaN."""
+def _topk(magnitudes: Tensor, k: int, refuse_nan: bool) -> Tensor:
+    """Return the positions of the k largest elements by torch.topk.
+
+    Raises UserError for NaN if ``refuse_nan``.
+    """
     values, positions = torch.topk(magnitudes, k, sorted=False)
     # To torch.topk, NaN is larger than any number, so that it is among the values.
-    if bool(values.isnan().any()):
+    if refuse_nan and bool(values.isnan().any()):
         raise UserError(
             "cannot select the largest of elements: NaN among them has no order"
         )
@@ -82,9 +88,13 @@ def _topk(magnitudes: Tensor, k: int) -> Tensor:
 
 WAYS: dict[str, Callable[[Tensor, int], object]] = {
     "topk_unsorted": lambda magnitudes, k: torch.topk(magnitudes, k, sorted=False),
-    "tournament": tournament,
+    "tournament": partial(tournament, refuse_nan=False),
 }
-"""Ways to find the k largest: the same result, but for order and ties."""
+"""Ways to find the k largest: the same result, but for order and ties.
+
+Neither looks for NaN. The host would wait for the device, and of all that it issues later the launches would
+count. Training looks for NaN among gradients before.
+"""
 DENSITIES: Sequence[float] = (1e-4, 1e-3, 1e-2, 0.1)
 ELEMENTS = (*(most * 10**power for power in range(3, 8) for most in (1, 3)), 10**8)
 MOST_IN_A_ROW = 16
@@ -175,10 +185,7 @@ def cases(
         on_cpu = Budget(1, 6, 15, 5.0)
         budget = on_gpu if device == "cuda" else on_cpu
     for size in sizes:
-        if device == "cuda":
-            estimate_s = len(densities) * budget.max_s
-        else:
-            estimate_s = 2 + size * 1e-6
+        estimate_s = SELECTIONS.seconds(budget, device, size, len(densities))
         measure = partial(measure_selection, device, size, densities, budget)
         yield f"d{size}", measure, estimate_s
 

@@ -113,11 +113,12 @@ QUALITY = 90
 
 
 def pillow() -> Any:
-    """Return module PIL.Image, which decodes pictures. Raises Unavailable if Pillow is not installed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise Unavailable("no Pillow, so no JPEG: pip install pillow") from None
+    """Return module PIL.Image, which decodes pictures.
+
+    It is imported when a picture is needed, because a node that measures a GPU need not have it.
+    """
+    from PIL import Image
+
     return Image
 
 

@@ -31,7 +31,7 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
-from ddlkit.jobs import child_environment, die_with_parent, ending, trap, vitals
+from ddlkit.jobs import child_environment, die_with_parent, how_it_ended, trap, vitals
 from ddlkit.jobs.launch import end
 from ddlkit.measure import session as sessions
 from ddlkit.measure.session import HAVE_TABLES, MakePoints, Origin, Point, Row, say
@@ -67,6 +67,7 @@ def run_session(
     pack: Path | None = None,
     remark: str = "",
     pack_tables: bool = False,
+    strict: bool = False,
 ) -> Path:
     """Measure the points whose tables a directory lacks.
 
@@ -93,6 +94,10 @@ def run_session(
         A remark for all stamps.
     pack_tables : bool, optional
         Whether all tables of a schema are put into one file at the end.
+    strict : bool, optional
+        Whether the session fails at its end if a point failed, was killed, ran out of
+        memory or was measured in part. A point that is unavailable here, or for which
+        there was no time, is only listed.
 
     Returns
     -------
@@ -104,7 +109,7 @@ def run_session(
     UserError
         If others use the GPU, if a point that is not isolated fails, if nothing at all
         could be measured, and if the directory holds another machine's tables or
-        another process writes to it.
+        another process writes to it. A strict session also if a point failed.
     """
     deadline_s = time.monotonic() + budget_s
     out = out.resolve()
@@ -138,6 +143,7 @@ def run_session(
                 isolate=isolate,
                 gpu=gpu,
                 pack_if_due=pack_if_due,
+                strict=strict,
             )
             session.run()
             if pack_tables:
@@ -211,7 +217,8 @@ class _Session:
     row of each point by the point's key. ``row_before_start`` is the row that the point
     being measured had before it began, and None while no point is measured.
     ``pack_if_due`` packs the recording if the last time was `PACK_PERIOD_S` ago.
-    ``sampler`` samples vitals if the session is isolated.
+    ``strict`` is that of `run_session`. ``sampler`` samples vitals if the session is
+    isolated.
     """
 
     worker_here: _Worker
@@ -219,6 +226,7 @@ class _Session:
     isolate: bool
     gpu: bool
     pack_if_due: Callable[[], None]
+    strict: bool = False
     rows: dict[str, Row] = field(default_factory=dict)
     row_before_start: Row | None = None
     sampler: vitals.Sampler | None = None
@@ -389,7 +397,7 @@ class _Session:
         Raises
         ------
         UserError
-            If nothing at all was measured.
+            If nothing at all was measured, and in a strict session if a point failed.
         """
         by_outcome: dict[str, list[str]] = {}
         for row in self.rows.values():
@@ -405,6 +413,19 @@ class _Session:
             raise UserError(
                 f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}"
             )
+        if self.strict:
+            self._refuse_failures()
+
+    def _refuse_failures(self) -> None:
+        """Raise UserError that names the first point that failed, or failed in part."""
+        without_failure = (
+            sessions.MEASURED,
+            sessions.UNAVAILABLE,
+            sessions.NO_TIME,
+        )
+        for row in self.rows.values():
+            if row.outcome not in without_failure:
+                raise UserError(f"{row.key}: {row.outcome}: {row.reason}")
 
 
 def _with_earlier_outcome(row: Row, earlier_row: Row | None) -> Row:
@@ -584,7 +605,7 @@ class _IsolatedWorker:
             if self._pipe.poll():
                 return self._pipe.recv()
         status = self._process.wait()
-        raise _WorkerLost(f"the process that measured it {ending(status)}")
+        raise _WorkerLost(f"the process that measured it {how_it_ended(status)}")
 
 
 class _WorkerLost(Exception):

@@ -1,0 +1,111 @@
+"""Which machines the ranks of a job run on, and the refusal of a mix of them.
+
+The stamp of a table describes one machine. So all ranks of a job must run on equal
+machines, with the same software.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from ddlkit.core.errors import UserError
+from ddlkit.jobs import rank as peers
+from ddlkit.jobs.rank import Rank
+from ddlkit.store import machine
+
+
+def facts_of(me: Rank) -> dict[str, str]:
+    """Return the hardware and software of a rank, which must be equal on all ranks.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+
+    Returns
+    -------
+    dict of str to str
+        The processor and the versions of the software. On a GPU also its model and the
+        driver.
+    """
+    described = machine.describe()
+    facts = {"processor": described["cpu"]["model"]}
+    if me.device.type == "cuda":
+        # All GPUs of a node have the same driver, so the first one is asked.
+        gpu = described["gpus"][0] if described["gpus"] else {}
+        facts["gpu"] = torch.cuda.get_device_name(me.device)
+        facts["driver"] = str(gpu.get("driver", "unknown"))
+    versions = machine.versions()
+    for name in ("torch", "cuda", "cudnn", "nccl"):
+        facts[name] = versions[name]
+    return facts
+
+
+def shared_facts(me: Rank) -> dict[str, str]:
+    """Return the facts about hardware and software, which all ranks must share.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank. All ranks call this function.
+
+    Returns
+    -------
+    dict of str to str
+        The facts, as `facts_of` gives them.
+
+    Raises
+    ------
+    UserError
+        If the facts of a rank differ, as on another model of GPU or with another torch.
+    """
+    return equal_machines(peers.everyones_text(json.dumps(facts_of(me))))
+
+
+def equal_machines(texts: Sequence[str]) -> dict[str, str]:
+    """Return the facts that all ranks share.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        What `facts_of` returned on each rank, as JSON, in the order of ranks.
+
+    Returns
+    -------
+    dict of str to str
+        The facts of rank 0.
+
+    Raises
+    ------
+    UserError
+        If the facts of a rank differ from those of rank 0.
+
+    Examples
+    --------
+    >>> equal_machines(['{"gpu": "H200"}', '{"gpu": "H200"}'])
+    {'gpu': 'H200'}
+    """
+    first, *others = (json.loads(text) for text in texts)
+    shared: dict[str, str] = first
+    for rank, facts in enumerate(others, start=1):
+        # The message names the first difference only.
+        for name, value in _differences(shared, facts):
+            raise UserError(
+                f"ranks run on different machines: the {name} of rank 0 is "
+                f"{shared.get(name, 'none')}, that of rank {rank} is {value}: start "
+                "the job on equal nodes with the same software"
+            )
+    return shared
+
+
+def _differences(
+    first: Mapping[str, str], other: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each fact that differs, and its value in ``other``."""
+    for name in sorted({*first, *other}):
+        value = other.get(name, "none")
+        if value != first.get(name, "none"):
+            yield name, value

@@ -1,0 +1,337 @@
+"""What each kind of point needs of a machine, and how long it is expected to take.
+
+`NEEDS` has a row for each kind that `ddlkit.measure.parts` makes. A session asks the row
+whether this machine can measure a point at all, and keeps to its time by the expected
+durations. These only have to be of the right order: they decide which points a budget
+still has time for, and when a point that does not end is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from importlib.util import find_spec
+from typing import Any, Generic, ParamSpec
+
+import torch
+
+from ddlkit.jobs.clock import Budget
+from ddlkit.measure import networks, training
+from ddlkit.measure.session import Point, Tables, Unavailable
+
+LAUNCH_S = 10.0
+"""How long ranks are expected to take to start, in seconds."""
+BUILD_S = 2.0
+"""Seconds to build a network, move it to the device and count its FLOPs."""
+FILL_POOLS_S = 3.0
+"""Seconds to fill the pools between which copies are measured."""
+WARMTH = 1.2
+"""Expected duration over the ``max_s`` of a budget, because repeats also warm up."""
+SLOWDOWN_FACTOR = 3.0
+"""Expected duration of a slowdown over the ``max_s`` of its budget."""
+LAB_ITERATION_S = 2.0
+"""Seconds that one iteration is expected to take in a lab."""
+EXPECTED_SPEEDUP = {"cpu": 2, "cuda": 10}
+"""How many times shorter than `LAB_ITERATION_S` an iteration of training is, roughly."""
+COPY_KINDS = {"cpu": 1, "cuda": 5}
+"""How many kinds of copies a device has: a GPU has those to and from pinned and pageable
+memory of the host, and those within itself."""
+
+Settings = ParamSpec("Settings")
+
+
+class Gpus(Enum):
+    """How many GPUs a point needs, in the words of the table in the documentation."""
+
+    NONE = "the processor"
+    AS_SESSION = "the processor or a GPU"
+    ONE = "a GPU"
+    EACH_RANK = "the processor, or a GPU for each rank"
+    """In a lab, ranks use no GPU, because the messages of a lab are those of gloo."""
+
+
+class Lab(Enum):
+    """Whether a point needs a lab, and thus Linux, root and iproute2."""
+
+    NO = "no"
+    AT_A_RATE = "with a rate"
+    """Only if the settings of the point name the rate of a lab's links."""
+    YES = "yes"
+
+
+@dataclass(frozen=True)
+class Needs(Generic[Settings]):
+    """What a kind of point needs, and how long it takes.
+
+    Attributes
+    ----------
+    seconds : callable
+        Takes settings of a point, and returns its expected duration in seconds.
+    why : str
+        What the duration consists of, as a sentence.
+    gpus : Gpus
+        On which device the point is measured, and how many GPUs it needs.
+    ranks : str
+        How many ranks there are, in words.
+    lab : Lab
+        Whether a lab is needed.
+    packages : mapping of str to str
+        What else must be installed: the package by the module that is imported.
+    needs_network : bool
+        Whether a network is built, which may need a package of its own.
+    memory : str
+        What takes the memory, in words. How much a network takes is known only once it
+        is trained, so no point is refused for it. A point that runs out of memory is
+        recorded as such, and the session goes on.
+    """
+
+    seconds: Callable[Settings, float]
+    why: str
+    gpus: Gpus = Gpus.AS_SESSION
+    ranks: str = "1"
+    lab: Lab = Lab.NO
+    packages: Mapping[str, str] | None = None
+    needs_network: bool = False
+    memory: str = "little"
+
+    def is_in_lab(self, rates_bits_per_s: Sequence[float] = ()) -> bool:
+        """Return whether a point needs a lab.
+
+        Parameters
+        ----------
+        rates_bits_per_s : sequence of float, optional
+            The rates of a lab's links for which the settings of the point ask. A rate of
+            0 means outside a lab.
+        """
+        if self.lab is Lab.AT_A_RATE:
+            return any(rates_bits_per_s)
+        return self.lab is Lab.YES
+
+    def lacking(
+        self, on_gpu: bool, ranks: int = 1, in_lab: bool = False, network: str = ""
+    ) -> str:
+        """Return what this machine lacks for a point.
+
+        Parameters
+        ----------
+        on_gpu : bool
+            Whether the session measures GPUs. A session of the processor has no GPU.
+        ranks : int, optional
+            How many ranks the point has.
+        in_lab : bool, optional
+            Whether the ranks are in a lab.
+        network : str, optional
+            The name of the network that is built, if there is one.
+
+        Returns
+        -------
+        str
+            What is needed and lacking, as part of a sentence. It is empty if the machine
+            has all that the point needs.
+
+        Raises
+        ------
+        UserError
+            If the network is unknown.
+        """
+        n_needed = 0
+        if self.gpus is Gpus.ONE:
+            n_needed = 1
+        elif self.gpus is Gpus.EACH_RANK and on_gpu and not in_lab:
+            n_needed = ranks
+        n_present = torch.cuda.device_count() if on_gpu else 0
+        if n_present < n_needed:
+            needed = "a GPU" if n_needed == 1 else f"{n_needed} GPUs"
+            return f"needs {needed}, and there are {n_present} to measure here"
+        for module, package in (self.packages or {}).items():
+            if find_spec(module) is None:
+                return f"needs {package}, which is not installed: pip install {package}"
+        if network:
+            # Networks that the library or a user defines need no package, which is "".
+            package = networks.find(network).package
+            if package and find_spec(package) is None:
+                return f"{network} needs {package}; {networks.INSTALL_IT}"
+        return ""
+
+    def offer(
+        self,
+        point: Point,
+        on_gpu: bool,
+        ranks: int = 1,
+        in_lab: bool = False,
+        network: str = "",
+    ) -> Point:
+        """Return a point, or a refusal in its place if the machine lacks something.
+
+        Parameters
+        ----------
+        point : Point
+            The point.
+        on_gpu, ranks, in_lab, network
+            As of `lacking`.
+
+        Returns
+        -------
+        Point
+            The point itself if the machine has all that it needs. Otherwise a point that
+            is expected to take no time, and whose measurement raises `Unavailable`.
+
+        Raises
+        ------
+        UserError
+            If the network is unknown.
+        """
+        reason = self.lacking(on_gpu, ranks, in_lab, network)
+        if not reason:
+            return point
+
+        def refuse() -> Tables:
+            raise Unavailable(reason)
+
+        return replace(point, measure=refuse, estimate_s=0.0)
+
+
+# -- how long each kind takes ----------------------------------------------------------
+
+
+def layers_s(budget: Budget, ranks: int = 1) -> float:
+    """Return how long the layers of a network are expected to take, in seconds."""
+    start_s = LAUNCH_S if ranks > 1 else 0.0
+    return start_s + BUILD_S + WARMTH * budget.max_s
+
+
+def collectives_s(budget: Budget, collectives: int, sizes: int) -> float:
+    """Return how long collectives of several sizes are expected to take, in seconds.
+
+    Parameters
+    ----------
+    budget : Budget
+        How long to measure each size of each collective.
+    collectives, sizes : int
+        How many collectives and sizes there are.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    return LAUNCH_S + collectives * sizes * budget.max_s
+
+
+def slowdowns_s(budget: Budget) -> float:
+    """Return how long the slowdown of a network is expected to take, in seconds."""
+    return LAUNCH_S + BUILD_S + SLOWDOWN_FACTOR * budget.max_s
+
+
+def copies_s(budget: Budget, device: str, sizes: int) -> float:
+    """Return how long copies are expected to take, in seconds.
+
+    Parameters
+    ----------
+    budget : Budget
+        How long to measure each size of each kind of copy.
+    device : str
+        ``"cpu"`` or ``"cuda"``, which have other kinds of copies.
+    sizes : int
+        How many sizes there are.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    return FILL_POOLS_S + COPY_KINDS[device] * sizes * budget.max_s
+
+
+def trainings_s(
+    device: str, plans: int, repeats: int, iterations: int, accumulate: int
+) -> float:
+    """Return how long training under several plans is expected to take, in seconds.
+
+    Parameters
+    ----------
+    device : str
+        ``"cpu"`` or ``"cuda"``.
+    plans : int
+        How many plans are trained under.
+    repeats : int
+        How many rounds there are.
+    iterations : int
+        How many iterations a round has.
+    accumulate : int
+        How many batches an iteration has.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    batch_s = LAB_ITERATION_S / EXPECTED_SPEEDUP[device]
+    iteration_s = accumulate * batch_s
+    # A round also has as many iterations without exchange before, and as many after.
+    iterations_of_a_plan = repeats * 3 * iterations + training.WARMUP
+    return LAUNCH_S + plans * iterations_of_a_plan * iteration_s
+
+
+# -- the table -------------------------------------------------------------------------
+
+_OF_NETWORK = "the network, its gradients and momentum, and its activations"
+
+LAYERS = Needs(
+    layers_s,
+    f"The network is built in {BUILD_S:g} s. Repeats take {WARMTH:g} times the budget, "
+    f"because they also warm up. Several ranks start in {LAUNCH_S:g} s.",
+    gpus=Gpus.EACH_RANK,
+    ranks="1 or more",
+    needs_network=True,
+    memory=_OF_NETWORK,
+)
+COLLECTIVES = Needs(
+    collectives_s,
+    f"Ranks start in {LAUNCH_S:g} s. Each size of each collective has a budget of its "
+    "own.",
+    gpus=Gpus.EACH_RANK,
+    ranks="1 or more",
+    lab=Lab.AT_A_RATE,
+    memory="five times the largest message, on each rank",
+)
+SLOWDOWNS = Needs(
+    slowdowns_s,
+    f"Ranks start in {LAUNCH_S:g} s and build the network in {BUILD_S:g} s. The rest "
+    f"takes {SLOWDOWN_FACTOR:g} times the budget, because the model is wrapped in DDP "
+    "twice, messages are tried before the first round, and the least number of rounds "
+    "with slow messages takes longer than the budget.",
+    gpus=Gpus.EACH_RANK,
+    ranks="2 or more",
+    lab=Lab.AT_A_RATE,
+    needs_network=True,
+    memory=f"{_OF_NETWORK}, and buckets for all gradients twice",
+)
+MEMORY_COPIES = Needs(
+    copies_s,
+    f"Two pools are filled in {FILL_POOLS_S:g} s. Each size of each kind of copy has a "
+    f"budget of its own. A GPU has {COPY_KINDS['cuda']} kinds.",
+    memory="two pools as large as the largest copy, each at most an eighth of what the "
+    "host has free; on a GPU two more",
+)
+TRAININGS = Needs(
+    trainings_s,
+    f"Ranks start in {LAUNCH_S:g} s. Each round has the iterations and twice as many "
+    f"without exchange. One takes {LAB_ITERATION_S / EXPECTED_SPEEDUP['cpu']:g} s on a "
+    f"processor and {LAB_ITERATION_S / EXPECTED_SPEEDUP['cuda']:g} s on a GPU, roughly.",
+    gpus=Gpus.EACH_RANK,
+    ranks="2 or more",
+    lab=Lab.AT_A_RATE,
+    needs_network=True,
+    memory=f"{_OF_NETWORK}, for each plan",
+)
+
+NEEDS: dict[str, Needs[Any]] = {
+    "layers": LAYERS,
+    "collectives": COLLECTIVES,
+    "slowdowns": SLOWDOWNS,
+    "memory_copies": MEMORY_COPIES,
+    "trainings": TRAININGS,
+}
+"""What each kind of point needs, by the name of the function of `parts` that makes it."""

@@ -1,0 +1,322 @@
+"""What each kind of point of the workbook needs of a machine, and how long it is expected to take.
+
+Run as a program, this module prints the table of docs/INSTALL.md:
+
+    python -m workbook.record.needs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddlkit.jobs.clock import Budget
+from ddlkit.measure import needs as library
+from ddlkit.measure.needs import (
+    BUILD_S,
+    LAB_ITERATION_S,
+    LAUNCH_S,
+    WARMTH,
+    Gpus,
+    Lab,
+    Needs,
+)
+
+DRIFT_S = 4.0
+"""Seconds of a product and of a copy of memory."""
+DRAW_S = 1.0
+"""Seconds to draw the matrices of products."""
+PRODUCT_FACTOR = 1.5
+"""Expected duration of a product over the ``max_s`` of its budget."""
+PICTURES_S = 3.0
+"""Seconds to draw pictures and to write their files."""
+INPUT_FACTOR = 12.0
+"""Expected duration of decoding and reading over the ``max_s`` of the budget."""
+COST_MODELS_S = 10.0
+"""Seconds in which PyTorch estimates all known messages and layers."""
+SELECTION_S = 2.0
+"""Seconds to select on a processor from few elements."""
+ELEMENT_S = 1e-6
+"""Seconds by which each element makes a selection on a processor longer."""
+NEIGHBOUR_S = 3.0
+"""Seconds to build a kernel and its neighbour, and to try each way of communicating."""
+NEIGHBOUR_FACTOR = 1.5
+"""Expected duration beside a neighbour over the ``max_s`` of the budget."""
+EPOCH_S = 5.0
+"""Seconds of an epoch of dense training."""
+SPARSE_EPOCH_S = 4.0
+"""Seconds of an epoch of sparsified training."""
+DISTINCT_PLANS = 8
+"""How many plans a network is replayed under at most, outside of campaigns."""
+LAB_LAUNCH_S = 3.0
+"""Seconds in which a campaign's lab is set up, its ranks meet, and the lab is taken down again."""
+AROUND_S = 0.1
+"""Seconds around an iteration in which the ranks exchange what they recorded."""
+CASE_S = 1.0
+"""Seconds in which a model predicts a case, or all cases of a lab."""
+
+IMAGE_S = {
+    "alexnet": 1.2e-4,
+    "vgg16": 1.7e-3,
+    "vgg19": 2.15e-3,
+    "resnet18": 3.7e-4,
+    "resnet50": 8.3e-4,
+    "resnet101": 1.6e-3,
+    "vit_b_16": 2.5e-3,
+}
+"""Seconds in which an H200 is expected to train on an image in fp32."""
+
+
+# -- how long each kind takes ----------------------------------------------------------
+
+
+def drift_s() -> float:
+    """Return how long a product and a copy of memory are expected to take, in seconds."""
+    return DRIFT_S
+
+
+def matrix_products_s(budget: Budget, products: int) -> float:
+    """Return how long so many products of matrices are expected to take, in seconds."""
+    return DRAW_S + PRODUCT_FACTOR * budget.max_s * products
+
+
+def input_alone_s(budget: Budget) -> float:
+    """Return how long reading and decoding of pictures are expected to take, in seconds."""
+    return PICTURES_S + INPUT_FACTOR * budget.max_s
+
+
+def cost_models_s() -> float:
+    """Return how long the cost models of PyTorch are expected to take, in seconds."""
+    return COST_MODELS_S
+
+
+def selections_s(budget: Budget, device: str, elements: int, densities: int) -> float:
+    """Return how long selections from so many elements are expected to take, in seconds.
+
+    Parameters
+    ----------
+    budget : Budget
+        How long to measure at each density.
+    device : str
+        "cpu" or "cuda".
+    elements : int
+        The elements of a tensor.
+    densities : int
+        How many shares of the elements are selected, one after the other.
+    """
+    if device == "cuda":
+        return densities * budget.max_s
+    return SELECTION_S + ELEMENT_S * elements
+
+
+def kernels_s(budget: Budget) -> float:
+    """Return how long a kernel beside all ways of communicating is expected to take, in seconds."""
+    return NEIGHBOUR_S + NEIGHBOUR_FACTOR * budget.max_s
+
+
+def training_beside_s(budget: Budget, network: str, batch: int, settings: int) -> float:
+    """Return how long training beside the stand-in is expected to take, in seconds.
+
+    Parameters
+    ----------
+    budget : Budget
+        How long to measure all settings.
+    network : str
+        The name of the network. One that is not in `IMAGE_S` counts as ResNet-50.
+    batch : int
+        The batch size.
+    settings : int
+        How many settings are compared, of which each round has an iteration.
+    """
+    iteration_s = batch * IMAGE_S.get(network, IMAGE_S["resnet50"])
+    fewest_rounds = budget.warmup + budget.min_repeats
+    fewest_s = fewest_rounds * settings * iteration_s
+    # The network is built, and one iteration shows the order of its gradients.
+    return 2 * BUILD_S + max(WARMTH * budget.max_s, fewest_s)
+
+
+def convergences_s(epochs: int) -> float:
+    """Return how long so many epochs of dense training are expected to take, in seconds."""
+    return EPOCH_S * epochs
+
+
+def sparse_convergences_s(epochs: int) -> float:
+    """Return how long so many epochs of sparsified training are expected to take, in seconds."""
+    return SPARSE_EPOCH_S * epochs
+
+
+def replays_s(cases: int, rounds: int) -> float:
+    """Return how long rounds of so many replayed cases are expected to take, in seconds."""
+    return LAUNCH_S + cases * rounds * LAB_ITERATION_S
+
+
+def campaign_s(iterations: int, message_s: float) -> float:
+    """Return how long the replays of a campaign in one lab are expected to take, in seconds.
+
+    Parameters
+    ----------
+    iterations : int
+        How many iterations are left.
+    message_s : float
+        The seconds of a message with all gradients of the largest network. An iteration is expected to
+        compute for as long as its messages take.
+    """
+    if not iterations:
+        return 0.0
+    return LAB_LAUNCH_S + iterations * (AROUND_S + 2 * message_s)
+
+
+def calibration_s(samples_s: Sequence[float], max_s: float) -> float:
+    """Return how long the calibration of a lab is expected to take, in seconds.
+
+    Parameters
+    ----------
+    samples_s : sequence of float
+        The seconds of a sample of each size.
+    max_s : float
+        The budget of each size.
+    """
+    # The warm-up and two repeats are measured even where these exceed the budget.
+    return LAB_LAUNCH_S + sum(max(3 * sample_s, max_s) for sample_s in samples_s)
+
+
+def predicted_s(cases: int) -> float:
+    """Return how long models are expected to predict so many cases, in seconds."""
+    return CASE_S * cases
+
+
+# -- the table -------------------------------------------------------------------------
+
+DRIFT = Needs(
+    drift_s,
+    "A product and a copy of memory are each repeated for at most 2 s.",
+    memory="two sets of three matrices, and the source and the target of the copy",
+)
+MATRIX_PRODUCTS = Needs(
+    matrix_products_s,
+    f"Matrices are drawn in {DRAW_S:g} s. Each precision and side takes {PRODUCT_FACTOR:g} times its budget, "
+    "because repeats also warm up.",
+    memory="two to sixteen sets of three matrices",
+)
+INPUT_ALONE = Needs(
+    input_alone_s,
+    f"Pictures are written in {PICTURES_S:g} s. Decoding and reading take up to {INPUT_FACTOR:g} times the "
+    "budget.",
+    gpus=Gpus.NONE,
+    packages={"PIL": "pillow"},
+)
+COST_MODELS = Needs(
+    cost_models_s,
+    "Nothing is sent, and no time is measured: PyTorch estimates the times of known messages and layers.",
+    gpus=Gpus.NONE,
+)
+SELECTIONS = Needs(
+    selections_s,
+    "On a GPU each density has a budget of its own. On a processor the time follows from the elements: "
+    f"{SELECTION_S:g} s and {ELEMENT_S * 1e6:g} s for each million.",
+    memory="the elements of one tensor, or 4 million, and a buffer that flushes the cache",
+)
+KERNELS = Needs(
+    kernels_s,
+    f"The kernel and its neighbour are built, and each way of communicating is tried, in {NEIGHBOUR_S:g} s. "
+    f"All ways together have a budget, and take {NEIGHBOUR_FACTOR:g} times as long, because the fewest "
+    "rounds may take longer than the budget.",
+    gpus=Gpus.ONE,
+    memory="three buffers of 256 MiB, and 2 GiB for the input and the result of the kernel",
+)
+TRAINING_BESIDE = Needs(
+    training_beside_s,
+    f"The network is built and tried in {2 * BUILD_S:g} s. Repeats take {WARMTH:g} times the budget, or as "
+    "long as the fewest rounds, each with an iteration by every setting. Seconds per image are those "
+    "of an H200.",
+    gpus=Gpus.ONE,
+    needs_network=True,
+    memory="the network, its gradients and momentum, its activations, and three buffers of 256 MiB",
+)
+CONVERGENCES = Needs(
+    convergences_s,
+    f"An epoch takes {EPOCH_S:g} s.",
+    memory="a small network and its pictures",
+)
+SPARSE_CONVERGENCES = Needs(
+    sparse_convergences_s,
+    f"An epoch takes {SPARSE_EPOCH_S:g} s. One process plays all ranks on one core.",
+    gpus=Gpus.NONE,
+    memory="a small network, its pictures, and unsent gradients of all ranks",
+)
+REPLAYS = Needs(
+    replays_s,
+    f"Ranks start in {LAUNCH_S:g} s. An iteration takes {LAB_ITERATION_S:g} s, and each network has at "
+    f"most {DISTINCT_PLANS} plans.",
+    gpus=Gpus.NONE,
+    ranks="2 or more",
+    lab=Lab.YES,
+    memory="all gradients, on each rank",
+)
+CAMPAIGN = Needs(
+    campaign_s,
+    f"A lab starts in {LAB_LAUNCH_S:g} s. An iteration takes twice its largest message, and {AROUND_S:g} s "
+    "in which the ranks exchange what they recorded.",
+    gpus=Gpus.NONE,
+    ranks="2 or more",
+    lab=Lab.YES,
+    memory="all gradients, on each rank",
+)
+CALIBRATION = Needs(
+    calibration_s,
+    f"A lab starts in {LAB_LAUNCH_S:g} s. Each size has a budget of its own, but at least three samples.",
+    gpus=Gpus.NONE,
+    ranks="2 or more",
+    lab=Lab.YES,
+    memory="five times the largest message, on each rank",
+)
+PREDICTED = Needs(
+    predicted_s,
+    f"Nothing is measured. Models predict a case, or all cases of a lab, in {CASE_S:g} s.",
+    gpus=Gpus.NONE,
+)
+
+NEEDS: dict[str, Needs[Any]] = {
+    "drift": DRIFT,
+    "matrix_products": MATRIX_PRODUCTS,
+    **library.NEEDS,
+    "input_alone": INPUT_ALONE,
+    "cost_models_of_torch": COST_MODELS,
+    "selections": SELECTIONS,
+    "kernels_beside_messages": KERNELS,
+    "training_beside_messages": TRAINING_BESIDE,
+    "convergences": CONVERGENCES,
+    "sparse_convergences": SPARSE_CONVERGENCES,
+    "replays": REPLAYS,
+    "campaign": CAMPAIGN,
+    "calibration of a campaign": CALIBRATION,
+    "prediction before a campaign": PREDICTED,
+}
+"""What each kind of point needs, by its name in files of points. The last two belong to campaigns."""
+
+
+def table() -> str:
+    """Return the table in Markdown."""
+    lines = [
+        "| what is measured | on | ranks | lab | also needs | memory for | expected duration |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in NEEDS.items():
+        also = [*(row.packages or {}).values()]
+        if row.needs_network:
+            also.append("torchvision, for its networks")
+        cells = [
+            f"`{name}`" if " " not in name else name,
+            row.gpus.value,
+            row.ranks,
+            row.lab.value,
+            ", ".join(also),
+            row.memory,
+            row.why,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
