@@ -361,6 +361,8 @@ def test_what_cannot_be_predicted_is_refused_with_what_to_measure() -> None:
     twice["job"] = [f"j{number}" for number in range(len(twice))]
     refuse("identical to the digit", steps=twice)
     refuse("fixed batch", table_of({(1, 1): 1.0, (8, 2): 0.2}))
+    # Two nodes take little less than one, as with a fixed batch that scales badly.
+    refuse("fixed batch", table_of({(8, 1): 1.0, (16, 2): 0.7}, samples=256), 8)
     large = all_reduces(2, 4, 8, smallest=2**29)
     refuse("above the largest bucket", workload=WORKLOAD, collectives=large)
     refuse("above PyTorch's largest bucket", collectives=large)

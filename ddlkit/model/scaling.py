@@ -33,7 +33,7 @@ HIDDEN_SHARE = 0.05
 """Messages count as hidden if they lengthen a step by less than this share of it."""
 LEAST_SCATTER = 0.02
 """Jobs count as different only if their steps differ by more than this share."""
-LEAST_WEAK_STEP = 0.6
+LEAST_WEAK_STEP = 0.8
 """With as many samples per GPU, no step is shorter than this share of one on fewer GPUs."""
 SINGLE_JOB_SHARE = 0.03
 """A measured step may differ in another job by this share, if only one job measured it."""
@@ -659,7 +659,7 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
     smallest = _smallest(measured)
     if anchor.step_s < LEAST_WEAK_STEP * smallest.step_s:
         raise UserError(
-            f"a step on {_gpus(anchor.gpus)} takes {units.format_seconds(anchor.step_s)}, much less "
+            f"a step on {_gpus(anchor.gpus)} takes {units.format_seconds(anchor.step_s)}, clearly less "
             f"than {units.format_seconds(smallest.step_s)} on {_gpus(smallest.gpus)}, as with a "
             "fixed batch of all GPUs: measure all counts with as many samples per GPU"
         )

@@ -192,24 +192,34 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
     """
     rows = []
     for name, steps in curves.items():
-        counts = sorted({*zip(steps["nodes"], steps["gpus"], strict=True)})
-        per_node = counts[-1][1] / counts[-1][0]
-        anchors = [
-            count
-            for count in counts[1:]
-            if count[0] > 1 and count[1] == per_node * count[0]
-        ]
-        for anchor in anchors:
-            shown = steps[(steps["nodes"] <= anchor[0]) & (steps["gpus"] <= anchor[1])]
-            targets = [
-                count[0] for count in anchors if 1 < count[0] / anchor[0] <= most_times
-            ]
-            if targets:
-                for target in targets:
-                    # The answer to a wish is of the largest number of nodes that is asked for.
-                    result = scale(shown, target, wish=WISH)
-                    rows.append({"curve": name, **_case(result, steps, target)})
+        for shown, target in _shown_and_targets(steps, most_times):
+            result = scale(shown, target, wish=WISH)
+            rows.append({"curve": name, **_case(result, steps, target)})
     return pd.DataFrame(rows)
+
+
+def _shown_and_targets(
+    steps: pd.DataFrame, most_times: float
+) -> Iterator[tuple[pd.DataFrame, int]]:
+    """Yield the steps that a prediction may know, and a number of nodes to predict for.
+
+    Each count of several nodes is an anchor in turn: it and all smaller counts are shown, and
+    each larger count of at most ``most_times`` its nodes is predicted. All these counts have as many
+    GPUs on each node as the largest one.
+    """
+    counts = sorted({*zip(steps["nodes"], steps["gpus"], strict=True)})
+    most_nodes, most_gpus = counts[-1]
+    gpus_per_node = most_gpus / most_nodes
+    of_several_nodes = [
+        (nodes, gpus)
+        for nodes, gpus in counts
+        if nodes > 1 and gpus == gpus_per_node * nodes
+    ]
+    for nodes, gpus in of_several_nodes:
+        shown = steps[(steps["nodes"] <= nodes) & (steps["gpus"] <= gpus)]
+        for target, _ in of_several_nodes:
+            if 1 < target / nodes <= most_times:
+                yield shown, target
 
 
 def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]:
