@@ -760,11 +760,17 @@ def _known_of_software(
         if collectives is None:
             continue
         of_tables = facts_of(collectives, column)
+        different_in_tables = {*map(comparable, of_tables)}
+        if len(different_in_tables) > 1:
+            raise UserError(
+                f"the tables of collectives have several values of {column}, "
+                f"{_listed(of_tables)}: measure all tables with the same {name}"
+            )
         if not of_steps or not of_tables:
             text = f"whether tables and training have the same {name}: not known"
             findings.append(Finding(column, (), text))
             continue
-        if different != {*map(comparable, of_tables)}:
+        if different != different_in_tables:
             raise UserError(
                 f"the training ran with {column} {_listed(of_steps)}, and the tables were measured "
                 f"with {column} {_listed(of_tables)}: measure the tables with the {name} of the "
