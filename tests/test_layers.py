@@ -249,5 +249,5 @@ def test_what_a_host_disturbs_is_measured_again_on_a_processor_only(
     monkeypatch.setattr(layers, "Watch", lambda rank: watch)
     monkeypatch.setattr(layers, "_measure", lambda *words: calls.append(words))
     training: Any = SimpleNamespace(device=torch.device(device))
-    layers._undisturbed(training, Budget(), None)
+    layers._measure_undisturbed(training, Budget(), None)
     assert len(calls) == measured
