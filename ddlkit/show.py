@@ -25,7 +25,7 @@ from ddlkit.core.fit import Fit
 from ddlkit.core.plan import PLANNERS
 from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.model.advice import DEFAULT, Advice
-from ddlkit.model.scaling import Scaling
+from ddlkit.model.scaling import Count, Scaling
 from ddlkit.store.files import atomic_write, atomic_write_text, read_text
 
 if TYPE_CHECKING:
@@ -581,7 +581,7 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes
     lower_s, upper_s = scaling.step_interval_s(
-        smallest_s, anchor.step_s, ratio, result.slowest_s
+        smallest_s, anchor.step_s, ratio, result.slowest_s, anchor.range_s
     )
     predicted_s = scaling.step_s(smallest_s, anchor.step_s, ratio)
     curves = {
@@ -603,8 +603,9 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
 def scaling_factors(ax: Axes, result: Scaling) -> None:
     """Draw the scaling factor of a training by its number of GPUs.
 
-    Measured counts are points, and the prediction is a line with its interval. The step with
-    messages alone is drawn where it is known, and two other laws as thin lines.
+    Measured counts are points, with the range of their jobs, and the prediction is a line with its
+    interval. Interpolated counts are points with their interval. The step with messages alone is
+    drawn where it is known, and two other laws as thin lines.
 
     Parameters
     ----------
@@ -635,15 +636,30 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
         )
     _draw_messages_alone(ax, result)
     measured = [count for count in result.counts if count.measured]
+    interpolated = [count for count in result.counts if count.interpolated]
+    _draw_counts(ax, measured, replace(look("measured"), hollow=False))
+    if interpolated:
+        _draw_counts(ax, interpolated, replace(style, label="interpolated"))
+    set_log(ax, "x")
+    # A scaling factor may exceed 1 by the scatter of jobs.
+    highest = max([1.0, *(count.scaling_factor for count in result.counts)])
+    ax.set(xlabel="GPUs", ylabel="scaling factor", ylim=(0, highest + 0.08))
+    ax.legend(loc="lower left")
+
+
+def _draw_counts(ax: Axes, counts: Sequence[Count], style: Style) -> None:
+    """Draw the scaling factors of some counts as points, with their range or interval."""
+    for count in counts:
+        if count.scaling_factor_interval is not None:
+            ax.vlines(
+                count.gpus, *count.scaling_factor_interval, color=style.color, lw=1.2
+            )
     points(
         ax,
-        [count.gpus for count in measured],
-        [count.scaling_factor for count in measured],
-        replace(look("measured"), hollow=False),
+        [count.gpus for count in counts],
+        [count.scaling_factor for count in counts],
+        style,
     )
-    set_log(ax, "x")
-    ax.set(xlabel="GPUs", ylabel="scaling factor", ylim=(0, 1.08))
-    ax.legend(loc="lower left")
 
 
 def _draw_messages_alone(ax: Axes, result: Scaling) -> None:

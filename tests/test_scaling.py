@@ -376,7 +376,7 @@ def test_what_cannot_be_predicted_is_refused_with_what_to_measure() -> None:
     refuse("version of NCCL", steps=other, collectives=times)
     mixed = times.assign(nccl=np.where(times["nodes"] == 8, "2.18.1", "2.19.3"))
     refuse("tables .* version of NCCL", collectives=mixed)
-    one_size = all_reduces(2, 4, 8).groupby("nodes").head(1)
+    one_size = all_reduces(2, 4, 8).query("bytes == 2**25")
     refuse("several sizes", workload=WORKLOAD, collectives=one_size)
     ring = times.assign(settings="NCCL_ALGO=Ring")
     refuse("settings", steps=table_of(COUNTS, settings="none"), collectives=ring)

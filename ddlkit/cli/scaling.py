@@ -239,17 +239,20 @@ def _draw(result: Scaling, arguments: argparse.Namespace) -> None:
 
 def _screen(result: Scaling) -> Iterator[str]:
     """Yield the lines for a person."""
-    level = f"{result.interval_level:.0%}"
+    level = f"nominal {result.interval_level:.0%} interval"
     has_messages = any(row.messages_s is not None for row in result.counts)
+    origins = [_origin(row) for row in result.counts]
+    origin_head = f"({level})"
+    width = max(map(len, [origin_head, *origins]))
     head = (
-        f"{'GPUs':>6} {'nodes':>6} {'step':>9}  {f'({level} interval)':<32} "
-        f"{f'scaling factor ({level})':<20}"
+        f"{'GPUs':>6} {'nodes':>6} {'step':>9}  {origin_head:<{width}} "
+        f"{'scaling factor':<20}"
     )
     if has_messages:
         head += " messages alone (quiet, bad day)"
     yield head.rstrip()
-    for row in result.counts:
-        yield _row(row).rstrip()
+    for row, origin in zip(result.counts, origins, strict=True):
+        yield _row(row, f"{origin:<{width}}").rstrip()
     yield ""
     yield from _paragraph("tried", _hidden(result))
     yield from _paragraph("explained", _explained(result))
@@ -258,31 +261,57 @@ def _screen(result: Scaling) -> Iterator[str]:
         yield from _paragraph("messages", _messages(result, collective))
     if result.wish:
         yield from _paragraph("wish", _wish(result))
+    yield from _findings("advice", result, is_advice=True)
+    yield from _findings("notes", result, is_advice=False)
+
+
+ADVICE = ("helps", "does not help", "measure")
+"""The kinds of findings that say what to do."""
+
+
+def _findings(heading: str, result: Scaling, *, is_advice: bool) -> Iterator[str]:
+    """Yield the findings that are advice, or those that are not, under one heading.
+
+    Warnings are left out, because they are printed before the screen.
+    """
     for finding in result.findings:
-        if finding.what != "warning":
-            yield from _paragraph("", finding.text)
+        if finding.what == "warning" or (finding.what in ADVICE) != is_advice:
+            continue
+        yield from _paragraph(heading, finding.text)
+        # Only the first one has the heading.
+        heading = ""
 
 
-def _row(row: Count) -> str:
-    """Return the line of a count."""
-    seconds = units.format_seconds
+def _origin(row: Count) -> str:
+    """Return where the step of a count is from, with its range or interval."""
     if row.measured:
         noun = "job" if row.jobs == 1 else "jobs"
         origin = f"measured, {row.jobs} {noun}"
+    elif row.interpolated:
+        origin = "interpolated"
     else:
         origin = "predicted"
+    if row.interval_s is None:
+        return origin
+    lower, upper = map(units.format_seconds, row.interval_s)
+    return f"{origin}, {lower} to {upper}"
+
+
+def _row(row: Count, origin: str) -> str:
+    """Return the line of a count, whose origin is as wide as those of all counts."""
+    seconds = units.format_seconds
     factor = f"{row.scaling_factor:.2f}"
-    if row.interval_s and not row.measured:
-        origin += f", {seconds(row.interval_s[0])} to {seconds(row.interval_s[1])}"
-    if row.scaling_factor_interval and not row.measured:
+    if row.scaling_factor_interval:
         low, high = row.scaling_factor_interval
         factor += f" ({low:.2f} to {high:.2f})"
     line = (
-        f"{row.gpus:>6} {row.nodes:>6} {seconds(row.step_s):>9}  "
-        f"{origin:<32} {factor:<20}"
+        f"{row.gpus:>6} {row.nodes:>6} {seconds(row.step_s):>9}  {origin} {factor:<20}"
     )
     if row.messages_s is not None and row.messages_bad_day_s is not None:
-        line += f" {seconds(row.messages_s)}, {seconds(row.messages_bad_day_s)}"
+        line += f" {seconds(row.messages_s)}"
+        # Within one node, there is no bad day of the network.
+        if row.nodes > 1:
+            line += f", {seconds(row.messages_bad_day_s)}"
     return line
 
 
@@ -307,7 +336,7 @@ def _hidden(result: Scaling) -> str:
             "measured one"
         )
     return (
-        f"the step on {hidden.gpus} GPUs is predicted from the smaller counts alone as "
+        f"the step on {_gpus(hidden.gpus)} is predicted from the smaller counts alone as "
         f"{units.format_seconds(hidden.predicted_s)}, and was measured as "
         f"{units.format_seconds(hidden.measured_s)} ({hidden.error:+.1%}). This single error "
         "says little about the error on more nodes, and no interval is made from it"
@@ -318,9 +347,7 @@ def _explained(result: Scaling) -> str:
     seconds = units.format_seconds
     explained = result.explained
     if explained.loss_s <= 0:
-        return (
-            f"a step on {explained.gpus} GPUs is not longer than on the smallest count"
-        )
+        return f"a step on {_gpus(explained.gpus)} is not longer than on the smallest count"
     parts = []
     if explained.messages_at_most_s is not None:
         at_most = seconds(max(explained.messages_at_most_s, 0.0))
@@ -332,7 +359,7 @@ def _explained(result: Scaling) -> str:
         rest = "messages, waiting or input"
     parts.append(f"not explained {seconds(explained.rest_s)} ({rest})")
     return (
-        f"a step on {explained.gpus} GPUs is longer than on the smallest count by "
+        f"a step on {_gpus(explained.gpus)} is longer than on the smallest count by "
         f"{seconds(explained.loss_s)}: "
         f"{', '.join(parts)}"
     )
@@ -341,31 +368,46 @@ def _explained(result: Scaling) -> str:
 def _verdict(result: Scaling) -> str:
     from ddlkit.model.scaling import NOT_KNOWN
 
+    if result.verdict == NOT_KNOWN and result.asked_nodes == 1:
+        return (
+            "whether messages are hidden on 1 node: not known without the gradients and a table of "
+            "all-reduces on 1 node"
+        )
     if result.verdict == NOT_KNOWN:
         return (
             "whether messages are hidden: not known without tables of all-reduces and the "
             "gradients"
         )
-    return f"messages alone on {result.asked_nodes} nodes: {result.verdict}"
+    return f"messages alone on {_nodes(result.asked_nodes)}: {result.verdict}"
+
+
+def _nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"
+
+
+def _gpus(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
 def _messages(result: Scaling, collective: str) -> str:
     """Return the times of the smallest, a middle and the largest listed size."""
     times = [time for time in result.collectives if time.collective == collective]
+    # Within one node no other traffic slows messages down, so that there is no bad day.
+    has_bad_day = times[0].nodes > 1
+    on_bad_day = ", and on a bad day" if has_bad_day else ""
     listed = []
     for time in (times[0], times[len(times) // 2], times[-1]):
-        seconds = units.format_seconds(time.seconds)
-        bad_day = units.format_seconds(time.bad_day_s)
-        listed.append(f"{units.format_bytes(time.bytes)} {seconds} ({bad_day})")
-    return (
-        f"{collective} on {times[0].gpus} GPUs, and on a bad day: {', '.join(listed)}"
-    )
+        text = f"{units.format_bytes(time.bytes)} {units.format_seconds(time.seconds)}"
+        if has_bad_day:
+            text += f" ({units.format_seconds(time.bad_day_s)})"
+        listed.append(text)
+    return f"{collective} on {_gpus(times[0].gpus)}{on_bad_day}: {', '.join(listed)}"
 
 
 def _wish(result: Scaling) -> str:
     wish = result.wish
     assert wish is not None
     return (
-        f"a scaling factor of {wish.factor:g} on {wish.nodes} nodes: {wish.answer}, "
+        f"a scaling factor of {wish.factor:g} on {_nodes(wish.nodes)}: {wish.answer}, "
         f"{wish.reason}"
     )

@@ -71,8 +71,9 @@ def read_steps(path: Path | str) -> DataFrame:
     has_empty_nodes = (frame["gpus"] < frame["nodes"]).to_numpy()
     if has_empty_nodes.any():
         row = frame.iloc[int(np.argmax(has_empty_nodes))]
+        noun = "GPU" if row["gpus"] == 1 else "GPUs"
         raise UserError(
-            f"{file}: job {row['job']} has {row['gpus']} GPUs on {row['nodes']} nodes, "
+            f"{file}: job {row['job']} has {row['gpus']} {noun} on {row['nodes']} nodes, "
             "fewer than one on each: correct the columns gpus and nodes"
         )
     return frame

@@ -51,6 +51,29 @@ class NodeTable:
         factor = find_collective(self.collective).bus_factor(self.ranks)
         return float(np.max(self.sizes * factor / self.seconds))
 
+    def continued_to(self, n_bytes: float) -> NodeTable:
+        """Return the table with a further size, if it ends below that size.
+
+        Parameters
+        ----------
+        n_bytes : float
+            The size that the table should reach.
+
+        Returns
+        -------
+        NodeTable
+            The table itself if it reaches the size. Otherwise its times are continued along the
+            line through its two largest sizes.
+        """
+        if self.sizes[-1] >= n_bytes or len(self.sizes) < 2:
+            return self
+        cost = _table(self.sizes, self.seconds, self.collective, self.ranks)
+        return replace(
+            self,
+            sizes=np.append(self.sizes, n_bytes),
+            seconds=np.append(self.seconds, cost(n_bytes)),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class NodeCosts:
@@ -92,6 +115,25 @@ class NodeCosts:
             tables.append(table)
         return cls(tuple(tables))
 
+    def continued_to(self, n_bytes: float) -> NodeCosts:
+        """Return the costs with tables that reach a size.
+
+        A table is continued before its times are predicted for more nodes. If predicted times
+        were continued, a message could be shorter on more nodes: the times of small messages grow
+        with the nodes, so that the line through the two largest sizes becomes flatter.
+
+        Parameters
+        ----------
+        n_bytes : float
+            The size.
+
+        Returns
+        -------
+        NodeCosts
+            The tables, each continued by `NodeTable.continued_to`.
+        """
+        return NodeCosts(tuple(table.continued_to(n_bytes) for table in self.tables))
+
     def with_per_node(self, gpus: int) -> NodeCosts:
         """Return the costs without the tables that have another number of GPUs on a node.
 
@@ -114,8 +156,7 @@ class NodeCosts:
             table for table in self.tables if table.ranks == gpus * table.nodes
         )
         if not any(table.nodes > 1 for table in kept):
-            known = sorted({table.ranks / table.nodes for table in self.tables})
-            listed = ", ".join(f"{number:g}" for number in known)
+            listed = ", ".join(sorted({_per_node(table) for table in self.tables}))
             raise UserError(
                 f"the training has {gpus} GPUs on each node, and the tables of collectives "
                 f"{listed}: measure them on two nodes or more with {gpus} GPUs on each"
@@ -161,6 +202,31 @@ class NodeCosts:
             if (table.nodes, table.ranks) == (nodes, ranks):
                 return table
         return None
+
+    def knows(self, collective: str, nodes: int, ranks: int) -> bool:
+        """Return whether the cost on a number of nodes was measured or follows from more nodes.
+
+        Parameters
+        ----------
+        collective : str
+            The name of the collective.
+        nodes, ranks : int
+            The numbers of nodes and of GPUs.
+
+        Returns
+        -------
+        bool
+            False for one node that was not measured, because its GPUs do not use the network, and
+            for another number of GPUs on a node than the tables have.
+        """
+        if self.measured(collective, nodes, ranks) is not None:
+            return True
+        if nodes == 1:
+            return False
+        return any(
+            table.nodes > 1 and table.ranks * nodes == ranks * table.nodes
+            for table in self.of_collective(collective)
+        )
 
     def anchor(self, collective: str, nodes: int) -> NodeTable:
         """Return the table from which a number of nodes is predicted.
@@ -229,16 +295,17 @@ class NodeCosts:
         """
         measured = self.measured(collective, nodes, ranks)
         if measured is not None:
+            _refuse_one_size(measured)
             return _table(measured.sizes, measured.seconds, collective, ranks)
+        if nodes == 1:
+            raise UserError(
+                f"{collective} within one node does not follow from tables of several nodes: "
+                f"measure it on one node with {ranks} GPUs"
+            )
         anchor = self.anchor(collective, nodes)
+        _refuse_one_size(anchor)
         seconds = self._predicted_s(anchor, nodes, ranks)
         is_known = np.isfinite(seconds)
-        # A table interpolates between sizes, so it needs two of them.
-        if len(anchor.sizes) < 2:
-            raise UserError(
-                f"the table of {collective} on {anchor.nodes} nodes has one size only: measure "
-                "several sizes"
-            )
         if is_known.sum() < 2:
             smallest = units.format_bytes(anchor.sizes[0])
             raise UserError(
@@ -270,6 +337,22 @@ class NodeCosts:
             anchor=(anchor.nodes, anchor.ranks),
             target=(nodes, ranks),
         )
+
+
+def _refuse_one_size(table: NodeTable) -> None:
+    """Raise UserError for a table of one size, because a table interpolates between sizes."""
+    if len(table.sizes) < 2:
+        nodes = "1 node" if table.nodes == 1 else f"{table.nodes} nodes"
+        raise UserError(
+            f"the table of {table.collective} on {nodes} has one size only: measure several sizes"
+        )
+
+
+def _per_node(table: NodeTable) -> str:
+    """Return the GPUs on each node of a table, or its GPUs and nodes if hosts have several numbers."""
+    if table.ranks % table.nodes:
+        return f"{table.ranks} on {table.nodes} nodes"
+    return str(table.ranks // table.nodes)
 
 
 def _table(sizes: Floats, seconds: Floats, collective: str, ranks: int) -> Table:

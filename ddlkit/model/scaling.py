@@ -20,9 +20,17 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import ddp
 from ddlkit.core.workload import Workload
 from ddlkit.model.node_costs import NodeCosts, facts_of, slowed
+from ddlkit.model.scaling_tables import (
+    checked_kernel_steps,
+    checked_kernels,
+    checked_nodes,
+    checked_steps,
+    checked_times,
+    checked_wish,
+)
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 HIDDEN_EVEN_ON_A_BAD_DAY = "hidden even on a bad day"
 HIDDEN_ONLY_ON_A_QUIET_FABRIC = "hidden only on a quiet fabric"
@@ -37,6 +45,15 @@ LEAST_WEAK_STEP = 0.8
 """With as many samples per GPU, no step is shorter than this share of one on fewer GPUs."""
 SINGLE_JOB_SHARE = 0.03
 """A measured step may differ in another job by this share, if only one job measured it."""
+FIRST_STEP_NUMBERS = (0, 1)
+"""The number of a training's first step, which includes the launch, is one of these.
+
+A recording that begins at a later step has no launch.
+"""
+WARM_UP_STEPS = 5
+"""Among so many first steps of a training, slow ones are warm-up, such as compilation."""
+SLOW_TIMES = 2.0
+"""A single step is slow if it takes longer than this many times the usual step of its job."""
 DIGITS_OF_CHANCE = 4
 """The times of two jobs may be equal by chance if they have no more digits than these."""
 LARGEST_BUCKET_BYTES = 25 * units.MIB
@@ -45,11 +62,16 @@ SHOWN_SIZES = tuple(2**power for power in range(20, 27))
 """The sizes of messages whose predicted times a result lists: 1 to 64 MiB."""
 
 EVIDENCE = (
-    "how far to trust this: 13 published curves were predicted after the law had been fixed, at 2 to 8 "
-    "times the nodes. The median error was 3%, and 5% if a step was taken as unchanged. The "
-    "90% interval contained 83% of these steps, and fewer where a network was saturated"
+    "how far to trust this: 10 published curves were predicted after the law had been fixed, at 2 to 8 "
+    "times the nodes. The median error was 2.6%, and 5.2% if a step was taken as unchanged. The "
+    "nominal 90% interval contained 85% of these steps, and fewer where a network was saturated"
 )
 """What is known of the errors of a prediction, for those who see one."""
+EVIDENCE_BETWEEN = (
+    "how far to trust this: the step lies between the steps of two measured counts unless one of "
+    "them is wrong, because more nodes do not shorten a step"
+)
+"""What is known of the errors of an interpolated step, for those who see one."""
 
 Interval = tuple[float, float]
 
@@ -74,7 +96,9 @@ class Count:
     measured : bool
         Whether the step was measured.
     jobs : int
-        How many jobs measured it.
+        How many jobs measured it. 0 if it was not measured.
+    interpolated : bool
+        Whether the step was not measured, but counts with fewer and with more nodes were.
     messages_s, messages_bad_day_s : float or None
         The step if nothing but messages lengthened it, on a quiet and on a bad day. None if their
         costs or the gradients are not known.
@@ -90,11 +114,17 @@ class Count:
     jobs: int = 0
     messages_s: float | None = None
     messages_bad_day_s: float | None = None
+    interpolated: bool = False
 
     @property
     def gpus_per_node(self) -> int:
         """Return the number of GPUs on each node, which must be the same on all."""
         return self.gpus // self.nodes
+
+    @property
+    def range_s(self) -> Interval:
+        """Return the steps of the fastest and the slowest job on a measured count, in seconds."""
+        return self.interval_s or (self.step_s, self.step_s)
 
 
 @dataclass(frozen=True)
@@ -131,7 +161,10 @@ class Explained:
     messages_s : float or None
         How much of the loss messages explain on a quiet network, in seconds. None if it is not known.
     messages_at_most_s : float or None
-        How much messages explain at most: their time on a bad day, or that of NCCL's kernels.
+        How much messages explain at most: the time of NCCL's kernels in a step if that was measured, or
+        else the time that messages add to a step on a bad day.
+    kernels_s : float or None
+        The measured time of NCCL's kernels in a step, in seconds. None without sums of kernels.
     scatter_s : float or None
         How much longer the slowest of all ranks would take than the mean if every rank drew its
         step from the single steps of the smallest placement. None without single steps.
@@ -144,6 +177,7 @@ class Explained:
     loss_s: float
     messages_s: float | None
     messages_at_most_s: float | None
+    kernels_s: float | None
     scatter_s: float | None
     rest_s: float
 
@@ -159,8 +193,11 @@ class Wish:
     nodes : int
         The number of nodes.
     answer : str
-        "yes" or "no" if the whole interval of the scaling factor is above or below the wished
-        factor, or else "open". It is "open", too, if a step that decides it has to be repeated.
+        "yes" or "no" if the whole likely range of the scaling factor is above or below the wished
+        factor, or else "open". The likely range is the interval of the predicted count, but for two
+        things: its upper end is at most the factor of the anchor's fastest job, because more nodes do
+        not shorten a step, and it is as wide as the jobs on the smallest count are apart. The answer is
+        "open", too, if a step that decides it has to be repeated.
     reason : str
         Why this is the answer, in words.
     """
@@ -337,8 +374,11 @@ def scale(
     Notes
     -----
     The prediction is `ddlkit.core.scaling.step_s`, from the smallest count on one node and the
-    anchor, the count on several nodes with the most GPUs. If rows are single
-    steps, the first step of each job is left out, because it includes the launch.
+    anchor, the count on several nodes with the most GPUs. A count below the anchor that was not
+    measured is interpolated between its measured neighbours.
+
+    If rows are single steps, the launch is left out: the first step of each job, unless its number
+    says that the recording began later. So are slow steps soon after the launch.
 
     Examples
     --------
@@ -355,8 +395,14 @@ def scale(
     >>> round(result.target.scaling_factor, 3), result.wish.answer
     (0.839, 'yes')
     """
-    targets = sorted({int(n) for n in np.atleast_1d(nodes)})
-    _refuse_wrong_choices(targets, wish, kernel_steps)
+    targets = checked_nodes(nodes)
+    wished_factor = checked_wish(wish)
+    kernel_steps = checked_kernel_steps(kernel_steps)
+    steps = checked_steps(steps)
+    if collectives is not None:
+        collectives = checked_times(collectives)
+    if kernels is not None:
+        kernels = checked_kernels(kernels)
     findings: list[Finding] = []
     jobs = _jobs_of(steps, findings)
     measured = _measured_counts(jobs)
@@ -366,6 +412,7 @@ def scale(
     anchor = _anchor(measured)
     doubts = _doubts(jobs)
     findings += [_repeat(doubt) for doubt in doubts]
+    findings += _on_fixed_batch(measured, doubts, has_samples="samples" in steps)
     findings += _on_gpus_per_node(measured, anchor)
     findings += _known_of_software(steps, collectives)
 
@@ -374,20 +421,26 @@ def scale(
     if collectives is not None:
         most_nodes = max(count.nodes for count in counts)
         costs = _costs_of(collectives, anchor.gpus_per_node, most_nodes, workload)
+        findings += _on_tables(costs, workload)
+        if workload is not None:
+            costs = costs.continued_to(_largest_bucket_bytes(workload))
     counts = [_with_messages(count, smallest, workload, costs) for count in counts]
+    findings += _on_messages_that_do_not_fit(counts)
     # The anchor is now known with its step if nothing but messages lengthened it.
     anchor = _anchor([count for count in counts if count.measured])
 
-    explained = _explained(jobs, smallest, anchor, kernels, kernel_steps)
+    kernels_s = _kernels_s(kernels, kernel_steps, anchor, findings)
+    explained = _explained(jobs, smallest, anchor, kernels_s)
     asked = _largest_asked(counts, targets, anchor.gpus_per_node)
     slowest_s = _slowest_s(measured, anchor)
+    findings += _on_factors_above_one(counts)
     findings += _advice(explained, smallest, anchor, slowest_s, asked, jobs)
     return Scaling(
         counts=tuple(counts),
         hidden=_hidden(measured),
         explained=explained,
         verdict=_verdict(asked),
-        wish=_wish(wish, asked, smallest, doubts),
+        wish=_wish(wished_factor, asked, smallest, anchor, doubts),
         findings=tuple(findings),
         collectives=_message_times(costs, asked),
         asked_nodes=asked.nodes,
@@ -397,23 +450,6 @@ def scale(
 # -- what is measured ----------------------------------------------------------------
 
 
-def _refuse_wrong_choices(
-    targets: Sequence[int], wish: float | None, kernel_steps: int
-) -> None:
-    """Raise UserError for numbers that are out of their range.
-
-    ``targets`` are the numbers of nodes to predict for, in ascending order. ``wish`` is the
-    scaling factor that the user wishes for. ``kernel_steps`` is in how many steps the traced
-    kernels ran.
-    """
-    if not targets or targets[0] < 1:
-        raise UserError("nodes: give numbers of nodes of at least 1")
-    if wish is not None and not 0 < wish < 1:
-        raise UserError(f"wish is {wish:g}: give a scaling factor between 0 and 1")
-    if kernel_steps < 1:
-        raise UserError(f"kernel_steps is {kernel_steps}: give at least 1")
-
-
 _JOB = ("nodes", "gpus", "job")
 """The columns that distinguish jobs."""
 
@@ -421,19 +457,8 @@ _JOB = ("nodes", "gpus", "job")
 def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     """Return the jobs of each count, in the order of GPUs and nodes.
 
-    What was left out of the steps is added to ``findings``.
+    ``steps`` has been checked by `checked_steps`. What was left out of it is added to ``findings``.
     """
-    for column in ("gpus", "nodes", "job", "step_s"):
-        if column not in steps:
-            raise UserError(f"the steps have no column {column}: add it")
-    if not len(steps):
-        raise UserError("there are no steps: measure one GPU and several nodes")
-    is_right = np.isfinite(steps["step_s"]) & (steps["step_s"] > 0)
-    if not is_right.all():
-        raise UserError("the column step_s must have times above zero")
-    # A part of a node may be written as no node.
-    steps = steps.reset_index(drop=True)
-    steps = steps.assign(nodes=steps["nodes"].clip(lower=1))
     steps = _of_equal_samples(steps, findings)
     steps = _without_launches(steps, findings)
     _refuse_copies(steps, findings)
@@ -441,31 +466,78 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     for key, rows in steps.groupby(["gpus", "nodes"]):
         gpus, nodes = key
         means_s = tuple(rows.groupby("job")["step_s"].mean())
+        # Rows of jobs with several rows are single steps. Other rows are means of whole jobs.
         single_s = tuple(rows.loc[rows["is_single"], "step_s"])
         jobs.append(_Jobs(int(gpus), int(nodes), means_s, single_s))
     return jobs
 
 
 def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
-    """Return the steps without the launch of each job, and with a new column ``is_single``.
+    """Return the steps without the launch and the warm-up of each job, in the order of the steps.
 
-    A job of several rows has single steps, and its first step includes the launch. A job of one
-    row has its mean step. ``is_single`` says whether a row is a single step. What was left out is
-    added to ``findings``.
+    The result has a new column ``is_single``, which says whether a row is a single step. A job of
+    several rows has single steps, and a job of one row has its mean step, unless the column
+    ``step`` numbers this row as a first step. What was left out is added to ``findings``.
     """
     order = [*_JOB, "step"] if "step" in steps else [*_JOB]
     # A stable sort keeps the rows of a job in the order of the file if there is no column step.
     steps = steps.sort_values(order, kind="stable")
     by_job = steps.groupby([*_JOB])["step_s"]
     steps = steps.assign(is_single=by_job.transform("size") > 1)
-    is_launch = steps["is_single"] & (by_job.cumcount() == 0)
+    position = by_job.cumcount()
+    if "step" in steps:
+        first_number = steps.groupby([*_JOB])["step"].transform("first")
+        begins_with_launch = first_number.isin(FIRST_STEP_NUMBERS)
+    else:
+        begins_with_launch = steps["is_single"]
+    is_launch = begins_with_launch & (position == 0)
+    if is_launch.all():
+        raise UserError(
+            "each job has its first step alone, which includes the launch: give further steps, or "
+            "leave out the column step if a row is the mean step of a job"
+        )
     if is_launch.any():
         text = (
             f"the first step of {_counted(int(is_launch.sum()), 'job')} with single steps is left out, "
             "because it includes the launch"
         )
         findings.append(Finding("launch", (), text))
-    return steps[~is_launch]
+    is_early = begins_with_launch & (position < WARM_UP_STEPS)
+    return _without_warm_up(steps[~is_launch], is_early[~is_launch], findings)
+
+
+def _without_warm_up(
+    steps: DataFrame, is_early: Series, findings: list[Finding]
+) -> DataFrame:
+    """Return the steps without slow ones soon after the launch, such as a compilation.
+
+    ``is_early`` says of each row whether it is one of the first steps of a training. A step is
+    slow if it is much longer than the usual step of its job. Later slow steps are kept,
+    because they may be part of every training, but they are said.
+    """
+    by_job = steps.groupby([*_JOB])["step_s"]
+    # Of an even number of steps the lower one in the middle, so that of two steps the shorter one
+    # is the usual one.
+    usual_s = by_job.quantile(0.5, interpolation="lower").rename("usual_s")
+    is_slow = steps["step_s"] > SLOW_TIMES * steps.join(usual_s, on=[*_JOB])["usual_s"]
+    is_warm_up = is_slow & is_early
+    n_warm_up = int(is_warm_up.sum())
+    if n_warm_up:
+        verb = "is" if n_warm_up == 1 else "are"
+        text = (
+            f"{_counted(n_warm_up, 'step')} among the first {WARM_UP_STEPS} of a job {verb} left "
+            f"out as warm-up, because they take more than {SLOW_TIMES:g} times its usual step"
+        )
+        findings.append(Finding("launch", (), text))
+    n_slow = int((is_slow & ~is_early).sum())
+    if n_slow:
+        verb = "takes" if n_slow == 1 else "take"
+        text = (
+            f"{_counted(n_slow, 'later step')} {verb} more than {SLOW_TIMES:g} times the usual "
+            "step of the job. The mean step of a job includes such steps"
+        )
+        findings.append(Finding("launch", (), text))
+    return steps[~is_warm_up]
 
 
 def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
@@ -803,33 +875,74 @@ def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list
     known = {(count.gpus, count.nodes) for count in measured}
     counts = [*measured]
     for nodes in targets:
-        if (nodes * anchor.gpus_per_node, nodes) not in known:
+        if (nodes * anchor.gpus_per_node, nodes) in known:
+            continue
+        if nodes < anchor.nodes:
+            counts.append(_interpolated(measured, anchor.gpus_per_node, nodes))
+        else:
             counts.append(_predicted(smallest, anchor, slowest_s, nodes))
     return sorted(counts, key=_by_size)
 
 
 def _predicted(smallest: Count, anchor: Count, slowest_s: float, nodes: int) -> Count:
-    """Return the predicted step on a number of nodes, each with the GPUs of the anchor's.
+    """Return the predicted step on more nodes than the anchor has.
 
-    ``smallest`` is the smallest count, which defines the scaling factor. ``slowest_s`` is the
-    slowest step of the anchor and of smaller counts.
+    ``anchor`` is the largest measured count, from which the loss grows. Each node has as many
+    GPUs as the anchor's. ``smallest`` is the smallest count, from which the loss is counted.
+    ``slowest_s`` is the slowest step of the anchor and of smaller counts.
     """
     ratio = nodes / anchor.nodes
     step_s = float(scaling.step_s(smallest.step_s, anchor.step_s, ratio))
     lower_s, upper_s = scaling.step_interval_s(
-        smallest.step_s, anchor.step_s, ratio, slowest_s
+        smallest.step_s, anchor.step_s, ratio, slowest_s, anchor.range_s
     )
     interval_s = (float(lower_s), float(upper_s))
+    gpus = nodes * anchor.gpus_per_node
+    return _unmeasured(smallest, gpus, nodes, step_s, interval_s)
+
+
+def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> Count:
+    """Return the step on a number of nodes below the anchor's, between its measured neighbours.
+
+    A neighbour has no more GPUs and no more nodes, or at least as many of both. Among these, the
+    nearest ones are taken.
+    """
+    gpus = nodes * gpus_per_node
+    smallest = _smallest(measured)
+    not_larger = [
+        count for count in measured if count.gpus <= gpus and count.nodes <= nodes
+    ]
+    # The smallest count may have more GPUs than the target, on one node.
+    smaller = max(not_larger, key=_by_size) if not_larger else smallest
+    # The anchor is among these.
+    larger = min(
+        (count for count in measured if count.gpus >= gpus and count.nodes >= nodes),
+        key=_by_size,
+    )
+    step_s = scaling.interpolated_step_s(
+        smaller.step_s,
+        larger.step_s,
+        (smaller.gpus, smaller.nodes),
+        (larger.gpus, larger.nodes),
+        (gpus, nodes),
+    )
+    interval_s = scaling.interpolated_interval_s(smaller.range_s, larger.range_s)
+    count = _unmeasured(smallest, gpus, nodes, step_s, interval_s)
+    return replace(count, interpolated=True)
+
+
+def _unmeasured(
+    smallest: Count, gpus: int, nodes: int, step_s: float, interval_s: Interval
+) -> Count:
+    """Return a count that was not measured, with its scaling factors from the smallest one."""
+    lower_s, upper_s = interval_s
     return Count(
-        gpus=nodes * anchor.gpus_per_node,
+        gpus=gpus,
         nodes=nodes,
         step_s=step_s,
         interval_s=interval_s,
         scaling_factor=smallest.step_s / step_s,
-        scaling_factor_interval=(
-            smallest.step_s / interval_s[1],
-            smallest.step_s / interval_s[0],
-        ),
+        scaling_factor_interval=(smallest.step_s / upper_s, smallest.step_s / lower_s),
         measured=False,
     )
 
@@ -884,11 +997,8 @@ def _refuse_large_sizes(costs: NodeCosts, workload: Workload | None) -> None:
 
     Nothing would be known of the messages of the training then.
     """
-    largest_bytes = float(LARGEST_BUCKET_BYTES)
-    bucket = "PyTorch's largest bucket by default"
-    if workload is not None:
-        largest_bytes = float(ddp(workload).group_bytes(workload).max())
-        bucket = "the largest bucket"
+    largest_bytes = _largest_bucket_bytes(workload)
+    bucket = _largest_bucket_in_words(workload)
     for table in costs.tables:
         if table.sizes[0] > largest_bytes:
             raise UserError(
@@ -898,16 +1008,73 @@ def _refuse_large_sizes(costs: NodeCosts, workload: Workload | None) -> None:
             )
 
 
+def _largest_bucket_bytes(workload: Workload | None) -> float:
+    """Return the size of the largest message of gradients, in bytes.
+
+    If nothing is known of the gradients, it is PyTorch's default.
+    """
+    if workload is None:
+        return float(LARGEST_BUCKET_BYTES)
+    return float(ddp(workload).group_bytes(workload).max())
+
+
+def _largest_bucket_in_words(workload: Workload | None) -> str:
+    if workload is None:
+        return "PyTorch's largest bucket by default"
+    return "the largest bucket"
+
+
+def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
+    """Return what the tables of collectives do not tell of the messages of a training.
+
+    Raises UserError if a table of all-reduces ends so far below the largest bucket that its times
+    cannot be continued to it.
+    """
+    if "all_reduce" not in costs.collectives:
+        if workload is None:
+            return []
+        listed = ", ".join(costs.collectives)
+        text = (
+            f"messages alone: not known, because the tables are of {listed}, and gradients are "
+            "exchanged by all-reduces: give a table of all_reduce"
+        )
+        return [Finding("messages", (), text)]
+    largest_bytes = _largest_bucket_bytes(workload)
+    bucket = _largest_bucket_in_words(workload)
+    table = min(costs.of_collective("all_reduce"), key=lambda table: table.sizes[-1])
+    last_bytes = table.sizes[-1]
+    if last_bytes >= largest_bytes:
+        return []
+    facts = (
+        f"the table of all_reduce on {_nodes(table.nodes)} ends at {units.format_bytes(last_bytes)}, "
+        f"below {bucket} of {units.format_bytes(largest_bytes)}"
+    )
+    advice = f"measure sizes up to {units.format_bytes(largest_bytes)}"
+    is_too_short = largest_bytes > scaling.MOST_TIMES_OF_SIZE * last_bytes
+    # Without gradients, no message of another size than those of the table is predicted.
+    if is_too_short and workload is not None:
+        raise UserError(
+            f"{facts}, and times are continued to {scaling.MOST_TIMES_OF_SIZE:g} times the largest "
+            f"size only: {advice}"
+        )
+    text = f"{facts}: {advice}"
+    if workload is not None:
+        text = f"{facts}. Its times are continued along its two largest sizes: {advice}"
+    return [Finding("messages", (), text)]
+
+
 def _with_messages(
     count: Count, smallest: Count, workload: Workload | None, costs: NodeCosts | None
 ) -> Count:
     """Return a count with the step that it would have if nothing but messages lengthened it.
 
-    The count is returned unchanged if this is not known, or if one GPU sends no messages.
+    The count is returned unchanged if this is not known, or if one GPU sends no messages. The
+    messages within one node, or on other numbers of GPUs on a node, do not follow from tables of
+    several nodes.
     """
     if workload is None or costs is None or "all_reduce" not in costs.collectives:
         return count
-    if count.gpus == 1:
+    if count.gpus == 1 or not costs.knows("all_reduce", count.nodes, count.gpus):
         return count
     # Without messages, an iteration takes as long as on the smallest placement.
     scaled = workload.scaled(smallest.step_s / workload.compute_s)
@@ -929,6 +1096,8 @@ def _message_times(costs: NodeCosts | None, target: Count) -> tuple[MessageTime,
     factor = scaling.bad_day_factor(target.nodes)
     times = []
     for collective in costs.collectives:
+        if not costs.knows(collective, target.nodes, target.gpus):
+            continue
         cost = costs.cost(collective, target.nodes, target.gpus)
         for n_bytes in SHOWN_SIZES:
             if cost.bytes[0] <= n_bytes <= cost.bytes[-1]:
@@ -944,6 +1113,66 @@ def _message_times(costs: NodeCosts | None, target: Count) -> tuple[MessageTime,
                     )
                 )
     return tuple(times)
+
+
+def _on_messages_that_do_not_fit(counts: Sequence[Count]) -> list[Finding]:
+    """Return a warning if messages alone take longer than a measured step."""
+    too_long = []
+    for count in counts:
+        if not count.measured or count.messages_s is None:
+            continue
+        _, slowest_s = _likely_range_s(count)
+        if count.messages_s > slowest_s:
+            too_long.append(count)
+    if not too_long:
+        return []
+    count = too_long[-1]
+    text = (
+        f"with nothing but messages, a step on {_nodes(count.nodes)} would take "
+        f"{units.format_seconds(count.messages_s or 0.0)}, longer than the measured "
+        f"{units.format_seconds(count.step_s)}: the tables or the gradients do not fit this training, so "
+        "messages and the verdict are too slow: measure the tables on its nodes, with its NCCL and settings"
+    )
+    return [Finding("warning", (), text)]
+
+
+def _kernels_s(
+    kernels: DataFrame | None,
+    kernel_steps: int,
+    anchor: Count,
+    findings: list[Finding],
+) -> float | None:
+    """Return the time of NCCL's kernels in a step of the anchor, None without sums.
+
+    Kernels wait for other ranks and run beside compute, so messages lengthen a step by less than
+    this time. What this time contradicts is added to ``findings``.
+    """
+    if kernels is None:
+        return None
+    is_nccl = kernels["collective"] != ""
+    kernels_s = float(kernels.loc[is_nccl, "total_s"].sum()) / kernel_steps
+    took = (
+        f"the kernels of NCCL took {units.format_seconds(kernels_s)}, longer than a step on "
+        f"{_gpus(anchor.gpus)} ({units.format_seconds(anchor.step_s)})"
+    )
+    if kernels_s > anchor.step_s and kernel_steps == 1:
+        raise UserError(
+            f"{took}: say in how many steps of one GPU they ran by --kernel-steps (kernel_steps in "
+            "Python)"
+        )
+    if kernels_s > anchor.step_s:
+        text = f"{took}, in {kernel_steps} steps: check this number, and that one GPU was traced"
+        findings.append(Finding("warning", (), text))
+    if anchor.messages_s is not None and anchor.messages_bad_day_s is not None:
+        # Rounding may leave less than nothing.
+        smallest_s = anchor.scaling_factor * anchor.step_s
+        bad_day_s = max(0.0, anchor.messages_bad_day_s - smallest_s)
+        text = (
+            f"messages at most: the measured kernels of NCCL, {units.format_seconds(kernels_s)} of "
+            f"a step. By the tables, messages add {units.format_seconds(bad_day_s)} on a bad day"
+        )
+        findings.append(Finding("messages", (), text))
+    return kernels_s
 
 
 # -- what it means -------------------------------------------------------------------
@@ -964,26 +1193,31 @@ def _explained(
     jobs: Sequence[_Jobs],
     smallest: Count,
     anchor: Count,
-    kernels: DataFrame | None,
-    kernel_steps: int,
+    kernels_s: float | None,
 ) -> Explained:
     """Return what lengthens the step on the anchor, compared with the smallest count.
 
-    ``jobs`` are those of all counts, and ``kernels`` are sums over ``kernel_steps`` steps of the
-    anchor.
+    Parameters
+    ----------
+    jobs : sequence of _Jobs
+        The jobs of all measured counts. The single steps of the smallest count are among them.
+    smallest : Count
+        The smallest measured count, from which the loss is counted.
+    anchor : Count
+        The largest measured count, whose loss is explained. It has its step with messages alone
+        where that is known.
+    kernels_s : float or None
+        The measured time of NCCL's kernels in a step of the anchor.
     """
     loss_s = max(0.0, anchor.step_s - smallest.step_s)
     messages_s = None
-    at_most_s = None
+    at_most_s = kernels_s
     if anchor.messages_s is not None and anchor.messages_bad_day_s is not None:
         # Rounding may leave less than nothing.
         messages_s = max(0.0, anchor.messages_s - smallest.step_s)
-        at_most_s = max(0.0, anchor.messages_bad_day_s - smallest.step_s)
-    elif kernels is not None:
-        # Kernels of NCCL also wait for other ranks and run beside compute, so that messages
-        # lengthen the step by less than their time.
-        is_nccl = kernels["collective"] != ""
-        at_most_s = float(kernels.loc[is_nccl, "total_s"].sum()) / kernel_steps
+        # What was measured in this training bounds its messages better than another day's tables.
+        if at_most_s is None:
+            at_most_s = max(0.0, anchor.messages_bad_day_s - smallest.step_s)
     scatter_s = None
     single_s = _jobs_on(smallest, jobs).steps_s
     if len(single_s) > 1:
@@ -997,6 +1231,7 @@ def _explained(
         loss_s=loss_s,
         messages_s=messages_s,
         messages_at_most_s=at_most_s,
+        kernels_s=kernels_s,
         scatter_s=scatter_s,
         rest_s=rest_s,
     )
@@ -1025,12 +1260,27 @@ def _verdict(asked: Count) -> str:
 
 
 def _wish(
-    factor: float | None, asked: Count, smallest: Count, doubts: Sequence[_Doubt]
+    factor: float | None,
+    asked: Count,
+    smallest: Count,
+    anchor: Count,
+    doubts: Sequence[_Doubt],
 ) -> Wish | None:
     """Return whether a count meets a wished scaling factor, None if none is wished.
 
-    The scaling factor compares ``asked`` with ``smallest``. If one of these two is among the
-    counts that have to be measured again, the answer is open.
+    Parameters
+    ----------
+    factor : float or None
+        The wished factor.
+    asked : Count
+        The largest count that the user asks for.
+    smallest : Count
+        The smallest measured count, with which the scaling factor compares.
+    anchor : Count
+        The largest measured count, whose step no larger count undercuts.
+    doubts : sequence of _Doubt
+        The counts that have to be measured again. If ``asked`` or ``smallest`` is among
+        them, the answer is open.
     """
     if factor is None:
         return None
@@ -1039,8 +1289,20 @@ def _wish(
         if count.measured and (count.gpus, count.nodes) in doubtful:
             reason = f"the measurement on {_gpus(count.gpus)} has to be repeated"
             return Wish(factor, asked.nodes, "open", reason)
-    lowest, highest = _likely_factors(asked)
-    likely = _likely_in_words(asked)
+    fastest_s, slowest_s = _likely_range_s(asked)
+    is_limited = False
+    if not asked.measured and asked.nodes > anchor.nodes:
+        # More nodes do not shorten a step.
+        fastest_on_anchor_s, _ = _likely_range_s(anchor)
+        is_limited = fastest_on_anchor_s > fastest_s
+        fastest_s = max(fastest_s, fastest_on_anchor_s)
+    # Each job on the smallest count may be the one that tells its usual step.
+    fastest_smallest_s, slowest_smallest_s = smallest.range_s
+    lowest = fastest_smallest_s / slowest_s
+    highest = slowest_smallest_s / fastest_s
+    likely = _likely_in_words(asked, smallest, lowest, highest)
+    if is_limited:
+        likely += f" (at most as measured on {_nodes(anchor.nodes)})"
     if lowest >= factor:
         return Wish(factor, asked.nodes, "yes", f"{likely} lies above it")
     if highest < factor:
@@ -1048,28 +1310,37 @@ def _wish(
     return Wish(factor, asked.nodes, "open", f"{likely} contains it")
 
 
-def _likely_factors(count: Count) -> Interval:
-    """Return the lowest and the highest scaling factor that a count may have."""
-    if count.scaling_factor_interval is not None:
-        return count.scaling_factor_interval
+def _likely_range_s(count: Count) -> Interval:
+    """Return the shortest and the longest step that a count may have, in seconds.
+
+    It is the interval of a predicted count and the range of several jobs. Without a second job,
+    another one may differ by `SINGLE_JOB_SHARE`.
+    """
+    if count.interval_s is not None:
+        return count.interval_s
     return (
-        count.scaling_factor / (1 + SINGLE_JOB_SHARE),
-        count.scaling_factor * (1 + SINGLE_JOB_SHARE),
+        count.step_s / (1 + SINGLE_JOB_SHARE),
+        count.step_s * (1 + SINGLE_JOB_SHARE),
     )
 
 
-def _likely_in_words(count: Count) -> str:
-    """Return what the result of `_likely_factors` is, as the subject of a sentence."""
-    if count.measured and count.jobs == 1:
+def _likely_in_words(
+    asked: Count, smallest: Count, lowest: float, highest: float
+) -> str:
+    """Return where the scaling factor of a count is likely to lie, as the subject of a sentence."""
+    if asked.measured and asked.jobs == 1 and smallest.jobs == 1:
         return (
-            f"what one job measured, {count.scaling_factor:.2f} with {SINGLE_JOB_SHARE:.0%} on "
+            f"what one job measured, {asked.scaling_factor:.2f} with {SINGLE_JOB_SHARE:.0%} on "
             "either side,"
         )
-    name = f"the {scaling.NOMINAL:.0%} interval"
-    if count.measured:
+    if asked.measured or smallest.jobs > 1:
         name = "the range of the jobs that measured it,"
-    lowest, highest = _likely_factors(count)
-    return f"{name} from {lowest:.2f} to {highest:.2f}"
+        if not asked.measured:
+            name = f"the nominal {scaling.NOMINAL:.0%} interval with the jobs on {_gpus(smallest.gpus)},"
+        return f"{name} from {lowest:.2f} to {highest:.2f}"
+    return (
+        f"the nominal {scaling.NOMINAL:.0%} interval from {lowest:.2f} to {highest:.2f}"
+    )
 
 
 def _advice(
@@ -1105,7 +1376,14 @@ def _advice(
             f"{asked.scaling_factor:.2f}"
         )
         findings.append(Finding("helps", (), text))
-    if not asked.measured:
+    if asked.interpolated:
+        text = (
+            f"measure next: one job on {_nodes(asked.nodes)} itself, which lies between measured "
+            "counts"
+        )
+        findings.append(Finding("measure", (), text))
+        findings.append(Finding("evidence", (), EVIDENCE_BETWEEN))
+    elif not asked.measured:
         anchor_jobs = _jobs_on(anchor, jobs)
         findings.append(
             _next_measurement(smallest, anchor, slowest_s, asked, anchor_jobs)
@@ -1168,20 +1446,70 @@ def _next_measurement(
             f"{2 * jobs.scatter:.0%}"
         )
         return Finding("measure", (), text)
-    # The count halfway in doublings is the cheapest one that is worth its job.
-    halfway = max(anchor.nodes + 1, round(math.sqrt(anchor.nodes * asked.nodes)))
-    if halfway >= asked.nodes:
-        text = f"measure next: one job on {_nodes(asked.nodes)}, as no count between would help"
-        return Finding("measure", (), text)
+    itself = f"measure next: one job on {_nodes(asked.nodes)}"
+    halfway = _halfway_nodes(anchor.nodes, asked.nodes)
+    if halfway is None:
+        return Finding("measure", (), f"{itself}, as no count between would help")
     # If that count measures what is predicted, it becomes the anchor.
     halfway_s = scaling.step_s(smallest.step_s, anchor.step_s, halfway / anchor.nodes)
     lower_s, upper_s = scaling.step_interval_s(
         smallest.step_s, halfway_s, asked.nodes / halfway, slowest_s
     )
-    share_now = width_s / 2 / asked.step_s
-    share_then = float(upper_s - lower_s) / 2 / asked.step_s
+    percent_now = round(100 * width_s / 2 / asked.step_s)
+    percent_then = round(100 * float(upper_s - lower_s) / 2 / asked.step_s)
+    if percent_then >= percent_now:
+        return Finding("measure", (), f"{itself}, as no count between would help")
     text = (
         f"measure next: one job on {_nodes(halfway)}: the interval on {_nodes(asked.nodes)} would narrow "
-        f"from \u00b1{share_now:.0%} to about \u00b1{share_then:.0%}"
+        f"from \u00b1{percent_now}% to about \u00b1{percent_then}%"
     )
     return Finding("measure", (), text)
+
+
+def _halfway_nodes(anchor_nodes: int, asked_nodes: int) -> int | None:
+    """Return the number of nodes halfway in doublings between two numbers.
+
+    The halfway count is the cheapest one that is worth its job. It has a power of 2 times the nodes of
+    the anchor, as users choose them. The result is None if no such number lies between the two.
+    """
+    doublings = math.log2(asked_nodes / anchor_nodes)
+    halfway = anchor_nodes * 2 ** max(1, round(doublings / 2))
+    return halfway if halfway < asked_nodes else None
+
+
+def _on_fixed_batch(
+    measured: Sequence[Count], doubts: Sequence[_Doubt], *, has_samples: bool
+) -> list[Finding]:
+    """Return a warning if steps get shorter with more GPUs, as with a fixed batch of all GPUs.
+
+    ``doubts`` are the counts that are clearly slower than a larger one. If the samples per GPU are
+    known to be equal, the batch is not fixed.
+    """
+    smallest = _smallest(measured)
+    anchor = _anchor(measured)
+    slow = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
+    is_shorter = anchor.step_s < (1 - LEAST_SCATTER) * smallest.step_s
+    if has_samples or not is_shorter or (smallest.gpus, smallest.nodes) not in slow:
+        return []
+    text = (
+        f"a step on {_gpus(anchor.gpus)} is shorter than on {_gpus(smallest.gpus)}, as with a fixed batch "
+        "of all GPUs, for which the prediction does not hold: check that each GPU has as many samples "
+        "on all counts, and give them in a column samples"
+    )
+    return [Finding("warning", (), text)]
+
+
+def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
+    """Return what a scaling factor above 1 means, if a count has one or its interval reaches it."""
+    highest = max(
+        max(count.scaling_factor, *(count.scaling_factor_interval or (0.0,)))
+        for count in counts
+    )
+    # Factors are printed with two decimals.
+    if highest < 1.005:
+        return []
+    text = (
+        "a scaling factor above 1 is a step shorter than on the smallest count. Steps differ by some "
+        "percent from job to job, so this is no gain"
+    )
+    return [Finding("factor", (), text)]

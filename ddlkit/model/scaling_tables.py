@@ -1,0 +1,319 @@
+"""Checks of the tables and numbers that a user gives to `ddlkit.scale`.
+
+The readers in `ddlkit.formats` check files. A user of the Python function may give any DataFrame,
+so each column that is used is checked here, and a wrong value is one line that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlkit.core.collective import find_collective
+from ddlkit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+
+def checked_nodes(nodes: Any) -> list[int]:
+    """Return the numbers of nodes to predict for, in ascending order and without repeats.
+
+    Parameters
+    ----------
+    nodes : int or sequence of int
+        What the user gives.
+
+    Returns
+    -------
+    list of int
+        The numbers.
+
+    Raises
+    ------
+    UserError
+        If one of them is no whole number of at least 1, or if there are none.
+
+    Examples
+    --------
+    >>> checked_nodes([16, 4, 4.0])
+    [4, 16]
+    """
+    # A text is a sequence, too, but its letters are no numbers of nodes.
+    given: list[Any] = [nodes]
+    if not isinstance(nodes, str):
+        given = list(np.atleast_1d(nodes))
+    for number in given:
+        if not _is_whole(number) or number < 1:
+            raise UserError(f"nodes: {number} is no whole number of at least 1")
+    if not given:
+        raise UserError("nodes: give at least one number of nodes")
+    return sorted({int(number) for number in given})
+
+
+def checked_wish(wish: Any) -> float | None:
+    """Return the wished scaling factor, None if there is none.
+
+    Parameters
+    ----------
+    wish : float or None
+        What the user gives.
+
+    Returns
+    -------
+    float or None
+        The factor.
+
+    Raises
+    ------
+    UserError
+        If the factor is no number between 0 and 1.
+    """
+    if wish is None:
+        return None
+    if not _is_number(wish) or not 0 < wish < 1:
+        raise UserError(f"wish is {wish}: give a scaling factor between 0 and 1")
+    return float(wish)
+
+
+def checked_kernel_steps(kernel_steps: Any) -> int:
+    """Return the number of steps in which traced kernels ran.
+
+    Parameters
+    ----------
+    kernel_steps : int
+        What the user gives.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    UserError
+        If it is no whole number of at least 1.
+    """
+    if not _is_whole(kernel_steps) or kernel_steps < 1:
+        raise UserError(
+            f"kernel_steps is {kernel_steps}: give a whole number of at least 1"
+        )
+    return int(kernel_steps)
+
+
+def checked_steps(steps: DataFrame) -> DataFrame:
+    """Return a copy of the step times with numbers where numbers belong.
+
+    Parameters
+    ----------
+    steps : DataFrame
+        The columns that `ddlkit.scale` takes.
+
+    Returns
+    -------
+    DataFrame
+        The same rows, numbered from 0. A part of a node counts as one node.
+
+    Raises
+    ------
+    UserError
+        If a column is missing, or for the first value that is wrong.
+    """
+    table = _checked_table(steps, "the steps", ("gpus", "nodes", "job", "step_s"))
+    if not len(table):
+        raise UserError("there are no steps: measure one GPU and several nodes")
+    whole = "a whole number of at least 1"
+    values = {
+        "gpus": _numbers(table["gpus"], "the steps", whole, least=1, is_whole=True),
+        "nodes": _numbers(
+            table["nodes"],
+            "the steps",
+            "a whole number, 0 for a part of a node",
+            least=0,
+            is_whole=True,
+        ),
+        "step_s": _numbers(table["step_s"], "the steps", "a time above zero"),
+    }
+    if "step" in table:
+        values["step"] = _numbers(
+            table["step"],
+            "the steps",
+            "the number of a step",
+            least=0,
+            is_whole=True,
+        )
+    if "samples" in table:
+        values["samples"] = _numbers(
+            table["samples"], "the steps", "a number of samples above zero"
+        )
+    _refuse_missing(table, "the steps", ("job", "nccl", "settings"))
+    table = table.assign(**values)
+    # A part of a node may be written as no node.
+    table = table.assign(nodes=table["nodes"].clip(lower=1))
+    has_empty_nodes = (table["gpus"] < table["nodes"]).to_numpy()
+    if has_empty_nodes.any():
+        row = table.iloc[int(np.argmax(has_empty_nodes))]
+        noun = "GPU" if row["gpus"] == 1 else "GPUs"
+        raise UserError(
+            f"job {row['job']} has {row['gpus']} {noun} on {row['nodes']} nodes, fewer than one "
+            "on each: correct the columns gpus and nodes"
+        )
+    return table
+
+
+def checked_times(collectives: DataFrame) -> DataFrame:
+    """Return a copy of the times of collectives with numbers where numbers belong.
+
+    Parameters
+    ----------
+    collectives : DataFrame
+        The columns of `ddlkit.formats.node_tables.COLUMNS`, of which ``nccl``, ``settings`` and
+        ``file`` may be missing.
+
+    Returns
+    -------
+    DataFrame
+        The same rows, numbered from 0.
+
+    Raises
+    ------
+    UserError
+        If a column is missing, or for the first value that is wrong.
+    """
+    what = "the times of collectives"
+    table = _checked_table(
+        collectives, what, ("collective", "nodes", "ranks", "bytes", "seconds")
+    )
+    if not len(table):
+        raise UserError(f"{what} are none: leave them out, or measure some")
+    _refuse_missing(table, what, ("collective", "nccl", "settings"))
+    for name in table["collective"].unique():
+        find_collective(name)  # raises UserError for a name that it does not know
+    whole = "a whole number of at least 1"
+    return table.assign(
+        nodes=_numbers(table["nodes"], what, whole, least=1, is_whole=True),
+        ranks=_numbers(table["ranks"], what, whole, least=1, is_whole=True),
+        bytes=_numbers(table["bytes"], what, "a size above zero"),
+        seconds=_numbers(table["seconds"], what, "a time above zero"),
+    )
+
+
+def checked_kernels(kernels: DataFrame) -> DataFrame:
+    """Return a copy of the sums of kernels, some of which are of NCCL.
+
+    Parameters
+    ----------
+    kernels : DataFrame
+        The columns ``collective`` ("" for a kernel that is not of NCCL) and ``total_s``.
+
+    Returns
+    -------
+    DataFrame
+        The same rows, numbered from 0.
+
+    Raises
+    ------
+    UserError
+        If a column is missing, for the first value that is wrong, or if no kernel is of NCCL.
+    """
+    what = "the sums of kernels"
+    table = _checked_table(kernels, what, ("collective", "total_s"))
+    _refuse_missing(table, what, ("collective",))
+    table = table.assign(
+        total_s=_numbers(table["total_s"], what, "a time of at least 0", least=0.0)
+    )
+    if not (table["collective"] != "").any():
+        raise UserError(
+            f"{what} have no kernel of NCCL, whose names begin with nccl: trace a training on "
+            "several nodes, with its collectives"
+        )
+    return table
+
+
+def _is_whole(number: Any) -> bool:
+    """Return whether a value is a whole number. NaN and texts are none."""
+    if not _is_number(number) or not np.isfinite(float(number)):
+        return False
+    return float(number) % 1 == 0
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a real number. A truth value is none."""
+    return isinstance(value, Real) and not isinstance(value, bool | np.bool_)
+
+
+def _checked_table(table: Any, what: str, columns: Sequence[str]) -> DataFrame:
+    """Return a copy of a table with rows numbered from 0, if it has some columns once each.
+
+    ``what`` is how an error calls the table.
+    """
+    import pandas as pd
+
+    if not isinstance(table, pd.DataFrame):
+        raise UserError(f"{what} are a {type(table).__name__}: give a DataFrame")
+    for column in columns:
+        if column not in table:
+            raise UserError(f"{what} have no column {column}: add it")
+    if not table.columns.is_unique:
+        raise UserError(f"{what} have two columns of one name: leave one out")
+    return table.reset_index(drop=True)
+
+
+def _numbers(
+    column: Series,
+    what: str,
+    required: str,
+    *,
+    least: float | None = None,
+    is_whole: bool = False,
+) -> Series:
+    """Return the numbers of a column, or raise UserError for the first that is wrong.
+
+    Parameters
+    ----------
+    column : Series
+        The values.
+    what : str
+        How an error calls the table.
+    required : str
+        What an error says that each value must be.
+    least : float, optional
+        The least number. By default all numbers above zero are taken.
+    is_whole : bool, optional
+        Whether only whole numbers are taken.
+    """
+    import pandas as pd
+
+    if column.dtype.kind in "iuf":
+        is_number = np.ones(len(column), bool)
+    else:
+        # A text is wrong even if it looks like a number.
+        is_number = column.map(_is_number).to_numpy(bool)
+    values = column.where(is_number).to_numpy(float, na_value=np.nan)
+    is_right = np.isfinite(values)
+    is_right &= values > 0 if least is None else values >= least
+    if is_whole:
+        is_right &= values % 1 == 0
+    if not is_right.all():
+        row = int(np.argmin(is_right))
+        raise UserError(
+            f"{what}: the column {column.name} has {column.iloc[row]!r} in row {row}: give {required}"
+        )
+    kind = np.int64 if is_whole else np.float64
+    return pd.Series(values.astype(kind), index=column.index)
+
+
+def _refuse_missing(table: DataFrame, what: str, columns: Sequence[str]) -> None:
+    """Raise UserError if a column of names, which the table may lack, has a missing value."""
+    for column in columns:
+        if column not in table:
+            continue
+        is_missing = table[column].isna().to_numpy()
+        if is_missing.any():
+            row = int(np.argmax(is_missing))
+            raise UserError(
+                f"{what}: the column {column} has no value in row {row}: give a text"
+            )
