@@ -277,7 +277,9 @@ def nccl_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> 
 
 
 def parts(collective: str, ranks: int) -> tuple[int, int]:
-    """Return the divisors that make a rank's input and output out of a message.
+    """Return into how many equal parts a message is split for a rank's input and output.
+
+    In an all-gather, for example, each rank puts in one part and gets all of them.
 
     Parameters
     ----------
@@ -300,7 +302,7 @@ def parts(collective: str, ranks: int) -> tuple[int, int]:
 
 
 def priced_bytes(n_bytes: ArrayLike, ranks: int, collective: str, fx: bool) -> Floats:
-    """Return at how many bytes a collective is priced by Eq 2 (pytorch Eq 3).
+    """Return the bytes of a collective for which Eq 2 is asked for a time (pytorch Eq 3).
 
     Parameters
     ----------
@@ -324,7 +326,10 @@ def priced_bytes(n_bytes: ArrayLike, ranks: int, collective: str, fx: bool) -> F
     Source: _inductor/comm_analysis.py, 2.13.0.
     """
     input_parts, output_parts = parts(collective, ranks)
-    return np.asarray(n_bytes, float) * (1 / input_parts + fx / output_parts)
+    counted_share = 1 / input_parts
+    if fx:
+        counted_share += 1 / output_parts
+    return np.asarray(n_bytes, float) * counted_share
 
 
 # -- Eqs 4 and 5: sizes that saturate a link -----------------------------------------
@@ -522,6 +527,10 @@ def roofline_s(
     Notes
     -----
     t = max(f/2 / (0.75 p), n / B)
+
+    The source takes 75% of the peak to be attainable. It halves f although p counts a
+    multiply-add as 2 as well, so that a large product seems to run at 1.5 times the peak
+    (errata, entry 7). The halving is kept as it is in the source.
 
     Source: utils/_runtime_estimation.py, 2.13.0.
     """

@@ -105,8 +105,8 @@ def input_alone(
         "input",
         f"alone-{here.device}",
         measure,
-        needs.INPUT_ALONE.seconds(budget),
-        ["inputs"],
+        estimate_s=needs.INPUT_ALONE.seconds(budget),
+        tables=["inputs"],
         folder="input",
     )
 
