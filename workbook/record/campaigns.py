@@ -648,7 +648,7 @@ class LabPoints:
         # Raises before a case that was not predicted is replayed in vain.
         predictions_hash = self._predicted_by()
         missing = self._missing()
-        # The distinct cases, in their order.
+        # The distinct cases in their order, which are the keys of the dictionary.
         cases = list(dict(missing))
         rounds = 1 + max(repeat for _, repeat in missing)
         # `replay` plays all rounds of all cases, except for iterations that are done.

@@ -291,11 +291,11 @@ def _planned_settings(
 ) -> training.TrainingSettings:
     """Return the settings of training under plans. The layers and messages must have been measured."""
     return training.TrainingSettings(
-        trained.network,
-        trained.batch,
-        trained.group_bytes(),
-        repeats,
-        iterations,
+        network=trained.network,
+        batch=trained.batch,
+        plans=trained.group_bytes(),
+        repeats=repeats,
+        iterations=iterations,
         profile_sha256=trained.profile.sha256,
         accumulate=trained.accumulate,
         predicted=trained.predicted_by(),
