@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(
 
 
 TOGETHER = {
-    "searches": "errata_osf figures_osf gate planners_osf verdicts",
+    "searches": "errata_osf figures_osf gate planners_osf site verdicts",
     "clusters": "clusters fit",
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""
@@ -183,9 +183,9 @@ def require_compiler() -> None:
         _missing("no g++ on the PATH")
 
 
-@pytest.fixture
-def start_browser(tmp_path: Path) -> Iterator[Callable[[], Any]]:
-    """Starts a headless Chromium that talks to nobody, and ends it."""
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A headless Chromium that talks to nobody, for all tests of a file: to start it takes a second."""
     browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
     browser, driver_path = (
         next(filter(None, browsers), ""),
@@ -208,15 +208,27 @@ def start_browser(tmp_path: Path) -> Iterator[Callable[[], Any]]:
     for name in (
         *plain.split(),
         "window-size=1200,1100",
-        f"user-data-dir={tmp_path}/profile",
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
     ):
         options.add_argument(f"--{name}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(
         options=options, service=webdriver.ChromeService(driver_path)
     )
-    yield lambda: driver
+    yield driver
     driver.quit()
+
+
+@pytest.fixture
+def fresh_browser(chromium: Any) -> Iterator[Any]:
+    """The Chromium as it was started: without a page, a size that was set, or what a page has stored."""
+    yield chromium
+    chromium.switch_to.default_content()
+    chromium.get("about:blank")
+    chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    stored = {"origin": "file://", "storageTypes": "all"}
+    chromium.execute_cdp_cmd("Storage.clearDataForOrigin", stored)
+    chromium.get_log("browser")
 
 
 @pytest.fixture

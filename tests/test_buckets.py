@@ -72,13 +72,12 @@ def test_the_page_opens_on_the_running_example() -> None:
 
 
 @pytest.fixture
-def browser(tmp_path: Path, start_browser: Any) -> Iterator[Any]:
+def browser(tmp_path: Path, fresh_browser: Any) -> Iterator[Any]:
     page = tmp_path / "alone.html"
     page.write_text(site.bucket_page(), encoding="utf-8")
-    driver = start_browser()
-    driver.get(page.as_uri() + "#toy")
-    yield driver
-    assert driver.get_log("browser") == []
+    fresh_browser.get(page.as_uri() + "#toy")
+    yield fresh_browser
+    assert fresh_browser.get_log("browser") == []
 
 
 def shown(driver: Any, name: str) -> str:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import few_sizes
 from ddlkit import cli, store
 from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
@@ -102,13 +103,14 @@ def test_the_script_of_a_slurm_job_is_no_rank() -> None:
 
 @pytest.mark.slow
 def test_two_agents_of_torchrun_measure_collectives_in_one_job(tmp_path: Path) -> None:
-    said = two_agents("measure", "collectives", "--minutes", "1s", "--out", tmp_path)
+    command = ("measure", "collectives", "--minutes", "1s", "--out", tmp_path)
+    said = two_agents(*command, module="few_sizes")
     path = tmp_path / "collectives-gloo-loopback-p2-n1.csv"
     assert [str(path) in each for each in said] == [True, False], "rank 0 alone saves"
     assert "gloo between 2 ranks on 1 node" in said[0] and "not NCCL" in said[0]
     rows = store.load_table(path, "collectives")
     assert set(rows["collective"]) == set(COLLECTIVES)
-    assert set(rows["bytes"]) == set(messages.SIZES)
+    assert set(rows["bytes"]) == set(few_sizes.SIZES)
     labels = rows[["backend", "link", "ranks", "nodes", "ranks_per_node", "clock"]]
     assert labels.drop_duplicates().to_numpy().tolist() == [
         ["gloo", "loopback", 2, 1, 2, "wall"]

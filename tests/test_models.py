@@ -343,7 +343,7 @@ def test_a_network_of_torchvision_needs_torchvision(
 # -- several ranks -------------------------------------------------------------------------------
 
 
-def two_agents(*what: object) -> list[str]:
+def two_agents(*what: object, module: str = "ddlkit") -> list[str]:
     """What two agents of torchrun, of one rank each, print of a command of ours that both end well."""
     where = [
         "--nnodes",
@@ -359,11 +359,11 @@ def two_agents(*what: object) -> list[str]:
         "torch.distributed.run",
         *where,
         "-m",
-        "ddlkit",
+        module,
         *map(str, what),
     ]
     common = {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Layer:
     multiply_adds: int
 
 
+@cache
 def layers(network: str) -> tuple[Layer, ...]:
     """Return the layers of a network in forward order.
 

@@ -202,21 +202,25 @@ class SettingSearch:
         LeftOut
             How the interval stands.
         """
-        value = self._value(name)
         holds = self._own(name)
         if not math.isnan(low):
-            holds = (value >= low) & (value <= high)
+            # Compared before it is broadcast, the quantity has fewer elements.
+            value = np.asarray(self.values[name])
+            holds = np.broadcast_to((value >= low) & (value <= high), self.grid.shape)
 
         others = self.count - self._own(name)
-        has_most_others = self.most_others(name)
+        # The places of few settings are found faster than a mask is applied to an array
+        # that is broadcast along many axes.
+        flat_places = np.flatnonzero(others == others.max())
+        most_others = np.unravel_index(flat_places, self.grid.shape)
         is_stated = name in [statement.name for statement in self.stated]
         return LeftOut(
-            values=np.unique(value[has_most_others]),
+            values=np.unique(self._value(name)[most_others]),
             others=len(self.stated) - is_stated,
             most=int(others.max()),
-            with_it=int(others[holds].max(initial=-1)),
-            settings=int(has_most_others.sum()),
-            share=float(holds[has_most_others].mean()),
+            with_it=int(others.max(where=holds, initial=-1)),
+            settings=len(flat_places),
+            share=float(holds[most_others].mean()),
             only=self._only_at(holds),
         )
 

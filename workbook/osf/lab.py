@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import pandas as pd
 
@@ -84,7 +84,7 @@ class Lab:
 
     # Fitting the costs takes longer than whatever asks for them.
     @classmethod
-    @lru_cache(maxsize=6)
+    @lru_cache(maxsize=8)
     def load(cls, campaign: str = LAB) -> Lab:
         """Return a campaign, or what the suite of a machine replayed.
 
@@ -135,13 +135,19 @@ class Lab:
         """Return what a rank of usual speed computes in a case."""
         return self.workloads[case.profile_sha256].scaled(case.dilation)
 
+    @cached_property
+    def _rounds_by_case(self) -> dict[str, pd.DataFrame]:
+        """Return what `rounds` does, by the key of the case."""
+        factors = self.runs["compute_s"] / self.runs["iteration_s"]
+        runs = self.runs.assign(factor=factors).set_index("repeat")
+        return dict(list(runs.groupby("case", sort=False)))
+
     def rounds(self, case: Case) -> pd.DataFrame:
         """Return the iterations of a case by their round.
 
         The column ``factor`` is the scaling factor of each iteration (osf Eq 1).
         """
-        runs = self.runs[self.runs["case"] == case.key].set_index("repeat")
-        return runs.assign(factor=runs["compute_s"] / runs["iteration_s"])
+        return self._rounds_by_case[case.key]
 
     def phases(self, case: Case, first: str = "ALLREDUCE") -> pd.DataFrame:
         """Return how long each phase took on rank 0, in seconds.

@@ -1,0 +1,14 @@
+"""Commands of ddlkit that measure two sizes of messages only, where a test is about the job around them."""
+
+from __future__ import annotations
+
+import sys
+
+from ddlkit import cli
+from ddlkit.measure import collectives
+
+SIZES = (1024, 1024**2)
+
+if __name__ == "__main__":
+    collectives.SIZES = SIZES
+    sys.exit(cli.main())
