@@ -113,6 +113,7 @@ def test_every_paper_is_cited_under_its_key() -> None:
     assert [reference["abbreviation"] for reference in references] == [*PAPERS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "checker", [["ruff", "check", "."], ["mypy"]], ids=["ruff", "mypy"]
 )

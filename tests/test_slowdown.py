@@ -254,7 +254,6 @@ def test_search_is_near_the_best_of_all_plans_under_contention() -> None:
     )
 
 
-@pytest.mark.alone
 def test_two_ranks_time_a_network_beside_their_messages(tmp_path: Path) -> None:
     settings = SlowdownSettings("lenet5", 64, SIZES, max_s=0.1, min_repeats=2)
     table = launch(slowdown_job, settings, ranks=2, place=Loopback(), out=tmp_path)[
