@@ -12,7 +12,7 @@ import yardstick
 
 from ddlkit.measure.networks import import_torchvision
 
-SMALL = {
+SMALL: dict[str, object] = {
     "DEVICE": "cpu",
     "REPEATS": 1,
     "SIDE": 64,
@@ -53,7 +53,7 @@ def look_at_yardstick() -> None:
     ) -> torch.Tensor:
         return empty(*shape, **options)
 
-    cuda = {
+    cuda: dict[str, object] = {
         "Event": Event,
         "_sleep": lambda cycles: None,
         "get_device_name": lambda: "a processor",
@@ -61,8 +61,8 @@ def look_at_yardstick() -> None:
         "synchronize": lambda: None,
     }
     with (
-        patch.multiple(yardstick, **SMALL),
-        patch.multiple(torch.cuda, **cuda),
+        patch.dict(vars(yardstick), SMALL),
+        patch.dict(vars(torch.cuda), cuda),
         patch.object(torch.cuda.nccl, "version", lambda: "none"),
         patch.object(torch, "empty", empty_unpinned),
         patch.object(dist, "init_process_group", join_gloo),
