@@ -16,7 +16,9 @@ tables=$scratch/$machine
 archive=$dir/recording.tgz
 
 pack_rest() { # packs what was measured after the last pack, if the process that measures was killed
-  if [[ -d $tables && $(find "$tables" -name '*.csv*' -newer "$archive") ]]; then
+  local unpacked=(-name '*.csv*')
+  [[ ! -e $archive ]] || unpacked+=(-newer "$archive")
+  if [[ -d $tables && $(find "$tables" "${unpacked[@]}") ]]; then
     run "$grace_s" -c '
 import sys
 from pathlib import Path
@@ -27,7 +29,7 @@ pack_into(Path(sys.argv[1]), Path(sys.argv[2]))
     echo "gpu_record: packed what was measured last"
   fi
 }
-# Without the archive, the tables are all there is, and they stay where they are.
-trap 'if pack_rest; then rm -rf -- "$scratch"; else echo "gpu_record: NOT PACKED: $tables"; fi' EXIT
+# If they cannot be packed, the tables stay where they are.
+trap 'if pack_rest; then rm -rf -- "$scratch"; else echo "gpu_record: NOT PACKED, but kept: $tables"; fi' EXIT
 
 run "$limit_s" -m workbook record gpu --budget 490s --out "$tables" --pack "$archive"
