@@ -575,15 +575,15 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
         compared.
     """
     anchor = result.anchor
-    # The measured count from which the predicted loss is counted.
-    base = result.base
     # A scaling factor is the step on the smallest measured placement over another step.
-    smallest_s = result.counts[0].step_s
+    smallest_s = result.smallest.step_s
     most_nodes = max(result.target.nodes, anchor.nodes)
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes
-    lower_s, upper_s = scaling.step_interval_s(base.step_s, anchor.step_s, ratio)
-    predicted_s = scaling.step_s(base.step_s, anchor.step_s, ratio)
+    lower_s, upper_s = scaling.step_interval_s(
+        smallest_s, anchor.step_s, ratio, result.slowest_s
+    )
+    predicted_s = scaling.step_s(smallest_s, anchor.step_s, ratio)
     curves = {
         "nodes": nodes,
         "gpus": nodes * (anchor.gpus / anchor.nodes),
@@ -622,7 +622,7 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
         color=style.color,
         alpha=0.18,
         linewidth=0,
-        label="nominal 90% interval",
+        label=f"nominal {result.interval_level:.0%} interval",
     )
     ax.plot(curves["gpus"], curves["predicted"], color=style.color, label="predicted")
     rivals = (
@@ -651,7 +651,7 @@ def _draw_messages_alone(ax: Axes, result: Scaling) -> None:
 
     The line has the counts for which this is known. Without any, there is no line.
     """
-    smallest_s = result.counts[0].step_s
+    smallest_s = result.smallest.step_s
     gpus = []
     factors = []
     for count in result.counts:

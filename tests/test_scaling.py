@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -25,6 +26,7 @@ from ddlkit.model.scaling import (
     COMMUNICATION_BOUND,
     HIDDEN_EVEN_ON_A_BAD_DAY,
     HIDDEN_ONLY_ON_A_QUIET_FABRIC,
+    Count,
     scale,
 )
 from workbook.validate.clusters import EXTERNAL
@@ -72,12 +74,9 @@ def test_more_nodes_never_shorten_a_step_and_the_interval_contains_it(
     lower_s, upper_s = scaling.step_interval_s(node_s, anchor_s, ratio)
     assert lower_s <= step_s <= upper_s
     later_s = scaling.step_s(node_s, anchor_s, ratio * further)
-    later_lower_s, later_upper_s = scaling.step_interval_s(
-        node_s, anchor_s, ratio * further
-    )
+    _, later_upper_s = scaling.step_interval_s(node_s, anchor_s, ratio * further)
     tolerance_s = 1e-12 * later_upper_s
     assert later_s >= step_s - tolerance_s
-    assert later_lower_s >= lower_s - tolerance_s
     assert later_upper_s >= upper_s - tolerance_s
 
 
@@ -98,12 +97,12 @@ def test_units_of_time_cancel(
 
 
 @given(SECONDS, st.floats(0.0, 1e-4), RATIOS)
-def test_a_small_loss_grows_as_a_power_of_the_nodes(
+def test_a_small_loss_grows_as_the_root_of_the_nodes(
     node_s: float, loss: float, ratio: float
 ) -> None:
     """The square of the law changes nothing to first order."""
     step_s = scaling.step_s(node_s, node_s * (1 + loss), ratio)
-    grown = loss * ratio**scaling.GROWTH
+    grown = loss * np.sqrt(ratio)
     assert step_s / node_s - 1 == pytest.approx(grown, rel=2e-3, abs=1e-13)
 
 
@@ -162,7 +161,7 @@ def test_a_ring_of_gathers_is_continued_exactly(
 
 def test_counts_that_obey_the_law_are_predicted_exactly() -> None:
     def step_s(nodes: int) -> float:
-        return float(np.sqrt(1 + 0.05 * nodes**scaling.GROWTH))
+        return float(np.sqrt(1 + 0.05 * np.sqrt(nodes)))
 
     counts = {(4, 1): 1.0} | {(4 * n, n): step_s(n) for n in (2, 8)}
     result = scale(table_of(counts), [16, 80])
@@ -191,17 +190,66 @@ def test_a_result_does_not_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "answer"), [(0.3, "yes"), (0.97, "no"), (0.8, "open")]
+    ("wish", "answer"), [(0.3, "yes"), (0.97, "no"), (0.6, "open")]
 )
 def test_a_wish_is_answered_only_by_the_whole_interval(
     wish: float, answer: str
 ) -> None:
-    result = scale(table_of(COUNTS), 64, wish=wish)
+    lossy = {(1, 1): 1.0, (4, 1): 1.2, (8, 2): 1.3, (32, 8): 1.5}
+    result = scale(table_of(lossy), 16, wish=wish)
     assert result.wish and result.wish.answer == answer
     interval = result.target.scaling_factor_interval
     assert interval is not None
     contains = interval[0] < wish <= interval[1]
     assert contains == (answer == "open")
+
+
+def test_a_wish_stays_open_while_what_decides_it_has_to_be_repeated() -> None:
+    """A slow smallest count makes each scaling factor too large."""
+    slow_smallest = {(1, 1): 1.3, (4, 1): 1.0, (8, 2): 1.02, (32, 8): 1.05}
+    answered = scale(table_of(slow_smallest | {(1, 1): 0.99}), 16, wish=0.6).wish
+    still_open = scale(table_of(slow_smallest), 16, wish=0.6).wish
+    assert answered and answered.answer == "yes"
+    assert still_open and still_open.answer == "open"
+
+
+@given(st.floats(1.0, 2.0), st.floats(1.0, 2.0))
+def test_a_slower_smaller_count_widens_the_interval_upwards(
+    slow_s: float, slower_s: float
+) -> None:
+    """The prediction starts from the anchor all the same."""
+
+    def target(middle_s: float) -> Count:
+        steps = {(1, 1): 0.9, (8, 2): middle_s, (32, 8): 1.1}
+        return scale(table_of(steps), 64).target
+
+    less_slow, slower = (target(times_s) for times_s in sorted((slow_s, slower_s)))
+    assert less_slow.interval_s and slower.interval_s
+    assert slower.step_s == less_slow.step_s
+    assert slower.interval_s[0] == less_slow.interval_s[0]
+    assert slower.interval_s[1] >= less_slow.interval_s[1]
+
+
+def test_a_single_job_decides_no_wish_that_is_near_to_it() -> None:
+    """Without a second job, another job may differ by a few percent."""
+    steps = table_of(COUNTS)
+    factor = 1 / COUNTS[32, 8]
+    for wish, answer in ((0.96, "yes"), (1.0, "open"), (1.05, "no")):
+        asked = scale(steps, 8, wish=wish * factor)
+        assert asked.wish and asked.wish.answer == answer
+
+
+def test_the_most_gpus_on_several_nodes_are_the_anchor() -> None:
+    """Many nodes with one GPU each are a smaller placement, and are said to differ."""
+    mixed = table_of(COUNTS | {(16, 16): 1.05})
+    result = scale(mixed, 64)
+    alike = scale(table_of(COUNTS), 64)
+    assert (result.anchor.gpus, result.anchor.nodes) == (32, 8)
+    assert result.target.step_s == alike.target.step_s
+    gpus = [count.gpus for count in result.counts]
+    assert gpus == sorted(gpus)
+    assert "placement" in {finding.what for finding in result.findings}
+    assert "placement" not in {finding.what for finding in alike.findings}
 
 
 def test_a_job_is_the_mean_of_its_steps_without_the_launch() -> None:
@@ -224,8 +272,15 @@ def test_a_job_is_the_mean_of_its_steps_without_the_launch() -> None:
 def test_samples_may_be_those_of_a_gpu_or_of_all() -> None:
     steps = table_of(COUNTS)
     target = scale(steps, 64).target
-    assert scale(steps.assign(samples=8), 64).target == target
-    assert scale(steps.assign(samples=8 * steps["gpus"]), 64).target == target
+    of_one = scale(steps.assign(samples=8), 64)
+    of_all = scale(steps.assign(samples=8 * steps["gpus"]), 64)
+    assert of_one.target == of_all.target == target
+    understood = [
+        [finding for finding in result.findings if finding.what == "samples"]
+        for result in (of_one, of_all)
+    ]
+    assert [len(findings) for findings in understood] == [1, 1]
+    assert understood[0] != understood[1]
 
 
 def test_steps_with_a_part_of_a_batch_are_left_out() -> None:
@@ -297,10 +352,17 @@ def test_what_cannot_be_predicted_is_refused_with_what_to_measure() -> None:
     refuse("identical to the digit", steps=table_of(under_two_counts))
     refuse("measure 9 nodes or more", nodes=81)
     refuse("as many samples per GPU", steps=table_of(COUNTS, samples=[8, 8, 8, 4]))
+    halved_s = {counts: 1 / counts[0] for counts in COUNTS}
+    refuse("fixed batch", steps=table_of(halved_s, samples=256))
+    versions = ["2.18.1", "2.18.1", "2.19.3+cuda12.3", "2.19.3"]
+    refuse("version of NCCL", steps=table_of(COUNTS, nccl=versions))
+    refuse("settings", steps=table_of(COUNTS, settings=["a", "a", "b", ""]))
     twice = pd.concat([table_of(COUNTS)] * 2).assign(step_s=1.23456789)
     twice["job"] = [f"j{number}" for number in range(len(twice))]
     refuse("identical to the digit", steps=twice)
     refuse("fixed batch", table_of({(1, 1): 1.0, (8, 2): 0.2}))
+    # Two nodes take little less than one, as with a fixed batch that scales badly.
+    refuse("fixed batch", table_of({(8, 1): 1.0, (16, 2): 0.7}, samples=256), 8)
     large = all_reduces(2, 4, 8, smallest=2**29)
     refuse("above the largest bucket", workload=WORKLOAD, collectives=large)
     refuse("above PyTorch's largest bucket", collectives=large)
@@ -312,6 +374,10 @@ def test_what_cannot_be_predicted_is_refused_with_what_to_measure() -> None:
     times = all_reduces(2, 4, 8).assign(nccl="2.19.3", settings="")
     other = table_of(COUNTS, nccl="2.18.1")
     refuse("version of NCCL", steps=other, collectives=times)
+    mixed = times.assign(nccl=np.where(times["nodes"] == 8, "2.18.1", "2.19.3"))
+    refuse("tables .* version of NCCL", collectives=mixed)
+    one_size = all_reduces(2, 4, 8).groupby("nodes").head(1)
+    refuse("several sizes", workload=WORKLOAD, collectives=one_size)
     ring = times.assign(settings="NCCL_ALGO=Ring")
     refuse("settings", steps=table_of(COUNTS, settings="none"), collectives=ring)
 
@@ -353,6 +419,14 @@ GOOD = "gpus,nodes,job,step_s\n1,1,a,1.0\n8,2,b,1.1\n"
         GOOD.replace("8,2", "0,2"),
         '{"gpus": 1}',
         "\0",
+        GOOD.replace("1.1", "inf"),
+        GOOD.replace("1.1", "1e300"),
+        GOOD.replace(",", ";"),
+        GOOD.replace("gpus", "GPUs").replace("step_s", "Step (s)"),
+        GOOD.replace("8,2", "7,2"),
+        GOOD.replace("job", "gpus"),
+        GOOD.replace(",b,", ",,"),
+        GOOD + "1,1,c,1.0,7\n",
     ],
 )
 def test_a_wrong_table_of_steps_is_one_line(
@@ -460,6 +534,20 @@ def test_sums_of_kernels_bound_what_messages_explain(tmp_path: Path) -> None:
             read_kernel_sums(path)
 
 
+@pytest.mark.parametrize("loss_s", [2.5e-6, 3e-3, 0.3, 30.0])
+def test_two_times_that_are_compared_have_one_unit_and_as_many_decimals(
+    loss_s: float,
+) -> None:
+    steps = table_of({(1, 1): 100 * loss_s, (8, 2): 101 * loss_s})
+    kernels = pd.DataFrame({"collective": ["all_reduce"], "total_s": [1.06 * loss_s]})
+    result = scale(steps, 4, kernels=kernels)
+    (text,) = [f.text for f in result.findings if "faster network" in f.text]
+    times = re.findall(r"\d+(?:\.(\d+))? (n?µ?m?s)\b", text)
+    assert len(times) == 2
+    (decimals, unit), (other_decimals, other_unit) = times
+    assert unit == other_unit and len(decimals) == len(other_decimals)
+
+
 # -- the command ---------------------------------------------------------------------
 
 
@@ -487,6 +575,7 @@ def test_the_command_and_the_function_say_the_same(
     )
     assert printed == json.loads(json.dumps(result.to_dict()))
     assert Path("out.png").read_bytes().startswith(b"\x89PNG")
+    assert printed["interval_level"] == scaling.NOMINAL
     keys = {"gpus", "nodes", "step_s", "interval_s", "scaling_factor", "measured"}
     assert all(keys <= {*count} for count in printed["counts"])
     assert cli.main(["scale", "--steps", "steps.csv", "--nodes", "64"]) == 0

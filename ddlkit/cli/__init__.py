@@ -56,7 +56,7 @@ class Program:
     name : str
         The word before each of its messages.
     called : str
-        What a user types in a shell to run it.
+        What a user types in a shell to run it, as in "python -m workbook".
     about : str
         What the program is for, in one sentence.
     commands : mapping of str to Command
@@ -163,7 +163,7 @@ def _prepare_process() -> None:
 
 
 def _refuse_dashes_as_value(words: Sequence[str]) -> None:
-    # argparse accepts "--option=--", as if it had no value.
+    """Raise UserError for "--option=--", which argparse takes for an option without a value."""
     for word in words:
         if word.startswith("--") and word.endswith("=--"):
             option = word.removesuffix("=--")
@@ -171,6 +171,7 @@ def _refuse_dashes_as_value(words: Sequence[str]) -> None:
 
 
 def _refuse_moved_command(words: Sequence[str], program: Program) -> None:
+    """Raise UserError, with the new command, for a command that a program had once."""
     if words and words[0] in program.moved:
         new_command = program.moved[words[0]]
         raise UserError(f"{words[0]} is now: {new_command}, in a clone of the project")
@@ -230,6 +231,7 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
     for name, value in options.items():
         words += _option_words(name, value, repeatable=_repeatable(words[0]))
     printed = io.StringIO()
+    # What the command prints on standard error is for a person, and is dropped.
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         arguments = _parse([*words, "--json"])
         arguments.run(arguments)
@@ -250,10 +252,13 @@ def _option_words(name: str, value: Any, repeatable: Collection[str]) -> list[st
     values = [str(value)]
     if isinstance(value, (list, tuple)):
         values = [str(item) for item in value]
+    if option not in repeatable:
+        return [option, *values]
     # An option such as --scale takes one value, and may be given several times.
-    if option in repeatable:
-        return [word for one_value in values for word in (option, one_value)]
-    return [option, *values]
+    words: list[str] = []
+    for one_value in values:
+        words += [option, one_value]
+    return words
 
 
 def _repeatable(command: str) -> set[str]:
@@ -307,6 +312,7 @@ def _interrupt(number: int, _: object) -> None:
     finaliser, and an extension may drop one that is raised in Python code that it calls.
     """
     timer = threading.Timer(REMIND_AFTER_S, os.kill, (os.getpid(), REMINDER))
+    # The timer must not keep the process alive until it has sent the reminder.
     timer.daemon = True
     timer.start()
     _reminders.append(timer)
@@ -325,8 +331,10 @@ class _Parser(argparse.ArgumentParser):
     """A parser that raises UserError for a wrong word, and names the help to read."""
 
     command = ""
+    """The name of the command that is parsed, "" for the words before a command."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise UserError in place of argparse's own message, of which this makes it."""
         # argparse writes "argument --plan: expected one argument", "argument --json:
         # ignored explicit argument 'yes'" for the word --json=yes, or "the following
         # arguments are required: --profile".
@@ -336,6 +344,7 @@ class _Parser(argparse.ArgumentParser):
             r"takes no value: leave =\1 out",
             problem,
         )
+        # The second part is the separator, which is empty if the message has none.
         _, is_required, names = problem.partition("arguments are required: ")
         if is_required:
             problem = f"{self.command or self.prog} needs {names}"
@@ -400,37 +409,51 @@ def _parser(
         # Error messages begin with the name of the command.
         subparser.command = name
         subparser.set_defaults(run=command.run, command=name)
-        # Arguments with the same heading share a group. Its heading would be printed again
-        # if it were added to the parser twice.
-        groups: dict[str, argparse._ArgumentGroup] = {}
-        for argument in command.arguments:
-            target: Any = subparser
-            if argument.group:
-                if argument.group not in groups:
-                    groups[argument.group] = subparser.add_argument_group(
-                        argument.group
-                    )
-                target = groups[argument.group]
-            options = dict(argument.options)
-            if not with_defaults:
-                options["default"] = argparse.SUPPRESS
-            target.add_argument(*argument.names, **options)
+        _add_arguments(subparser, command.arguments, with_defaults=with_defaults)
     return parser
+
+
+def _add_arguments(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[Argument],
+    *,
+    with_defaults: bool,
+) -> None:
+    """Add the arguments of a command to its parser, under their headings."""
+    # Arguments with the same heading share a group. Its heading would be printed again if
+    # it were added to the parser twice.
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for argument in arguments:
+        parser_or_group: Any = parser
+        if argument.group:
+            if argument.group not in groups:
+                groups[argument.group] = parser.add_argument_group(argument.group)
+            parser_or_group = groups[argument.group]
+        options = dict(argument.options)
+        if not with_defaults:
+            # The namespace then lacks an argument that is not given.
+            options["default"] = argparse.SUPPRESS
+        parser_or_group.add_argument(*argument.names, **options)
 
 
 def _usage(called: str, command: Command) -> str:
     """Return a line with the arguments that a command requires, for the head of its help."""
     words = [_usage_word(argument) for argument in command.arguments]
-    usage = " ".join([called, *filter(None, words), "[options]"])
+    required_words = [word for word in words if word]
+    usage = " ".join([called, *required_words, "[options]"])
     # argparse formats this text by the operator %.
     return usage.replace("%", "%%")
 
 
 def _usage_word(argument: Argument) -> str:
-    """Return what must be written for an argument, "" if it may be left out."""
+    """Return how an argument stands in the usage, "" for an option that may be left out.
+
+    A positional argument that may be left out stands in brackets.
+    """
     name = argument.names[0]
     metavar = argument.options.get("metavar") or name.lstrip("-").upper()
-    if not name.startswith("-"):
+    is_positional = not name.startswith("-")
+    if is_positional:
         return f"[{metavar}]" if argument.options.get("nargs") == "?" else metavar
     return f"{name} {metavar}" if argument.options.get("required") else ""
 

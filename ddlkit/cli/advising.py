@@ -61,8 +61,11 @@ FILE.py returns. {MODEL_FUNCTION} Under torchrun or srun the ranks are their
 processes; otherwise --ranks processes of this machine, 2 by default."""
 
 
-def _with_model(argument: Argument) -> Argument:
-    """Return an option of a prediction. The help of --ranks also explains it with --model."""
+def _explained_with_model(argument: Argument) -> Argument:
+    """Return an option of a prediction, whose help also says what it does with --model.
+
+    Only --ranks means something else there. Any other option is returned as it is.
+    """
     if argument.names != RANKS.names:
         return argument
     text = (
@@ -72,8 +75,12 @@ def _with_model(argument: Argument) -> Argument:
     return argument._replace(options={**argument.options, "help": text})
 
 
-def _comparing(argument: Argument) -> Argument:
-    """Return an option of sharded training, of which --units takes several ways here."""
+def _with_several_units(argument: Argument) -> Argument:
+    """Return an option of sharded training, whose help says what it does in advise.
+
+    Only --units differs, which takes several ways to make units here, and one in predict.
+    Any other option is returned as it is.
+    """
     if argument.names != ("--units",):
         return argument
     sizes = ", ".join(size.removeprefix("size:") for size in UNIT_SIZES)
@@ -86,8 +93,10 @@ def _comparing(argument: Argument) -> Argument:
 
 
 # Units are compared both resharded and kept whole, so that --no-reshard has no effect.
-_SHARDED_WAYS = tuple(
-    _comparing(argument) for argument in SHARDED if argument.names != ("--no-reshard",)
+_SHARDED_OPTIONS = tuple(
+    _with_several_units(argument)
+    for argument in SHARDED
+    if argument.names != ("--no-reshard",)
 )
 
 
@@ -140,8 +149,8 @@ _SHARDED_WAYS = tuple(
         ),
         JSON,
     ),
-    *map(_with_model, OPTIONAL_INPUTS),
-    *_SHARDED_WAYS,
+    *map(_explained_with_model, OPTIONAL_INPUTS),
+    *_SHARDED_OPTIONS,
     LEVEL._replace(
         options={
             **LEVEL.options,
@@ -159,20 +168,7 @@ def advise(arguments: argparse.Namespace) -> None:
         _refuse_options_of_measuring(arguments)
         _print_units_fastest_first(arguments)
         return
-    if arguments.model and arguments.profile:
-        raise UserError(
-            "give --model, whose training is measured, or --profile with tables, and "
-            "not both"
-        )
-    if not (arguments.model or arguments.profile):
-        raise UserError(
-            "give --model, whose training is measured, or --profile and --collectives"
-        )
-    if arguments.model:
-        _refuse_options_of_tables(arguments)
-    else:
-        _refuse_options_of_measuring(arguments)
-    refuse_given(arguments, ["level"], "has an effect with --strategy fsdp only")
+    _refuse_wrong_combination(arguments)
     _refuse_impossible_page(arguments.html)
     if arguments.model:
         result, advice = _advice_by_measuring(arguments)
@@ -200,6 +196,27 @@ def advise(arguments: argparse.Namespace) -> None:
             facts=result["origin"],
             name_of_best=in_words(result["best"]),
         )
+
+
+def _refuse_wrong_combination(arguments: argparse.Namespace) -> None:
+    """Raise UserError unless the options ask for one advice on buckets.
+
+    The advice is on a model that is measured, or on tables. Each has options of its own.
+    """
+    if arguments.model and arguments.profile:
+        raise UserError(
+            "give --model, whose training is measured, or --profile with tables, and "
+            "not both"
+        )
+    if not (arguments.model or arguments.profile):
+        raise UserError(
+            "give --model, whose training is measured, or --profile and --collectives"
+        )
+    if arguments.model:
+        _refuse_options_of_tables(arguments)
+    else:
+        _refuse_options_of_measuring(arguments)
+    refuse_given(arguments, ["level"], "has an effect with --strategy fsdp only")
 
 
 def _refuse_impossible_page(path: Path | None) -> None:
@@ -266,23 +283,25 @@ def origin() -> dict[str, str]:
     """
     from ddlkit.store import machine
 
-    here = machine.describe()
-    parts = [
-        f"{here['cpu']['cores']} cores of {here['cpu']['model']}",
-        *(gpu["model"] for gpu in here["gpus"]),
-        units.format_bytes(here["memory_bytes"]) + " of memory",
-        here["os"],
+    description = machine.describe()
+    cpu = description["cpu"]
+    hardware_and_system = [
+        f"{cpu['cores']} cores of {cpu['model']}",
+        *(gpu["model"] for gpu in description["gpus"]),
+        units.format_bytes(description["memory_bytes"]) + " of memory",
+        description["os"],
     ]
     versions = {"ddlkit": machine.installed("ddlkit"), **machine.versions()}
-    present = [
+    # "none" stands for software that is not installed.
+    installed = [
         f"{name} {version}" for name, version in versions.items() if version != "none"
     ]
     now = datetime.datetime.now(datetime.UTC)
     return {
         "date": f"{now:%Y-%m-%d %H:%M} UTC",
         "command": shlex.join(["ddlkit", *sys.argv[1:]]),
-        "machine": ", ".join(parts),
-        "versions": ", ".join(present),
+        "machine": ", ".join(hardware_and_system),
+        "versions": ", ".join(installed),
     }
 
 
@@ -374,10 +393,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
         ranks = ranks_of_launcher
     else:
         ranks = ranks_to_start(arguments.ranks, default=2)
-    from ddlkit.jobs.machines import shared_facts
-    from ddlkit.jobs.rank import joined, layout
-    from ddlkit.measure.advise import MEETING_S, AdviseSettings, advise_job
-    from ddlkit.measure.cluster import link_of
+    from ddlkit.measure.advise import AdviseSettings
     from ddlkit.measure.given import check
 
     settings = AdviseSettings(
@@ -390,12 +406,9 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     refuse_impossible_outputs(out)
     try:
         if ranks_of_launcher > 1:
-            # MEETING_S is how long ranks wait until all of them have built the model.
-            with joined(MEETING_S) as me, only_command_in(out, me):
-                shared_facts(me)  # refuses a mix of machines
-                link = link_of(me, layout())
-                advise_job.run(replace(me, out=out, link=link), settings)
-            if me.rank != 0:
+            is_first = _measure_as_rank(settings, out)
+            # Only rank 0 has the tables.
+            if not is_first:
                 return {}, None
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
         # Ranks take a while to start. A mistake in the model is found here before that.
@@ -405,6 +418,24 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"what was measured is kept in {out}") from None
+
+
+def _measure_as_rank(settings: Any, out: Path) -> bool:
+    """Run `advise_job` as one of the ranks of torchrun or srun, and return whether as rank 0.
+
+    Rank 0 writes the tables of the job into ``out``.
+    """
+    from ddlkit.jobs.machines import shared_facts
+    from ddlkit.jobs.rank import joined, layout
+    from ddlkit.measure.advise import MEETING_S, advise_job
+    from ddlkit.measure.cluster import link_of
+
+    # MEETING_S is how long ranks wait until all of them have built the model.
+    with joined(MEETING_S) as me, only_command_in(out, me):
+        shared_facts(me)  # refuses a mix of machines
+        link = link_of(me, layout())
+        advise_job.run(replace(me, out=out, link=link), settings)
+    return me.rank == 0
 
 
 def _measuring_times_s(arguments: argparse.Namespace) -> tuple[float, float]:
@@ -479,8 +510,7 @@ def _result_and_advice(
     """Return the result to print and the `Advice`, both read from the tables in ``out``.
 
     ``tried`` says whether this command has tried the plans. If not, ``out`` may have the
-    trial of an earlier command, which is not used. "why_wide" in the result has reasons
-    for a wide interval of the predicted gain and of the measured gain.
+    trial of an earlier command, which is not used.
     """
     from ddlkit import store
     from ddlkit.measure.advise import read_advice
@@ -503,8 +533,18 @@ def _result_and_advice(
         result = {**facts, **advice.to_dict(), "decided_by": "prediction"}
         result["why_wide"] = {"predicted": reasons_of_prediction(result, messages)}
         return result, advice
-
     trials = store.load_table(trials_path, "trials")
+    return {**facts, **_result_of_trial(advice, trials, messages)}, advice
+
+
+def _result_of_trial(
+    advice: Any, trials: DataFrame, messages: DataFrame
+) -> dict[str, Any]:
+    """Return an advice that a trial decides, with the predicted and the measured gain.
+
+    "why_wide" in the result has reasons for a wide interval of each of the two gains.
+    ``trials`` and ``messages`` are the tables ``trials`` and ``collectives``.
+    """
     # Each repeat in the table is a round of the trial, in which every plan (called policy)
     # trains for some iterations. `rounds` has a row for each round, a column for each
     # plan, and in each cell the median iteration in seconds.
@@ -514,8 +554,7 @@ def _result_and_advice(
     # Each plan trains for equally many iterations in each round. The table has a row for
     # each iteration.
     iterations = len(trials) // rounds.size
-    result = {
-        **facts,
+    result: dict[str, Any] = {
         **advice.to_dict(rounds=len(rounds), iterations_per_round=iterations),
         "decided_by": "trial",
         "rounds": len(rounds),
@@ -527,7 +566,7 @@ def _result_and_advice(
         "predicted": reasons_of_prediction(result, messages),
         "measured": reasons_of_trial(result, rounds),
     }
-    return result, advice
+    return result
 
 
 def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
@@ -549,6 +588,7 @@ def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
     best = result["best"]
     result["predicted_advice"] = result["advice"]
     supported = False
+    # The best plan is not in the trial if DDP made other buckets than the plan has.
     if best in gains and best != DEFAULT:
         measured = gains[best]
         supported = is_supported(measured)
@@ -578,14 +618,15 @@ def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
     for plan, key in ((DEFAULT, "default_plan"), (result["best"], "best_plan")):
         if plan not in rounds:
             continue
+        summary = result[key]
         seconds = rounds[plan].to_numpy()
         measured_s = float(rounds[plan].median())
-        lower_s, upper_s = result[key]["interval_s"]
-        result[key]["measured_iteration_s"] = measured_s
-        result[key]["measured_interval_s"] = list(median_interval(seconds))
+        lower_s, upper_s = summary["interval_s"]
+        summary["measured_iteration_s"] = measured_s
+        summary["measured_interval_s"] = list(median_interval(seconds))
         # The predicted interval is for single iterations, which scatter more than their
         # median. A median outside of it contradicts the prediction.
-        result[key]["disagrees"] = not lower_s <= measured_s <= upper_s
+        summary["disagrees"] = not lower_s <= measured_s <= upper_s
 
 
 # ---------------------------------------------------------------- why an interval is wide
@@ -715,6 +756,7 @@ def snippet(advice: Any, chosen: str) -> str:
         return f"DistributedDataParallel(model, bucket_cap_mb={cap_mib:g})"
     from ddlkit.formats.export import bucket_caps_mb
 
+    # Any other plan is a list of buckets.
     caps = bucket_caps_mb(advice.options[chosen].iteration.group_bytes)
     return f"DistributedDataParallel(model, bucket_cap_mb_list={caps})"
 
@@ -805,24 +847,37 @@ def screen(result: dict[str, Any]) -> list[str]:
     if best != "ddp":
         name = f"predicted best: {in_words(best)}"
         lines += _plan_lines(name, result["best_plan"], scatter_only=scatter_only)
-        lines.append(
-            _line("predicted gain", _gain(result["gain"], result["gain_interval"]))
-        )
+        predicted = _gain_with_interval(result["gain"], result["gain_interval"])
+        lines.append(_line("predicted gain", predicted))
         lines += _reason_lines(result["why_wide"].get("predicted", []))
     if "measured_gain" in result:
-        measured = _gain(result["measured_gain"], result["measured_interval"])
-        measured += f", {result['rounds']} rounds: {result['trial']}"
-        if result["disagrees"]:
-            measured += "; outside of the predicted interval"
-        lines.append(_line("measured gain", measured))
-        lines += _reason_lines(result["why_wide"].get("measured", []))
+        lines += _measured_gain_lines(result)
     measured_best = result.get("measured_best", best)
     if measured_best != best:
         lines.append(_line("fastest in the trial", in_words(measured_best)))
     # This line is about all predicted intervals in the lines above.
     if causes_included:
         lines.append(_line("intervals hold only", causes_included))
-    lines.append(_line("limited by", result["limited_by"]))
+    lines += _limit_lines(result)
+    lines += ["", result["snippet"]]
+    if "bucket_cap_mb_list" in result["snippet"]:
+        lines.append(LIST_REMARK)
+    return lines
+
+
+def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return the gain of the best plan in the trial in lines, and why it is uncertain."""
+    measured = _gain_with_interval(result["measured_gain"], result["measured_interval"])
+    measured += f", {result['rounds']} rounds: {result['trial']}"
+    if result["disagrees"]:
+        measured += "; outside of the predicted interval"
+    reasons = result["why_wide"].get("measured", [])
+    return [_line("measured gain", measured), *_reason_lines(reasons)]
+
+
+def _limit_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return in lines what limits the training, what would help, and what to measure."""
+    lines = [_line("limited by", result["limited_by"])]
     name = "an iteration would be"
     for remedy, gain in result["shorter_by"].items():
         change = "longer" if gain < 0 else "shorter"
@@ -832,13 +887,11 @@ def screen(result: dict[str, Any]) -> list[str]:
     next_bytes = result["measure_next_bytes"]
     if next_bytes:
         lines.append(_line("measure this size next", units.format_bytes(next_bytes)))
-    lines += ["", result["snippet"]]
-    if "bucket_cap_mb_list" in result["snippet"]:
-        lines.append(LIST_REMARK)
     return lines
 
 
 def _reason_lines(reasons: Sequence[str]) -> list[str]:
+    """Return a line for each reason why the interval in the line above is wide."""
     return [_line("", f"wide because {reason}") for reason in reasons]
 
 
@@ -863,6 +916,7 @@ NAME_COLUMNS = 28
 
 
 def _line(name: str, text: str) -> str:
+    """Return a line with a name at its left, as wide as the names of all lines."""
     return f"{name:<{NAME_COLUMNS}} {text}"
 
 
@@ -873,7 +927,8 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, scatter_only: bool) -> li
     With ``scatter_only``, the predicted interval includes only the scatter of messages.
     Otherwise it is a 95% interval.
     """
-    predicted = f"{_seconds(plan['iteration_s'], plan['interval_s'])} an iteration"
+    iteration = _seconds_with_interval(plan["iteration_s"], plan["interval_s"])
+    predicted = f"{iteration} an iteration"
     if scatter_only:
         # The interval may be so narrow that both ends are rounded to the same number, as if
         # the prediction were certain. So the distances of the ends are printed instead.
@@ -888,7 +943,7 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, scatter_only: bool) -> li
     lines = []
     if "measured_iteration_s" in plan:
         measured_s = plan["measured_iteration_s"]
-        measured = _seconds(measured_s, plan["measured_interval_s"])
+        measured = _seconds_with_interval(measured_s, plan["measured_interval_s"])
         times += f", measured {measured}"
         if plan["disagrees"]:
             ratio = measured_s / plan["iteration_s"]
@@ -910,11 +965,13 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, scatter_only: bool) -> li
     return [_line(name, times), *lines, _line("", parts)]
 
 
-def _seconds(seconds: float, interval_s: Sequence[float]) -> str:
+def _seconds_with_interval(seconds: float, interval_s: Sequence[float]) -> str:
+    """Return a time and its interval, as in "20 ms (18 ms to 23 ms)"."""
     lower, upper = map(units.format_seconds, interval_s)
     return f"{units.format_seconds(seconds)} ({lower} to {upper})"
 
 
-def _gain(share: float, interval: Sequence[float]) -> str:
+def _gain_with_interval(gain: float, interval: Sequence[float]) -> str:
+    """Return a gain and its interval, as in "+4.0% (+2.5% to +5.5%)"."""
     lower, upper = interval
-    return f"{share:+.1%} ({lower:+.1%} to {upper:+.1%})"
+    return f"{gain:+.1%} ({lower:+.1%} to {upper:+.1%})"

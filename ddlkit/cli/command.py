@@ -90,7 +90,11 @@ def group(heading: str, *arguments: Argument) -> tuple[Argument, ...]:
 
 
 def parsed_by(parse: Callable[[str], Value]) -> Callable[[str], Value]:
-    """Return a parser whose UserError argparse reports together with the name of the option."""
+    """Return a function that parses an argument, for the keyword ``type`` of argparse.
+
+    A UserError of ``parse`` becomes the exception that argparse reports together with the
+    name of the option.
+    """
 
     def parse_argument(text: str) -> Value:
         try:
@@ -290,6 +294,7 @@ def _readable(value: Any) -> str:
     if isinstance(value, dict):
         items = [f"{name} {_readable(inner)}" for name, inner in value.items()]
         return ", ".join(items)
+    # Only a list or a tuple of numbers is left.
     if len(value) > MOST_LISTED:
         lowest = _readable(min(value))
         highest = _readable(max(value))
@@ -436,8 +441,10 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
         if me is not None:
             from ddlkit.jobs.rank import agree_all
 
-            # A rank that left alone would let all others wait for it.
-            if not agree_all(refusal is None) and refusal is None:
+            # All ranks ask together whether rank 0 has the lock. If rank 0 left alone, all
+            # others would wait for it.
+            is_locked = agree_all(refusal is None)
+            if not is_locked and me.rank != 0:
                 refusal = UserError(f"--out {out}: rank 0 could not lock it")
         if refusal:
             raise refusal
@@ -513,7 +520,12 @@ def measure(arguments: argparse.Namespace) -> None:
     if n_started > 1:
         _measure_in_job(arguments, n_started)
         return
-    for name in _OF_A_JOB:
+    _measure_here(arguments)
+
+
+def _measure_here(arguments: argparse.Namespace) -> None:
+    """Measure parts in a session of this machine, which starts its own ranks."""
+    for name in _OPTIONS_OF_A_JOB:
         if getattr(arguments, name) is not None:
             raise UserError(
                 f"--{name} has an effect under torchrun or srun only: leave it out"
@@ -558,8 +570,8 @@ def measure(arguments: argparse.Namespace) -> None:
     print(directory)
 
 
-_OF_A_JOB = ("minutes", "link")
-"""Options that only a job of torchrun or srun takes."""
+_OPTIONS_OF_A_JOB = ("minutes", "link")
+"""Options that have an effect only if torchrun or srun started the ranks."""
 
 
 def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
@@ -583,16 +595,17 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
     from ddlkit.jobs.rank import joined
     from ddlkit.measure import cluster
 
-    asked = cluster.MINUTES if arguments.minutes is None else arguments.minutes
-    if not 0 < asked < math.inf:
-        raise UserError(f"--minutes {asked:g}: give a finite time above zero")
+    time_min = cluster.MINUTES if arguments.minutes is None else arguments.minutes
+    if not 0 < time_min < math.inf:
+        raise UserError(f"--minutes {time_min:g}: give a finite time above zero")
     out = arguments.out or Path("measured")
     with (
         interrupt_says_kept(),
         joined(cluster.MEETING_S) as me,
         only_command_in(out, me),
     ):
-        path = cluster.measure_collectives(me, out, asked, arguments.link or "")
+        path = cluster.measure_collectives(me, out, time_min, arguments.link or "")
+    # Only rank 0 has the table.
     if me.rank == 0:
         print(path)
 
@@ -628,6 +641,7 @@ def refuse_unwritable(option: str, path: Path, directory: Path) -> None:
     UserError
         If the operating system refuses.
     """
+    # A directory that does not exist is made in the first of its parents that exists.
     parents = [directory, *directory.absolute().parents]
     existing = next(parent for parent in parents if parent.exists())
     try:
@@ -724,12 +738,12 @@ def lab_rate(text: str | None) -> tuple[float, float]:
         raise UserError(f"--lab {text}: {error}") from None
 
 
-def ranks_to_start(asked: int | None, default: int) -> int:
+def ranks_to_start(ranks: int | None, default: int) -> int:
     """Return how many ranks to start on this machine, or raise UserError.
 
     Parameters
     ----------
-    asked : int or None
+    ranks : int or None
         The value of --ranks.
     default : int
         What is returned if --ranks is not given. It may be 0 if the caller lets another
@@ -740,18 +754,18 @@ def ranks_to_start(asked: int | None, default: int) -> int:
     int
         The number of ranks.
     """
-    if asked is None:
+    if ranks is None:
         return default
-    if asked < 2:
+    if ranks < 2:
         raise UserError(
-            f"--ranks {asked}: one rank alone sends nothing: use at least 2"
+            f"--ranks {ranks}: one rank alone sends nothing: use at least 2"
         )
-    if asked > MOST_RANKS:
+    if ranks > MOST_RANKS:
         raise UserError(
-            f"--ranks {asked}: each is a process of this machine: use at most "
+            f"--ranks {ranks}: each is a process of this machine: use at most "
             f"{MOST_RANKS}, or run ddlkit advise --model under torchrun on several nodes"
         )
-    return asked
+    return ranks
 
 
 def require_lab(text: str | None) -> None:
@@ -768,8 +782,10 @@ def require_lab(text: str | None) -> None:
 
 def require_model_file(spec: str) -> None:
     """Raise UserError if --model names a function of a file that does not exist."""
+    # A network of torchvision, such as torchvision:resnet50, has no file.
     file, separator, _ = spec.rpartition(":")
-    if separator and file.endswith(".py") and not Path(file).is_file():
+    names_a_file = separator and file.endswith(".py")
+    if names_a_file and not Path(file).is_file():
         raise UserError(f"--model {spec}: there is no file {file}")
 
 
@@ -805,8 +821,9 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
         "dry_run",
         "pack",
         "ignore_load",
-        *_OF_A_JOB,
+        *_OPTIONS_OF_A_JOB,
     ):
+        # An option that is not given is None or False.
         if getattr(arguments, name):
             raise UserError(
                 f"{option_of(name)} has no effect with --model, which measures one model "
@@ -843,9 +860,9 @@ def machine(arguments: argparse.Namespace) -> None:
     description = {**describe(), **versions()}
     cpu = description["cpu"]
     if arguments.json:
-        # In stamps of tables, 0 stands for no quota.
-        of_cpu = {**cpu, "quota_cores": cpu["quota_cores"] or None}
-        show({**description, "cpu": of_cpu}, as_json=True)
+        # A stamp of a table has 0 for no quota. In the printed JSON it becomes null.
+        printed_cpu = {**cpu, "quota_cores": cpu["quota_cores"] or None}
+        show({**description, "cpu": printed_cpu}, as_json=True)
         return
     cores = count_of(cpu["cores"], "core")
     quota = "no quota of a container"
@@ -923,43 +940,67 @@ lab, clean removes what is left of labs whose process has ended."""
 )
 def lab(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit lab``."""
-    from ddlkit.lab import network
-
     _refuse_options_of_other_actions(arguments)
     if arguments.action == "up":
-        shape = _lab_shape(arguments)
-        # A persistent lab stays when this command ends.
-        new_lab = network.Lab(shape, arguments.label, persistent=True).up()
-        namespaces = " ".join(new_lab.namespaces)
-        ranks = count_of(new_lab.ranks, "rank")
-        print(f"{new_lab.label}: {ranks} over {new_lab.name}; namespaces {namespaces}")
+        _make_lab(arguments)
     elif arguments.action == "status":
-        rows = network.status()
-        for row in rows:
-            state = "up" if row["alive"] else "dead: run ddlkit lab clean"
-            ranks = "an unknown number of ranks"
-            if row["ranks"]:
-                ranks = count_of(row["ranks"], "rank")
-            print(
-                f"{row['label']}: {ranks} over {row['link']}, {row['owner']}, {state}"
-            )
-        if not rows:
-            print("no labs are up")
+        _print_labs()
     elif arguments.action == "down":
-        labels = [row["label"] for row in network.status()]
-        if arguments.label:
-            labels = [arguments.label]
-        for label in labels:
-            network.attach(label).down()
-            print(f"{label}: down")
-        if not labels:
-            print("no labs are up")
+        _remove_labs(arguments.label)
     else:
-        removed = network.clean()
-        for label in removed:
-            print(f"{label}: removed")
-        if not removed:
-            print("nothing is left of labs whose process has ended")
+        _clean_labs()
+
+
+def _make_lab(arguments: argparse.Namespace) -> None:
+    """Make the lab that the arguments of ``lab up`` describe, and print what it has."""
+    from ddlkit.lab import network
+
+    shape = _lab_shape(arguments)
+    # A persistent lab stays when this command ends.
+    new_lab = network.Lab(shape, arguments.label, persistent=True).up()
+    namespaces = " ".join(new_lab.namespaces)
+    ranks = count_of(new_lab.ranks, "rank")
+    print(f"{new_lab.label}: {ranks} over {new_lab.name}; namespaces {namespaces}")
+
+
+def _print_labs() -> None:
+    """Print a line for each lab of this machine: its ranks, link, owner and state."""
+    from ddlkit.lab import network
+
+    rows = network.status()
+    for row in rows:
+        state = "up" if row["alive"] else "dead: run ddlkit lab clean"
+        ranks = "an unknown number of ranks"
+        if row["ranks"]:
+            ranks = count_of(row["ranks"], "rank")
+        print(f"{row['label']}: {ranks} over {row['link']}, {row['owner']}, {state}")
+    if not rows:
+        print("no labs are up")
+
+
+def _remove_labs(label: str) -> None:
+    """Remove the lab of a label, or all labs if the label is empty."""
+    from ddlkit.lab import network
+
+    labels = [row["label"] for row in network.status()]
+    if label:
+        labels = [label]
+    for label_to_remove in labels:
+        network.attach(label_to_remove).down()
+        print(f"{label_to_remove}: down")
+    if not labels:
+        print("no labs are up")
+
+
+def _clean_labs() -> None:
+    """Remove what is left of labs whose process has ended, and print their labels."""
+    from ddlkit.lab import network
+
+    labels = network.clean()
+    for label in labels:
+        print(f"{label}: removed")
+    if not labels:
+        print("nothing is left of labs whose process has ended")
 
 
 _OPTIONS_OF_UP = ("ranks", "rate", "engine", "delay", "loss")
@@ -991,6 +1032,7 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
     rate_bits_per_s = 1e9 if arguments.rate is None else arguments.rate
     if not 2 <= ranks <= MAX_RANKS:
         raise UserError(f"--ranks {ranks}: a lab has 2 to {MAX_RANKS} ranks")
+    # The conditions of the links, delay and loss, as the user writes them.
     conditions = {}
     for name in EMULATED_OPTIONS:
         value = getattr(arguments, name)

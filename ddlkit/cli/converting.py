@@ -16,6 +16,7 @@ from ddlkit.cli.command import (
     flag,
     group,
     number,
+    option_of,
     parsed_by,
     refuse_given,
     seconds,
@@ -36,19 +37,22 @@ ELEMENT = arg(
 
 def iteration_numbers(text: str) -> tuple[int, ...]:
     """Return the numbers that a list of numbers and ranges gives, as in 0,2-5."""
-    # A number has at most four digits, because a range of billions of numbers would use up
-    # the memory.
+    # A span is a number or a range. A number has at most four digits, because a range of
+    # billions of numbers would use up the memory.
     span = r"\d{1,4}(-\d{1,4})?"
     if not re.fullmatch(f"{span}(,{span})*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r}: write numbers as 0,2-5")
     numbers: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if last and int(first) > int(last):
+    for number_or_range in text.split(","):
+        first, _, last = number_or_range.partition("-")
+        # A single number is a range that ends with itself.
+        last = last or first
+        if int(first) > int(last):
             raise argparse.ArgumentTypeError(
-                f"{part}: the first number is above the last: write {last}-{first}"
+                f"{number_or_range}: the first number is above the last: "
+                f"write {last}-{first}"
             )
-        numbers += range(int(first), int(last or first) + 1)
+        numbers += range(int(first), int(last) + 1)
     return tuple(numbers)
 
 
@@ -183,8 +187,8 @@ def import_(arguments: argparse.Namespace) -> None:
         return
     show(result, as_json=False)
     for finding in findings:
-        where = f" ({', '.join(finding.layers)})" if finding.layers else ""
-        print(f"  {finding.what}{where}: {finding.text}")
+        layers = f" ({', '.join(finding.layers)})" if finding.layers else ""
+        print(f"  {finding.what}{layers}: {finding.text}")
 
 
 _OPTIONS_OF_PROFILE = (
@@ -219,10 +223,9 @@ def _refuse_options_of_other_kinds(arguments: argparse.Namespace, kind: str) -> 
         # An option that is not given has one of these values.
         is_given = getattr(arguments, name) not in (None, False, ())
         if is_given and kind not in kinds:
-            option = "--" + name.replace("_", "-")
             raise UserError(
-                f"{arguments.file}: {option} has no effect on a file of the kind {kind}, "
-                f"only on {' and '.join(kinds)}: leave it out"
+                f"{arguments.file}: {option_of(name)} has no effect on a file of the kind "
+                f"{kind}, only on {' and '.join(kinds)}: leave it out"
             )
 
 
@@ -267,7 +270,10 @@ def _imported_profile(
 
 
 def _messages_of_profiler(arguments: argparse.Namespace) -> tuple[str, Finding]:
-    """Return the messages in a trace of torch.profiler as CSV, and how many there are."""
+    """Return the messages in a trace of torch.profiler as CSV, and a finding on them.
+
+    The finding says how many messages there are.
+    """
     from ddlkit import formats, store
     from ddlkit.formats import kineto
 
@@ -326,6 +332,7 @@ def timeline(arguments: argparse.Namespace) -> None:
     from ddlkit import store
 
     spans = store.read_timeline(arguments.file, arguments.case, arguments.repeat)
+    # A viewer of traces reads no NaN, so it would be a mistake to write one.
     trace = json.dumps(spans.to_chrome_trace(), allow_nan=False) + "\n"
     store.atomic_write_text(store.own_output(arguments.out, arguments.file), trace)
     counts = {

@@ -78,11 +78,12 @@ WHERE_TO_LOOK = {
 )
 def explain(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit explain``."""
-    from ddlkit.model.explanation import explain as explained
+    from ddlkit.model.explanation import explain as explain_traces
 
     if arguments.html:
         from ddlkit.show import WRITING_A_PAGE, needs
 
+        # Refused now if nothing can be drawn, and not after the traces have been read.
         needs("--html", WRITING_A_PAGE)
         if len(arguments.traces) == 1:
             raise UserError("--html draws all ranks: give the traces of all ranks")
@@ -94,7 +95,7 @@ def explain(arguments: argparse.Namespace) -> None:
     reference = None
     if arguments.collectives:
         reference = _reference(arguments.collectives, len(arguments.traces))
-    explanation = explained(
+    explanation = explain_traces(
         arguments.traces, iterations=arguments.iterations, reference=reference
     )
     if arguments.json:
@@ -108,11 +109,15 @@ def explain(arguments: argparse.Namespace) -> None:
 
 
 def _reference(path: Path, ranks: int) -> Any:
-    """Return the cost of all-reduces between ``ranks``, from a file of message times."""
+    """Return the cost of all-reduces between ``ranks``, from a file of message times.
+
+    The cost runs through the measured medians, so that no form has to be chosen.
+    """
     from ddlkit.core.fit import fit
     from ddlkit.formats.messages import read_bytes_seconds
 
     sizes, seconds, _ = read_bytes_seconds(path, collective="all_reduce", ranks=ranks)
+    # Without draws the cost has no interval, which is not needed here.
     return fit("table", sizes, seconds, draws=0, workers=ranks).cost
 
 
@@ -125,7 +130,8 @@ def screen(explanation: Any) -> list[str]:
     Parameters
     ----------
     explanation : Explanation
-        The explanation.
+        The explanation. From the trace of one rank alone it has no waterfall, which is
+        the list of iterations without one cause after the other.
 
     Returns
     -------
@@ -149,28 +155,14 @@ def screen(explanation: Any) -> list[str]:
             f"{_ms(explanation.exposed_s)}{of_ranks}: not computing",
         ),
         "",
-        _line("without", "the iteration would take (gain, with its 95% interval)"),
+        *_cause_lines(explanation),
     ]
-    for cause in explanation.causes[:MOST_CAUSES]:
-        if cause.share < LEAST_SHOWN_SHARE:
-            continue
-        times = f"{_ms(cause.without_s)} ({_gain(cause)})"
-        name = _name_of_cause(cause)
-        if not explanation.waterfall:
-            # From one rank alone, a wait for messages and a wait for other ranks look
-            # alike, so that its trace has a single cause.
-            name = "any waiting (a bound)"
-        lines.append(_line(name, times))
-    if explanation.waterfall:
-        # The first entry is the iteration itself, from which nothing is removed.
-        steps = [f"{_ms(s)} without {name}" for name, s in explanation.waterfall[1:]]
-        lines.append(_line("one after the other", ", then ".join(steps)))
     if explanation.remedies:
         lines += [
             "",
             _line("with", "the iteration would take (gain, with its 95% interval)"),
         ]
-    by_gain = sorted(explanation.remedies, key=lambda remedy: -remedy.gain_s)
+    by_gain = sorted(explanation.remedies, key=_gain_s, reverse=True)
     for remedy in by_gain[:MOST_REMEDIES]:
         lines += _remedy_lines(remedy)
     lines += ["", f"first: {_first(explanation)}"]
@@ -178,16 +170,44 @@ def screen(explanation: Any) -> list[str]:
     return lines
 
 
+def _cause_lines(explanation: Any) -> Iterator[str]:
+    """Yield what the iteration would take without each cause, and without all of them."""
+    yield _line("without", "the iteration would take (gain, with its 95% interval)")
+    for cause in explanation.causes[:MOST_CAUSES]:
+        if cause.share < LEAST_SHOWN_SHARE:
+            continue
+        times = f"{_ms(cause.without_s)} ({_gain_with_interval(cause)})"
+        name = _name_of_cause(cause)
+        if not explanation.waterfall:
+            # From one rank alone, a wait for messages and a wait for other ranks look
+            # alike, so that its trace has a single cause.
+            name = "any waiting (a bound)"
+        yield _line(name, times)
+    if explanation.waterfall:
+        # The first entry is the iteration itself, from which nothing is removed.
+        steps = [f"{_ms(s)} without {name}" for name, s in explanation.waterfall[1:]]
+        yield _line("one after the other", ", then ".join(steps))
+
+
 def _count(explanation: Any) -> str:
+    """Return how many ranks and iterations were traced, in words.
+
+    ``ranks`` is 0 if there is the trace of one rank alone, and it does not say of how
+    many.
+    """
     ranks = f"{explanation.ranks} ranks" if explanation.ranks else "one rank of several"
     return f"{ranks}, {explanation.iterations} iterations"
 
 
 def _headline(explanation: Any) -> str:
     """Return in a few words whether one rank is slow."""
-    if explanation.named is not None:
-        rank, phase = explanation.named["rank"], explanation.named["phase"]
-        return f"the other ranks wait for rank {rank}, which is slow in {phase}"
+    # The rank and the phase for which the others wait, None if there is no such rank.
+    culprit = explanation.named
+    if culprit is not None:
+        return (
+            f"the other ranks wait for rank {culprit['rank']}, which is slow in "
+            f"{culprit['phase']}"
+        )
     if not explanation.waterfall:
         return "the trace of one rank gives bounds only"
     return "no one rank is much slower than the others"
@@ -195,24 +215,35 @@ def _headline(explanation: Any) -> str:
 
 def _first(explanation: Any) -> str:
     """Return what the user should look at first."""
-    if explanation.named is not None:
-        rank, phase = explanation.named["rank"], explanation.named["phase"]
-        return f"look at {phase} of rank {rank}: {WHERE_TO_LOOK[phase]}"
+    # The rank and the phase for which the others wait, None if there is no such rank.
+    culprit = explanation.named
+    if culprit is not None:
+        phase = culprit["phase"]
+        return f"look at {phase} of rank {culprit['rank']}: {WHERE_TO_LOOK[phase]}"
     if not explanation.waterfall:
         return "give the traces of all ranks"
     from ddlkit.model.explanation import LEAST_SHARE
 
+    # A gain is sure if even the lower end of its interval is large enough.
     least_s = LEAST_SHARE * explanation.iteration_s
-    surely_gain = [r for r in explanation.remedies if r.interval_s[0] > least_s]
-    if surely_gain:
-        return f"try {max(surely_gain, key=lambda remedy: remedy.gain_s).setting}"
-    causes = [c for c in explanation.causes if c.interval_s[0] > least_s]
-    if causes:
-        return f"the largest single cause is {_name_of_cause(causes[0])}"
+    sure_remedies = [r for r in explanation.remedies if r.interval_s[0] > least_s]
+    if sure_remedies:
+        return f"try {max(sure_remedies, key=_gain_s).setting}"
+    # Causes are sorted, the largest first.
+    sure_causes = [c for c in explanation.causes if c.interval_s[0] > least_s]
+    if sure_causes:
+        return f"the largest single cause is {_name_of_cause(sure_causes[0])}"
     return "nothing: no single cause surely costs more than 3% of the iteration"
 
 
+def _gain_s(remedy: Any) -> float:
+    """Return by how many seconds a remedy shortens the iteration, to sort remedies."""
+    return float(remedy.gain_s)
+
+
 def _name_of_cause(cause: Any) -> str:
+    """Return what a cause is, as a person reads it."""
+    # Only the delay of a single rank has a rank.
     if cause.rank is not None:
         return f"the delay of rank {cause.rank} ({cause.phase})"
     if cause.cause == "waiting":
@@ -227,7 +258,8 @@ def _name_of_cause(cause: Any) -> str:
 
 
 def _remedy_lines(remedy: Any) -> Iterator[str]:
-    times = f"{_ms(remedy.with_s)} ({_gain(remedy)})"
+    """Yield a setting of DDP in one line or two, and what the iteration then would take."""
+    times = f"{_ms(remedy.with_s)} ({_gain_with_interval(remedy)})"
     # A name that is longer than its column has a line of its own.
     if len(remedy.setting) > NAME_COLUMNS:
         yield remedy.setting
@@ -236,7 +268,8 @@ def _remedy_lines(remedy: Any) -> Iterator[str]:
         yield _line(remedy.setting, times)
 
 
-def _gain(change: Any) -> str:
+def _gain_with_interval(change: Any) -> str:
+    """Return the gain of a cause that is removed, or of a remedy, with its interval."""
     lower_s, upper_s = change.interval_s
     return f"{_ms(change.gain_s)}, {_ms(lower_s)} to {_ms(upper_s)}"
 
@@ -246,4 +279,5 @@ def _ms(seconds: float) -> str:
 
 
 def _line(name: str, text: str) -> str:
+    """Return a line with a name at its left, as wide as the names of all lines."""
     return f"{name:<{NAME_COLUMNS}} {text}"

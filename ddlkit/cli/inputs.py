@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlkit.cli.command import (
     JSON,
@@ -34,6 +33,9 @@ from ddlkit.cli.command import (
 )
 from ddlkit.cli.converting import ELEMENT
 from ddlkit.core.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def _rank_count(text: str) -> int:
@@ -242,6 +244,7 @@ LEVEL = arg(
 
 
 def _optional(argument: Argument) -> Argument:
+    """Return an argument that may be left out, and is otherwise the same."""
     return argument._replace(options={**argument.options, "required": False})
 
 
@@ -376,10 +379,8 @@ def forecast_of(
     UserError
         If the inputs are wrong or do not go together.
     """
-    from ddlkit import formats
     from ddlkit.model import forecast
     from ddlkit.model.fits import doubts
-    from ddlkit.model.predictor import plan_with_contention
 
     # Notes are printed when all inputs are known to be right. Above an error they would
     # hide it.
@@ -397,18 +398,9 @@ def forecast_of(
     # all-gather, which is what contention then slows down.
     communication = _with_selection(arguments, communication, workload)
     communication = _with_contention(arguments, communication, profile, warnings, notes)
-    if spec.endswith(".json"):
-        plan = formats.read_plan(Path(spec))
-        try:
-            plan.group_bytes(workload)
-        except UserError as error:
-            raise UserError(f"{spec}: {error}") from None
-    else:
-        # Planners that know contention, such as `search`, take it into account.
-        plan = plan_with_contention(spec, workload, communication)
     predicted = forecast(
         workload,
-        plan,
+        _plan_of(spec, workload, communication),
         communication,
         copy_s_per_byte=arguments.copy_s_per_byte,
         level=level,
@@ -421,10 +413,30 @@ def forecast_of(
             "fit a cost of all_reduce"
         )
     message_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
+    # Doubts that the messages or the devices are unlike those whose times were fitted.
     warnings += doubts(profile.device, fitted_messages, message_bytes)
     if printed_here:
         print_remarks(notes, warnings)
     return predicted, warnings, profile, communication
+
+
+def _plan_of(spec: str, workload: Any, communication: Any) -> Any:
+    """Return the plan that a file ``*.json`` holds, or that a planner makes.
+
+    Raises UserError if the plan of a file does not fit the gradients of ``workload``.
+    """
+    from ddlkit import formats
+    from ddlkit.model.predictor import plan_with_contention
+
+    if not spec.endswith(".json"):
+        # Planners that know contention, such as `search`, take it into account.
+        return plan_with_contention(spec, workload, communication)
+    plan = formats.read_plan(Path(spec))
+    try:
+        plan.group_bytes(workload)
+    except UserError as error:
+        raise UserError(f"{spec}: {error}") from None
+    return plan
 
 
 def _refuse_wrong_dilation(dilation: float) -> None:
@@ -468,7 +480,9 @@ def _refuse_second_forward_time(file: Path) -> None:
     from ddlkit.store.files import read_text
 
     header = read_text(file).partition("\n")[0]
-    if "forward_s" in {name.strip().strip('"') for name in header.split(",")}:
+    # Some programs write the names of columns in quotes.
+    columns = {name.strip().strip('"') for name in header.split(",")}
+    if "forward_s" in columns:
         raise UserError(
             f"--forward-s: {file} has its own column forward_s: leave --forward-s out"
         )
@@ -659,6 +673,8 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
     cost = communication.cost
     _refuse_other_than_ring(cost, ranks, origin)
 
+    # Only the cost of a ring can be taken to another number of ranks, so the cost is first
+    # declared to be one.
     def between_ranks(line: Any) -> Any:
         return line.by_algorithm(RING).at_workers(ranks)
 
@@ -759,17 +775,7 @@ def _cost_from_file(
         warnings += warnings_of_fit(description)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    # The collective that the cost must be of, None if any is right here. With --density,
-    # `Communication.sparse` checks the collective later.
-    needed = arguments.collective
-    if needed is None and arguments.density is None:
-        needed = "all_reduce"
-    if needed is not None and cost.collective != needed:
-        raise UserError(
-            f"{path} is the cost of an {cost.collective}, but the gradients are sent "
-            f"by {needed}: fit a cost of {needed}, or give --collective "
-            f"{cost.collective}"
-        )
+    _refuse_other_collective(arguments, cost)
     link = Link(in_flight=arguments.in_flight)
     ranks = arguments.ranks
     # In what-if, --assume-ring is about the ranks after the change. Their cost is made
@@ -789,44 +795,35 @@ def _cost_from_file(
     return Communication(cost, draws=draws, link=link), measured
 
 
+def _refuse_other_collective(arguments: argparse.Namespace, cost: Any) -> None:
+    """Raise UserError if the cost in --cost is not that of the collective that is sent."""
+    # The collective that the cost must be of, None if any will do here. With --density,
+    # `Communication.sparse` checks the collective later.
+    needed = arguments.collective
+    if needed is None and arguments.density is None:
+        needed = "all_reduce"
+    if needed is not None and cost.collective != needed:
+        raise UserError(
+            f"{arguments.cost} is the cost of an {cost.collective}, but the gradients are "
+            f"sent by {needed}: fit a cost of {needed}, or give --collective "
+            f"{cost.collective}"
+        )
+
+
 def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any, Any]:
     """Return `Communication` fitted to tables, and the `Measured` of their rows.
 
     Doubts about the rows, and what --assume-ring assumes, are added to ``warnings``.
     """
-    import pandas as pd
-
     from ddlkit import store
     from ddlkit.core.collective import of_gradients
-    from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
     from ddlkit.model.fits import Measured, strange_rows
 
     default = of_gradients(sparse=arguments.density is not None)
     collective = arguments.collective or default
-    ranks_are_predicted = _ranks_are_predicted(arguments)
-    ranks_in_files = arguments.ranks
-    if_ranks_unknown = "give --ranks N"
-    if ranks_are_predicted:
-        # The number to predict for need not have been measured, so that reading the files
-        # must not select rows by it.
-        ranks_in_files = None
-        if_ranks_unknown = (
-            "add a column ranks to the file, because with --assume-ring the option "
-            "--ranks is the number to predict for"
-        )
-    read = functools.partial(
-        read_collectives,
-        collective=arguments.collective,
-        link=arguments.link,
-        ranks=ranks_in_files,
-        place=arguments.place,
-        table=arguments.table,
-        notes=warnings,
-        if_ranks_unknown=if_ranks_unknown,
-    )
     paths = store.expand_tables(arguments.collectives)
-    all_rows = pd.concat([read(path) for path in paths]).reset_index(drop=True)
+    all_rows = _rows_of_messages(arguments, paths, warnings)
     if arguments.density is not None:
         _refuse_other_than_selected(all_rows, collective)
     # Errors about the rows of several files name the option.
@@ -848,10 +845,48 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
 
     if arguments.assume_ring:
         warnings.append(_misses_of_line(calibrated.cost, rows))
-    if ranks_are_predicted and arguments.ranks != calibrated.cost.workers:
+    ranks_differ = arguments.ranks != calibrated.cost.workers
+    if _ranks_are_predicted(arguments) and ranks_differ:
         calibrated = as_ring(calibrated, arguments.ranks, str(origin), warnings)
     backends = rows["backend"].unique()
     return calibrated, Measured.of(rows["bytes"], *backends)
+
+
+def _rows_of_messages(
+    arguments: argparse.Namespace, paths: Iterable[Path], warnings: list[str]
+) -> DataFrame:
+    """Return the message times in the files of --collectives, one below the other.
+
+    Doubts about the files are added to ``warnings``.
+    """
+    import pandas as pd
+
+    from ddlkit.formats.messages import read_collectives
+
+    ranks_in_files = arguments.ranks
+    if_ranks_unknown = "give --ranks N"
+    if _ranks_are_predicted(arguments):
+        # The number to predict for need not have been measured, so that reading the files
+        # must not select rows by it.
+        ranks_in_files = None
+        if_ranks_unknown = (
+            "add a column ranks to the file, because with --assume-ring the option "
+            "--ranks is the number to predict for"
+        )
+    frames = []
+    for path in paths:
+        frame = read_collectives(
+            path,
+            collective=arguments.collective,
+            link=arguments.link,
+            ranks=ranks_in_files,
+            place=arguments.place,
+            table=arguments.table,
+            notes=warnings,
+            if_ranks_unknown=if_ranks_unknown,
+        )
+        frames.append(frame)
+    return pd.concat(frames).reset_index(drop=True)
 
 
 def _chosen_rows(
@@ -859,11 +894,11 @@ def _chosen_rows(
 ) -> tuple[Any, Any]:
     """Return the rows of one collective, number of ranks and link, and these three values.
 
-    Errors name ``origin``, from which ``all_rows`` are.
+    Errors name ``origin``, the file or the option that gives ``all_rows``.
     """
     from ddlkit.store.readers import choose
 
-    # With None, the rows must have a single value.
+    # The value that the rows must have. With None, all rows must have the same value.
     required = {
         "collective": collective,
         "ranks": arguments.ranks,
@@ -982,6 +1017,7 @@ def refuse_other_than_recorded(option: str, path: Path | None, program: str) -> 
 
     if path is None or not path.is_file() or is_stamped(path):
         return
+    # A file into which several recorded tables were packed has an error of its own.
     refuse_pack(path)
     raise UserError(
         f"{option} {path}: is not a recorded table, because no file .json of its name is "
@@ -1009,6 +1045,7 @@ def _measured_slowdown(
     required = {"ranks": workers, "link": arguments.link}
     keys = ("ranks", "link", "network", "batch")
     rows, chosen = choose(all_rows, keys, required, path)
+    # A slowdown of another network or batch, or on another machine, may still be close.
     for name in ("network", "batch"):
         expected = getattr(profile, name)
         if chosen[name] != expected:
@@ -1016,6 +1053,7 @@ def _measured_slowdown(
                 f"{path}: the slowdown was measured with {name} {chosen[name]}, "
                 f"but the profile has {expected}"
             )
+    # The first of these tables is that of --slowdown.
     stamped = _stamped_tables(arguments, path)
     machines = [store.load_stamp(table)["machine"]["name"] for table in stamped]
     if len(set(machines)) > 1:
@@ -1107,7 +1145,6 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     UserError
         If an option does not go with sharded training, or if an input is wrong.
     """
-    from ddlkit.model.fits import doubts_of_devices, doubts_of_units
     from ddlkit.model.sharded import INTERVAL_HOLDS, SENT, Sharding, forecast
 
     _refuse_options_of_ddp(arguments)
@@ -1121,37 +1158,17 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     warnings: list[str] = []
     profile = _read_profile(arguments, notes, warnings)
     shardings = {spec: Sharding.of(profile, spec) for spec in specs}
-    # A unit without parameters sends no message.
-    unit_bytes = {
-        spec: [size for size in sharding.bytes if size]
-        for spec, sharding in shardings.items()
-    }
-    communications = {}
-    # The collectives of each warning about times of messages, which names them.
-    collectives_of_warning: dict[str, list[str]] = {}
-    # FSDP sends the collectives of SENT: it gathers parameters, and scatters gradients.
-    tables = _tables_by_collective(arguments, SENT)
-    for collective in SENT:
-        # The cost of each collective is read as if --collective named it, and
-        # --collectives named the tables that have it.
-        with_collective = argparse.Namespace(**vars(arguments))
-        with_collective.collective = collective
-        with_collective.collectives = tables[collective]
-        of_collective: list[str] = []
-        communication, measured = read_communication(with_collective, of_collective)
-        communications[collective] = communication
-        of_collective += doubts_of_devices(profile.device, measured)
-        of_collective += doubts_of_units(measured, unit_bytes)
-        for warning in of_collective:
-            collectives_of_warning.setdefault(warning, []).append(collective)
-    _refuse_different_ranks(communications)
-    warnings += [
-        f"{' and '.join(collectives)}: {warning}"
-        for warning, collectives in collectives_of_warning.items()
-    ]
+    unit_bytes: dict[str, list[int]] = {}
+    for spec, sharding in shardings.items():
+        # A unit without parameters sends no message.
+        unit_bytes[spec] = [size for size in sharding.bytes if size]
+    communications = _communication_by_collective(
+        arguments, profile.device, unit_bytes, warnings
+    )
     rows = []
     for spec, reshard in product(specs, (True, False)):
         sharding = shardings[spec].scaled(arguments.dilation)
+        # A program is what every rank does in an iteration, in this order.
         program = sharding.program(prefetch=not arguments.no_prefetch, reshard=reshard)
         predicted, interval_s = forecast(program, communications, arguments.level)
         compute_s = predicted.compute_s
@@ -1177,6 +1194,45 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
         )
     print_remarks([*notes, NO_CONTENTION_OF_SHARDS], warnings)
     return rows
+
+
+def _communication_by_collective(
+    arguments: argparse.Namespace,
+    device: str,
+    unit_bytes: Mapping[str, Sequence[int]],
+    warnings: list[str],
+) -> dict[str, Any]:
+    """Return what messages of each collective cost that sharded training sends.
+
+    ``device`` is that of the profile. ``unit_bytes`` has the bytes of each unit, for each
+    way to make units. Doubts about the costs are added to ``warnings``. Each of them
+    names the collectives to which it applies.
+    """
+    from ddlkit.model.fits import doubts_of_devices, doubts_of_units
+    from ddlkit.model.sharded import SENT
+
+    communications = {}
+    # Both collectives often have the same doubts, which are then printed once.
+    collectives_by_doubt: dict[str, list[str]] = {}
+    # FSDP sends the collectives of SENT: it gathers parameters, and scatters gradients.
+    tables = _tables_by_collective(arguments, SENT)
+    for collective in SENT:
+        # The cost of each collective is read as if --collective named it, and
+        # --collectives named the tables that have it.
+        with_collective = argparse.Namespace(**vars(arguments))
+        with_collective.collective = collective
+        with_collective.collectives = tables[collective]
+        doubts: list[str] = []
+        communication, measured = read_communication(with_collective, doubts)
+        communications[collective] = communication
+        doubts += doubts_of_devices(device, measured)
+        doubts += doubts_of_units(measured, unit_bytes)
+        for doubt in doubts:
+            collectives_by_doubt.setdefault(doubt, []).append(collective)
+    _refuse_different_ranks(communications)
+    for doubt, collectives in collectives_by_doubt.items():
+        warnings.append(f"{' and '.join(collectives)}: {doubt}")
+    return communications
 
 
 def _tables_by_collective(
@@ -1236,13 +1292,14 @@ def _tables_by_collective(
 
 def _refuse_different_ranks(communications: Mapping[str, Any]) -> None:
     """Raise UserError if the costs of two collectives are between different ranks."""
-    ranks = {
+    ranks_by_collective = {
         collective: communication.cost.workers
         for collective, communication in communications.items()
     }
-    if len(set(ranks.values())) > 1:
+    if len(set(ranks_by_collective.values())) > 1:
         listed = " and ".join(
-            f"of {collective} between {n} ranks" for collective, n in ranks.items()
+            f"of {collective} between {ranks} ranks"
+            for collective, ranks in ranks_by_collective.items()
         )
         raise UserError(
             f"--collectives: the times are {listed}: give times between the same ranks"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import re
@@ -131,25 +130,8 @@ def fit(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit fit``."""
     from ddlkit.core import fit as fitting
     from ddlkit.formats import messages
-    from ddlkit.model import fits
 
-    if arguments.draw and not arguments.compare:
-        raise UserError(
-            f"--draw {arguments.draw}: only the forms of --compare are drawn: give both"
-        )
-    if arguments.draw and arguments.draw.suffix.lower() != ".png":
-        raise UserError(f"--draw {arguments.draw}: name a file that ends in .png")
-    # SIMPLE_FIRST has all plain forms, which --compare compares by itself. Only a form that
-    # has a limit of its own, such as piecewise:45KB, is a further one.
-    if arguments.compare and arguments.form in fitting.SIMPLE_FIRST:
-        raise UserError(
-            f"--form {arguments.form} has no effect with --compare, which compares that "
-            "form anyway: leave it out"
-        )
-    if arguments.compare:
-        from ddlkit.show import DRAWING, needs
-
-        needs("--compare", DRAWING)
+    _refuse_wrong_comparison(arguments)
     refuse_link_of_foreign_files(arguments.link, [arguments.file])
     sizes, seconds, facts = messages.read_bytes_seconds(
         arguments.file,
@@ -160,7 +142,7 @@ def fit(arguments: argparse.Namespace) -> None:
         table=arguments.table,
     )
     if arguments.compare:
-        _compare(arguments, sizes, seconds, facts)
+        _compare_forms(arguments, sizes, seconds, facts)
         return
     try:
         fitted = fitting.fit(
@@ -175,23 +157,67 @@ def fit(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.file}, fitted by --form {arguments.form}: {error}"
         ) from error
-    description = fitted.to_dict()
-    # `fit` computes this error to choose a form for "auto", and the description then has
-    # it. If the user names a form, the error is computed here.
-    if "median_abs_held_out_error" not in description["fit"]:
-        median_error = _median_held_out_error(fitted.form, sizes, seconds)
-        description["fit"]["median_abs_held_out_error"] = median_error
-    measured = fits.Measured.of(sizes, facts.get("backend"), facts["source"])
-    warnings = [*fits.several_populations(description["fit"])]
-    warnings += fits.strange_times(sizes, seconds, fitted.form)
-    description["fit"] |= measured._asdict()
-    description["fit"] |= _place_if_known(facts)
-    description["fit"]["warnings"] = warnings
-    print_warnings(warnings)
+    description = _description_of_fit(fitted, sizes, seconds, facts)
+    about_fit = description["fit"]
+    print_warnings(about_fit["warnings"])
     if arguments.json:
         show(description, as_json=True)
         return
-    show(_without_nested({**description, **description["fit"]}), as_json=False)
+    show(_without_nested({**description, **about_fit}), as_json=False)
+
+
+def _description_of_fit(
+    fitted: Any,
+    sizes: NDArray[np.int64],
+    seconds: NDArray[np.float64],
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """Return a fitted cost as a dictionary, whose entry "fit" says how good the fit is.
+
+    ``sizes`` (bytes) and ``seconds`` have shape (n,), for n messages. ``facts`` are what
+    `read_bytes_seconds` knows of the messages, such as their source.
+    """
+    from ddlkit.model import fits
+
+    description: dict[str, Any] = fitted.to_dict()
+    about_fit = description["fit"]
+    # `fit` computes this error to choose a form for "auto", and the description then has
+    # it. If the user names a form, the error is computed here.
+    if "median_abs_held_out_error" not in about_fit:
+        median_error = _median_held_out_error(fitted.form, sizes, seconds)
+        about_fit["median_abs_held_out_error"] = median_error
+    measured = fits.Measured.of(sizes, facts.get("backend"), facts["source"])
+    warnings = [*fits.several_populations(about_fit)]
+    warnings += fits.strange_times(sizes, seconds, fitted.form)
+    about_fit |= measured._asdict()
+    about_fit |= _place_if_known(facts)
+    about_fit["warnings"] = warnings
+    return description
+
+
+def _refuse_wrong_comparison(arguments: argparse.Namespace) -> None:
+    """Raise UserError if options of ``ddlkit fit`` do not go with --compare, or need it."""
+    from ddlkit.core.fit import SIMPLE_FIRST
+
+    if arguments.draw and not arguments.compare:
+        raise UserError(
+            f"--draw {arguments.draw}: only the forms of --compare are drawn: give both"
+        )
+    if arguments.draw and arguments.draw.suffix.lower() != ".png":
+        raise UserError(f"--draw {arguments.draw}: name a file that ends in .png")
+    if not arguments.compare:
+        return
+    # SIMPLE_FIRST has all plain forms, which --compare compares by itself. Only a form that
+    # has a limit of its own, such as piecewise:45KB, is a further one.
+    if arguments.form in SIMPLE_FIRST:
+        raise UserError(
+            f"--form {arguments.form} has no effect with --compare, which compares that "
+            "form anyway: leave it out"
+        )
+    from ddlkit.show import DRAWING, needs
+
+    # Refused now if nothing can be drawn, and not after the forms have been fitted.
+    needs("--compare", DRAWING)
 
 
 def _median_held_out_error(
@@ -231,7 +257,7 @@ def _place_if_known(facts: dict[str, Any]) -> dict[str, Any]:
     return {"place": facts["place"]} if "place" in facts else {}
 
 
-def _compare(
+def _compare_forms(
     arguments: argparse.Namespace,
     sizes: NDArray[np.int64],
     seconds: NDArray[np.float64],
@@ -306,18 +332,7 @@ PLANNER = arg(
 def predict(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit predict``."""
     if is_sharded(arguments):
-        # One way to make units gives two predictions, for the two ways of FSDP's
-        # reshard_after_forward.
-        if ";" in (arguments.units or ""):
-            raise UserError(
-                f"--units {shown(arguments.units)}: give one way to make units: ddlkit "
-                "advise compares several, which ; separates"
-            )
-        resharded, kept_whole = predict_sharded(arguments, arguments.units)
-        sharded = kept_whole if arguments.no_reshard else resharded
-        if not arguments.json:
-            sharded["level"] = _level_in_words(sharded)
-        show(sharded, arguments.json)
+        _show_sharded_prediction(arguments)
         return
     forecast, warnings, *_ = forecast_of(arguments, arguments.plan, arguments.level)
     iteration = forecast.iteration
@@ -330,10 +345,11 @@ def predict(arguments: argparse.Namespace) -> None:
         "plan": arguments.plan,
         "messages": len(iteration.plan.ends),
         "workers": iteration.cost.workers,
-        "contention": _contention(iteration) if knows_contention else None,
+        "contention": _contention_facts(iteration) if knows_contention else None,
         **assumption(arguments),
     }
     if arguments.density:
+        # The time that each message takes to select its gradients.
         selection_s = iteration.cost.selection_s(iteration.group_bytes)
         result["selection_s"] = float(selection_s.sum())
         result["selection_form"] = iteration.cost.selecting.form
@@ -343,6 +359,22 @@ def predict(arguments: argparse.Namespace) -> None:
     else:
         result["level"] = _level_in_words(result)
         result["contention"] = _contention_in_words(result["contention"])
+    show(result, arguments.json)
+
+
+def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
+    """Print the prediction for training with --strategy fsdp."""
+    if ";" in (arguments.units or ""):
+        raise UserError(
+            f"--units {shown(arguments.units)}: give one way to make units: ddlkit "
+            "advise compares several, which ; separates"
+        )
+    # One way to make units gives two predictions, for the two ways of FSDP's
+    # reshard_after_forward.
+    resharded, kept_whole = predict_sharded(arguments, arguments.units)
+    result = kept_whole if arguments.no_reshard else resharded
+    if not arguments.json:
+        result["level"] = _level_in_words(result)
     show(result, arguments.json)
 
 
@@ -381,10 +413,11 @@ def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
     return {"level": level, "interval_holds": f"{level:.4g} of single iterations"}
 
 
-def _contention(iteration: Any) -> dict[str, float]:
+def _contention_facts(iteration: Any) -> dict[str, float]:
     """Return the assumed slowdowns, as medians over the messages, and the costs of buckets."""
     import numpy as np
 
+    # A slowdown depends on the size of the message, so the link has one for each message.
     link = iteration.link
     return {
         "slowdown": float(np.median(link.slowdown)),
@@ -411,23 +444,14 @@ def plan(arguments: argparse.Namespace) -> None:
     proof = {}
     # The planner "exact" also returns a time that no plan can undercut. Others do not.
     if chosen.least_s is not None:
-        doubts = []
-        if arguments.slowdown or arguments.copies:
-            doubts.append(
-                "the plan exact is proven best without contention only: try "
-                "--planner search"
-            )
+        doubts = _doubts_of_proof(arguments)
+        # `forecast_of` has printed its own warnings already.
+        print_warnings(doubts)
+        warnings += doubts
         # With several messages in flight, start-ups overlap, and an iteration may take
         # less than the bound.
         if arguments.in_flight == 1:
             proof["least_possible_s"] = chosen.least_s
-        else:
-            doubts.append(
-                "the plan exact is proven best only for messages that are sent one after "
-                f"the other, and not for {arguments.in_flight} in flight"
-            )
-        warnings += doubts
-        print_warnings(doubts)
     if arguments.json:
         description = chosen.to_dict(iteration_s)
         facts = {**proof, **assumption(arguments), "warnings": warnings}
@@ -446,6 +470,21 @@ def plan(arguments: argparse.Namespace) -> None:
         last = tensors[gradients[-1]]
         size = units.format_bytes(sizes[message])
         print(f"  {message:>3}  {size:>10}  {first} .. {last}")
+
+
+def _doubts_of_proof(arguments: argparse.Namespace) -> list[str]:
+    """Return why the plan of the planner exact may not be the best for these inputs."""
+    doubts = []
+    if arguments.slowdown or arguments.copies:
+        doubts.append(
+            "the plan exact is proven best without contention only: try --planner search"
+        )
+    if arguments.in_flight > 1:
+        doubts.append(
+            "the plan exact is proven best only for messages that are sent one after "
+            f"the other, and not for {arguments.in_flight} in flight"
+        )
+    return doubts
 
 
 # ---------------------------------------------------------------- ddlkit export
@@ -495,7 +534,7 @@ _OPTIONS_BESIDE_MESSAGES = tuple(
     *group(
         "messages",
         arg(
-            "given",
+            "positional_cost",
             type=Path,
             nargs="?",
             metavar="COST",
@@ -510,21 +549,13 @@ def export(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit export``."""
     from ddlkit.formats import export as writers
 
-    if arguments.given and arguments.cost:
+    if arguments.positional_cost and arguments.cost:
         raise UserError("COST and --cost both give the cost: leave one out")
-    arguments.cost = arguments.given or arguments.cost
+    arguments.cost = arguments.positional_cost or arguments.cost
+    # The release of PyTorch that reads the file. An untested one is refused.
     version = writers.tested_version(arguments.to, arguments.torch)
     if arguments.to == "ddp":
-        if arguments.profile is None:
-            raise UserError(
-                "--to ddp needs --profile: give the layers whose gradients are sent"
-            )
-        notes: list[str] = []
-        forecast, warnings, *_ = forecast_of(arguments, arguments.planner, notes=notes)
-        exported = writers.ddp(forecast.iteration, version)
-        notes.append(_gain_of_plan(forecast.iteration))
-        print_remarks(notes, warnings)
-        print(exported)
+        _export_plan(arguments, version)
         return
     refuse_given(
         arguments,
@@ -533,10 +564,27 @@ def export(arguments: argparse.Namespace) -> None:
     )
     writers_of_costs = {"inductor": writers.inductor, "profile": writers.profile}
     write = writers_of_costs[arguments.to]
-    warnings = []
+    warnings: list[str] = []
     communication, _ = read_communication(arguments, warnings)
     print(write(communication.cost, version))
     print_warnings(warnings)
+
+
+def _export_plan(arguments: argparse.Namespace, version: str) -> None:
+    """Print the buckets of a plan as JSON for a release of PyTorch, and what they gain."""
+    from ddlkit.formats import export as writers
+
+    if arguments.profile is None:
+        raise UserError(
+            "--to ddp needs --profile: give the layers whose gradients are sent"
+        )
+    notes: list[str] = []
+    forecast, warnings, *_ = forecast_of(arguments, arguments.planner, notes=notes)
+    # This may refuse the plan, so nothing is printed before.
+    exported = writers.ddp(forecast.iteration, version)
+    notes.append(_gain_of_plan(forecast.iteration))
+    print_remarks(notes, warnings)
+    print(exported)
 
 
 def _gain_of_plan(iteration: Any) -> str:
@@ -636,22 +684,18 @@ ITERATIONS = 10
 def what_if(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit what-if``."""
     from ddlkit.core.iteration import Iteration
-    from ddlkit.core.taskgraph import changed, effect_of_change, schedule
+    from ddlkit.core.taskgraph import effect_of_change, schedule
 
     refuse_given(
         arguments,
         NOT_IN_THE_GRAPH,
         "has no effect on what-if, because the graph has no task for it",
     )
-    changes = [_change(text, "--scale") for text in arguments.scale]
-    for text in arguments.straggler:
-        rank, factor = _change(text, "--straggler")
-        changes.append((f"rank:{rank}", factor))
     # --scale and --straggler change tasks of the graph. --layer changes the profile, from
     # which the graph after the change is made.
+    changes = _changes_of_tasks(arguments)
     layer_factors = dict(_change(text, "--layer") for text in arguments.layer)
     _refuse_unknown_strategy(arguments.strategy)
-
     _refuse_gpu_count(arguments.gpus)
     refuse_other_than_recorded(
         "--inputs", arguments.inputs, "python -m workbook record input"
@@ -672,27 +716,16 @@ def what_if(arguments: argparse.Namespace) -> None:
     cost_after = cost
     if gpus_after != gpus:
         cost_after = _cost_after(arguments, communication, warnings)
+    # An unknown layer of --layer is refused here, before the graphs are made.
     profile_after = profile.resized(layer_factors)
-    # `forecast_of` has already applied --dilation to the workload before the change.
-    workload_after = profile_after.workload().scaled(arguments.dilation)
     # `forecast.iteration` may also have a link that messages share, or copies of buckets.
-    # The graph has no tasks for these, so both iterations are made without them.
+    # The graph has no tasks for these, so both graphs are made without them.
     before = Iteration(forecast.iteration.workload, plan, cost)
-    after = Iteration(workload_after, plan, cost_after)
-
-    # In a graph, one machine stands for all that are alike. Machines with a changed rank
-    # must be in the graph by themselves, so that `changed` finds them.
     graph = _graph(arguments, before, profile, changed_ranks=set())
-    graph_to_change = _graph(
-        arguments, after, profile_after, changed_ranks=_ranks_in(changes)
-    )
-    try:
-        graph_after = changed(graph_to_change, changes)
-    except UserError as error:
-        # Ranks of --straggler, and all factors, were checked before.
-        raise UserError(f"--scale: {error}") from error
+    graph_after = _changed_graph(arguments, profile_after, plan, cost_after, changes)
     compared = effect_of_change(schedule(graph), schedule(graph_after))
-    # Nothing is refused from here on, and an error would be hidden among remarks.
+    # Remarks are printed when nothing can be refused any more. An error would be hidden
+    # among them.
     print_remarks(notes, warnings)
     result = {
         "simulated_iterations": ITERATIONS,
@@ -704,12 +737,58 @@ def what_if(arguments: argparse.Namespace) -> None:
     # Facts before and after the change have names such as iteration_s and
     # iteration_s_after, which `compared` has.
     for suffix, gpu_count in (("", gpus), ("_after", gpus_after)):
+        # Each GPU has a batch of its own in an iteration.
         samples = gpu_count * profile.batch
         result[f"gpus{suffix}"] = gpu_count
         result[f"samples_per_s{suffix}"] = samples / result[f"iteration_s{suffix}"]
     if arguments.json:
         result["warnings"] = warnings
     show(result, arguments.json)
+
+
+def _changes_of_tasks(arguments: argparse.Namespace) -> list[tuple[str, float]]:
+    """Return what --scale and --straggler change, each with the factor on its times.
+
+    Tasks are named as `ddlkit.core.taskgraph.changed` takes them. Those of a straggler are
+    all that a rank computes, as in "rank:3".
+    """
+    changes = [_change(text, "--scale") for text in arguments.scale]
+    for text in arguments.straggler:
+        rank, factor = _change(text, "--straggler")
+        changes.append((f"rank:{rank}", factor))
+    return changes
+
+
+def _changed_graph(
+    arguments: argparse.Namespace,
+    profile: Any,
+    plan: Any,
+    cost: Any,
+    changes: Sequence[tuple[str, float]],
+) -> Any:
+    """Return the task graph of a training after all changes.
+
+    ``profile`` and ``cost`` are those after the change. ``changes`` are the factors on the
+    times of tasks, as `_changes_of_tasks` returns them.
+    """
+    from ddlkit.core.iteration import Iteration
+    from ddlkit.core.taskgraph import changed
+
+    # `forecast_of` has done the same with the workload before the change.
+    workload = profile.workload().scaled(arguments.dilation)
+    # In a graph, one machine stands for all that are alike. Machines with a changed rank
+    # must be in the graph by themselves, so that `changed` finds them.
+    graph = _graph(
+        arguments,
+        Iteration(workload, plan, cost),
+        profile,
+        changed_ranks=_ranks_in(changes),
+    )
+    try:
+        return changed(graph, changes)
+    except UserError as error:
+        # Ranks of --straggler, and all factors, were checked before.
+        raise UserError(f"--scale: {error}") from error
 
 
 MOST_TASKS = 2_000_000
@@ -804,6 +883,7 @@ def _ranks_in(changes: Sequence[tuple[str, float]]) -> set[int]:
     """Return the numbers of the ranks that changes name, as in rank:3."""
     ranks = set()
     for changed_tasks, _ in changes:
+        # A user of --scale may also write "rank 3".
         match = re.fullmatch(r"rank[: ]\s*(?P<rank>\d+)\s*", changed_tasks)
         if match:
             ranks.add(int(match["rank"]))
@@ -816,11 +896,15 @@ def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int
     Ranks whose times are equal do equal tasks at equal times, and every message waits for
     all ranks. One machine without a change therefore stands for all such machines.
     """
-    # The last machine has the rank of the largest number, which errors name.
+    # The last machine has the rank of the largest number, which an error about a rank that
+    # does not exist names. Such an error is raised when the graph is changed.
     simulated = {machines - 1}
     simulated |= {machine for machine in changed_machines if machine < machines}
-    unchanged = (machine for machine in range(machines) if machine not in simulated)
-    simulated.update(itertools.islice(unchanged, 1))
+    for machine in range(machines):
+        if machine not in simulated:
+            # The first unchanged machine stands for all others.
+            simulated.add(machine)
+            break
     return sorted(simulated)
 
 
@@ -854,6 +938,7 @@ def _graph(
     from ddlkit.core.taskgraph import ALL_RANKS, Gpus, of_iteration
     from ddlkit.store.readers import read_inputs
 
+    # Seconds of reading, decoding and copying the input of a batch, by name.
     input_s: dict[str, float] = {}
     if arguments.inputs:
         input_s = read_inputs(arguments.inputs, profile.batch)
@@ -862,6 +947,7 @@ def _graph(
     machines = Gpus.of(workers, per_machine).machines
     changed_machines = {rank // per_machine for rank in changed_ranks}
     simulated = _machines_to_simulate(machines, changed_machines)
+    # Each machine reads its input from a disk of its own.
     gpus = Gpus(machines=len(simulated), per_machine=per_machine, shared_disk=False)
     # A rank reads, decodes and copies its input, which are three tasks, and computes each
     # layer forward and backward.
@@ -882,10 +968,12 @@ def _graph(
         h2d_s=input_s.get("h2d_s", 0.0),
     )
     # The graph numbers its ranks from 0 without gaps. They get the numbers that they have
-    # among all ranks.
-    first_ranks = per_machine * np.array(simulated)[:, None]
-    rank_numbers = (first_ranks + np.arange(per_machine)).ravel()
-    # Tasks that all ranks do together have no rank's number.
+    # among all ranks. The sum has a row for each simulated machine and a column for each
+    # of its ranks, and `ravel` puts the rows one after the other.
+    first_ranks = per_machine * np.array(simulated)
+    rank_numbers = (first_ranks[:, None] + np.arange(per_machine)).ravel()
+    # `graph.rank` has the rank of each task. Tasks that all ranks do together keep
+    # ALL_RANKS, which is no rank's number.
     numbers = np.where(graph.rank == ALL_RANKS, ALL_RANKS, rank_numbers[graph.rank])
     return replace(graph, rank=numbers)
 
@@ -903,17 +991,16 @@ def _change(text: str, option: str) -> tuple[str, float]:
 
     ``text`` is the value of the option, such as "fc=0.5", or "3:1.2" for --straggler.
     """
-    pattern = _PATTERNS[option]
     separator = ":" if option == "--straggler" else "="
-    changed, _, factor = text.rpartition(separator)
-    # Without a separator the whole text counts as the factor. It is then no number, or
-    # nothing says what to change.
+    # Without a separator the whole text counts as the factor, and nothing says what to
+    # change.
+    changed, _, factor_text = text.rpartition(separator)
     try:
         if not changed:
             raise ValueError
-        value = float(factor)
+        factor = float(factor_text)
     except ValueError:
-        raise UserError(f"{option} {text}: write {pattern}") from None
-    if not 0 <= value < math.inf:
+        raise UserError(f"{option} {text}: write {_PATTERNS[option]}") from None
+    if not 0 <= factor < math.inf:
         raise UserError(f"{option} {text}: the factor must be finite and at least 0")
-    return changed, value
+    return changed, factor

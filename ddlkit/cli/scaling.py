@@ -239,8 +239,12 @@ def _draw(result: Scaling, arguments: argparse.Namespace) -> None:
 
 def _screen(result: Scaling) -> Iterator[str]:
     """Yield the lines for a person."""
+    level = f"{result.interval_level:.0%}"
     has_messages = any(row.messages_s is not None for row in result.counts)
-    head = f"{'GPUs':>6} {'nodes':>6} {'step':>9}  {'':<32} {'scaling factor':<20}"
+    head = (
+        f"{'GPUs':>6} {'nodes':>6} {'step':>9}  {f'({level} interval)':<32} "
+        f"{f'scaling factor ({level})':<20}"
+    )
     if has_messages:
         head += " messages alone (quiet, bad day)"
     yield head.rstrip()
@@ -342,7 +346,7 @@ def _verdict(result: Scaling) -> str:
             "whether messages are hidden: not known without tables of all-reduces and the "
             "gradients"
         )
-    return f"messages alone on {result.target.nodes} nodes: {result.verdict}"
+    return f"messages alone on {result.asked_nodes} nodes: {result.verdict}"
 
 
 def _messages(result: Scaling, collective: str) -> str:
@@ -361,18 +365,7 @@ def _messages(result: Scaling, collective: str) -> str:
 def _wish(result: Scaling) -> str:
     wish = result.wish
     assert wish is not None
-    target = result.target
-    if target.measured and target.nodes == wish.nodes:
-        return (
-            f"a scaling factor of {wish.factor:g} on {wish.nodes} nodes: {wish.answer}, "
-            f"{target.scaling_factor:.2f} was measured"
-        )
-    meanings = {
-        "yes": "all of the interval is above it",
-        "no": "all of the interval is below it",
-        "open": "the interval contains it",
-    }
     return (
         f"a scaling factor of {wish.factor:g} on {wish.nodes} nodes: {wish.answer}, "
-        f"{meanings[wish.answer]}"
+        f"{wish.reason}"
     )

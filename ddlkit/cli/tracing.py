@@ -99,6 +99,8 @@ def trace(arguments: argparse.Namespace) -> None:
 
 def _refuse_few(option: str, number: int, fewest: int) -> None:
     """Raise UserError if an option asks for fewer iterations than `explain` needs."""
+    # For --iterations chance and cause must be told apart, and for --warmup DDP must
+    # have rebuilt its buckets, as the constants above say.
     if number < fewest:
         raise UserError(
             f"{option} {number}: use at least {fewest}, from which ddlkit explain can judge"
@@ -121,7 +123,7 @@ def _refuse_directory(out: Path) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> Any:
-    """Return the settings of the job."""
+    """Return the settings of the job that records, as `TracingSettings`."""
     from ddlkit.measure.tracing import TracingSettings
 
     return TracingSettings(
@@ -142,22 +144,21 @@ def _record_here(arguments: argparse.Namespace, ranks: int) -> None:
     # Ranks take a while to start, and a mistake in the model is seen at once.
     check(arguments.model)
     members = Ranks(ranks, place=Loopback, join={"timeout_s": MEETING_S})
-    trained = arguments.warmup + arguments.iterations
-    estimate_s = MEETING_S + trained * LONGEST_ITERATION_S
+    iterations = arguments.warmup + arguments.iterations
+    # Ranks that take several times as long as this are ended.
+    estimate_s = MEETING_S + iterations * LONGEST_ITERATION_S
     members.run(tracing_job, _settings(arguments), estimate_s=estimate_s)
 
 
 def _record_as_rank(arguments: argparse.Namespace) -> bool:
-    """Record as one of the ranks that torchrun or srun has started.
-
-    Returns whether this is rank 0.
-    """
+    """Record as one of the ranks that torchrun or srun started, and return whether as rank 0."""
     from ddlkit.jobs.rank import agree_all, joined
     from ddlkit.measure.tracing import MEETING_S, tracing_job
 
     with joined(MEETING_S) as me:
         refusal: UserError | None = None
         try:
+            # Each rank may run on another node, with a directory of its own.
             _refuse_directory(arguments.out)
         except UserError as error:
             refusal = error

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from pandas import DataFrame
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlkit import store
@@ -35,7 +36,7 @@ from ddlkit.measure.collectives import CollectivesSettings, collectives_job, who
 from ddlkit.measure.given import DDP_OPTIONS, Training, load
 from ddlkit.measure.layers import compute_on, profile_training
 from ddlkit.measure.session import Origin, table_path
-from ddlkit.measure.slowdown import completed_future, slowdown_rounds
+from ddlkit.measure.slowdown import send_nothing, slowdown_rounds
 from ddlkit.measure.training import other_than_predicted, wrap_and_rebuild
 from ddlkit.model import Calibration
 from ddlkit.model.advice import DEFAULT, Advice, is_decided, measured_gain
@@ -54,13 +55,13 @@ TOO_LATE = 0.9
 
 
 def measure_model(
-    given: str, accumulate: int, out: Path | str, budget: Budget
+    user_model: str, accumulate: int, out: Path | str, budget: Budget
 ) -> dict[str, Any]:
     """Measure the layers of a user's model and save them.
 
     Parameters
     ----------
-    given : str
+    user_model : str
         The model, as `ddlkit.measure.given.load` takes it.
     accumulate : int
         How many batches an iteration has.
@@ -83,8 +84,8 @@ def measure_model(
     """
     notes: list[str] = []
     # An empty precision leaves the settings that the user's own code has made.
-    with joined(MEETING_S) as me, compute_on(given, me.device, precision=""):
-        training = loaded_together(given, accumulate, me, notes)
+    with joined(MEETING_S) as me, compute_on(user_model, me.device, precision=""):
+        training = loaded_together(user_model, accumulate, me, notes)
         tables, profile = layers_of(training, budget, me)
         order = order_compared_with_ddp(training, profile)
         notes += other_than_predicted(training, profile)
@@ -98,9 +99,21 @@ def measure_model(
     name = f"{profile.network}-b{profile.batch}-r{me.world_size}"
     for schema, rows in tables.items():
         origin.save(table_path(Path(out), schema, name), rows, schema)
+    return {
+        **_facts_to_show(profile, tables["samples"], me.world_size),
+        "order": order,
+        "profile": str(table_path(Path(out), "layers", name)),
+    }
 
-    samples = tables["samples"]
-    median = samples.groupby("quantity")["seconds"].median()
+
+def _facts_to_show(
+    profile: LayerProfile, samples: DataFrame, ranks: int
+) -> dict[str, Any]:
+    """Return what a profile is of, its size, and the times of an iteration in seconds.
+
+    ``samples`` is the table ``samples`` that was measured with the profile.
+    """
+    median_s = samples.groupby("quantity")["seconds"].median()
     # Iterations with and without hooks were run in turn. Drift of the machine is nearly
     # the same in two iterations that follow one another, so the ratio is formed for
     # each such pair.
@@ -110,15 +123,13 @@ def measure_model(
         "network": profile.network,
         "device": profile.device,
         "precision": samples["precision"].iloc[0],
-        "ranks": me.world_size,
+        "ranks": ranks,
         "tensors": len(profile.tensor),
         "gradient_bytes": int(profile.gradient_bytes.sum()),
-        "forward_s": float(median["forward"]),
-        "backward_s": float(median["backward"]),
-        "update_s": float(median["update"]),
+        "forward_s": float(median_s["forward"]),
+        "backward_s": float(median_s["backward"]),
+        "update_s": float(median_s["update"]),
         "hooked_over_unhooked": hooked_over_unhooked.median(),
-        "order": order,
-        "profile": str(table_path(Path(out), "layers", name)),
     }
 
 
@@ -150,13 +161,13 @@ def layers_of(
 
 
 def loaded_together(
-    given: str, accumulate: int, me: Rank, notes: list[str]
+    user_model: str, accumulate: int, me: Rank, notes: list[str]
 ) -> Training:
     """Return a user's model in training, after every rank has loaded and tried it.
 
     Parameters
     ----------
-    given : str
+    user_model : str
         The model, as `ddlkit.measure.given.load` takes it.
     accumulate : int
         How many batches an iteration has. The network's name says so if there are
@@ -180,7 +191,7 @@ def loaded_together(
     failure: Exception | None = None
     own_summary: list[int]
     try:
-        training = load(given, me.device, notes)
+        training = load(user_model, me.device, notes)
         if training.compiled:
             # The compiler breaks a model's graph where DDP has its buckets, so a
             # compiled model is profiled inside DDP.
@@ -195,6 +206,7 @@ def loaded_together(
         # would wait for it until a timeout.
         failure = error
         own_summary = _NO_MODEL
+    # The summaries of all ranks, a row for each rank.
     summary_of_rank_0, *other_summaries = everyones(own_summary).tolist()
     if failure:
         raise failure
@@ -203,8 +215,8 @@ def loaded_together(
             text_of_rank_0 = f"rank 0's has {_in_words(summary_of_rank_0)}"
             text_of_rank = f"rank {rank}'s has {_in_words(summary)}"
             raise UserError(
-                f"{given}: models differ between ranks: {text_of_rank_0}, {text_of_rank}; "
-                "build the same on each"
+                f"{user_model}: models differ between ranks: {text_of_rank_0}, "
+                f"{text_of_rank}; build the same on each"
             )
     return training
 
@@ -250,8 +262,8 @@ def wrap_alone(training: Training) -> None:
     group_options: Any = {"backend": "gloo", "use_local_synchronization": True}
     group = dist.new_group([dist.get_rank()], **group_options)
     ddp = training.wrap(process_group=group)
-    # Without a hook DDP would still run an all-reduce of each bucket.
-    ddp.register_comm_hook(None, lambda _, bucket: completed_future(bucket.buffer()))
+    # Otherwise DDP would still run an all-reduce of each bucket.
+    send_nothing(ddp)
 
 
 def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
@@ -284,17 +296,10 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
             training.iterate()
     except RuntimeError as error:
         return f"not compared: DDP fails: {one_line(str(error), 200)}"
+    # `Training.wrap` puts the model into a module that notes whether the loss calls it.
     ddp: Any = training.ddp
     if not ddp.module.called:
         return "not compared: loss() does not call the model itself, as DDP needs"
-
-    # DDP logs the positions of the parameters of each bucket in one text, as in
-    # "5 4 3,2 1 0".
-    log = ddp._get_ddp_logging_data()
-    logged = log.get("rebuilt_per_bucket_param_indices", "")
-    positions = [int(word) for word in logged.replace(",", " ").split()]
-    names = [*trained]
-    rebuilt = [names[position] for position in positions]
 
     # A bucket holds tensors of one type, and the buckets of each type are filled on
     # their own. So only the order within a type matters. `sorted` puts tensors of one
@@ -303,7 +308,7 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
         return str(trained[name].dtype)
 
     profiled_order = sorted(ready, key=type_of)
-    ddp_order = sorted(rebuilt, key=type_of)
+    ddp_order = sorted(_order_in_rebuilt_buckets(training), key=type_of)
     # Every tensor that DDP did not log counts as differing.
     n_differing = len(profiled_order) - len(ddp_order)
     for profiled, logged_by_ddp in zip(profiled_order, ddp_order, strict=False):
@@ -312,6 +317,18 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
     if n_differing:
         return f"other than DDP's in {n_differing} of {len(profiled_order)} tensors"
     return "as DDP rebuilds"
+
+
+def _order_in_rebuilt_buckets(training: Training) -> list[str]:
+    """Return the names of the tensors in the buckets that DDP has rebuilt, in order."""
+    ddp: Any = training.ddp
+    # DDP logs the positions of the parameters of each bucket in one text, as in
+    # "5 4 3,2 1 0".
+    log = ddp._get_ddp_logging_data()
+    logged = log.get("rebuilt_per_bucket_param_indices", "")
+    positions = [int(word) for word in logged.replace(",", " ").split()]
+    names = [*training.trained()]
+    return [names[position] for position in positions]
 
 
 def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
@@ -445,7 +462,8 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
     # An empty precision leaves the settings that the user's own code has made.
     with compute_on(settings.model, me.device, precision=""):
         training = loaded_together(settings.model, settings.accumulate, me, notes)
-        _refuse(training, settings)
+        _refuse_unchosen_buckets(training, settings.model)
+        _refuse_too_little_time(training, settings)
         if training.precision != "fp32":
             notes.append(
                 "messages are timed as fp32 of as many bytes; other sums may take longer"
@@ -461,11 +479,12 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
             # The user reads a time above zero, even if the work so far took too long.
             left = format_seconds(max(1.0, left_s))
             me.say(f"measuring {schema}; about {left} left")
-            yield from _measure(schema, me, training, settings, notes)
+            yield from _measure_table(schema, me, training, settings, notes)
         for note in notes:
             me.say(note)
         if settings.confirm_s > 0:
-            yield from trial(me, training, _plans(me, training), settings.confirm_s)
+            plans = _plans_to_try(me, training)
+            yield from trial(me, training, plans, settings.confirm_s)
 
 
 def _remove_trials(me: Rank) -> None:
@@ -475,7 +494,7 @@ def _remove_trials(me: Rank) -> None:
         (me.out / "trials.json").unlink(missing_ok=True)
 
 
-def _measure(
+def _measure_table(
     schema: str,
     me: Rank,
     training: Training,
@@ -487,7 +506,6 @@ def _measure(
     The rows of table ``layers`` come with those of table ``samples``. What a user
     should know of the layers is appended to ``notes``.
     """
-    all_bytes = training.gradient_bytes
     if schema == "layers":
         budget = Budget(
             warmup=1,
@@ -501,7 +519,7 @@ def _measure(
         notes += other_than_predicted(training, profile)
         yield tables
     elif schema == "collectives":
-        sizes = message_sizes(all_bytes, me.world_size)
+        sizes = message_sizes(training.gradient_bytes, me.world_size)
         budget_of_size = Budget(
             warmup=1,
             min_repeats=4,
@@ -516,21 +534,28 @@ def _measure(
         )
         yield from collectives_job.part(me, messages)
     else:  # table ``slowdown``
-        # Messages have three sizes. The smallest is nearly all start-up latency. The
-        # next is an eighth of all gradients, as large as a bucket of a plan may be. The
-        # largest is that of all gradients. For a tiny model some of these are equal.
-        start_up = min(START_UP_BYTES, all_bytes)
-        # Messages have whole elements of 4 bytes. Fewer than 8 elements have no eighth,
-        # and the size of all gradients takes its place.
-        elements = all_bytes // 4
-        eighth = 4 * (elements // 8) or all_bytes
         yield from slowdown_rounds(
             me,
             training,
-            sizes=sorted({start_up, eighth, all_bytes}),
+            sizes=_sizes_for_slowdown(training.gradient_bytes),
             max_s=FOR_SLOWDOWN * settings.measure_s,
             min_repeats=3,
         )
+
+
+def _sizes_for_slowdown(all_bytes: int) -> list[int]:
+    """Return the sizes in bytes of the messages for table ``slowdown``, in order.
+
+    The smallest is nearly all start-up latency. The next is an eighth of all gradients,
+    as large as a bucket of a plan may be. The largest is that of all gradients, which
+    have ``all_bytes``. For a tiny model some of these are equal, and listed once.
+    """
+    start_up = min(START_UP_BYTES, all_bytes)
+    # Messages have whole elements of 4 bytes. Fewer than 8 elements have no eighth, and
+    # the size of all gradients takes its place.
+    elements = all_bytes // 4
+    eighth = 4 * (elements // 8) or all_bytes
+    return sorted({start_up, eighth, all_bytes})
 
 
 def message_sizes(all_bytes: int, world_size: int) -> list[int]:
@@ -585,12 +610,6 @@ def _measured_before(me: Rank, training: Training) -> list[float]:
     return [float(store.has_table(path)) for path in paths]
 
 
-def _refuse(training: Training, settings: AdviseSettings) -> None:
-    """Raise UserError if a model cannot be advised on."""
-    _refuse_unchosen_buckets(training, settings.model)
-    _refuse_too_little_time(training, settings)
-
-
 def _refuse_unchosen_buckets(training: Training, model: str) -> None:
     """Raise UserError if DDP would not send exactly the buckets that it is given.
 
@@ -602,11 +621,7 @@ def _refuse_unchosen_buckets(training: Training, model: str) -> None:
         raise UserError(
             f"{model}: loss() runs backward {backward_passes} times: {remedy}"
         )
-    with_gradient: set[str] = set()
-    # An iteration shows which gradients become ready. Layers are of no interest here.
-    with training.watched(on_layer=lambda _: None, on_gradient=with_gradient.add):
-        training.iterate()
-    without_gradient = training.trained().keys() - with_gradient
+    without_gradient = training.without_gradient()
     if without_gradient:
         first = min(without_gradient)
         problem = f"{len(without_gradient)} tensors get no gradient, as {first}"
@@ -615,7 +630,10 @@ def _refuse_unchosen_buckets(training: Training, model: str) -> None:
 
 
 def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> None:
-    """Raise UserError if the time for measuring is shorter than tables need."""
+    """Raise UserError if the time for measuring is too short for the tables.
+
+    All ranks call this function, which times an iteration and a message between them.
+    """
     bytes_per_element = 4  # of float32
     n_elements = training.gradient_bytes // bytes_per_element
     all_gradients = torch.zeros(n_elements, device=training.device)
@@ -643,7 +661,10 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
 
 
 def _median_s(training: Training, action: Callable[[], object]) -> float:
-    """Run an action three times, and return the median seconds of the slowest rank."""
+    """Run an action three times on all ranks, and return its median in seconds.
+
+    Each of the three times is that of the rank that takes longest.
+    """
     seconds = clock.measure_on(training.device, action, THREE_TIMES, host_counts=True)
     return float(np.median(slowest(seconds)))
 
@@ -680,10 +701,11 @@ def read_advice(out: Path, suffix: str = "") -> Advice:
     # The profile is of whole iterations, with all batches that they accumulate. So the
     # workload is not accumulated once more.
     work = store.read_profile(out / f"layers{suffix}.csv").workload()
+    # If this torch takes no lists of bucket sizes, only a bucket cap can be advised.
     return Advice.of(work, with_contention, scatter_of(samples), lists=DDP_TAKES_LISTS)
 
 
-def _plans(me: Rank, training: Training) -> dict[str, list[int]]:
+def _plans_to_try(me: Rank, training: Training) -> dict[str, list[int]]:
     """Return the bytes of each bucket by plan: DDP's default, and the best plans.
 
     The default, which comes first, has an empty list. The best plans follow, the one
@@ -744,20 +766,17 @@ def trial(
     # If nothing can be tried now, an earlier trial must not be taken for the one of
     # this call.
     _remove_trials(me)
-    wrapped = _wrapped(me, training, plans)
-    candidates = [name for name in wrapped if name != DEFAULT]
+    ddp_by_plan = _wrapped_by_plan(me, training, plans)
+    candidates = [plan for plan in ddp_by_plan if plan != DEFAULT]
     if not candidates:
         me.say("only PyTorch's default is left, so nothing is tried")
         return
     iteration_s = _median_s(training, training.iterate)
-    # In each round every plan has one more iteration, which warms up. That is why 1 is
-    # subtracted from the number of iterations that fit into the time.
-    fitting = max_s / (PLANNED_ROUNDS * len(wrapped) * iteration_s) - 1
-    count = int(np.clip(fitting, MIN_ITERATIONS_PER_ROUND, MAX_ITERATIONS_PER_ROUND))
-    budget = replace(THREE_TIMES, warmup=1, min_repeats=count, max_repeats=count)
+    count = _iterations_per_round(max_s, len(ddp_by_plan), iteration_s)
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
     retries = Retries()
-    medians_s: dict[str, list[float]] = {name: [] for name in wrapped}
+    # The median iteration of each round so far, by plan.
+    medians_s: dict[str, list[float]] = {plan: [] for plan in ddp_by_plan}
     repeat = 0
     while repeat < LOOKS[-1]:
         in_time = time.monotonic() - begun_s < max_s
@@ -766,47 +785,76 @@ def trial(
             return
         watch = Watch(me.rank)
         # Every other round is in reverse order, so that drift within rounds cancels.
-        names = [*wrapped]
+        order = [*ddp_by_plan]
         if repeat % 2:
-            names.reverse()
-        seconds: dict[str, Floats] = {}
-        for name in names:
-            training.use(wrapped[name])
-            dist.barrier()
-            mine = clock.measure_on(
-                me.device, training.iterate, budget, host_counts=True
-            )
-            seconds[name] = slowest(mine)
+            order.reverse()
+        seconds = _train_in_turn(training, ddp_by_plan, order, count)
         # `again` pauses if the round was disturbed, and the round is then repeated.
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
-        iterations = f"{count} iterations of each of {len(wrapped)} plans"
+        iterations = f"{count} iterations of each of {len(ddp_by_plan)} plans"
         me.say(f"round {repeat + 1}: {iterations}")
         rows = clock.rows_by("policy", seconds, {**labels, "repeat": repeat})
         yield {"trials": rows}
         repeat += 1
-        for name, iterations_s in seconds.items():
-            medians_s[name].append(float(np.median(iterations_s)))
+        for plan, iterations_s in seconds.items():
+            medians_s[plan].append(float(np.median(iterations_s)))
         # All ranks have the same times, those of the slowest rank, and decide alike.
         if repeat in LOOKS and is_decided(measured_gain(medians_s, candidates[0])):
             me.say(f"decided after {repeat} rounds")
             return
 
 
-def _wrapped(
+def _iterations_per_round(max_s: float, n_plans: int, iteration_s: float) -> int:
+    """Return how many iterations each plan has in a round of a trial of ``max_s``.
+
+    `PLANNED_ROUNDS` rounds then take about ``max_s``, unless a bound on the number of
+    iterations applies.
+    """
+    # In each round every plan has one more iteration, which warms up. That is why 1 is
+    # subtracted from the number of iterations that fit into the time.
+    fitting = max_s / (PLANNED_ROUNDS * n_plans * iteration_s) - 1
+    return int(np.clip(fitting, MIN_ITERATIONS_PER_ROUND, MAX_ITERATIONS_PER_ROUND))
+
+
+def _train_in_turn(
+    training: Training,
+    ddp_by_plan: Mapping[str, DistributedDataParallel],
+    order: Sequence[str],
+    count: int,
+) -> dict[str, Floats]:
+    """Train for ``count`` iterations under each plan, and return their seconds by plan.
+
+    ``order`` has the names of the plans in the order in which they are trained under.
+    The seconds of an iteration are those of the slowest rank.
+    """
+    budget = replace(THREE_TIMES, warmup=1, min_repeats=count, max_repeats=count)
+    seconds: dict[str, Floats] = {}
+    for plan in order:
+        training.use(ddp_by_plan[plan])
+        # All ranks begin together, so that none waits for another in its first message.
+        dist.barrier()
+        own_s = clock.measure_on(
+            training.device, training.iterate, budget, host_counts=True
+        )
+        seconds[plan] = slowest(own_s)
+    return seconds
+
+
+def _wrapped_by_plan(
     me: Rank, training: Training, plans: Mapping[str, Sequence[int]]
 ) -> dict[str, DistributedDataParallel]:
     """Return the training in DDP with the buckets of each plan, by plan.
 
     A plan is left out if DDP makes other buckets than the plan has.
     """
-    wrapped = {}
-    for name, sizes in plans.items():
+    ddp_by_plan = {}
+    for plan, sizes in plans.items():
         ddp, buckets, _ = wrap_and_rebuild(training, sizes)
         # The default has no sizes, and cannot differ from them.
         if sizes and buckets != [*sizes]:
             counts = f"asked for {len(sizes)} buckets, DDP made {len(buckets)}"
-            me.say(f"plan {name} is not tried: {counts}")
+            me.say(f"plan {plan} is not tried: {counts}")
         else:
-            wrapped[name] = ddp
-    return wrapped
+            ddp_by_plan[plan] = ddp
+    return ddp_by_plan

@@ -64,15 +64,17 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
     """
     layout = peers.layout()
     facts_of_all_ranks = shared_facts(me)
+    # The rows of the table name the link as this rank does.
     me = replace(me, link=link or link_of(me, layout))
     sizes = messages.NCCL_SIZES if me.backend == "nccl" else messages.SIZES
     path = table_path(out, "collectives", _name(me, layout))
     me.say(_in_words(me, layout, sizes))
-    missing = _missing(me, path, sizes)
+    missing = _missing_sizes(me, path, sizes)
     if not missing:
         me.say(f"{path.name} has all sizes already: nothing is left to do")
         return path
-    # Each size of each collective gets an equal part of the time.
+    # Each size of each collective gets an equal share of the time, whether or not the
+    # table has other sizes already.
     budget = _budget(60.0 * minutes / (len(COLLECTIVES) * len(sizes)))
     for collective, missing_sizes in missing.items():
         settings = CollectivesSettings(
@@ -82,7 +84,8 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
             messages_per_sample=messages.NCCL_MESSAGES if me.backend == "nccl" else 1,
         )
         for tables in collectives_job.part(me, settings):
-            # The clocks right after a measurement show whether a GPU was slowed down.
+            # The clock rates right after a measurement show whether a GPU was slowed
+            # down, for example because it was hot.
             clocks = [json.loads(text) for text in _clocks_of_all(me)]
             if me.rank == 0:
                 described = {
@@ -117,8 +120,10 @@ def _budget(size_s: float) -> Budget:
     return Budget(warmup=2, min_repeats=5, max_repeats=200, max_s=max(_LEAST_S, size_s))
 
 
-def _missing(me: Rank, path: Path, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the sizes that the table lacks, by the collective.
+def _missing_sizes(
+    me: Rank, path: Path, sizes: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """Return the sizes that the table ``path`` lacks, by collective.
 
     A collective that has all its sizes in the table is left out. Only rank 0 sees the
     table, and all ranks return the answer of rank 0.
@@ -133,11 +138,11 @@ def _missing(me: Rank, path: Path, sizes: Sequence[int]) -> dict[str, tuple[int,
         # 0.
         is_missing = [float(size in lacking) for size in sizes]
         flags_of_rank_0 = peers.everyones(is_missing)[0]
-        chosen = tuple(
+        lacking_on_rank_0 = tuple(
             size for size, flag in zip(sizes, flags_of_rank_0, strict=True) if flag
         )
-        if chosen:
-            missing[collective] = chosen
+        if lacking_on_rank_0:
+            missing[collective] = lacking_on_rank_0
     return missing
 
 
@@ -165,11 +170,15 @@ def link_of(me: Rank, layout: Layout) -> str:
 
 
 def _clocks_of_all(me: Rank) -> list[str]:
-    """Return the settings and clocks of each rank's GPU as JSON, "{}" without a GPU."""
+    """Return the settings and clock rates of each rank's GPU as JSON.
+
+    For a rank without a GPU the text is "{}". All ranks call this function.
+    """
     settings: dict[str, Any] = {}
     if me.device.type == "cuda":
         # nvidia-smi knows a GPU by its UUID after "GPU-", which torch may leave out.
         uuid = str(torch.cuda.get_device_properties(me.device).uuid)
         gpu = f"GPU-{uuid.removeprefix('GPU-')}"
+        # There is one row for this GPU, and none if nvidia-smi does not answer.
         settings = next(iter(machine.gpu_settings("-i", gpu)), {})
     return peers.everyones_text(json.dumps(settings))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -81,7 +81,11 @@ class Posting:
     in_place: bool = False
 
 
+# Functions for `Posting.post`, which start a collective and return without waiting.
+
+
 def _post_all_reduce(target: torch.Tensor, source: torch.Tensor) -> dist.Work:
+    # The input lies in `target` already, because an all-reduce is always in place.
     return dist.all_reduce(target, async_op=True)
 
 
@@ -93,6 +97,10 @@ def _post_reduce_scatter(target: torch.Tensor, source: torch.Tensor) -> dist.Wor
     return peers.scatter_single(target, source, async_op=True)
 
 
+# Functions for `Posting.result`, which compute the right result of this rank from the
+# inputs of all ranks. Some results are the same on all ranks.
+
+
 def _sum(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
     return reduce(torch.add, inputs)
 
@@ -102,6 +110,7 @@ def _concatenated(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
 
 
 def _own_part_of_sum(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
+    # Rank k gets the k-th of equally long parts.
     return _sum(inputs, me).chunk(me.world_size)[me.rank]
 
 
@@ -179,24 +188,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     UserError
         If an element of a result is wrong.
     """
-    on_nccl = me.backend == "nccl"
-    # NCCL chooses an algorithm by size, unless NCCL_ALGO says which. gloo's are rings.
-    algorithm = os.environ.get("NCCL_ALGO", "auto") if on_nccl else "ring"
-    layout = peers.layout()
-    columns_of_all_rows = {
-        "backend": me.backend,
-        "algorithm": algorithm,
-        "link": me.link,
-        "link_bits_per_s": me.link_bits_per_s,
-        "ranks": me.world_size,
-        "nodes": layout.nodes,
-        "ranks_per_node": layout.ranks_per_node,
-        # gloo has one thread here and NCCL one stream, so messages follow one another.
-        "in_flight": 1,
-        "apart_s": settings.apart_s,
-        # NCCL's messages are work of the device, gloo's are work of threads.
-        "clock": "device" if on_nccl else "wall",
-    }
+    columns_of_all_rows = _columns_of_all_rows(me, settings)
     # Sizes that round up to the same number of elements are one size.
     sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
     retries = Retries()
@@ -225,6 +217,28 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
             message = f"{collective} of {format_bytes(size)} on {me.world_size} ranks"
             me.say(f"{message}: {median}")
         yield {"collectives": pd.concat(frames, ignore_index=True)}
+
+
+def _columns_of_all_rows(me: Rank, settings: CollectivesSettings) -> dict[str, Any]:
+    """Return the columns of table ``collectives`` that are equal in all rows of a job."""
+    on_nccl = me.backend == "nccl"
+    # NCCL chooses an algorithm by size, unless NCCL_ALGO says which. gloo's are rings.
+    algorithm = os.environ.get("NCCL_ALGO", "auto") if on_nccl else "ring"
+    layout = peers.layout()
+    return {
+        "backend": me.backend,
+        "algorithm": algorithm,
+        "link": me.link,
+        "link_bits_per_s": me.link_bits_per_s,
+        "ranks": me.world_size,
+        "nodes": layout.nodes,
+        "ranks_per_node": layout.ranks_per_node,
+        # gloo has one thread here and NCCL one stream, so messages follow one another.
+        "in_flight": 1,
+        "apart_s": settings.apart_s,
+        # NCCL's messages are work of the device, gloo's are work of threads.
+        "clock": "device" if on_nccl else "wall",
+    }
 
 
 def whole_size(size: int, world_size: int) -> int:
@@ -331,6 +345,7 @@ def _measure(
     synchronize = synchronizer(me.device)
 
     def reset_and_meet() -> None:
+        """Prepare a sample, which is no part of its time."""
         checked.reset()
         synchronize()
         # NCCL's barrier is a kernel. After this function `measure` waits for the device,
@@ -360,9 +375,9 @@ def _measure(
     started_before_last_s = (me.world_size - 1 - me.rank) * settings.apart_s
     messages_per_sample = len(checked.buffers)
     own_s = (seconds - started_before_last_s) / messages_per_sample
-    of_all_ranks = peers.everyones(own_s)
-    slowest_s = of_all_ranks.max(axis=0)
-    fastest_s = of_all_ranks.min(axis=0)
+    seconds_of_ranks = peers.everyones(own_s)  # shape (ranks, samples)
+    slowest_s = seconds_of_ranks.max(axis=0)
+    fastest_s = seconds_of_ranks.min(axis=0)
     # A rank that starts later than it should has waited less than what is subtracted,
     # so its time may come out below zero.
     return _Spread(slowest_s, np.maximum(fastest_s, 0.0))
@@ -405,9 +420,9 @@ class CheckedCollective:
         self._in_place = self._posting.in_place or me.backend == "nccl"
         # The size of an all-gather is that of its result, and each rank's input is one part
         # of the result. The input of an all-reduce has the whole size.
-        known = COLLECTIVES[collective]
-        self._input_parts = known.input_parts(me.world_size)
-        self._output_parts = known.output_parts(me.world_size)
+        definition = COLLECTIVES[collective]
+        self._input_parts = definition.input_parts(me.world_size)
+        self._output_parts = definition.output_parts(me.world_size)
         elements = size // _ELEMENT_BYTES
         # All ranks draw the same vector, so each knows the inputs of all others and can
         # compute the right result without any message.
@@ -420,6 +435,7 @@ class CheckedCollective:
         # buffer but the input is NaN before the collective.
         row_elements = elements if self._in_place else self.expected.numel()
         self._initial = self.mine.new_full((row_elements,), float("nan"))
+        # In place, the input lies in the buffer itself, beside the NaN.
         if self._in_place:
             self._source(self._initial).copy_(self.mine)
         # A row for each of the messages that are posted at once.
@@ -438,7 +454,10 @@ class CheckedCollective:
         return self._part(row, self._output_parts)
 
     def _part(self, row: torch.Tensor, parts: int) -> torch.Tensor:
-        """Return this rank's part of a row, or all of it if there is one part."""
+        """Return this rank's part of a row, or the whole row if there is one part.
+
+        A row has either one part, which is the same for all ranks, or one for each rank.
+        """
         return row.chunk(parts)[self._rank] if parts > 1 else row
 
     def reset(self) -> None:
@@ -460,13 +479,14 @@ class CheckedCollective:
         UserError
             If an element is not exactly right.
         """
-        wrong = 0
+        n_wrong = 0
         for row in self.buffers:
-            wrong += int((self._target(row) != self.expected).sum())
-        if wrong:
+            n_wrong += int((self._target(row) != self.expected).sum())
+        if n_wrong:
+            # The size of a collective is that of its longer buffer.
             size = format_bytes(max(self.expected.nbytes, self.mine.nbytes))
             n_elements = len(self.buffers) * self.expected.numel()
-            elements = f"{wrong} of {n_elements} elements"
+            elements = f"{n_wrong} of {n_elements} elements"
             raise UserError(
                 f"{self.collective} of {size}: {elements} came out wrong: "
                 "mend the network or the library first"
@@ -502,17 +522,18 @@ def random_integers(
     """
     vector = torch.empty(elements, device=device)
     for begin in range(0, elements, _CHUNK_ELEMENTS):
-        part = vector[begin : begin + _CHUNK_ELEMENTS]
+        chunk = vector[begin : begin + _CHUNK_ELEMENTS]
         # Each seed begins 2**40 positions after the one before it, so that no two seeds
         # share positions.
         first_position = (seed << 40) + begin
-        bits = torch.arange(first_position, first_position + len(part), device=device)
+        bits = torch.arange(first_position, first_position + len(chunk), device=device)
         for multiplier in _MULTIPLIERS:
             # The product wraps at 64 bits. Its high bits depend on all bits of the
             # factor, and are mixed into the low ones.
             bits = bits * multiplier
             bits = bits ^ (bits >> 32)
-        part.copy_(bits.remainder(2 * _LARGEST_INTEGER) - _LARGEST_INTEGER)
+        # The remainder is from 0 to 8191, and the difference from -4096 to 4095.
+        chunk.copy_(bits.remainder(2 * _LARGEST_INTEGER) - _LARGEST_INTEGER)
     return vector
 
 

@@ -88,6 +88,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
             raise Unavailable(reason)
 
     what = f"pools of {format_bytes(largest)} to copy between"
+    # If memory runs out, `compute_on` raises a UserError with this description.
     with compute_on(what, device) as torch_device:
         return all_or_partial("copies", frames(torch_device))
 
@@ -103,6 +104,7 @@ def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
     """
 
     def random(*, pinned: bool = False) -> Pool:
+        """Return a pool of random bytes in the host's memory, which may be pinned."""
         # Random numbers are drawn as words of 8 bytes, which is faster than as bytes.
         n_words = -(-n_bytes // 8)  # rounded up
         words = torch.empty(n_words, dtype=torch.int64, pin_memory=pinned)
@@ -139,7 +141,9 @@ def _copy_s(
     slots = source.numel() // size
     most_by_bytes = max(1, _SAMPLE_BYTES // size)
     copies_per_sample = min(slots, _MOST_COPIES, most_by_bytes)
+    # After the last slot of a pool the first one is next.
     next_slots = itertools.cycle(range(slots))
+    # The copies of a sample: where each goes, and where it comes from.
     pairs: list[tuple[Pool, Pool]] = []
 
     def choose_next_slots() -> None:
@@ -153,11 +157,11 @@ def _copy_s(
             out_of = source[slot * size : (slot + 1) * size]
             pairs.append((into, out_of))
 
-    def copy() -> None:
+    def copy_all_pairs() -> None:
         for into, out_of in pairs:
             into.copy_(out_of, non_blocking=True)
 
     # If one of the pools is on the GPU, the GPU does the copy.
     device = target.device if target.is_cuda else source.device
-    seconds = clock.measure_on(device, copy, budget, setup=choose_next_slots)
+    seconds = clock.measure_on(device, copy_all_pairs, budget, setup=choose_next_slots)
     return copies_per_sample, seconds / copies_per_sample

@@ -43,7 +43,8 @@ _HIDDEN_FILES = (str(jobs.PACKAGES / "ddlkit") + os.sep, "<frozen importlib")
 """How the names of files begin whose frames a user's traceback does not show."""
 
 
-def _nothing() -> None: ...
+def _nothing() -> None:
+    """Do nothing. This takes the place of a callback that nobody needs."""
 
 
 def dtype_name(tensor: Tensor) -> str:
@@ -110,11 +111,11 @@ class Training:
 
     @property
     def compiled(self) -> bool:
-        """Return whether torch.compile made the loss or any part of the model."""
+        """Return whether torch.compile made the loss or any module of the model."""
         # torch.compile leaves these attributes on functions and on modules.
         signs = ("_torchdynamo_orig_callable", "_compiled_call_impl")
-        for part in (self.loss, *self.model.modules()):
-            if any(getattr(part, sign, None) is not None for sign in signs):
+        for loss_or_module in (self.loss, *self.model.modules()):
+            if any(getattr(loss_or_module, sign, None) is not None for sign in signs):
                 return True
         return False
 
@@ -253,33 +254,44 @@ class Training:
             Gets the name of a tensor whose gradient is ready. It is called several
             times for a gradient that is accumulated.
         """
-        names_by_parameter = {p: name for name, p in self.trained().items()}
-        modules: list[nn.Module] = []
-        if not self.compiled:
-            modules += self.model.modules()
         # Leaving the stack removes all hooks.
         with ExitStack() as hooks:
-            for module in modules:
-                # A layer is a module that has trained parameters of its own.
-                own_names = [
-                    names_by_parameter[p]
-                    for p in module.parameters(recurse=False)
-                    if p in names_by_parameter
-                ]
-                if own_names:
-                    # The default of an argument keeps the value that it has now.
-                    # Without it the lambda would see the last value of a variable of
-                    # this loop.
-                    layer_hook = module.register_forward_pre_hook(
-                        lambda *_, tensor=own_names[0]: on_layer(tensor)
-                    )
-                    hooks.enter_context(layer_hook)
-            for p, name in names_by_parameter.items():
-                gradient_hook = p.register_post_accumulate_grad_hook(
-                    lambda _, tensor=name: on_gradient(tensor)
-                )
-                hooks.enter_context(gradient_hook)
+            if not self.compiled:
+                for layer, first_tensor in self._layers():
+                    hook = _hook(on_layer, first_tensor)
+                    hooks.enter_context(layer.register_forward_pre_hook(hook))
+            for name, p in self.trained().items():
+                hook = _hook(on_gradient, name)
+                hooks.enter_context(p.register_post_accumulate_grad_hook(hook))
             yield
+
+    def _layers(self) -> Iterator[tuple[nn.Module, str]]:
+        """Yield each layer, and the name of its first trained tensor.
+
+        A layer is a module that has trained parameters of its own.
+        """
+        names_by_parameter = {p: name for name, p in self.trained().items()}
+        for module in self.model.modules():
+            own_names = [
+                names_by_parameter[p]
+                for p in module.parameters(recurse=False)
+                if p in names_by_parameter
+            ]
+            if own_names:
+                yield module, own_names[0]
+
+    def without_gradient(self) -> list[str]:
+        """Run an iteration, and return which trained tensors get no gradient in it.
+
+        Returns
+        -------
+        list of str
+            Names of tensors, in the order of definition.
+        """
+        with_gradient: set[str] = set()
+        with self.watched(on_layer=lambda _: None, on_gradient=with_gradient.add):
+            self.iterate()
+        return [name for name in self.trained() if name not in with_gradient]
 
     def wrap(
         self, *, synchronize: bool = False, **options: Any
@@ -340,6 +352,18 @@ class Training:
         return ddp
 
 
+def _hook(callback: Callable[[str], None], tensor: str) -> Callable[..., None]:
+    """Return a hook for torch that calls back with the name of a tensor.
+
+    What torch passes to the hook is ignored.
+    """
+
+    def hook(*_: Any) -> None:
+        callback(tensor)
+
+    return hook
+
+
 def _sent_of_sparse(gradient: Tensor) -> str:
     """Return in words how much of a sparse gradient DDP sends."""
     # Other sparse layouts, such as sparse_csr, have no indices and values like these.
@@ -373,6 +397,7 @@ class _Inside(nn.Module):
         self._forward = model.forward
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """Note that DDP has called this module, and run the model's own forward."""
         self.called = True
         return self._forward(*arguments, **keywords)
 
@@ -544,10 +569,10 @@ def load(user_model: str, device: torch.device, notes: list[str]) -> Training:
         batch = int(torchvision["batch"] or DEFAULT_BATCH)
         training = known(torchvision["name"], batch, device)
         return replace(training, network=torchvision["plain_name"])
-    function = _function(user_model)
+    function = _function_of_user(user_model)
     with errors_of_user_code(user_model):
-        result = _called(function, device)
-    return _in_training(result, user_model, notes)
+        result = _call_with_device(function, device)
+    return _training_from_result(result, user_model, notes)
 
 
 _TORCHVISION = re.compile(
@@ -581,7 +606,7 @@ def check(user_model: str) -> None:
         with torch.device("meta"):
             networks.build(torchvision["name"])
         return
-    function = _function(user_model)
+    function = _function_of_user(user_model)
     # The user's file has been imported with real tensors, and may hold some, such as a
     # batch.
     fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
@@ -589,18 +614,18 @@ def check(user_model: str) -> None:
     no_result = contextlib.redirect_stdout(sys.stderr)
     with no_result, fake_tensors:
         try:
-            result = _called(function, torch.device("cpu"))
+            result = _call_with_device(function, torch.device("cpu"))
         except (Exception, SystemExit):
             # The cause may be that tensors have no values, so nothing is refused. If it
             # is a mistake, the ranks will show it with its traceback.
             return
-        training = _in_training(result, user_model, notes=[])
+        training = _training_from_result(result, user_model, notes=[])
         # Compiling takes long, and compiled code does not accept fake tensors.
         if training.compiled:
             return
-        # `_in_training` has checked that the result is (model, loss) or (model, loss,
-        # optimizer). The user's own loss is called and not `training.loss`, which would
-        # print the traceback of an exception.
+        # `_training_from_result` has checked that the result is (model, loss) or
+        # (model, loss, optimizer). The user's own loss is called and not
+        # `training.loss`, which would print the traceback of an exception.
         loss = result[1]
         try:
             with backward_calls() as calls:
@@ -613,7 +638,7 @@ def check(user_model: str) -> None:
             training.refuse_unless_scalar(value)
 
 
-def _function(user_model: str) -> Callable[..., Any]:
+def _function_of_user(user_model: str) -> Callable[..., Any]:
     """Return the function that a user names as ``"FILE.py:function"``."""
     file, _, name = user_model.rpartition(":")
     module = _imported(file, user_model)
@@ -623,8 +648,8 @@ def _function(user_model: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], function)
 
 
-def _called(function: Callable[..., Any], device: torch.device) -> Any:
-    """Return the result of a user's function, which may take a device."""
+def _call_with_device(function: Callable[..., Any], device: torch.device) -> Any:
+    """Call a user's function, with the device if it takes one, and return its result."""
     if "device" in inspect.signature(function).parameters:
         return function(device=device)
     return function()
@@ -635,6 +660,7 @@ def _imported(file: str, user_model: str) -> ModuleType:
 
     ``user_model`` is the model as the user names it, for the error message.
     """
+    # With this prefix, a user's file torch.py does not take the place of torch.
     name = f"given_{Path(file).stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if not (spec and spec.loader and Path(file).is_file()):
@@ -653,13 +679,14 @@ def _imported(file: str, user_model: str) -> ModuleType:
     return module
 
 
-def _in_training(result: Any, user_model: str, notes: list[str]) -> Training:
+def _training_from_result(result: Any, user_model: str, notes: list[str]) -> Training:
     """Return the result of a user's function as a model in training.
 
     ``user_model`` is how the user names the function. Remarks are added to ``notes``.
     Raises UserError if the result cannot be trained.
     """
     _refuse_result(result, user_model)
+    # The third value may be left out.
     model, plain_loss, *optimizers = result
     file, _, function = user_model.rpartition(":")
     _refuse_parameters(model, user_model)
@@ -674,7 +701,8 @@ def _in_training(result: Any, user_model: str, notes: list[str]) -> Training:
             "optimizer of torch: give one optimizer for all parameters"
         )
 
-    # `wraps` also copies the attributes by which torch.compile can be recognized.
+    # `wraps` also copies the attributes by which `Training.compiled` recognizes a loss
+    # that torch.compile has made.
     @functools.wraps(plain_loss)
     def loss() -> Any:
         with errors_of_user_code(user_model):
@@ -742,6 +770,7 @@ def errors_of_user_code(what: str) -> Iterator[None]:
         if isinstance(error, UserError) or ran_out_of_memory(error):
             raise
         report = traceback.TracebackException.from_exception(error)
+        # A user looks for the mistake in the user's own code.
         frames = [
             frame
             for frame in report.stack
@@ -749,6 +778,7 @@ def errors_of_user_code(what: str) -> Iterator[None]:
         ]
         report.stack = traceback.StackSummary.from_list(frames)
         sys.stderr.writelines(report.format())
+        # `from None`, because the traceback of the cause is printed already.
         raise UserError(
             f"{what}: {type(error).__name__}: {one_line(str(error))}"
         ) from None

@@ -53,7 +53,10 @@ _GRADIENT = "a gradient is ready"
 
 
 class _AnyMarks(Protocol):
-    """Marks along an iteration: `ddlkit.jobs.clock.Marks` or `_FlopMarks`."""
+    """Marks along an iteration: `ddlkit.jobs.clock.Marks` or `_FlopMarks`.
+
+    ``mark`` adds a mark. ``seconds`` returns what each mark holds.
+    """
 
     def mark(self) -> None: ...
 
@@ -76,10 +79,11 @@ class _FlopMarks:
         self._counts: list[int] = []
 
     def mark(self) -> None:
-        count = 0
+        """Add a mark that holds the FLOPs so far."""
+        flops = 0
         if self._counter:
-            count = self._counter.get_total_flops()
-        self._counts.append(count)
+            flops = self._counter.get_total_flops()
+        self._counts.append(flops)
 
     def seconds(self) -> Floats:
         """Return the FLOPs up to each mark.
@@ -125,12 +129,14 @@ class _HookedIteration:
 
     def run(self, training: Training) -> None:
         """Train for one iteration, and note each event with a mark."""
+        # `watched` calls these with the name of a tensor.
         on_layer = partial(self._note, _LAYER)
         on_gradient = partial(self._note, _GRADIENT)
         with training.watched(on_layer, on_gradient):
             training.iterate(partial(self._note, _PHASE, ""))
 
     def _note(self, event: str, tensor: str) -> None:
+        """Note that an event of this kind, of this tensor, happens now."""
         self._events.append((event, tensor))
         self._marks.mark()
 
@@ -139,10 +145,12 @@ class _HookedIteration:
         # What has passed at each mark since the first mark. Despite the method's name
         # these are FLOPs if the marks count FLOPs.
         passed = self._marks.seconds()
-        phases = [k for k, (event, _) in enumerate(self._events) if event == _PHASE]
+        phase_numbers = [
+            k for k, (event, _) in enumerate(self._events) if event == _PHASE
+        ]
         # The four phase events are the start of the iteration, the start and the end of
         # the last backward pass, and the end of the iteration.
-        backward_begin = phases[1]
+        backward_begin = phase_numbers[1]
         ready = self._ready(passed, backward_begin)
         layers = self._layers(passed, backward_begin, ready)
         return _Shares(layers, ready, whole=float(passed[-1]))
@@ -191,6 +199,7 @@ class _HookedIteration:
             for k in range(forward_begin + 1, backward_begin)
             if self._events[k][1] in ready
         ]
+        # The first tensor of the layer that starts at each of these events.
         tensors = [self._events[k][1] for k in starts]
         if not tensors:
             # Layers of a compiled model are not seen. The first tensor of the model
@@ -346,11 +355,14 @@ def compute_on(
         If TF32 is asked for on the CPU, and if memory runs out within the block.
     """
     torch_device = torch.device(device)
+    # The CPU has no TF32.
     if precision == "tf32" and torch_device.type != "cuda":
         raise UserError(
             "precision 'tf32' needs a CUDA device: use fp32 or bf16 on the CPU"
         )
+    # TF32 has a switch for products of matrices, and another one for convolutions.
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    # The stack calls each callback when the block ends, also after an exception.
     with ExitStack() as restore:
         restore.callback(torch.set_num_threads, torch.get_num_threads())
         for switch in switches:
@@ -462,8 +474,9 @@ def profile_training(
     # that profiles alone keeps its own values.
     slowest: Callable[[Floats], Floats] = peers.slowest if me else np.asarray
     order = _Order.of_first_iteration(training, me)
-    measured = _undisturbed(training, budget or Budget(), me)
-    # A row for each repeat. The columns are forward, backward and update.
+    measured = _measure_undisturbed(training, budget or Budget(), me)
+    # A row for each repeat. The differences of its four marks are the columns: forward,
+    # backward and update.
     phases = _spans_to_slowest_end(np.diff(measured.marks_s), slowest)
     hooked = np.array([order.spans(iteration) for iteration in measured.hooked])
     # The last column is the whole iteration. The others are its spans.
@@ -580,6 +593,8 @@ def layer_tables(
         network, batch, device, precision, budget, threads, me
     )
     share = issue_share(samples)
+    # Above it, the host and not the GPU decides how long an iteration takes. On the CPU
+    # the share is NaN, which is above no number.
     if share > HOST_BOUND:
         name = f"{network}, batch {batch}, {precision}"
         say(f"{name}: the host needs {share:.0%} of an iteration to issue it")
@@ -612,7 +627,9 @@ class _Measured(NamedTuple):
     issue_s: Floats
 
 
-def _undisturbed(training: Training, budget: Budget, me: Rank | None) -> _Measured:
+def _measure_undisturbed(
+    training: Training, budget: Budget, me: Rank | None
+) -> _Measured:
     """Return a measurement, if possible one that nothing else on the machine disturbed.
 
     A disturbed measurement is repeated twice at most. The third one is returned in any
@@ -643,13 +660,16 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
     issue_s: list[float] = []
 
     def run_plain() -> None:
+        """Run an iteration without hooks, and keep its marks and its time of issue."""
         marks = Marks(device)
         plain.append(marks)
         start_s = perf_counter()
+        # On a GPU this returns when the host has issued all work.
         training.iterate(marks.mark)
         issue_s.append(perf_counter() - start_s)
 
     def run_hooked() -> None:
+        """Run an iteration with hooks, and keep what it noted."""
         iteration = _HookedIteration(Marks(device))
         iteration.run(training)
         hooked.append(iteration)
@@ -695,6 +715,7 @@ def _graph(training: Training) -> dict[str, Floats]:
         # CUDA captures no graph on the default stream.
         stream = torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
+        # Work that is under way on the default stream, such as an update, ends first.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Libraries such as cuBLAS set up their workspaces in a first iteration,
@@ -705,10 +726,12 @@ def _graph(training: Training) -> dict[str, Floats]:
             training.iterate()
         seconds = clock.measure_on(training.device, graph.replay, GRAPH)
     except RuntimeError as error:
-        # CUDA explains over several lines.
+        # CUDA explains over several lines. The first one says what is wrong.
         reason = str(error).strip().splitlines()[0]
         say(f"the iteration is not timed as a CUDA graph: {reason}")
-        # A capture that fails leaves its stream behind as the current one.
+        # A capture that fails leaves its stream behind as the current one. If it has also
+        # spoilt the random numbers of this process, a session measures the next point in
+        # another process.
         torch.cuda.set_stream(torch.cuda.default_stream())
         return {}
     return {"graph_iteration": seconds}

@@ -72,8 +72,9 @@ def import_torchvision() -> ModuleType:
             f"torchvision cannot be imported ({error}); {INSTALL_IT}"
         ) from None
     except RuntimeError as error:
-        # On import torchvision describes its operators to torch, and fails for one
-        # whose kernel did not load. No network here needs such operators, so an empty
+        # On import torchvision describes its operators to torch, in the module
+        # `_meta_registrations`. That fails for an operator whose kernel did not load,
+        # as in a build for CUDA. No network here needs such operators, so an empty
         # module takes the place of these descriptions before the second import.
         if "operator torchvision::nms does not exist" not in str(error):
             raise
@@ -206,6 +207,7 @@ def find(name: str) -> Network:
 
 def _advice_on_name(name: str, known: Sequence[str]) -> str:
     """Return advice on an unknown name: the most similar known one, or all of them."""
+    # At this cutoff a name with a wrong letter or two is similar, and another is not.
     similar = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.8)
     if similar:
         return f"did you mean {similar[0]!r}?"
@@ -307,9 +309,9 @@ def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
     >>> recurrence_flops((7, 3, 6), [(20, 6), (20, 5), (20,)])
     9240
     """
-    # Matrices have two axes. Biases have one axis and do not count.
-    elements = sum(math.prod(shape) for shape in weights if len(shape) == 2)
-    # Once for each sample and time step.
+    matrices = [shape for shape in weights if len(shape) == 2]
+    elements = sum(math.prod(shape) for shape in matrices)
+    # The product of the numbers of samples and of time steps.
     applications = math.prod(inputs[:2])
     return 2 * applications * elements
 

@@ -103,7 +103,8 @@ class Ranks:
         Returns a new place, a `ddlkit.jobs.launch.Place`: the machine's loopback
         interface, or a lab, which is also a context manager.
     join : mapping
-        Arguments of `ddlkit.jobs.rank.Rank.join`, by which the ranks meet.
+        Arguments of `ddlkit.jobs.rank.Rank.join`, by which the ranks meet: the backend,
+        and optionally ``timeout_s`` and ``on_gpu``.
     """
 
     count: int
@@ -119,10 +120,12 @@ class Ranks:
         *,
         on_gpu: bool | None = None,
     ) -> Ranks:
-        """Return ranks on this machine's own interfaces.
+        """Return ranks on this machine that are in no lab.
 
-        The backend follows from the measured device alone, not from what else the
-        machine has: a recording of the CPU on a machine with GPUs uses gloo.
+        The ranks meet on the loopback interface. Between GPUs their messages take the
+        link that joins the GPUs. The backend follows from the measured device alone,
+        not from what else the machine has: a recording of the CPU on a machine with
+        GPUs uses gloo.
 
         Parameters
         ----------
@@ -134,7 +137,8 @@ class Ranks:
             How tables name the link. By default it is "loopback" between processors,
             and between GPUs "nvlink" or "pcie", as nvidia-smi says.
         on_gpu : bool, optional
-            Whether tensors lie on a GPU. By default NCCL's do, and gloo's do not.
+            Whether the tensors that are sent lie on a GPU. By default they do with NCCL,
+            and do not with gloo.
 
         Returns
         -------
@@ -178,6 +182,7 @@ class Ranks:
             If a rank dies, if time is up, and if the lab cannot be made.
         """
         place = self.place()
+        # `launch` ends ranks that take longer, because they probably hang.
         timeout_s = PATIENCE * estimate_s
         lab_or_nothing: AbstractContextManager[Any] = nullcontext()
         # All places but the loopback interface are labs.
@@ -254,6 +259,7 @@ def place_of(
     """
     if bits_per_s:
         members, name = ranks_in_lab(count, bits_per_s, delay_s)
+        # Only tables of collectives have "lab-" in their names.
         return members, name.removeprefix("lab-")
     return Ranks.of(count, here.device), f"p{count}-{_own_link(here)}"
 
@@ -302,6 +308,7 @@ def layers(
     UserError
         If a network is unknown.
     """
+    # An unknown name is refused here, before anything is measured.
     for name, _ in networks:
         networks_by_name.find(name)
     # 0 stands for a network that is measured alone, because no number of ranks is
@@ -315,6 +322,8 @@ def layers(
             settings = layer_times.LayersSettings({name: batch}, budget=budget)
             members = Ranks.of(count, here.device)
             job = layer_times.layers_job
+            # Ranks are ended after a multiple of the duration that is stated here. All
+            # of them share the cores, so they may take much longer than one rank.
             measure = partial(members.run, job, settings, max(LAYERS_S, estimate_s))
         else:
             # One rank has all cores. If no number of ranks is given, torch chooses.
@@ -338,7 +347,9 @@ def layers(
 # -- collectives -----------------------------------------------------------------------
 
 # On a machine with one device no ranks can exchange messages between devices. What can
-# be measured there is labelled as a link of its own. From the measured device to ranks:
+# be measured there is labelled as a link of its own: two ranks on the processor, one
+# rank that sends to itself, and two ranks whose gloo sends tensors that lie on a GPU.
+# Each function takes the measured device and returns the ranks.
 _LINKS: dict[str, Callable[[str], Ranks]] = {
     "loopback-p2": lambda device: Ranks.of(2, "cpu"),
     "one-rank": lambda device: Ranks.of(1, device, "one-rank"),
@@ -400,7 +411,10 @@ def collectives(
         A point for each place, and thus for each table.
     """
     in_lab = bool(rate)
+    # NCCL sends between GPUs. In a lab, and over the other links of `_LINKS`, gloo does.
     on_nccl = here.on_gpu and link in ("", "one-rank") and not in_lab
+    # Outside of a lab nothing is measured twice, and only NCCL gets several messages at
+    # once.
     if not in_lab:
         tries = 1
         if not on_nccl:
@@ -425,6 +439,7 @@ def collectives(
             _collectives_to_measure, path, collectives, sizes, members.count
         )
         run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
+        # The point is done when nothing is left to measure.
         point = Point("collectives", name, run, estimate_s, left=to_measure)
         # Ranks need a GPU each if they are joined by the link between the GPUs. A link
         # of `_LINKS` needs one device only.
@@ -479,6 +494,7 @@ def _collectives_to_measure(
     for collective in collectives:
         missing_sizes = messages_alone.missing_sizes(rows, collective, sizes, ranks)
         if missing_sizes:
+            # Collectives that lack the same sizes are later measured by one launch.
             to_measure.setdefault(missing_sizes, []).append(collective)
     return to_measure
 
@@ -893,6 +909,8 @@ def points(
     counts_or_default = counts or rank_counts(here)
     rates_or_no_lab = rates or [0.0]
     wanted = PARTS if part == "quick" else (part,)
+    # Only these parts build networks. A network that cannot be built is refused before
+    # anything is measured.
     if {*wanted} & {"layers", "slowdown", "training"}:
         for name, _ in networks:
             networks_by_name.require(name)

@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
@@ -109,6 +110,7 @@ def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
     """
     name = settings.network
     with compute_on(f"{name} beside all-reduces", me.device, PRECISION):
+        # All ranks have equal first weights, which DDP is not asked to send.
         torch.manual_seed(0)
         training = known(name, settings.batch, me.device, PRECISION)
         yield from slowdown_rounds(
@@ -200,7 +202,7 @@ class _TrainingAndMessages:
         gradients, and with one bucket for each. Both have equally many bytes, so that
         their difference is the cost of the additional buckets.
     messages : dict of int to (Tensor, int)
-        What is sent, and how many times, by size in bytes.
+        The tensor that is sent, and how many times it is sent, by its size in bytes.
     """
 
     def __init__(self, me: Rank, training: Training, sizes: Sequence[int]) -> None:
@@ -211,10 +213,8 @@ class _TrainingAndMessages:
         single_gradients = training.wrap(bucket_cap_mb=CAP_OF_SINGLE_GRADIENTS_MIB)
         self.ddp = {1: one_bucket, len(training.trained()): single_gradients}
         for ddp in self.ddp.values():
-            # Nobody sends the buckets, so only what DDP does besides is timed.
-            ddp.register_comm_hook(
-                None, lambda _, bucket: completed_future(bucket.buffer())
-            )
+            # Only what DDP does besides sending is timed.
+            send_nothing(ddp)
             training.use(ddp)
             for _ in range(WARMUP):
                 training.iterate()
@@ -238,6 +238,7 @@ class _TrainingAndMessages:
         ``alone_s`` is how long an iteration takes without messages, and ``size`` is the
         size of the buffer in bytes.
         """
+        # As many messages as both limits of a pilot run allow, but at least two.
         pilot_count = max(2, min(PILOT_MESSAGES, PILOT_BYTES // size))
         # The first of two runs also warms up. The longer one counts: it gives the
         # smaller number of messages, so that a round does not take too long.
@@ -332,6 +333,8 @@ class _TrainingAndMessages:
             marks = Marks(self.me.device)
             iterations.append(marks)
             self._iterate(buckets=1, marks=marks)
+            # Without waiting for the GPU, the host would issue many iterations ahead, and
+            # most of them would run when the messages have long arrived.
             synchronize()
         # The last message arrived during the last iteration, a part of which therefore
         # ran without messages. That iteration counts only if there is no other.
@@ -349,6 +352,11 @@ class _Sending:
     the posts, hardly any message would still be under way while it runs. So a separate
     thread posts the messages. gloo's messages are posted at once, and a callback of the
     last one takes the time of its end.
+
+    The threads that post and train take turns at Python's interpreter. So a small
+    message on CUDA, which the GPU sends faster than the host posts it, may take longer
+    while this process trains although the GPU does not send it more slowly. Messages in
+    a replayed CUDA graph would not depend on the host.
 
     Parameters
     ----------
@@ -371,8 +379,12 @@ class _Sending:
         in_thread: bool | None = None,
     ) -> None:
         self._device = me.device
+        # Two marks: when the first message is posted, and when the last one has arrived.
         self._marks = Marks(me.device)
         self._works: list[Any] = []
+        # On CUDA the marks say whether the last message has arrived. Elsewhere a future,
+        # which `_mark_end` sets, says when its callback has added the second mark.
+        self._end_marked: Any = None
         self._failure: Exception | None = None
         if in_thread is None:
             in_thread = me.device.type == "cuda"
@@ -417,7 +429,7 @@ class _Sending:
             return True
         if self._device.type == "cuda":
             return self._marks.reached()
-        return self._end_marked.done()
+        return bool(self._end_marked.done())
 
     def seconds(self) -> float:
         """Wait for the last arrival, and return the seconds since the first post."""
@@ -432,19 +444,22 @@ class _Sending:
         return float(self._marks.seconds()[-1])
 
 
-def completed_future(buffer: torch.Tensor) -> Any:
-    """Return the result of a communication hook that sends nothing.
+def send_nothing(ddp: DistributedDataParallel) -> None:
+    """Have DDP fill its buckets, but send none of them.
 
     Parameters
     ----------
-    buffer : Tensor
-        The bucket's buffer.
-
-    Returns
-    -------
-    torch.futures.Future
-        A future that holds the buffer already.
+    ddp : DistributedDataParallel
+        A wrapped model, whose gradients are then not averaged over ranks.
     """
+    # DDP calls the hook in place of its own all-reduce, and goes on when the future is
+    # complete. The hook is a lambda, because torch refuses a function whose annotations
+    # are texts, as all annotations are in this module.
+    ddp.register_comm_hook(None, lambda _, bucket: _completed_future(bucket.buffer()))
+
+
+def _completed_future(buffer: torch.Tensor) -> Any:
+    """Return a future that holds the buffer of a bucket already."""
     # A future that holds CUDA tensors must be made with their devices.
     devices: list[Any] | None = [buffer.device] if buffer.is_cuda else None
     future: Any = torch.futures.Future(devices=devices)

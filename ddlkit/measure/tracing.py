@@ -88,6 +88,7 @@ def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
         for note in notes:
             me.say(note)
         me.say(f"recording {settings.iterations} iterations of {training.network}")
+        # All iterations are alike, so their numbers are ignored.
         trace_iterations(
             lambda _: training.iterate(),
             Path(settings.directory),
@@ -95,6 +96,7 @@ def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
             iterations=settings.iterations,
             warmup=settings.warmup,
         )
+    # A job has to be a generator, even if it yields no table.
     yield from ()
 
 
@@ -122,19 +124,11 @@ def process_group_of_users(me: Rank) -> dist.ProcessGroup | None:
 
 
 def _refuse_unused_parameters(training: Training, model: str) -> None:
-    """Raise UserError if a parameter gets no gradient: DDP would wait for it for ever."""
-    trained = training.trained()
-    with_gradient: set[str] = set()
+    """Raise UserError if a parameter gets no gradient: DDP would wait for it for ever.
 
-    # `iterate` calls this before and after backward, and at the end of the iteration,
-    # where the gradients are None again.
-    def note_gradients() -> None:
-        with_gradient.update(name for name, p in trained.items() if p.grad is not None)
-
-    # The iteration calls this function also at the end of its backward pass, when all
-    # gradients are there. After the update, they are cleared.
-    training.iterate(note_gradients)
-    unused = [name for name in trained if name not in with_gradient]
+    ``model`` is the model as the user names it, for the error message.
+    """
+    unused = training.without_gradient()
     if unused:
         raise UserError(
             f"{model}: {len(unused)} trained parameters get no gradient, such as "
@@ -143,7 +137,10 @@ def _refuse_unused_parameters(training: Training, model: str) -> None:
 
 
 def _refuse_without_ddp(training: Training, model: str) -> None:
-    """Raise UserError if the loss has not called the model, and so has not used DDP."""
+    """Raise UserError if the loss has not called the model, and so has not used DDP.
+
+    ``model`` is the model as the user names it, for the error message.
+    """
     # `Training.wrap` puts the model into a module that notes whether the loss calls it.
     ddp: Any = training.ddp
     if not ddp.module.called:
@@ -224,8 +221,10 @@ def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:
 
 
 def _remove_traces_of_others(directory: Path, me: Rank) -> None:
-    """Remove traces that an earlier recording on more ranks has left."""
-    # One rank is enough for this.
+    """Remove traces of ranks that this recording does not have.
+
+    An earlier recording on more ranks has left them. Rank 0 removes them for all.
+    """
     if me.rank != 0:
         return
     own = {f"rank{rank}.json.gz" for rank in range(me.world_size)}
@@ -236,6 +235,7 @@ def _remove_traces_of_others(directory: Path, me: Rank) -> None:
 
 def _pack(plain: Path, packed: Path) -> None:
     """Compress a file piece by piece, because a trace may have a gigabyte."""
+    # Without a time of modification, the same trace always gives the same file.
     with (
         plain.open("rb") as source,
         gzip.GzipFile(packed, "wb", compresslevel=COMPRESSION, mtime=0) as target,

@@ -188,8 +188,9 @@ def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
     whole = torch.empty(sum(sizes), **as_bytes)
 
     def copy_all() -> None:
-        for part, gradient in zip(whole.split(sizes), gradients, strict=True):
-            part.copy_(gradient)
+        # `split` returns views of the buffer, one for each gradient.
+        for view, gradient in zip(whole.split(sizes), gradients, strict=True):
+            view.copy_(gradient)
 
     # All ranks copy at the same time, as in training, and share the memory's bandwidth.
     seconds = clock.measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
@@ -236,7 +237,7 @@ def wrap_and_rebuild(
     # The last mark of the last iteration comes after gradients are cleared. At the mark
     # before it, the backward pass has just ended, and DDP has averaged the gradients.
     sum_after_backward = sums_at_marks[-2]
-    sums_of_ranks = everyones([sum_after_backward])
+    sums_of_ranks = everyones([sum_after_backward])  # shape (ranks, 1)
     differs = (sums_of_ranks != sums_of_ranks[0]).any()
     if differs or not np.isfinite(sums_of_ranks).all():
         raise UserError(
@@ -285,14 +286,15 @@ def other_than_predicted(training: Training, profile: LayerProfile) -> list[str]
         A line that says how they differ. The list is empty if they are equal, and if
         DDP has rebuilt no buckets.
     """
-    made = rebuilt_bytes(training.ddp) if training.ddp else []
+    bucket_bytes = rebuilt_bytes(training.ddp) if training.ddp else []
     work = profile.workload()
-    predicted = make_plan(OWN_PLAN, work).group_bytes(work).tolist()
-    if not made or made == predicted:
+    predicted_bytes = make_plan(OWN_PLAN, work).group_bytes(work).tolist()
+    if not bucket_bytes or bucket_bytes == predicted_bytes:
         return []
     return [
-        f"DDP made {_buckets_in_words(made)}, but {_buckets_in_words(predicted)} are "
-        "predicted: do not rely on plans for this model"
+        f"DDP made {_buckets_in_words(bucket_bytes)}, but "
+        f"{_buckets_in_words(predicted_bytes)} are predicted: do not rely on plans for "
+        "this model"
     ]
 
 
@@ -305,7 +307,17 @@ def _buckets_in_words(sizes: Sequence[int]) -> str:
 
 
 class _PlannedTraining:
-    """Training under one plan: a copy of the network, wrapped in DDP and warmed up."""
+    """Training under one plan: a copy of the network, wrapped in DDP and warmed up.
+
+    Attributes
+    ----------
+    asked_bytes : sequence of int
+        The bytes of each bucket of the plan. There are none for DDP's own rule.
+    bucket_bytes : list of int
+        The bytes of each bucket that DDP made.
+    case : Case
+        What was measured, as rows of table ``runs`` name it.
+    """
 
     def __init__(
         self,
@@ -319,7 +331,6 @@ class _PlannedTraining:
         self.settings = settings
         self.plan = plan
         self.retries = retries
-        # For DDP's own rule these are empty, because no sizes are asked for.
         self.asked_bytes = settings.plans[plan]
         # Plans are trained in turn, and DDP changes the model that it wraps. So each
         # plan has a copy.
@@ -333,12 +344,11 @@ class _PlannedTraining:
         )
         self.training.accumulate = settings.accumulate
         imposed_bytes = () if plan == OWN_PLAN else self.asked_bytes
-        ddp, bucket_bytes, tensor_counts = wrap_and_rebuild(
+        self.ddp, self.bucket_bytes, tensor_counts = wrap_and_rebuild(
             self.training, imposed_bytes
         )
-        self.ddp = ddp
-        self.bucket_bytes = bucket_bytes
-        # The case names a plan by the number of tensors up to the end of each bucket.
+        # The case names a plan by the number of tensors up to the end of each bucket,
+        # which is the cumulative sum of the numbers of tensors in buckets.
         ends = np.cumsum(tensor_counts)
         self.synchronize = clock.synchronizer(me.device)
         self.case = Case(
@@ -363,13 +373,13 @@ class _PlannedTraining:
         ``timeline``. If DDP made other buckets than the plan asks for, the first round
         has no table ``runs``, by which the caller knows that the plan is to be left out.
         """
-        seconds, compute_s, used = self._undisturbed()
+        seconds, compute_s, used = self._measure_undisturbed()
         tables = {}
         if repeat == 0:
             tables["buckets"] = self._bucket_table()
             tables["timeline"] = self._profile()
             # For DDP's own rule no sizes are asked for, so there is nothing to compare.
-            if self.asked_bytes and list(self.asked_bytes) != self.bucket_bytes:
+            if self.asked_bytes and [*self.asked_bytes] != self.bucket_bytes:
                 asked_and_made = (
                     f"asked {self.asked_bytes}, DDP made {self.bucket_bytes}"
                 )
@@ -399,7 +409,10 @@ class _PlannedTraining:
         return tables
 
     def _bucket_table(self) -> pd.DataFrame:
-        """Return a row for each bucket that was asked for and for each that DDP made."""
+        """Return a row for each bucket that was asked for and for each that DDP made.
+
+        The column ``bucket`` numbers the buckets of each of the two from 0.
+        """
         asked = pd.DataFrame({"bytes": self.asked_bytes, "source": "asked"})
         rebuilt = pd.DataFrame({"bytes": self.bucket_bytes, "source": "rebuilt"})
         buckets = pd.concat([asked, rebuilt]).rename_axis("bucket").reset_index()
@@ -415,6 +428,7 @@ class _PlannedTraining:
         phase_block = ExitStack()
 
         def mark() -> None:
+            """End the span of the phase that ends here, and begin that of the next."""
             # The first mark ends no phase, and the last one begins none. All others end
             # a phase and begin the next one.
             self.synchronize()
@@ -426,12 +440,13 @@ class _PlannedTraining:
         dist.barrier()
         trace = clock.chrome_trace(lambda: self.training.iterate(mark), self.me.device)
         events = parse_kineto(trace, "profile of an iteration")
+        # The k-th message of the iteration sends the k-th bucket, and gets its size.
         spans = timeline(events, self.bucket_bytes)
         # The cross product with a table of one row adds the labels to every span.
         labels = pd.DataFrame({"case": [self.case.key], "repeat": 0})
         return labels.merge(spans.to_frame(), "cross")
 
-    def _undisturbed(self) -> tuple[Floats, float, Usage]:
+    def _measure_undisturbed(self) -> tuple[Floats, float, Usage]:
         """Time some iterations, and as many without exchange before and after them.
 
         If the times are disturbed, all three are measured again, as long as the job may
@@ -449,20 +464,24 @@ class _PlannedTraining:
         """
         while True:
             watch = Watch(self.me.rank)
-            before = self._without_exchange()
+            before = self._timed_without_exchange()
             seconds = self._timed()
-            around = np.append(before, self._without_exchange())
+            # Before and after, so that drift of the machine affects both alike.
+            around = np.append(before, self._timed_without_exchange())
             used = usage_of_all(watch.usage())
             if not self.retries.again(used):
                 return seconds, float(np.median(around)), used
 
-    def _without_exchange(self) -> Floats:
-        """Return seconds of iterations that exchange no gradients."""
+    def _timed_without_exchange(self) -> Floats:
+        """Do the same as `_timed`, but exchange no gradients between ranks."""
         with self.ddp.no_sync():
             return self._timed()
 
     def _timed(self) -> Floats:
-        """Return seconds of each iteration, of the slowest rank."""
+        """Train for ``settings.iterations``, and return the seconds of each iteration.
+
+        The seconds are those of the slowest rank.
+        """
         count = self.settings.iterations
         # All ranks have to do equally many iterations, so nothing ends the loop early.
         exactly_count = Budget(

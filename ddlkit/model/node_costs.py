@@ -234,6 +234,11 @@ class NodeCosts:
         seconds = self._predicted_s(anchor, nodes, ranks)
         is_known = np.isfinite(seconds)
         # A table interpolates between sizes, so it needs two of them.
+        if len(anchor.sizes) < 2:
+            raise UserError(
+                f"the table of {collective} on {anchor.nodes} nodes has one size only: measure "
+                "several sizes"
+            )
         if is_known.sum() < 2:
             smallest = units.format_bytes(anchor.sizes[0])
             raise UserError(

@@ -522,9 +522,11 @@ def _identity(is_exposed: bool) -> Result:
     within = [(float(values.min()), float(values.max()))]
     if not is_exposed:
         return own(within, note)
-    # Eq 10 has the density as a factor, so that next to nothing is left of selecting.
+    # Eq 10 has the density as a factor, so that next to nothing is left of selecting, and
+    # of what OMGS-SGD saves of it.
     with_density_s = topk_s - DENSITY * selecting_s - compute_s
-    by_eq10 = with_density_s / (with_density_s - less_exposed_grid_s)
+    less_with_density_s = topk_s - omgs_s - DENSITY * by_selecting_s
+    by_eq10 = with_density_s / (with_density_s - less_with_density_s)
     readings = {
         "the code's gamma without the density": own(within, ""),
         "Eq 10, with the density": own([(by_eq10.min(), by_eq10.max())], ""),

@@ -160,8 +160,8 @@ def measure_in_turn(
 ) -> Iterator[pd.DataFrame]:
     """Yield rows of a kernel alone, and of the kernel beside each way of its neighbour, timed in turn.
 
-    Each way is tried first. The ways from the first one that fails are not measured. A way also fails if
-    the neighbour does not run at the same time.
+    Each way is tried first, as many times as the neighbour has ``chances``. The ways from the first one
+    that fails are not measured. A way also fails if the neighbour never runs at the same time.
 
     Parameters
     ----------

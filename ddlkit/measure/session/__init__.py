@@ -366,6 +366,7 @@ class Point:
         UserError
             If a table is damaged.
         """
+        # A table that grows may exist, and still lack rows.
         if self.left is not None:
             nothing_left = not self.left()
             return nothing_left
@@ -468,6 +469,7 @@ def _outcome_of(error: Exception) -> tuple[str, str, Tables]:
     with its traceback, unless memory ran out.
     """
     reason = one_line(str(error))
+    # `Partial` and `Unavailable` are UserErrors, too. All others fail the point.
     if isinstance(error, Partial):
         return PARTIAL, reason, error.tables
     if isinstance(error, Unavailable):

@@ -129,6 +129,7 @@ def run_session(
             remark="; ".join(text for text in (remark, in_use) if text),
         )
         with packing(out, pack) as pack_if_due:
+            # Times of two machines in one recording would be taken for those of one.
             other_machines = machines_in(out) - {name}
             if other_machines:
                 names = " and ".join(sorted(other_machines))
@@ -172,6 +173,8 @@ def estimate(make: MakePoints, out: Path) -> str:
     UserError
         If a table is damaged.
     """
+    # The number of the session is part of the names of a few tables only. Which number
+    # it is makes no difference to the listing.
     sections = make(out=out.resolve(), session=1)
     points = [*sections.body, *sections.opening, *sections.closing]
     missing = [point for point in points if not point.done(out)]
@@ -447,7 +450,12 @@ def _with_earlier_outcome(row: Row, earlier_row: Row | None) -> Row:
 
 @dataclass
 class _Worker:
-    """Measures the points of a session in the process that asks."""
+    """Makes the points of a session, and measures them in the process that asks.
+
+    ``make`` returns the points. ``out`` is the directory of the session, and ``origin``
+    what the stamps of all its tables say. ``points`` has the points by their keys, once
+    `make_rows` has made them.
+    """
 
     make: MakePoints
     out: Path
@@ -483,7 +491,11 @@ class _Worker:
 
 
 class _IsolatedWorker:
-    """Has a child process measure the points. After a death it starts another child."""
+    """Has a child process measure the points. After a death it starts another child.
+
+    The child gets orders and answers through a pipe, as `serve` describes. ``_pipe`` is
+    this process's end of the pipe, and ``_process`` the child, or None if none runs.
+    """
 
     def __init__(self, session: _Session) -> None:
         self._session = session
@@ -539,11 +551,12 @@ class _IsolatedWorker:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what libraries print is not a result
                 pass_fds=[childs_end.fileno()],
+                # Ctrl-C then reaches this process alone, which ends the child.
                 start_new_session=True,
             )
 
     def measure(self, row: Row) -> Row:
-        """Have the child measure a point, and return what became of the point.
+        """Have the child measure a point, and return its row with what became of it.
 
         The point fails if no child can be started. It counts as killed if the child
         dies or hangs, and had no time left if the session's time ends meanwhile.
@@ -555,6 +568,7 @@ class _IsolatedWorker:
                 # outcomes since then.
                 self.make_rows()
             except UserError as error:
+                # The next point may find a GPU that has recovered in the meantime.
                 time.sleep(PAUSE_S)
                 return replace(row, outcome=sessions.FAILED, reason=str(error))
         allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
@@ -591,8 +605,9 @@ class _IsolatedWorker:
         # If the pipe breaks, the child is dying, and its exit status below says how.
         with contextlib.suppress(OSError, EOFError):
             self._pipe.send(request)
-            # The child's process is asked as well. If it has died, children of its own
-            # may still hold the pipe open.
+            # `poll` waits for an answer for `POLL_S`. Whether the child still runs is
+            # asked as well. If it has died, children of its own may still hold the pipe
+            # open.
             while not self._pipe.poll(POLL_S) and self._process.poll() is None:
                 self._session.pack_if_due()
                 if time.monotonic() > overtime_ends_s:
@@ -643,7 +658,8 @@ def serve(pipe: int) -> None:
     trap(signal.SIGTERM)
     parent = Connection(pipe)
     worker: _Worker = parent.recv()
-    # The pipe ends when the parent needs this child no more.
+    # At the end of the pipe, when the parent needs this child no more, `recv` raises
+    # EOFError.
     with contextlib.suppress(EOFError, OSError):
         try:
             parent.send(worker.make_rows())
@@ -660,7 +676,7 @@ def _gpu_is_usable() -> bool:
     """Return whether CUDA still works in this process.
 
     After a fault CUDA refuses all work. After a failed capture of a graph, torch leaves
-    the capture's stream as the current one, and random numbers fail for good.
+    the capture's stream as the current one, and its random numbers fail for good.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -668,6 +684,9 @@ def _gpu_is_usable() -> bool:
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+        # Whoever sets the default stream again after a failed capture does not mend the
+        # generator of random numbers. So a number is drawn, which raises an error then.
+        torch.rand(1, device="cuda")
         return bool(torch.cuda.current_stream() == torch.cuda.default_stream())
     except RuntimeError:
         return False
@@ -678,21 +697,21 @@ def _gpu_is_usable() -> bool:
 
 @contextlib.contextmanager
 def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
-    """Keep a file up to date while a directory is recorded into.
+    """Keep an archive of a recording up to date while the recording goes on.
 
-    The recording first continues from the file, if the file exists.
+    If the archive exists and the directory has no tables, the archive is unpacked first.
 
     Parameters
     ----------
     out : Path
         The directory.
     file : Path or None
-        The file; None for no file.
+        The archive; None for no archive.
 
     Yields
     ------
     callable
-        Packs if `PACK_PERIOD_S` have passed since the last time.
+        Takes nothing, and packs if `PACK_PERIOD_S` have passed since the last time.
 
     Raises
     ------

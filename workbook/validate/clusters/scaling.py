@@ -1,8 +1,7 @@
 """Curves of step times over nodes that others published, and how well they are predicted.
 
-The law of `ddlkit.core.scaling` was chosen with the curves of `sets` in sight. Four further
-sources were looked for after the law and its goals had been committed. The curves of one of
-them are in this repository. `blind_cases` reads those of the others from a folder.
+The law of `ddlkit.core.scaling` and its interval were chosen with the curves of `sets` in sight. The
+sources of `BLIND` were looked for after both had been committed.
 """
 
 from __future__ import annotations
@@ -22,8 +21,13 @@ from ddlkit.model.scaling import Scaling, scale
 from workbook.validate.accuracy import Goal, goals
 from workbook.validate.clusters import EXTERNAL, pollux_iterations, table
 
-BLIND = EXTERNAL / "tensorflow-ec2"
-"""The one source of the blind test whose curves are in this repository."""
+BLIND = tuple(
+    EXTERNAL / name
+    for name in ("internevo", "tensorflow-daint", "ultrascale", "horovod-p3")
+)
+"""The sources of the blind test."""
+FORMERLY_BLIND = EXTERNAL / "tensorflow-ec2"
+"""A source that refuted the first interval, and is now in sight."""
 MOST_TIMES = 8
 """The goals are about steps on at most so many times the nodes of the anchor."""
 WISH = 0.8
@@ -129,7 +133,7 @@ def published_curves(source: Path) -> dict[str, pd.DataFrame]:
     Parameters
     ----------
     source : Path
-        The folder of the source, as in `BLIND`. Its file ``rates.csv`` has one row for each
+        The folder of the source, such as one of `BLIND`. Its file ``rates.csv`` has one row for each
         curve and number of GPUs. The columns are ``curve``, ``gpus``, ``nodes``,
         ``samples_per_gpu`` (in a step) and ``samples_per_s`` (of all GPUs).
 
@@ -147,7 +151,7 @@ def published_curves(source: Path) -> dict[str, pd.DataFrame]:
 
 @cache
 def sets() -> dict[str, dict[str, pd.DataFrame]]:
-    """Return the ten sets of curves on which the law was chosen, by name.
+    """Return the eleven sets of curves on which the law was chosen, by name.
 
     Returns
     -------
@@ -162,6 +166,7 @@ def sets() -> dict[str, dict[str, pd.DataFrame]]:
     }
     for network in ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"):
         chosen_on[f"Pollux, {network}"] = pollux_curves(network)
+    chosen_on["Amazon EC2"] = published_curves(FORMERLY_BLIND)
     return chosen_on
 
 
@@ -187,37 +192,47 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
     """
     rows = []
     for name, steps in curves.items():
-        counts = sorted({*zip(steps["nodes"], steps["gpus"], strict=True)})
-        per_node = counts[-1][1] / counts[-1][0]
-        anchors = [
-            count
-            for count in counts[1:]
-            if count[0] > 1 and count[1] == per_node * count[0]
-        ]
-        for anchor in anchors:
-            shown = steps[(steps["nodes"] <= anchor[0]) & (steps["gpus"] <= anchor[1])]
-            targets = [
-                count[0] for count in anchors if 1 < count[0] / anchor[0] <= most_times
-            ]
-            if targets:
-                result = scale(shown, targets, wish=WISH)
-                for target in targets:
-                    rows.append({"curve": name, **_case(result, steps, target)})
+        for shown, target in _shown_and_targets(steps, most_times):
+            result = scale(shown, target, wish=WISH)
+            rows.append({"curve": name, **_case(result, steps, target)})
     return pd.DataFrame(rows)
+
+
+def _shown_and_targets(
+    steps: pd.DataFrame, most_times: float
+) -> Iterator[tuple[pd.DataFrame, int]]:
+    """Yield the steps that a prediction may know, and a number of nodes to predict for.
+
+    Each count of several nodes is an anchor in turn: it and all smaller counts are shown, and
+    each larger count of at most ``most_times`` its nodes is predicted. All these counts have as many
+    GPUs on each node as the largest one.
+    """
+    counts = sorted({*zip(steps["nodes"], steps["gpus"], strict=True)})
+    most_nodes, most_gpus = counts[-1]
+    gpus_per_node = most_gpus / most_nodes
+    of_several_nodes = [
+        (nodes, gpus)
+        for nodes, gpus in counts
+        if nodes > 1 and gpus == gpus_per_node * nodes
+    ]
+    for nodes, gpus in of_several_nodes:
+        shown = steps[(steps["nodes"] <= nodes) & (steps["gpus"] <= gpus)]
+        for target, _ in of_several_nodes:
+            if 1 < target / nodes <= most_times:
+                yield shown, target
 
 
 def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]:
     """Return one predicted count of a result, compared with the measured steps."""
-    predicted = next(count for count in result.counts if count.nodes == nodes)
+    predicted = result.target
     is_target = (steps["nodes"] == nodes) & (steps["gpus"] == predicted.gpus)
     measured_s = float(steps.loc[is_target, "step_s"].median())
-    one_s = result.counts[0].step_s
+    one_s = result.smallest.step_s
     factor = one_s / measured_s
-    assert predicted.interval_s and predicted.scaling_factor_interval
+    assert predicted.interval_s and result.wish
     lower_s, upper_s = predicted.interval_s
-    lowest, highest = predicted.scaling_factor_interval
-    is_yes = lowest >= WISH
-    is_no = highest < WISH
+    is_met = factor >= WISH
+    answer = result.wish.answer
     anchor = result.anchor
     rivals = {
         law: float(scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes))
@@ -235,20 +250,20 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
         "inside": lower_s <= measured_s <= upper_s,
         "half": (upper_s - lower_s) / 2 / predicted.step_s,
         "loss": 1 - factor,
-        "answered": is_yes or is_no,
-        "right": (is_yes and factor >= WISH) or (is_no and factor < WISH),
+        "answered": answer != "open",
+        "right": answer == ("yes" if is_met else "no"),
         **rivals,
     }
 
 
 def blind_cases(further: Path | None = None) -> pd.DataFrame:
-    """Return the cases of the blind test, as far as its curves are there.
+    """Return the cases of the blind test, or of further curves as well.
 
     Parameters
     ----------
     further : Path, optional
         A folder with one folder for each further source, as `published_curves` reads it. By
-        default only the source in this repository is read.
+        default only the sources in this repository are read.
 
     Returns
     -------
@@ -260,7 +275,7 @@ def blind_cases(further: Path | None = None) -> pd.DataFrame:
     UserError
         If ``further`` has no folder with a file ``rates.csv``.
     """
-    sources = [BLIND]
+    sources = [*BLIND]
     if further is not None:
         found = sorted(path.parent for path in further.glob("*/rates.csv"))
         if not found:

@@ -1,0 +1,285 @@
+"""How the interval of `ddlkit scale` was chosen among candidates.
+
+docs/studies.md has the criterion, which was written down before the candidates were compared. Each
+candidate has one calibrated number. This number makes the interval contain 90% of the steps of
+the sources that do not judge it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from ddlkit.core import scaling as law
+from ddlkit.core.workload import Floats
+from workbook.validate.clusters import scaling
+
+MOST_TIMES = law.MOST_TIMES
+"""The most times the nodes of an anchor that are predicted."""
+LARGEST_NUMBER = 64.0
+"""No calibrated number is looked for above this one."""
+BISECTIONS = 40
+"""So many halvings of its range find a calibrated number to ten digits."""
+STEP_SHARES = (0.02, 0.03, 0.04, 0.05, 0.08)
+GROWTHS = (0.0, 1 / 3, 1 / 2, 1.0)
+"""How much a width grows with each doubling of the nodes, compared with that at the anchor."""
+
+
+def steps_in_sight() -> pd.DataFrame:
+    """Return each step of the sets in sight that is predicted from fewer nodes.
+
+    Returns
+    -------
+    DataFrame
+        One row for each curve, anchor of at least two nodes, and larger count. The columns are
+        ``set``, ``source``, ``ratio`` (of nodes) and, in seconds, ``smallest_s``, ``node_s`` (one whole
+        node, or the smallest placement), ``anchor_s``, ``slowest_s`` (of the anchor and all smaller
+        counts) and ``measured_s``.
+    """
+    rows = []
+    for name, curves in scaling.sets().items():
+        # The kinds of steps and of nodes of one source are judged together, networks apart.
+        source = name.partition(",")[0]
+        judged_as = name if source == "Pollux" else source
+        for steps in curves.values():
+            for row in _predicted_steps(steps):
+                rows.append({"set": judged_as, "source": source, **row})
+    return pd.DataFrame(rows)
+
+
+def _predicted_steps(steps: pd.DataFrame) -> list[dict[str, float]]:
+    """Return the rows of `steps_in_sight` of one curve, without its set and source."""
+    medians_s = steps.groupby(["nodes", "gpus"])["step_s"].median()
+    counts = medians_s.reset_index()
+    smallest_s = counts["step_s"].iloc[0]
+    per_node = counts["gpus"].iloc[-1] / counts["nodes"].iloc[-1]
+    is_whole = counts["gpus"] == per_node * counts["nodes"]
+    whole_node = counts.loc[is_whole & (counts["nodes"] == 1), "step_s"]
+    node_s = whole_node.iloc[0] if len(whole_node) else smallest_s
+    rows = []
+    of_several_nodes = counts[is_whole & (counts["nodes"] > 1)]
+    for anchor in of_several_nodes.itertuples():
+        is_shown = (counts["nodes"] <= anchor.nodes) & (counts["gpus"] <= anchor.gpus)
+        slowest_s = counts.loc[is_shown, "step_s"].max()
+        for target in of_several_nodes.itertuples():
+            ratio = target.nodes / anchor.nodes
+            if 1 < ratio <= MOST_TIMES:
+                rows.append(
+                    {
+                        "ratio": ratio,
+                        "smallest_s": smallest_s,
+                        "node_s": node_s,
+                        "anchor_s": anchor.step_s,
+                        "slowest_s": slowest_s,
+                        "measured_s": target.step_s,
+                    }
+                )
+    return rows
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A rule for the interval of a step, but for its calibrated number.
+
+    Attributes
+    ----------
+    counted_from : {"smallest", "node, width from smallest", "node"}
+        From which count the law counts the loss, and from which the width does, where it differs.
+    form : {"share", "factor", "residual"}
+        "share" adds a share of the loss to the step and takes it away, "factor" multiplies and
+        divides the loss by a power of 2. Both add ``step_share`` of the step to either side. In
+        "residual", the logarithm of the step differs in proportion to the lost share of the step plus
+        ``step_share``.
+    uses_slowest : bool
+        Whether the upper limit takes the slowest of the smaller counts for the anchor.
+    step_share : float
+        The share of the step.
+    growth : float
+        How much the width grows with each doubling of the nodes.
+    """
+
+    counted_from: str
+    form: str
+    uses_slowest: bool
+    step_share: float
+    growth: float
+
+    def interval(self, steps: pd.DataFrame, number: Floats) -> tuple[Floats, Floats]:
+        """Return the limits of the interval of each step.
+
+        Parameters
+        ----------
+        steps : DataFrame
+            Steps as `steps_in_sight` returns them, of n rows.
+        number : ndarray, shape (n,)
+            The calibrated number, which may differ between rows.
+
+        Returns
+        -------
+        lower_s, upper_s : ndarray, shape (n,)
+            Seconds.
+        """
+        smallest_s = steps["smallest_s"].to_numpy()
+        counted_s = smallest_s
+        if self.counted_from != "smallest":
+            counted_s = steps["node_s"].to_numpy()
+        width_from_s = counted_s if self.counted_from == "node" else smallest_s
+        ratio = steps["ratio"].to_numpy()
+        predicted_s = law.step_s(counted_s, steps["anchor_s"], ratio)
+        slow_s = predicted_s
+        if self.uses_slowest:
+            slow_s = law.step_s(counted_s, steps["slowest_s"], ratio)
+        width = number * (1 + self.growth * np.log2(ratio))
+        lower_s = self._limit(predicted_s, width_from_s, -width)
+        upper_s = self._limit(slow_s, width_from_s, width)
+        return np.minimum(lower_s, predicted_s), np.maximum(upper_s, predicted_s)
+
+    def _limit(self, step_s: Floats, counted_s: Floats, width: Floats) -> Floats:
+        """Return the upper limit of a step, or the lower one for a negative width."""
+        loss_s = np.maximum(step_s - counted_s, 0.0)
+        side = np.sign(width)
+        if self.form == "residual":
+            return step_s * np.exp(width * (self.step_share + loss_s / step_s))
+        if self.form == "factor":
+            limit_s = step_s - loss_s + loss_s * 2.0**width
+        else:
+            # A step does not gain from more nodes, so at most all of the loss goes away.
+            limit_s = step_s + np.maximum(width, -1.0) * loss_s
+        return limit_s * (1 + side * self.step_share)
+
+    def needed(self, steps: pd.DataFrame) -> Floats:
+        """Return the least number with which the interval contains each step, shape (n,)."""
+        measured_s = steps["measured_s"].to_numpy()
+        too_small = np.zeros(len(steps))
+        enough = np.full(len(steps), LARGEST_NUMBER)
+        for _ in range(BISECTIONS):
+            middle = (too_small + enough) / 2
+            lower_s, upper_s = self.interval(steps, middle)
+            is_inside = (lower_s <= measured_s) & (measured_s <= upper_s)
+            enough = np.where(is_inside, middle, enough)
+            too_small = np.where(is_inside, too_small, middle)
+        return enough
+
+
+CANDIDATES = tuple(
+    Candidate(*choice)
+    for choice in product(
+        ("smallest", "node, width from smallest", "node"),
+        ("share", "factor", "residual"),
+        (False, True),
+        STEP_SHARES,
+        GROWTHS,
+    )
+)
+"""All candidates that are compared with the law as it is."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A candidate, calibrated and judged on different sources.
+
+    Attributes
+    ----------
+    candidate : Candidate
+        The candidate.
+    steps : DataFrame
+        The steps in sight.
+    """
+
+    candidate: Candidate
+    steps: pd.DataFrame
+
+    @cached_property
+    def _needed(self) -> Floats:
+        return self.candidate.needed(self.steps)
+
+    def number(self, is_used: Floats | None = None) -> float:
+        """Return the number with which 90% of steps are inside, where each set has the same weight.
+
+        Parameters
+        ----------
+        is_used : ndarray of bool, optional
+            The steps that calibrate. By default these are all.
+        """
+        used = np.ones(len(self.steps), bool) if is_used is None else is_used
+        needed = self._needed[used]
+        of_set = self.steps.loc[used, "set"]
+        weights = 1 / of_set.map(of_set.value_counts()).to_numpy(float)
+        order = np.argsort(needed, kind="stable")
+        inside_up_to = np.cumsum(weights[order]) / weights.sum()
+        # The first step up to which at least 90% of the weight is inside.
+        position = int(np.searchsorted(inside_up_to, law.NOMINAL))
+        return float(needed[order][position])
+
+    def judged(self) -> pd.DataFrame:
+        """Return how each set is predicted by a number from the other sources.
+
+        Returns
+        -------
+        DataFrame
+            By set, the shares of steps that are ``inside`` and of wishes that are ``answered``,
+            the share of answers that are ``right``, and the median ``half`` width.
+        """
+        number = np.empty(len(self.steps))
+        source = self.steps["source"].to_numpy()
+        for name in np.unique(source):
+            number[source == name] = self.number(source != name)
+        lower_s, upper_s = self.candidate.interval(self.steps, number)
+        smallest_s = self.steps["smallest_s"].to_numpy()
+        measured_s = self.steps["measured_s"].to_numpy()
+        is_yes = smallest_s / upper_s >= scaling.WISH
+        is_no = smallest_s / lower_s < scaling.WISH
+        is_met = smallest_s / measured_s >= scaling.WISH
+        is_right = np.where(is_met, is_yes, is_no)
+        is_answered = is_yes | is_no
+        each = pd.DataFrame(
+            {
+                "set": self.steps["set"],
+                "inside": (lower_s <= measured_s) & (measured_s <= upper_s),
+                "answered": is_answered,
+                # An open wish is neither right nor wrong.
+                "right": np.where(is_answered, is_right, np.nan),
+                "half": (upper_s - lower_s) / (upper_s + lower_s),
+            }
+        )
+        by_set = each.groupby("set")
+        table = by_set[["inside", "answered", "right"]].mean()
+        return table.assign(half=by_set["half"].median())
+
+
+def compared() -> pd.DataFrame:
+    """Return all candidates with what the criterion asks of them.
+
+    Returns
+    -------
+    DataFrame
+        One row for each candidate: its attributes, its ``number`` from all sources, the ``mean`` and
+        the ``least`` share of steps inside over the sets, ``half``, ``answered`` and ``right``, and
+        whether it is ``admissible``.
+    """
+    steps = steps_in_sight()
+    rows = []
+    for candidate in CANDIDATES:
+        comparison = Comparison(candidate, steps)
+        by_set = comparison.judged()
+        mean = by_set["inside"].mean()
+        least = by_set["inside"].min()
+        right = by_set["right"].mean()
+        is_covering = 0.86 <= mean <= 0.94 and least >= 0.85
+        rows.append(
+            {
+                **vars(candidate),
+                "number": comparison.number(),
+                "mean": mean,
+                "least": least,
+                "half": by_set["half"].median(),
+                "answered": by_set["answered"].mean(),
+                "right": right,
+                "admissible": is_covering and right >= 0.95,
+            }
+        )
+    return pd.DataFrame(rows)
