@@ -39,6 +39,7 @@ IDLE = {
     **{"compute_cap": "9.0", "persistence_mode": "Disabled", "clocks.sm": "345"},
     **{"clocks.mem": "3201", "temperature.gpu": "31", "power.draw": "[N/A]"},
     **{"utilization.gpu": "0", "memory.used": "4"},
+    **{"clocks_event_reasons.active": "0x0000000000000001"},
 }
 
 

@@ -171,7 +171,7 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     (tmp_path / "mine.py").write_text(MINE)
     out = tmp_path / "out"
     words = ["--model", f"{tmp_path / 'mine.py'}:net", "--out", out]
-    words += ["--minutes", 0.05, "--confirm-minutes", 0.15]
+    words += ["--minutes", 0.05, "--confirm-minutes", 0.1]
     said = ask(capsys, *words)
     trials = store.load_table(out / "trials.csv", "trials")
     assert said["workers"] == 2 and said["snippet"].startswith("Distrib")

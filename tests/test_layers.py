@@ -25,6 +25,7 @@ from ddlkit.jobs.launch import Loopback, launch
 from ddlkit.measure import layers, networks
 from ddlkit.measure.given import known
 from ddlkit.measure.layers import LayersSettings, layers_job, profile_layers
+from ddlkit.measure.session import engine
 from places import PATIENCE_S
 from test_clock import Simulated
 from workbook.record import zoo as zoo
@@ -209,17 +210,23 @@ def test_a_gpu_is_timed_by_its_own_clock() -> None:
 # -- what a processor can show of a GPU --------------------------------------------------
 
 
-def test_a_capture_that_fails_gives_the_default_stream_back(
+def test_a_capture_that_fails_gives_the_default_stream_back_and_spends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As torch 2.11 does, a failed capture leaves its own stream current."""
+    """As in torch 2.11, a failed capture leaves its stream current and random numbers broken."""
     current = ["default"]
+    broken = []
 
     @contextmanager
     def failing_capture(graph: object, stream: str) -> Iterator[None]:
         current[0] = stream
+        broken.append("random numbers")
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
         yield
+
+    def rand(size: int, device: str) -> None:
+        if broken:
+            raise RuntimeError("Offset increment outside graph capture")
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
     for name, stand_in in {
@@ -228,14 +235,19 @@ def test_a_capture_that_fails_gives_the_default_stream_back(
         "CUDAGraph": object,
         "graph": failing_capture,
         "synchronize": lambda: None,
+        "is_initialized": lambda: True,
+        "empty_cache": lambda: None,
         "current_stream": lambda: current[0],
         "default_stream": lambda: "default",
         "set_stream": lambda other: current.__setitem__(0, other),
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch, "rand", rand)
     training: Any = SimpleNamespace(device=torch.device("cpu"), iterate=lambda: None)
+    assert engine._gpu_is_usable()
     assert layers._graph(training) == {}
     assert current == ["default"]
+    assert not engine._gpu_is_usable(), "the next point gets another process"
 
 
 @pytest.mark.parametrize(("device", "measured"), [("cpu", 3), ("cuda", 1)])

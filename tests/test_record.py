@@ -182,6 +182,7 @@ def test_after_a_failed_capture_no_more_is_measured(
     for name, answer in {**does, "default_stream": "null"}.items():
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch, "rand", lambda size, device: None)
     assert engine._gpu_is_usable()
     streams.append("of the capture")
     assert not engine._gpu_is_usable()

@@ -51,6 +51,8 @@ class FakeDriver:
         self.launches: list[Launch] = []
         self.status = 0
         self.now_ns = 0
+        self.loads_first = False
+        """Whether the first stand-in begins only when the kernel beside it has ended."""
         self._names: list[str] = []
         self._allowed_bytes = dict[int, int]()
 
@@ -104,7 +106,11 @@ class FakeDriver:
     def _begin(self, blocks: int, address: int) -> None:
         """Note in the record that every block begins now."""
         words = (ctypes.c_int64 * (6 + 3 * blocks)).from_address(address)
-        words[6 : 6 + blocks] = [self.now_ns] * blocks
+        begin_ns = self.now_ns
+        if self.loads_first:
+            begin_ns += 2 * LAUNCH_NS  # the launches of both gates come before
+            self.loads_first = False
+        words[6 : 6 + blocks] = [begin_ns] * blocks
 
     def _gate(self, arguments: list[float]) -> None:
         """Note the time and the chunks sent so far; a gate that stops has every block end."""
@@ -225,6 +231,27 @@ def test_a_table_of_kernels_beside_the_stand_in_holds_its_parameters(
     assert {*map(tuple, asked.to_numpy())} == {
         (way.blocks, way.threads, way.bytes_per_s) for way in ways
     }
+
+
+def test_a_stand_in_that_takes_turns_while_it_is_loaded_has_further_chances(
+    driver: FakeDriver,
+) -> None:
+    driver.loads_first = True
+    assert preflight.stand_in("cuda").endswith("runs beside 100.0% of a product")
+    driver.loads_first = True
+    twice = Budget(warmup=0, min_repeats=2, max_repeats=2)
+    samples = contention.measure_in_turn(
+        "relu",
+        True,
+        torch.device("cpu"),
+        GpuStandIn(1 << 20),
+        [Footprint(1, 64)],
+        twice,
+    )
+    rows = all_or_partial("contention", samples)
+    beside = rows[rows["communication"] == "standin"]
+    assert len(beside) == 2 and (beside["overlap_share"] == 1.0).all()
+    assert not driver.loads_first
 
 
 def test_the_preflight_says_whether_the_stand_in_runs_beside_a_product(

@@ -114,6 +114,9 @@ def test_units_are_those_of_the_names() -> None:
     ]
     second = [quantity for device, quantity, _ in samples if device == "gpu3"]
     assert "power_w" not in second and len(second) == 5
+    # With the reasons for which clocks are lowered: here the limit of power.
+    limited = TWO_GPUS.replace("98, 2048", "98, 2048, 0x0000000000000004")
+    assert vitals.parse_vitals(limited)[6] == ("gpu2", "throttle_reasons", 4.0)
     assert vitals.parse_vitals("No devices were found\n") == []
 
 
@@ -168,6 +171,28 @@ def test_all_are_sampled_into_a_table(
     with vitals.Sampler(gpu=True, period_s=0.02) as sampler:
         assert wait_for(lambda: len(sampler.frame()) > 0)
     assert set(sampler.frame()["device"]) == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("known", "reasons"),
+    [
+        ("clocks_event_reasons.active", {4.0}),
+        ("clocks_throttle_reasons.active", {4.0}),
+        ("none", set()),
+    ],
+)
+def test_reasons_for_lower_clocks_are_sampled_while_a_gpu_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str, reasons: set[float]
+) -> None:
+    """A driver that knows neither name tells everything else all the same."""
+    monkeypatch.delitem(smi.IDLE, "clocks_event_reasons.active")
+    smi.install(tmp_path / "bin", monkeypatch, {known: "0x0000000000000004"})
+    with vitals.Sampler(gpu=True, period_s=0.02) as sampler:
+        assert wait_for(lambda: "gpu0" in set(sampler.frame()["device"]))
+        assert wait_for(lambda: sampler.frame()["time_s"].nunique() >= 3)
+    frame = sampler.frame().set_index("quantity")
+    assert {*frame["value"].get(["throttle_reasons"], [])} == reasons
+    assert "utilisation" in frame.index
 
 
 @pytest.mark.gpu

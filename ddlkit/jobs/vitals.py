@@ -69,6 +69,12 @@ _SAMPLED = {
     "utilization.gpu": ("utilisation", 0.01),
     "memory.used": ("memory_used_bytes", 2.0**20),
 }
+_THROTTLE_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+"""What nvidia-smi calls the reasons for which a driver lowers the clocks of a GPU. Drivers
+from 535 on have the first name, and older ones the second."""
+_THROTTLE_REASONS = "throttle_reasons"
+"""The name of these reasons in tables. The value is the number that nvidia-smi prints, in
+which each reason has a bit, such as 1 for an idle GPU and 4 for the limit of power."""
 Vitals = list[tuple[str, str, float]]
 """Samples, each with its device, its quantity and its value."""
 
@@ -357,8 +363,9 @@ def _start_reporter(period_s: float) -> subprocess.Popen[str]:
     nobody reads its output any more.
     """
     period_ms = max(1, round(1e3 * period_s))
+    fields = ["index", *_SAMPLED, *_known_throttle_field()]
     command = machine.gpu_question(
-        ("index", *_SAMPLED), f"--loop-ms={period_ms}", *_options_of_visible_gpus()
+        fields, f"--loop-ms={period_ms}", *_options_of_visible_gpus()
     )
     return subprocess.Popen(
         command,
@@ -367,6 +374,17 @@ def _start_reporter(period_s: float) -> subprocess.Popen[str]:
         stderr=subprocess.DEVNULL,
         text=True,
     )
+
+
+def _known_throttle_field() -> list[str]:
+    """Return the one of `_THROTTLE_FIELDS` that the driver knows, in a list, or [].
+
+    nvidia-smi answers no question that has a field which the driver does not know.
+    """
+    for field in _THROTTLE_FIELDS:
+        if machine.ask_gpus([field]):
+            return [field]
+    return []
 
 
 def _options_of_visible_gpus() -> list[str]:
@@ -394,7 +412,8 @@ def parse_vitals(text: str) -> Vitals:
     Parameters
     ----------
     text : str
-        A line per GPU: its index and the quantities, separated by commas.
+        A line per GPU: its index, the quantities, and the reasons for which its clocks
+        are lowered if these were asked for, separated by commas.
 
     Returns
     -------
@@ -403,15 +422,24 @@ def parse_vitals(text: str) -> Vitals:
         A quantity without a number is left out.
     """
     vitals = []
+    quantities = [*_SAMPLED.values(), (_THROTTLE_REASONS, 1.0)]
     # For each line its cells, of which the first one is the index of the GPU.
     for index, *cells in machine.cells(text):
-        # The other cells are in the order of `_SAMPLED`, which has the name and the unit of
-        # each quantity. `strict=False`: a line may end early, and what it lacks is left out.
-        for cell, (quantity, factor) in zip(cells, _SAMPLED.values(), strict=False):
+        # The other cells are in the order of the quantities, each of which has its name
+        # and its unit. `strict=False`: a line may end early, and what it lacks is left
+        # out.
+        for cell, (quantity, factor) in zip(cells, quantities, strict=False):
             # nvidia-smi prints "[N/A]" and the like for what a GPU does not report.
             with contextlib.suppress(ValueError):
-                vitals.append((f"gpu{index}", quantity, float(cell) * factor))
+                vitals.append((f"gpu{index}", quantity, _number(cell) * factor))
     return vitals
+
+
+def _number(cell: str) -> float:
+    """Return the number in a cell of nvidia-smi, which has bits as in "0x0000000004"."""
+    if cell.startswith("0x"):
+        return float(int(cell, base=16))
+    return float(cell)
 
 
 def gpu_in_use() -> str:

@@ -729,7 +729,9 @@ def _graph(training: Training) -> dict[str, Floats]:
         # CUDA explains over several lines. The first one says what is wrong.
         reason = str(error).strip().splitlines()[0]
         say(f"the iteration is not timed as a CUDA graph: {reason}")
-        # A capture that fails leaves its stream behind as the current one.
+        # A capture that fails leaves its stream behind as the current one. If it has also
+        # spoilt the random numbers of this process, a session measures the next point in
+        # another process.
         torch.cuda.set_stream(torch.cuda.default_stream())
         return {}
     return {"graph_iteration": seconds}

@@ -353,6 +353,11 @@ class _Sending:
     thread posts the messages. gloo's messages are posted at once, and a callback of the
     last one takes the time of its end.
 
+    The threads that post and train take turns at Python's interpreter. So a small
+    message on CUDA, which the GPU sends faster than the host posts it, may take longer
+    while this process trains although the GPU does not send it more slowly. Messages in
+    a replayed CUDA graph would not depend on the host.
+
     Parameters
     ----------
     me : Rank

@@ -582,15 +582,16 @@ def paper_table(paper: str, name: str, **options: Any) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(transcribed.read_transcribed(path)), **options)
 
 
-def waiting() -> pd.DataFrame:
-    """Return the open claims.
+def without_check() -> pd.DataFrame:
+    """Return the claims that have no check.
 
     Returns
     -------
     DataFrame
-        By the id of the claim, the ``notebook`` that will decide it ("" if none can),
-        and
-        ``why`` it is open.
+        By the id of the claim, its ``outcome``, the ``notebook`` that will decide it
+        ("" if none can), and ``why`` it has no check. The outcome is "open" if nothing
+        here computes the quantity. It is "not testable here" if what was computed could
+        not have disagreed, or if another claim judges the sentence.
     """
     tables = [paper_table(paper, "open") for paper in PAPERS]
     return pd.concat(tables).set_index("claim").fillna("")

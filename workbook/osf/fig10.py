@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,9 +21,10 @@ from ddlkit.model.calibration import undisturbed
 from workbook import plots
 from workbook.common import claims, networks, source
 from workbook.common.claims import Result, check, prose
+from workbook.osf import cluster
 from workbook.osf import equations as osf
 from workbook.osf.frames import rows_of
-from workbook.osf.lab import OTHER_LINES
+from workbook.osf.lab import OTHER_LINES, buffer_name
 from workbook.plots.style import FAINT, SOFT, look
 
 LINE_MODELS = ["ring_all_reduce", "alpha_beta:medians", "alpha_beta"]
@@ -36,8 +39,8 @@ DRAWN = {"alpha_beta:medians": "straight line", "piecewise:BDP": "Eq 18"}
 LINK = ["link", "ranks"]
 LINK_TITLES = {"lab:1gbit": "1 Gbit/s", "lab:500mbit": "500 Mbit/s"}
 """How a heading spells links. Others have their own name."""
-TICKS = [256 << 5 * step for step in range(4)]
-"""Message sizes in bytes that are named on the axis."""
+TICKS = [256 * 32**step for step in range(4)]
+"""Message sizes in bytes that are named on the axis, from 256 B to 8 MiB."""
 
 
 # -- numbers -------------------------------------------------------------------------
@@ -347,6 +350,49 @@ def _linear_over_piecewise(condition: str) -> Result:
     for line, of_links in ratios.items():
         by_line[str(line)] = claims.measured(of_links, "", "recorded")
     return claims.by_readings(by_line, note)
+
+
+@check("osf-below-bdp")
+def _below_bandwidth_delay() -> Result:
+    """Return the share of messages below the printed bandwidth-delay product, in %.
+
+    The paper states neither the networks nor the buffers. Each choice is a reading.
+    """
+    readings = {}
+    for buffer_bytes in (0, KB):
+        readings[f"VGG-16, buffer {buffer_name(buffer_bytes)}"] = claims.counted(
+            _percent_below(["VGG16"], buffer_bytes), ""
+        )
+    for buffer_bytes in (0, *cluster.BUFFERS):
+        readings[f"all five networks, buffer {buffer_name(buffer_bytes)}"] = (
+            claims.counted(_percent_below(cluster.FIVE, buffer_bytes), "")
+        )
+    return claims.by_readings(readings)
+
+
+def _percent_below(networks_named: Sequence[str], buffer_bytes: float) -> float:
+    """Return the share of networks' messages below the printed product, in %.
+
+    Parameters
+    ----------
+    networks_named : sequence of str
+        The networks.
+    buffer_bytes : float
+        The size of the fusion buffer, which no timeout closes, or 0 for no fusion.
+    """
+    sizes = []
+    for network in networks_named:
+        # Without a timeout, the size of a message does not depend on the compute time.
+        workload, plan, _ = cluster.fused(
+            network,
+            compute_s=1.0,
+            capacity=buffer_bytes,
+            timeout_s=math.inf,
+            unit="tensor",
+        )
+        sizes.append(plan.group_bytes(workload))
+    is_below = np.concatenate(sizes) < KB * prose("osf")["fig10-bdp"]
+    return float(100 * np.mean(is_below))
 
 
 @cache

@@ -26,7 +26,6 @@ EXPECTED_S = 8.0
 """The most seconds that a check is expected to take. The engine ends one that hangs."""
 OVERLAP = 0.9
 """A stand-in that runs next to a smaller share of a product does not overlap with it."""
-OVERLAP_TRIES = 5
 NVIDIA = ("NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS")
 HARMFUL = ("PYTORCH_NO_CUDA_MEMORY_CACHING", *NVIDIA)
 """Environment variables that change what is measured."""
@@ -78,6 +77,7 @@ def checks(*, out: Path, session: int, device: str) -> PointList:
             name,
             partial(_run_check, name, check, device),
             EXPECTED_S,
+            # A point is measured as long as something is left.
             left=lambda: ["all of it"],
         )
         for name, check in named.items()
@@ -158,7 +158,7 @@ def stand_in(device: str) -> str:
     neighbour.beside(None, multiply)
     footprint = Footprint(blocks=8, threads=512)
     # The first try loads the kernel, which takes turns with the product.
-    for _ in range(OVERLAP_TRIES):
+    for _ in range(neighbour.chances):
         _, read = neighbour.beside(footprint, multiply)
         torch.cuda.synchronize()
         overlap = read().overlap_share

@@ -102,15 +102,14 @@ def _open_cells(notebook: str, note: str) -> dict[str, Any]:
 def _cells(claim: Claim) -> dict[str, Any]:
     """Return RESULT, outcome, note and notebook of a claim. Raises what its check raises."""
     if claim.id not in claims.CHECKS:
-        open_claims = claims.waiting()
-        if claim.id not in open_claims.index:
+        without_check = claims.without_check()
+        if claim.id not in without_check.index:
             raise UserError(
                 "it has no check: write one, or why not into the paper's open.csv"
             )
-        notebook, why = open_claims.loc[claim.id, ["notebook", "why"]]
-        cells = _open_cells(notebook, why)
-        if claim.id in claims.repeats().index:
-            cells["outcome"] = Outcome.NOT_TESTABLE
+        row = without_check.loc[claim.id]
+        cells = _open_cells(row["notebook"], row["why"])
+        cells["outcome"] = Outcome(row["outcome"])
         return cells
     compute_result = claims.CHECKS[claim.id]
     result = compute_result()

@@ -676,7 +676,7 @@ def _gpu_is_usable() -> bool:
     """Return whether CUDA still works in this process.
 
     After a fault CUDA refuses all work. After a failed capture of a graph, torch leaves
-    the capture's stream as the current one, and random numbers fail for good.
+    the capture's stream as the current one, and its random numbers fail for good.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -684,6 +684,9 @@ def _gpu_is_usable() -> bool:
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+        # Whoever sets the default stream again after a failed capture does not mend the
+        # generator of random numbers. So a number is drawn, which raises an error then.
+        torch.rand(1, device="cuda")
         return bool(torch.cuda.current_stream() == torch.cuda.default_stream())
     except RuntimeError:
         return False
