@@ -19,7 +19,7 @@ import textwrap
 import threading
 import traceback
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -44,6 +44,16 @@ LIMITS = {
     errno.ENOMEM: "free memory, or ask for less",
 }
 """What to do if the machine runs out of something, by the error number of the operating system."""
+
+ALLOW_PATH = "choose another path, or allow this user to use it"
+WRONG_PATHS = {
+    errno.EACCES: ALLOW_PATH,
+    errno.EPERM: ALLOW_PATH,
+    errno.ELOOP: "choose another path, or mend the links in it",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ENOTDIR: "choose a path whose folders are no files",
+}
+"""What to do if a path cannot be used, by the error number of the operating system."""
 
 HELP_COLUMNS = 78
 
@@ -137,7 +147,8 @@ def _status_of(words: Sequence[str], program: Program) -> int:
         _refuse_dashes_as_value(words)
         _refuse_moved_command(words, program)
         arguments = _parse(words, program)
-        return arguments.run(arguments) or 0
+        with _errors_of_machine():
+            return arguments.run(arguments) or 0
     except UserError as error:
         return _refused(program, error)
     except KeyboardInterrupt as interrupt:
@@ -149,18 +160,36 @@ def _status_of(words: Sequence[str], program: Program) -> int:
         return 128 + signal.SIGPIPE
     except MemoryError:
         return _refused(program, f"memory is used up: {LIMITS[errno.ENOMEM]}")
-    except OSError as error:
-        if error.errno not in LIMITS:
-            raise
-        # An error that is not about a file has no file name.
-        facts = (error.strerror, error.filename, LIMITS[error.errno])
-        return _refused(program, ": ".join(str(fact) for fact in facts if fact))
     finally:
         # The same process may run another command, which must not be interrupted by a
         # signal or a reminder of this command.
         _signals_received.clear()
         while _reminders:
             _reminders.pop().cancel()
+
+
+@contextlib.contextmanager
+def _errors_of_machine() -> Iterator[None]:
+    """Turn errors of the operating system that the user can mend into a UserError.
+
+    These are limits of the machine, and paths that cannot be used. The latter are found
+    wherever a path is first looked at, because even whether a file exists is not told for
+    a directory that this user may not enter.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in LIMITS:
+            # An error that is not about a file has no file name.
+            facts = (error.strerror, error.filename, LIMITS[error.errno])
+            line = ": ".join(str(fact) for fact in facts if fact)
+            raise UserError(line) from error
+        if error.errno in WRONG_PATHS and error.filename:
+            raise UserError(
+                f"cannot use {os.fsdecode(error.filename)}: {error.strerror}: "
+                f"{WRONG_PATHS[error.errno]}"
+            ) from error
+        raise
 
 
 def _discard_further_output() -> None:
@@ -244,7 +273,8 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
     Raises
     ------
     UserError
-        If the command refuses its input.
+        If the command refuses its input, if a path cannot be used, or at a limit of the
+        machine.
     """
     words = [*command.split(), *map(str, files)]
     for name, value in options.items():
@@ -253,7 +283,8 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
     # What the command prints on standard error is for a person, and is dropped.
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         arguments = _parse([*words, "--json"])
-        arguments.run(arguments)
+        with _errors_of_machine():
+            arguments.run(arguments)
     return dict(json.loads(printed.getvalue()))
 
 

@@ -538,7 +538,9 @@ def _measure_here(arguments: argparse.Namespace) -> None:
             f"--{name} has an effect under torchrun or srun only: leave it out"
         )
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
-    ranks = ranks_to_start(arguments.ranks, default=0)
+    # Under torchrun, only collectives are measured without a model.
+    program = "ddlkit measure collectives"
+    ranks = ranks_to_start(arguments.ranks, default=0, program=program)
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     if not arguments.dry_run:
         # A dry run only lists the points, which any machine can do.
@@ -663,6 +665,23 @@ def refuse_unwritable(option: str, path: Path, directory: Path) -> None:
         ) from None
 
 
+def refuse_other_than_page(page: Path | None) -> None:
+    """Refuse a name for the page of --html that does not end as the names of pages do.
+
+    Parameters
+    ----------
+    page : Path or None
+        The value of --html. None is not refused.
+
+    Raises
+    ------
+    UserError
+        If the name does not end in .html.
+    """
+    if page is not None and page.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--html {page}: name a file that ends in .html")
+
+
 def _refuse_wrong_part(part: str) -> None:
     """Raise UserError for a part that ddlkit measure does not measure (any more)."""
     # ddlkit measure once also took files that describe a suite of measurements.
@@ -745,7 +764,7 @@ def lab_rate(text: str | None) -> tuple[float, float]:
         raise UserError(f"--lab {text}: {error}") from None
 
 
-def ranks_to_start(ranks: int | None, default: int) -> int:
+def ranks_to_start(ranks: int | None, default: int, program: str) -> int:
     """Return how many ranks to start on this machine, or raise UserError.
 
     Parameters
@@ -755,6 +774,8 @@ def ranks_to_start(ranks: int | None, default: int) -> int:
     default : int
         What is returned if --ranks is not given. It may be 0 if the caller lets another
         function choose the number.
+    program : str
+        The command that torchrun can start on several nodes, as in "ddlkit trace".
 
     Returns
     -------
@@ -770,7 +791,7 @@ def ranks_to_start(ranks: int | None, default: int) -> int:
     if ranks > MOST_RANKS:
         raise UserError(
             f"--ranks {ranks}: each is a process of this machine: use at most "
-            f"{MOST_RANKS}, or run ddlkit advise --model under torchrun on several nodes"
+            f"{MOST_RANKS}, or run {program} under torchrun on several nodes"
         )
     return ranks
 

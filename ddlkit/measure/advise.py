@@ -52,6 +52,8 @@ MEETING_S = 300.0
 """Seconds until all ranks must have built the model."""
 ITERATIONS_TO_REBUILD = 3
 """Iterations after which DDP reports the buckets that it has rebuilt."""
+LEAST_HOOKED = 0.9
+"""Iterations with hooks that take less than this times the others are chance."""
 TOO_LATE = 0.9
 """If the first gradient is ready after this share of backward, little can overlap."""
 
@@ -98,6 +100,8 @@ def measure_model(
     if me.rank != 0:
         return {}
     notes += remarks(training, profile)
+    facts = _facts_to_show(profile, tables["samples"], me.world_size)
+    notes += _scattered(facts["hooked_over_unhooked"])
     for note in notes:
         me.say(note)
     origin = Origin(remark="; ".join([*notes, f"order: {order}"]))
@@ -105,10 +109,24 @@ def measure_model(
     for schema, rows in tables.items():
         origin.save(table_path(Path(out), schema, name), rows, schema)
     return {
-        **_facts_to_show(profile, tables["samples"], me.world_size),
+        **facts,
         "order": order,
         "profile": str(table_path(Path(out), "layers", name)),
     }
+
+
+def _scattered(hooked_over_unhooked: float) -> list[str]:
+    """Return a note if iterations with hooks seem to be clearly shorter than without.
+
+    Hooks take the times of single layers, which costs time and saves none.
+    """
+    if hooked_over_unhooked >= LEAST_HOOKED:
+        return []
+    return [
+        f"iterations in which layers were timed took {hooked_over_unhooked:.2f} times the "
+        "others, although timing makes none shorter: the times scatter too much, so "
+        "measure longer with --budget, on a machine that does nothing else"
+    ]
 
 
 def _facts_to_show(
@@ -479,17 +497,22 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
         for schema, is_present in zip(MEASURED, present, strict=True):
             if is_present:
                 continue
-            elapsed_s = time.monotonic() - begun_s
-            left_s = settings.confirm_s + settings.measure_s - elapsed_s
-            # The user reads a time above zero, even if the work so far took too long.
-            left = format_seconds(max(1.0, left_s))
-            me.say(f"measuring {schema}; about {left} left")
+            left_s = settings.measure_s - (time.monotonic() - begun_s)
+            me.say(f"measuring {schema}; {_time_left(left_s)}")
             yield from _measure_table(schema, me, training, settings, notes)
         for note in notes:
             me.say(note)
         if settings.confirm_s > 0:
             plans = _plans_to_try(me, training)
             yield from trial(me, training, plans, settings.confirm_s)
+
+
+def _time_left(left_s: float) -> str:
+    """Return in words how much is left of the time in which all tables are measured."""
+    if left_s < 1:
+        # Each table needs a few repeats, however little time is left for it.
+        return "--minutes are over, so that only a few repeats are timed"
+    return f"{left_s:.0f} s of --minutes are left for this and what follows"
 
 
 def _remove_trials(me: Rank) -> None:
