@@ -105,6 +105,8 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel(f"time [{unit}]")
     title = "No one rank is much slower than the others"
+    if explanation.why_none_named:
+        title = "No rank is named"
     named = explanation.named
     if named is not None:
         title = f"The other ranks wait for {named['phase']} of rank {named['rank']}"

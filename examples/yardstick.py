@@ -19,6 +19,13 @@ import torch.distributed as dist
 DEVICE = "cuda"
 HOLD_CYCLES = 4_000_000  # about 2 ms, in which the host gets ahead of the GPU
 REPEATS = 10
+SIDE = 8192  # of the matrices of products
+COPIED_BYTES = 2**30  # on the GPU
+PINNED_BYTES = 2**28  # between the host and the GPU
+SELECTED_FROM = (10**3, 10**6, 10**8)  # elements
+BATCH = 32  # images of each iteration
+PIXELS = 224  # of each side of an image
+MESSAGE_BYTES = 2**26
 BEGUN_S = time.perf_counter()
 PRECISIONS = {
     "fp32": (torch.float32, False),
@@ -85,27 +92,28 @@ def products() -> None:
 
 def product(precision: str, low: float, high: float) -> None:
     """Look at a product of matrices in one precision, with its plausible TFLOP/s."""
-    side = 8192
     dtype, tf32 = PRECISIONS[precision]
     allow_tf32(tf32)
-    left, right = torch.randn(2, side, side, device=DEVICE, dtype=dtype)
+    left, right = torch.randn(2, SIDE, SIDE, device=DEVICE, dtype=dtype)
     product_s = seconds_of(lambda: torch.mm(left, right))
     allow_tf32(False)
-    flops_per_s = 2 * side**3 / product_s
-    say(f"product {side} {precision}", flops_per_s / 1e12, low, high, "TFLOP/s")
+    flops_per_s = 2 * SIDE**3 / product_s
+    say(f"product {SIDE} {precision}", flops_per_s / 1e12, low, high, "TFLOP/s")
 
 
 def copies() -> None:
     """Look at copies. Below 15 GB/s the host's memory is not pinned, and 25 GB/s are PCIe 4."""
-    source, target = torch.randn(2, 2**28, device=DEVICE)
+    source, target = torch.randn(2, COPIED_BYTES // 4, device=DEVICE)
     copy_s = seconds_of(lambda: target.copy_(source))
-    say("copy 1 GiB, read + written", 2 * 2**30 / copy_s / 1e12, 4.0, 4.6, "TB/s")
-    host = torch.empty(2**28, dtype=torch.uint8, pin_memory=True)
+    say(
+        "copy 1 GiB, read + written", 2 * COPIED_BYTES / copy_s / 1e12, 4.0, 4.6, "TB/s"
+    )
+    host = torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
     device = torch.empty_like(host, device=DEVICE)
     to_device_s = seconds_of(lambda: device.copy_(host, non_blocking=True))
-    say("h2d pinned 256 MiB", 2**28 / to_device_s / 1e9, 45, 60, "GB/s")
+    say("h2d pinned 256 MiB", PINNED_BYTES / to_device_s / 1e9, 45, 60, "GB/s")
     to_host_s = seconds_of(lambda: host.copy_(device, non_blocking=True))
-    say("d2h pinned 256 MiB", 2**28 / to_host_s / 1e9, 45, 60, "GB/s")
+    say("d2h pinned 256 MiB", PINNED_BYTES / to_host_s / 1e9, 45, 60, "GB/s")
 
 
 def small_kernels() -> None:
@@ -128,9 +136,10 @@ def small_kernels() -> None:
 
 def selections() -> None:
     """Look at the selection of the largest thousandth."""
-    selection(10**3, 4, 30)
-    selection(10**6, 25, 150)
-    selection(10**8, 600, 2500)
+    few, many, most = SELECTED_FROM
+    selection(few, 4, 30)
+    selection(many, 25, 150)
+    selection(most, 600, 2500)
 
 
 def selection(elements: int, low: float, high: float) -> None:
@@ -155,8 +164,8 @@ def training(precision: str, low: float, high: float) -> None:
     allow_tf32(PRECISIONS[precision][1])
     network = torchvision.models.resnet50().to(DEVICE)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0, momentum=0.9)
-    images = torch.randn(32, 3, 224, 224, device=DEVICE)
-    labels = torch.randint(1000, (32,), device=DEVICE)
+    images = torch.randn(BATCH, 3, PIXELS, PIXELS, device=DEVICE)
+    labels = torch.randint(1000, (BATCH,), device=DEVICE)
     issues_s = []
 
     def step() -> None:
@@ -171,7 +180,7 @@ def training(precision: str, low: float, high: float) -> None:
 
     step_ms = seconds_of(step, hold=False) * 1e3
     allow_tf32(False)
-    say(f"ResNet-50 b32 {precision}", step_ms, low, high, "ms")
+    say(f"ResNet-50 b{BATCH} {precision}", step_ms, low, high, "ms")
     say("    of that issued by the host", median(issues_s) * 1e3, 6, 18, "ms")
 
 
@@ -179,12 +188,12 @@ def one_rank_collectives() -> None:
     """Look at collectives of one rank, which send nothing."""
     dist.init_process_group(
         "nccl",
-        store=dist.HashStore(),
+        store=dist.HashStore(),  # type: ignore[attr-defined]
         rank=0,
         world_size=1,
         device_id=torch.device(DEVICE, 0),
     )
-    message = torch.ones(2**24, device=DEVICE)
+    message = torch.ones(MESSAGE_BYTES // 4, device=DEVICE)
     reduce_s = seconds_of(lambda: dist.all_reduce(message))
     say("1-rank all_reduce 64 MiB (nothing)", reduce_s * 1e6, 1, 15, "us")
     gathered = torch.empty_like(message)

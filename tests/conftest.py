@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(
 
 
 TOGETHER = {
-    "searches": "errata_osf figures_osf gate planners_osf site verdicts",
+    "searches": "errata_osf figures_osf gate planners_osf verdicts",
     "clusters": "clusters fit",
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""

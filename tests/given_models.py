@@ -116,6 +116,12 @@ def no_parameter() -> tuple[Any, ...]:
 def nothing() -> None: ...
 
 
+def computed_loss() -> tuple[Any, ...]:
+    """A loss that was computed once, in place of a function that computes it."""
+    net = Net()
+    return net, net(X)["logits"].sum()
+
+
 def fails_within() -> tuple[Any, ...]:
     return with_loss(Net(), x=X[:, :3])
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,33 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None
         assert sorted(i for group in best["groups"] for i in group) == list(
             range(TENSORS)
         )
+
+
+@pytest.mark.parametrize("issue_share", [0.95, 0.5, None])
+def test_a_profile_that_has_the_times_of_the_host_is_doubted(
+    issue_share: float | None, tmp_path: Path, capsys: Capture
+) -> None:
+    """A recorded profile with the table samples beside it, as `measure layers` leaves both on a GPU."""
+    profile = replace(store.read_profile("profile.csv"), device="cuda")
+    rows = store.profile_frame(profile, "fp32", 1, 1)
+    labels = {"network": profile.network, "device": "cuda", "batch": profile.batch}
+    quantities = {"unhooked_iteration": 1.0}
+    if issue_share is not None:
+        quantities["issue"] = issue_share
+    samples = pd.DataFrame(
+        [
+            {**labels, "precision": "fp32", "quantity": quantity, "seconds": seconds}
+            for quantity, seconds in quantities.items()
+        ]
+    ).assign(ranks=1, sample=0)
+    for schema, frame in (("layers", rows), ("samples", samples)):
+        store.save_table(frame, tmp_path, f"{schema}-x", schema=schema, command=[])
+    said = run(
+        capsys,
+        f"predict --profile {tmp_path}/layers-x.csv --cost cost.json --plan ddp",
+    )
+    doubted = any("times of the host" in line for line in said["warnings"])
+    assert doubted == (issue_share == 0.95)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +224,7 @@ MISTAKES = {
     "import negative --out p.csv --compute-s 1": "line 2, column flops",
     "measure replay": "python -m workbook record replay",
     "measure no-such-part": "use one of quick, layers",
-    f"plan {DENSE} --density 0.001": "give --density and --selection TABLE together",
+    f"plan {DENSE} --density 0.001": "give --density and --selection together",
     f"plan {SPARSE} --density 0": "density 0.0 is not above 0",
     f"plan {SPARSE} --density 0.5 --gradient-bytes 2": "4 bytes a parameter",
     f"plan {SPARSE} --density 0.5 --cost four.json": "needs the cost of an all_gather",
@@ -204,17 +232,20 @@ MISTAKES = {
     f"{WHAT_IF} --layer conv9=0.5": "no layer or tensor 'conv9'",
     f"{WHAT_IF} --gpus 8": "holds for 4 ranks: add --assume-ring",
     f"{WHAT_IF} --gpus 100001 --assume-ring": "--gpus 100001: use at most 100000",
-    f"{WHAT_IF} --assume-ring": "--assume-ring needs --gpus N",
+    f"{WHAT_IF} --assume-ring": "--assume-ring needs --gpus",
     f"{WHAT_IF} --gpus 8 --assume-ring --straggler 8:2": "there is no rank '8': the ranks are 0 to 7",
-    f"predict {FROM_FOUR} --assume-ring": "--assume-ring needs --ranks N",
+    f"predict {FROM_FOUR} --assume-ring": "--assume-ring needs --ranks",
     f"predict {DENSE} --ranks 8 --assume-ring": "does not say between how many ranks it holds",
     f"predict {DENSE} --ranks 0": "0 is too few, because one rank alone sends nothing",
     f"predict {DENSE} --link lab:1gbit": "--link chooses among the times of --collectives",
     f"predict {DENSE} --table 1": "--table chooses among the times of --collectives",
-    "fit text --link lab:1gbit": "text names no links, only a recorded table does",
+    "fit text --link lab:1gbit": "text has no column link",
     f"advise {DENSE} --lab 1gbit": "--lab has an effect with --model only",
     f"advise {DENSE} --minutes 90s": "--minutes has an effect with --model only",
     "advise --model absent.py:net --collectives times.csv": "--collectives has no effect with --model",
+    f"advise {DENSE} --html page.png": "--html page.png: name a file that ends in .html",
+    "explain a.json b.json --html page": "--html page: name a file that ends in .html",
+    "trace --model torchvision:resnet18:4 --out x --ranks 257": "ddlkit trace under torchrun",
     f"advise {DENSE} --html .": ". is a directory: name a file",
     "measure copies --ranks 2": "--ranks has no effect on the part copies",
     "measure collectives --networks resnet50": "--networks has no effect on the part collectives",
@@ -223,17 +254,17 @@ MISTAKES = {
     "measure gpu": "without one, use ddlkit measure quick",
     f"{WHAT_IF} --gpus 0": "--gpus 0: one GPU alone sends nothing",
     f"{WHAT_IF} --straggler 4:1.2": "--straggler 4:1.2: there is no rank '4': the ranks are 0 to 3",
-    f"{WHAT_IF} --scale all_reduce=fast": "--scale all_reduce=fast: write WHAT=FACTOR",
+    f"{WHAT_IF} --scale all_reduce=fast": "--scale all_reduce=fast: write a kind of task and a factor",
     f"{WHAT_IF} --gpus-per-machine 3": "--gpus-per-machine 3: 4 GPUs cannot be divided",
     f"{WHAT_IF} --gpus 1 --assume-ring": "--gpus 1: one GPU alone sends nothing",
     f"{WHAT_IF} --strategy PyTorch": "--strategy 'PyTorch': unknown: use one of Caffe-MPI",
-    f"{WHAT_IF} --straggler x": "--straggler x: write RANK:FACTOR",
+    f"{WHAT_IF} --straggler x": "--straggler x: write the number of a rank",
     f"predict {DENSE} --forward-s 0.1": "has its own column forward_s",
     f"predict {DENSE} --dilation -1": "--dilation -1: must be finite and above zero",
     f"predict {DENSE} --no-prefetch": "--no-prefetch is only for --strategy fsdp",
     f"predict {DENSE} --collective all_redoce": "unknown collective 'all_redoce'",
     f"predict {DENSE} --json=yes": "--json: takes no value: leave =yes out",
-    "export --to inductor four.json --cost four.json": "COST and --cost both give the cost",
+    "export --to inductor four.json --cost four.json": "the cost is given twice",
     "fit times.csv --compare --draw x.xyz": "--draw x.xyz: name a file that ends in .png",
     "fit times.csv --compare --form chords": "--form chords has no effect with --compare",
     "import trace --out p.csv --iterations 5-2": "write 2-5",
@@ -577,6 +608,121 @@ def test_the_manual_explains_every_value_that_predict_prints(capsys: Capture) ->
     _, _, table = page.partition("| name | what it is |")
     explained = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
     assert explained == [*run(capsys, f"predict {DENSE}")]
+
+
+def keys_of(document: object) -> set[str]:
+    """Return all keys of a JSON document, without those of lists of shares by name."""
+    if isinstance(document, list):
+        return set().union(*map(keys_of, document))
+    if not isinstance(document, dict):
+        return set()
+    keys = {*document}
+    for key, value in document.items():
+        if key not in NAMED_BY_USERS:
+            keys |= keys_of(value)
+    return keys
+
+
+NAMED_BY_USERS = {"forms", "shares_of_critical_path", "shares_of_critical_path_after"}
+"""Keys of objects whose own keys are names of forms and resources."""
+
+PLAIN_FORMS = ("alpha_beta", "piecewise", "segments", "chords", "table", "auto")
+STEPS = "gpus,nodes,job,step_s\n1,1,a,1.0\n4,1,b,1.02\n8,2,c,1.05\n16,4,d,1.1\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"fit times.csv --form {form}" for form in PLAIN_FORMS),
+        "fit times.csv --compare",
+        f"plan {DENSE} --planner exact",
+        f"{WHAT_IF} --gpus 8 --assume-ring",
+        "scale --steps steps.csv --nodes 16 --wish 0.8",
+        "import trace --out p.csv",
+        "machine",
+    ],
+)
+def test_the_manual_explains_every_key_of_a_document(
+    words: str, capsys: Capture
+) -> None:
+    write_times("times.csv", [1024 * 4**k for k in range(9)], ranks=4, algorithm="ring")
+    Path("steps.csv").write_text(STEPS)
+    page = (places.ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    explained = {*re.findall(r"`(\w+)`", page)}
+    keys = {key.removesuffix("_after") for key in keys_of(run(capsys, words))}
+    assert keys - explained == set()
+
+
+TOO_LONG = "a" * 300
+"""A name with which no file system looks for a file, whoever the user is."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"fit {TOO_LONG}",
+        f"explain {TOO_LONG}",
+        f"predict --profile {TOO_LONG} --cost cost.json",
+        f"advise --model {TOO_LONG}.py:net",
+        f"measure layers --model {TOO_LONG}.py:net",
+        f"measure copies --dry-run --out {TOO_LONG}",
+        f"trace --model {TOO_LONG}.py:net --out x",
+        f"plan {DENSE} --slowdown {TOO_LONG}",
+        f"scale --steps {TOO_LONG} --nodes 4",
+    ],
+)
+def test_a_path_that_cannot_be_used_is_one_line(words: str, capsys: Capture) -> None:
+    assert_one_line(words, TOO_LONG, capsys)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every directory")
+@pytest.mark.parametrize(
+    "words", ["fit shut/x", "explain shut/x", "advise --model shut/x.py:net"]
+)
+def test_a_directory_that_may_not_be_entered_is_one_line(
+    words: str, capsys: Capture
+) -> None:
+    shut = Path("shut")
+    shut.mkdir(mode=0)
+    try:
+        assert_one_line(words, "shut/x", capsys)
+    finally:
+        shut.chmod(0o700)
+
+
+def test_a_link_is_chosen_by_the_column_of_ones_own_table(capsys: Capture) -> None:
+    sizes = [1024 * 4**k for k in range(8)]
+    write_times("slow.csv", sizes, link="slow", ranks=2)
+    both = pd.concat([pd.read_csv("slow.csv"), pd.read_csv("slow.csv")])
+    both["link"] = ["slow"] * 8 + ["fast"] * 8
+    both["seconds"] = both["seconds"].where(both["link"] == "slow", both["seconds"] / 2)
+    both.to_csv("both.csv", index=False)
+    slow, fast = (
+        run(capsys, f"fit both.csv --link {link} --form alpha_beta")["alpha_s"]
+        for link in ("slow", "fast")
+    )
+    assert slow == pytest.approx(2 * fast)
+    predict = "predict --profile profile.csv --collectives both.csv --ranks 2"
+    slower, faster = (
+        run(capsys, f"{predict} --link {link}")["communication_s"]
+        for link in ("slow", "fast")
+    )
+    assert slower > faster
+    assert_one_line("fit both.csv --link other", "slow, fast", capsys)
+    assert_one_line("fit absent.csv --link slow", "cannot read absent.csv", capsys)
+
+
+def test_a_value_that_is_assumed_is_not_said_to_be_in_the_file(capsys: Capture) -> None:
+    frame = pd.read_csv("profile.csv").drop(columns="batch")
+    frame.to_csv("own.csv", index=False)
+    words = "predict --profile own.csv --cost cost.json --batch 32"
+    assert_one_line(words, "has no column batch", capsys)
+
+
+def test_times_of_an_unknown_number_of_ranks_explain_nothing(capsys: Capture) -> None:
+    write_times("times.csv", [1024 * 4**k for k in range(8)])
+    words = "explain a.json b.json --collectives times.csv"
+    assert_one_line(words, "times.csv: does not say between how many ranks", capsys)
 
 
 def test_ranks_choose_or_say_and_never_carry(capsys: Capture) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlkit import cli
+from ddlkit.cli import explaining
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts
@@ -325,6 +326,56 @@ def test_what_does_not_fit_together_is_refused() -> None:
         explanation(training_of(traces), reference=slow_reference)
     with pytest.raises(UserError):
         explanation(training_of(traces), iterations=[99])
+
+
+def late_in_some(n_late: int) -> Schedule:
+    """Return a training in which rank 1 is late in ``n_late`` of the iterations."""
+    schedule = a_schedule(seed=6)
+    work_s = schedule.work_s.copy()
+    work_s[:n_late, 1, 1] += 0.05
+    return schedule.with_work(work_s)
+
+
+def test_a_rank_that_is_late_in_too_few_iterations_is_spoken_of_and_not_named() -> None:
+    """Nobody speaks of it where no rank costs much, and it is named from 60% on."""
+    seven, twelve = (explanation(training_of(traced(late_in_some(n)))) for n in (7, 12))
+    assert seven.named is None and "rank 1 " in seven.why_none_named
+    assert f"7 of {N_ITERATIONS}" in seven.why_none_named
+    assert "rank 1" in explaining.screen(seven)[0]
+    assert twelve.named == {"rank": 1, "phase": "forward"}
+    assert twelve.why_none_named == ""
+    alike = explanation(training_of(traced(a_schedule(seed=6))))
+    assert alike.named is None and alike.why_none_named == ""
+    assert {*alike.to_dict()} == {*seven.to_dict()}
+
+
+def test_traces_of_two_runs_are_found_and_those_of_one_run_are_not() -> None:
+    """A rank that is late is no other run, because the others wait for it."""
+    runs = [traced(delayed(a_schedule(seed=8), 1, 1, s)) for s in (0.0, 0.05)]
+    mixed = training_of([runs[0][0], runs[1][1], runs[0][2]])
+    (finding,) = [f for f in mixed.findings if f.what == "different runs"]
+    assert "rank1.json" in finding.text
+    for run in runs:
+        kinds = {finding.what for finding in training_of(run).findings}
+        assert "different runs" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("iterations", "are_enough"), [((0, 1, 2, 3), False), ((), True)]
+)
+def test_an_interval_is_shown_only_if_there_are_enough_iterations(
+    iterations: tuple[int, ...], are_enough: bool
+) -> None:
+    training = training_of(traced(delayed(a_schedule(seed=2), 1, 1, 0.02)))
+    lines = explaining.screen(explanation(training, iterations))
+    (of_rank,) = [line for line in lines if line.startswith("the delay of rank 1")]
+    assert (" to " in of_rank) == are_enough
+
+
+def test_a_trace_that_names_no_rank_is_not_taken_for_that_of_rank_0() -> None:
+    traces = traced(a_schedule(seed=4))
+    silent = replace(traces[1], rank=0, ranks=0)
+    refused([traces[0], silent, traces[2]], "rank1.json", "distributedInfo")
 
 
 def lagging(schedule: Schedule, most_s: float) -> Schedule:

@@ -60,6 +60,7 @@ def test_planners_choose_what_they_chose(profile: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_claims_come_out_as_they_did() -> None:
     before = pd.read_csv(CLAIMS).set_index("id").sort_index()
     now = papers.evaluate().set_index("id").sort_index()

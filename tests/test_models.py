@@ -223,6 +223,7 @@ def test_what_inductor_compiles_is_measured(
             "nothing",
             r"nothing must return \(model, loss\) or \(model, loss, optimizer\), gave None$",
         ),
+        ("computed_loss", r"the second value is a tensor: return a function loss\(\)"),
         ("nobody", "has no function 'nobody'$"),
         *(
             ("two_optimizers", "third value is of type list, not an optimizer .*$"),

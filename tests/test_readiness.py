@@ -26,6 +26,14 @@ def count(rank: int) -> list[tuple[str, float]]:
     return [(f"gradient {rank + k} of {ranks}", k / 4) for k in range(3)]
 
 
+def named(rank: int) -> str:
+    return f"gradient of rank {rank}"
+
+
+def call(rank: int) -> list[tuple[str, float]]:
+    return [(named(rank), 0.0)]
+
+
 def fail(rank: int) -> list[tuple[str, float]]:
     raise RuntimeError(f"rank {rank} cannot train")
 
@@ -37,6 +45,11 @@ def test_every_rank_runs_the_loop_and_keeps_its_order(tmp_path: Path) -> None:
     names = [f"gradient {rank + k} of 2" for rank in range(2) for k in range(3)]
     assert ready["tensor"].tolist() == names
     np.testing.assert_allclose(ready["after_first_s"], 2 * [0, 0.25, 0.5])
+
+
+def test_a_loop_may_call_functions_that_are_sent_with_it() -> None:
+    ready = readiness.watch(call, ranks=2, calls=[named])
+    assert ready["tensor"].tolist() == ["gradient of rank 0", "gradient of rank 1"]
 
 
 def test_a_loop_that_fails_is_one_line_and_leaves_no_rank(tmp_path: Path) -> None:

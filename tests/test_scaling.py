@@ -608,3 +608,18 @@ def test_options_that_make_no_sense_are_refused(
     assert cli.main(["scale", "--steps", "steps.png", *words.split()]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.png"]
+
+
+@pytest.mark.parametrize("factor", [1000.0, 0.001])
+def test_a_job_in_another_unit_is_refused_by_its_name(factor: float) -> None:
+    table = table_of(COUNTS)
+    table.loc[2, "step_s"] *= factor
+    with pytest.raises(UserError, match=r"job j8 .*seconds"):
+        scale(table, 16)
+
+
+def test_tables_of_one_node_are_refused_as_such() -> None:
+    """They have as many GPUs on the node as the training, so that these do not differ."""
+    costs = NodeCosts.of(all_reduces(1))
+    with pytest.raises(UserError, match="1 node alone"):
+        costs.with_per_node(4)

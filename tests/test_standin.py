@@ -241,7 +241,12 @@ def test_a_stand_in_that_takes_turns_while_it_is_loaded_has_further_chances(
     driver.loads_first = True
     twice = Budget(warmup=0, min_repeats=2, max_repeats=2)
     samples = contention.measure_in_turn(
-        "relu", True, torch.device("cpu"), GpuStandIn(1 << 20), [Footprint(1, 64)], twice
+        "relu",
+        True,
+        torch.device("cpu"),
+        GpuStandIn(1 << 20),
+        [Footprint(1, 64)],
+        twice,
     )
     rows = all_or_partial("contention", samples)
     beside = rows[rows["communication"] == "standin"]

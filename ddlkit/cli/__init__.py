@@ -17,12 +17,13 @@ import signal
 import sys
 import textwrap
 import threading
+import traceback
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from ddlkit import __version__
+from ddlkit import __version__, jobs
 from ddlkit.cli import advising, explaining, predicting, scaling, tracing
 from ddlkit.cli.command import COMMANDS, Argument, Command
 from ddlkit.core.errors import UserError, one_line
@@ -43,6 +44,16 @@ LIMITS = {
     errno.ENOMEM: "free memory, or ask for less",
 }
 """What to do if the machine runs out of something, by the error number of the operating system."""
+
+ALLOW_PATH = "choose another path, or allow this user to use it"
+WRONG_PATHS = {
+    errno.EACCES: ALLOW_PATH,
+    errno.EPERM: ALLOW_PATH,
+    errno.ELOOP: "choose another path, or mend the links in it",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ENOTDIR: "choose a path whose folders are no files",
+}
+"""What to do if a path cannot be used, by the error number of the operating system."""
 
 HELP_COLUMNS = 78
 
@@ -111,14 +122,33 @@ def main(argv: Sequence[str] | None = None, program: Program = DDLKIT) -> int:
     Notes
     -----
     A mistake of the user, or a limit of the machine, is one line on standard error.
+
+    If this process is one of several ranks that torchrun or srun started, a failure ends
+    the process at once, and this function does not return.
     """
     _prepare_process()
     words = sys.argv[1:] if argv is None else argv
     try:
+        status = _status_of(words, program)
+    except Exception:
+        if not jobs.has_left_peers():
+            raise
+        # Python would print the same, and then wait for threads that wait for ranks.
+        traceback.print_exc()
+        status = 1
+    if jobs.has_left_peers():
+        jobs.end_at_once(status)
+    return status
+
+
+def _status_of(words: Sequence[str], program: Program) -> int:
+    """Run the command that words give, and return its exit status, as `main` does."""
+    try:
         _refuse_dashes_as_value(words)
         _refuse_moved_command(words, program)
         arguments = _parse(words, program)
-        return arguments.run(arguments) or 0
+        with _errors_of_machine():
+            return arguments.run(arguments) or 0
     except UserError as error:
         return _refused(program, error)
     except KeyboardInterrupt as interrupt:
@@ -130,18 +160,36 @@ def main(argv: Sequence[str] | None = None, program: Program = DDLKIT) -> int:
         return 128 + signal.SIGPIPE
     except MemoryError:
         return _refused(program, f"memory is used up: {LIMITS[errno.ENOMEM]}")
-    except OSError as error:
-        if error.errno not in LIMITS:
-            raise
-        # An error that is not about a file has no file name.
-        facts = (error.strerror, error.filename, LIMITS[error.errno])
-        return _refused(program, ": ".join(str(fact) for fact in facts if fact))
     finally:
         # The same process may run another command, which must not be interrupted by a
         # signal or a reminder of this command.
         _signals_received.clear()
         while _reminders:
             _reminders.pop().cancel()
+
+
+@contextlib.contextmanager
+def _errors_of_machine() -> Iterator[None]:
+    """Turn errors of the operating system that the user can mend into a UserError.
+
+    These are limits of the machine, and paths that cannot be used. The latter are found
+    wherever a path is first looked at, because even whether a file exists is not told for
+    a directory that this user may not enter.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in LIMITS:
+            # An error that is not about a file has no file name.
+            facts = (error.strerror, error.filename, LIMITS[error.errno])
+            line = ": ".join(str(fact) for fact in facts if fact)
+            raise UserError(line) from error
+        if error.errno in WRONG_PATHS and error.filename:
+            raise UserError(
+                f"cannot use {os.fsdecode(error.filename)}: {error.strerror}: "
+                f"{WRONG_PATHS[error.errno]}"
+            ) from error
+        raise
 
 
 def _discard_further_output() -> None:
@@ -225,7 +273,8 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
     Raises
     ------
     UserError
-        If the command refuses its input.
+        If the command refuses its input, if a path cannot be used, or at a limit of the
+        machine.
     """
     words = [*command.split(), *map(str, files)]
     for name, value in options.items():
@@ -234,7 +283,8 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
     # What the command prints on standard error is for a person, and is dropped.
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         arguments = _parse([*words, "--json"])
-        arguments.run(arguments)
+        with _errors_of_machine():
+            arguments.run(arguments)
     return dict(json.loads(printed.getvalue()))
 
 

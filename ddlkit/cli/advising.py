@@ -29,6 +29,7 @@ from ddlkit.cli.command import (
     ranks_to_start,
     refuse_given,
     refuse_impossible_outputs,
+    refuse_other_than_page,
     require_lab,
     require_model_file,
     show,
@@ -228,6 +229,7 @@ def _refuse_impossible_page(path: Path | None) -> None:
 
     needs("--html", WRITING_A_PAGE)
     own_output(path)
+    refuse_other_than_page(path)
 
 
 _OPTIONS_OF_MEASURING = ("lab", "out", "minutes", "confirm_minutes")
@@ -363,7 +365,7 @@ def _refuse_cost_without_intervals(arguments: argparse.Namespace) -> None:
     if arguments.cost:
         raise UserError(
             f"{arguments.cost}: the cost has no intervals, which an advice needs: write "
-            "it by ddlkit fit FILE --json, from times of at least 4 sizes"
+            "it by ddlkit fit --json, from times of at least 4 sizes"
         )
     files = " and ".join(map(str, arguments.collectives))
     raise UserError(
@@ -392,7 +394,9 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     if ranks_of_launcher > 1:
         ranks = ranks_of_launcher
     else:
-        ranks = ranks_to_start(arguments.ranks, default=2)
+        ranks = ranks_to_start(
+            arguments.ranks, default=2, program="ddlkit advise --model"
+        )
     from ddlkit.measure.advise import AdviseSettings
     from ddlkit.measure.given import check
 
@@ -897,6 +901,8 @@ def _reason_lines(reasons: Sequence[str]) -> list[str]:
 
 def _headline(result: Mapping[str, Any]) -> str:
     """Return in a few words what to do, and whether that was tried or only predicted."""
+    from ddlkit.model.advice import WORTH
+
     # The name of a plan, or "keep the default".
     advised = result["advice"]
     is_plan = advised in ("ddp", *result["gains_of_plans"])
@@ -906,9 +912,12 @@ def _headline(result: Mapping[str, Any]) -> str:
         return f"{in_words(advised)} is predicted to be faster, and was not tried"
     if result.get("predicted_advice", advised) != advised:
         return f"{advised}: {result.get('trial', 'the best plan could not be tried')}"
-    if result["decided_by"] == "prediction":
-        return f"{advised} (predicted, not tried)"
-    return str(advised)
+    # The prediction decided this, also if plans were tried.
+    reason = "no plan is predicted to be faster"
+    if result["best"] != "ddp":
+        reason = f"the gain may be below {WORTH:.0%}, the least that is advised"
+    tried = " (predicted, not tried)" if result["decided_by"] == "prediction" else ""
+    return f"{advised}: {reason}{tried}"
 
 
 NAME_COLUMNS = 28

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ddlkit.core import units
 from ddlkit.core.errors import UserError, shown
-from ddlkit.jobs.assignment import ranks_started
+from ddlkit.jobs.assignment import is_started_by_launcher, ranks_started
 
 Run = Callable[[argparse.Namespace], int | None]
 Value = TypeVar("Value")
@@ -501,7 +501,8 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             "--link",
             metavar="NAME",
             help="How the table names what joins the ranks, as in infiniband. [default: "
-            "network between nodes; nvlink, pcie or loopback within one]",
+            "network between nodes; within one nvlink or pcie, nccl if nvidia-smi does not "
+            "say what joins the GPUs, or loopback between processors]",
         ),
     ),
     *session_options("measured"),
@@ -526,12 +527,20 @@ def measure(arguments: argparse.Namespace) -> None:
 def _measure_here(arguments: argparse.Namespace) -> None:
     """Measure parts in a session of this machine, which starts its own ranks."""
     for name in _OPTIONS_OF_A_JOB:
-        if getattr(arguments, name) is not None:
+        if getattr(arguments, name) is None:
+            continue
+        if is_started_by_launcher(os.environ):
             raise UserError(
-                f"--{name} has an effect under torchrun or srun only: leave it out"
+                f"--{name} has an effect between two or more ranks, and torchrun or srun "
+                f"started one process: start more, or leave --{name} out"
             )
+        raise UserError(
+            f"--{name} has an effect under torchrun or srun only: leave it out"
+        )
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
-    ranks = ranks_to_start(arguments.ranks, default=0)
+    # Under torchrun, only collectives are measured without a model.
+    program = "ddlkit measure collectives"
+    ranks = ranks_to_start(arguments.ranks, default=0, program=program)
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     if not arguments.dry_run:
         # A dry run only lists the points, which any machine can do.
@@ -656,6 +665,23 @@ def refuse_unwritable(option: str, path: Path, directory: Path) -> None:
         ) from None
 
 
+def refuse_other_than_page(page: Path | None) -> None:
+    """Refuse a name for the page of --html that does not end as the names of pages do.
+
+    Parameters
+    ----------
+    page : Path or None
+        The value of --html. None is not refused.
+
+    Raises
+    ------
+    UserError
+        If the name does not end in .html.
+    """
+    if page is not None and page.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--html {page}: name a file that ends in .html")
+
+
 def _refuse_wrong_part(part: str) -> None:
     """Raise UserError for a part that ddlkit measure does not measure (any more)."""
     # ddlkit measure once also took files that describe a suite of measurements.
@@ -738,7 +764,7 @@ def lab_rate(text: str | None) -> tuple[float, float]:
         raise UserError(f"--lab {text}: {error}") from None
 
 
-def ranks_to_start(ranks: int | None, default: int) -> int:
+def ranks_to_start(ranks: int | None, default: int, program: str) -> int:
     """Return how many ranks to start on this machine, or raise UserError.
 
     Parameters
@@ -748,6 +774,8 @@ def ranks_to_start(ranks: int | None, default: int) -> int:
     default : int
         What is returned if --ranks is not given. It may be 0 if the caller lets another
         function choose the number.
+    program : str
+        The command that torchrun can start on several nodes, as in "ddlkit trace".
 
     Returns
     -------
@@ -763,7 +791,7 @@ def ranks_to_start(ranks: int | None, default: int) -> int:
     if ranks > MOST_RANKS:
         raise UserError(
             f"--ranks {ranks}: each is a process of this machine: use at most "
-            f"{MOST_RANKS}, or run ddlkit advise --model under torchrun on several nodes"
+            f"{MOST_RANKS}, or run {program} under torchrun on several nodes"
         )
     return ranks
 

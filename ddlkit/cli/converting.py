@@ -70,8 +70,9 @@ def iteration_numbers(text: str) -> tuple[int, ...]:
         ),
         arg(
             "--kind",
-            help="The format of the file. A wrong name makes the command list all "
-            "formats. [default: recognized by the content]",
+            help="The format of the file: trace (a layer-wise trace), kineto (a Chrome "
+            "trace of torch.profiler), flops (FLOP counts) or transformer (shapes of "
+            "transformers). [default: recognized by the content]",
         ),
         arg(
             "--network",

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddlkit.cli.command import JSON, OUTPUT, arg, command, group, show
+from ddlkit.cli.command import (
+    JSON,
+    OUTPUT,
+    arg,
+    command,
+    group,
+    refuse_other_than_page,
+    show,
+)
 from ddlkit.cli.converting import iteration_numbers
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
@@ -29,6 +37,16 @@ WHERE_TO_LOOK = {
     "update": "what it does alone after backward, such as logging or checkpoints",
 }
 """Where a user should look for the delay of a rank, by phase."""
+WHAT_TO_DO = {
+    "waiting": "compare the ranks in the drawing of --html, and look for what makes work "
+    "take longer on some of them",
+    "start-up": "send fewer and larger messages",
+    "bandwidth": "send fewer bytes, as gradients of half precision, or use faster links",
+    "contention": "give the messages processors or memory of their own",
+    "copies": "try gradient_as_bucket_view=True",
+    "buffers": "try broadcast_buffers=False",
+}
+"""What a user can do about a cause that is not the delay of a single rank."""
 
 
 @command(
@@ -80,6 +98,7 @@ def explain(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit explain``."""
     from ddlkit.model.explanation import explain as explain_traces
 
+    refuse_other_than_page(arguments.html)
     if arguments.html:
         from ddlkit.show import WRITING_A_PAGE, needs
 
@@ -111,12 +130,18 @@ def explain(arguments: argparse.Namespace) -> None:
 def _reference(path: Path, ranks: int) -> Any:
     """Return the cost of all-reduces between ``ranks``, from a file of message times.
 
-    The cost runs through the measured medians, so that no form has to be chosen.
+    The cost runs through the measured medians, so that no form has to be chosen. Raises
+    UserError for a file that does not say between how many ranks its times were measured.
     """
     from ddlkit.core.fit import fit
     from ddlkit.formats.messages import read_bytes_seconds
 
-    sizes, seconds, _ = read_bytes_seconds(path, collective="all_reduce", ranks=ranks)
+    sizes, seconds, _ = read_bytes_seconds(
+        path,
+        collective="all_reduce",
+        ranks=ranks,
+        if_ranks_unknown="give a CSV with the columns bytes, seconds and ranks",
+    )
     # Without draws the cost has no interval, which is not needed here.
     return fit("table", sizes, seconds, draws=0, workers=ranks).cost
 
@@ -158,13 +183,10 @@ def screen(explanation: Any) -> list[str]:
         *_cause_lines(explanation),
     ]
     if explanation.remedies:
-        lines += [
-            "",
-            _line("with", "the iteration would take (gain, with its 95% interval)"),
-        ]
+        lines += ["", _line("with", _head_of_gains(explanation))]
     by_gain = sorted(explanation.remedies, key=_gain_s, reverse=True)
     for remedy in by_gain[:MOST_REMEDIES]:
-        lines += _remedy_lines(remedy)
+        lines += _remedy_lines(explanation, remedy)
     lines += ["", f"first: {_first(explanation)}"]
     lines += [f"{finding.what}: {finding.text}" for finding in explanation.findings]
     return lines
@@ -172,11 +194,11 @@ def screen(explanation: Any) -> list[str]:
 
 def _cause_lines(explanation: Any) -> Iterator[str]:
     """Yield what the iteration would take without each cause, and without all of them."""
-    yield _line("without", "the iteration would take (gain, with its 95% interval)")
+    yield _line("without", _head_of_gains(explanation))
     for cause in explanation.causes[:MOST_CAUSES]:
         if cause.share < LEAST_SHOWN_SHARE:
             continue
-        times = f"{_ms(cause.without_s)} ({_gain_with_interval(cause)})"
+        times = f"{_ms(cause.without_s)} ({_gain_with_interval(explanation, cause)})"
         name = _name_of_cause(cause)
         if not explanation.waterfall:
             # From one rank alone, a wait for messages and a wait for other ranks look
@@ -210,6 +232,8 @@ def _headline(explanation: Any) -> str:
         )
     if not explanation.waterfall:
         return "the trace of one rank gives bounds only"
+    if explanation.why_none_named:
+        return f"no rank is named: {explanation.why_none_named}"
     return "no one rank is much slower than the others"
 
 
@@ -229,10 +253,23 @@ def _first(explanation: Any) -> str:
     sure_remedies = [r for r in explanation.remedies if r.interval_s[0] > least_s]
     if sure_remedies:
         return f"try {max(sure_remedies, key=_gain_s).setting}"
-    # Causes are sorted, the largest first.
+    # Causes are sorted, the largest first. A rank that is not surely late has a cause.
+    of_ranks = [cause for cause in explanation.causes if cause.rank is not None]
+    if explanation.why_none_named and of_ranks:
+        rank, phase = of_ranks[0].rank, of_ranks[0].phase
+        return (
+            f"look at {phase} of rank {rank}, although it is not surely late: "
+            f"{WHERE_TO_LOOK[phase]}"
+        )
     sure_causes = [c for c in explanation.causes if c.interval_s[0] > least_s]
     if sure_causes:
-        return f"the largest single cause is {_name_of_cause(sure_causes[0])}"
+        largest = sure_causes[0]
+        action = WHAT_TO_DO[largest.cause]
+        if largest.rank is not None:
+            action = (
+                f"look at {largest.phase} of that rank: {WHERE_TO_LOOK[largest.phase]}"
+            )
+        return f"the largest single cause is {_name_of_cause(largest)}: {action}"
     return "nothing: no single cause surely costs more than 3% of the iteration"
 
 
@@ -247,7 +284,7 @@ def _name_of_cause(cause: Any) -> str:
     if cause.rank is not None:
         return f"the delay of rank {cause.rank} ({cause.phase})"
     if cause.cause == "waiting":
-        return "the delays of all ranks"
+        return "work beyond the quickest rank"
     return {
         "start-up": "start-up of messages",
         "bandwidth": "the bytes of messages",
@@ -257,9 +294,12 @@ def _name_of_cause(cause: Any) -> str:
     }[cause.cause]
 
 
-def _remedy_lines(remedy: Any) -> Iterator[str]:
+def _remedy_lines(explanation: Any, remedy: Any) -> Iterator[str]:
     """Yield a setting of DDP in one line or two, and what the iteration then would take."""
-    times = f"{_ms(remedy.with_s)} ({_gain_with_interval(remedy)})"
+    gain = _gain_with_interval(explanation, remedy)
+    times = f"{_ms(remedy.with_s)} ({gain})"
+    if remedy.at_most:
+        times = f"{_ms(remedy.with_s)} at least (at most {gain})"
     # A name that is longer than its column has a line of its own.
     if len(remedy.setting) > NAME_COLUMNS:
         yield remedy.setting
@@ -268,8 +308,23 @@ def _remedy_lines(remedy: Any) -> Iterator[str]:
         yield _line(remedy.setting, times)
 
 
-def _gain_with_interval(change: Any) -> str:
+def _has_intervals(explanation: Any) -> bool:
+    """Return whether there are enough iterations for intervals of gains."""
+    from ddlkit.model.ranks import LEAST_ITERATIONS
+
+    return bool(explanation.iterations >= LEAST_ITERATIONS)
+
+
+def _head_of_gains(explanation: Any) -> str:
+    """Return what the column of `_gain_with_interval` says."""
+    gain = "gain, with its 95% interval" if _has_intervals(explanation) else "gain"
+    return f"the iteration would take ({gain})"
+
+
+def _gain_with_interval(explanation: Any, change: Any) -> str:
     """Return the gain of a cause that is removed, or of a remedy, with its interval."""
+    if not _has_intervals(explanation):
+        return _ms(change.gain_s)
     lower_s, upper_s = change.interval_s
     return f"{_ms(change.gain_s)}, {_ms(lower_s)} to {_ms(upper_s)}"
 

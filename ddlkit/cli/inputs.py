@@ -472,7 +472,7 @@ def _refuse_wrong_copies(arguments: argparse.Namespace) -> None:
 def _refuse_half_of_selection(arguments: argparse.Namespace) -> None:
     """Raise UserError if only one of --density and --selection is given."""
     if (arguments.density is None) != (arguments.selection is None):
-        raise UserError("give --density and --selection TABLE together")
+        raise UserError("give --density and --selection together, or neither")
 
 
 def _refuse_second_forward_time(file: Path) -> None:
@@ -494,7 +494,7 @@ def _read_profile(
     """Return the layer profile, whose gradients have the element size of --gradient-bytes.
 
     If the file lacks columns, a note on what is assumed for them is added to ``notes``.
-    Doubts about the sizes in the file are added to ``warnings``.
+    Doubts about the sizes and the times in the file are added to ``warnings``.
     """
     from ddlkit import store
 
@@ -519,9 +519,43 @@ def _read_profile(
             f"{computed_s:.3g} s: check that its times are in seconds"
         )
     warnings += [f"{arguments.profile}: {doubt}" for doubt in profile.doubts()]
+    warnings += _warnings_of_host(arguments.profile, profile)
     if arguments.gradient_bytes is None:
         return profile
     return profile.sent_as(arguments.gradient_bytes)
+
+
+def _warnings_of_host(path: Path, profile: Any) -> list[str]:
+    """Return a warning if the host, and not the GPU, decided the times of a profile.
+
+    ``profile`` was read from ``path``. Only a profile that was measured here has a table
+    ``samples`` beside it, with the time that the host needs to issue an iteration.
+    """
+    from ddlkit import store
+    from ddlkit.model.predictor import HOST_BOUND, issue_share
+    from ddlkit.store.tables import is_stamped
+
+    samples_path = path.with_name(path.name.replace("layers", "samples", 1))
+    if samples_path == path or not is_stamped(samples_path):
+        return []
+    samples = store.load_table(samples_path, "samples")
+    is_of_profile = (
+        (samples["network"] == profile.network)
+        & (samples["batch"] == profile.batch)
+        & (samples["device"] == profile.device)
+    )
+    samples = samples[is_of_profile]
+    # The time of issue is measured on GPUs only.
+    if "issue" not in set(samples["quantity"]):
+        return []
+    share = issue_share(samples)
+    if share <= HOST_BOUND:
+        return []
+    return [
+        f"{path}: the host needs {share:.0%} of an iteration to issue it, so these are "
+        "times of the host and not of the GPU: measure a larger batch, or take the "
+        "prediction for this host only"
+    ]
 
 
 # ---------------------------------------------------------------- what messages cost
@@ -555,14 +589,14 @@ def read_communication(
         raise UserError("--cost and --collectives both give the cost: leave one out")
     if not (arguments.cost or arguments.collectives):
         raise UserError(
-            "no cost of messages: give --collectives TABLE to calibrate from, or --cost "
-            "COST.json"
+            "no cost of messages: give a table of their times with --collectives, or a "
+            "cost with --cost"
         )
     _refuse_unused_choices(arguments)
     if arguments.assume_ring and _ranks_to_predict_for(arguments) is None:
         option = "--gpus" if _is_what_if(arguments) else "--ranks"
         raise UserError(
-            f"--assume-ring needs {option} N, the number of ranks to predict for"
+            f"--assume-ring needs {option}, the number of ranks to predict for"
         )
     if arguments.cost:
         return _cost_from_file(arguments, warnings)
@@ -572,7 +606,7 @@ def read_communication(
 def _refuse_unused_choices(arguments: argparse.Namespace) -> None:
     """Raise UserError if an option should choose among measured times, but cannot.
 
-    A cost has no times, and files of other programs name no links.
+    A cost has no times, and logs of other programs name no links.
     """
     if arguments.cost:
         for name in ("place", "table"):
@@ -595,18 +629,30 @@ def _refuse_unused_choices(arguments: argparse.Namespace) -> None:
 def refuse_link_of_foreign_files(link: str | None, patterns: Sequence[Path]) -> None:
     """Raise UserError if --link is given and no file of message times names links.
 
-    Only recorded tables name links. Logs of benchmarks, and a user's own CSV, do not.
+    Recorded tables name links, and so does a CSV with the column link. Logs of benchmarks
+    do not. A file that cannot be read is refused here, with the error of reading it.
     """
     from ddlkit import store
 
     if link is None:
         return
     paths = store.expand_tables([*patterns])
-    if not any(store.tables.is_stamped(path) for path in paths):
+    if not any(_names_links(path) for path in paths):
         raise UserError(
-            f"--link {link}: {paths[0]} names no links, only a recorded table does: "
+            f"--link {link}: {paths[0]} has no column link, and is no recorded table: "
             "leave --link out"
         )
+
+
+def _names_links(path: Path) -> bool:
+    """Return whether a file of message times says over which link each row was measured."""
+    from ddlkit import store
+    from ddlkit.formats import size_time_csv
+
+    if store.tables.is_stamped(path):
+        return True
+    store.tables.refuse_pack(path)
+    return size_time_csv.names_links(store.files.read_text(path))
 
 
 # ---------------------------------------------------------------- more ranks than measured
@@ -703,8 +749,8 @@ def advice_to_assume_ring(cost: Any) -> str:
     if cost.form == "alpha_beta":
         return "add --assume-ring for the cost of a ring"
     return (
-        "add --assume-ring for the cost of a ring, and give a cost that ddlkit fit FILE "
-        "--form alpha_beta --json writes, or FILE to --collectives"
+        "add --assume-ring for the cost of a ring, and give a cost that ddlkit fit "
+        "--form alpha_beta --json writes, or the times that were fitted with --collectives"
     )
 
 
@@ -718,13 +764,13 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
     if not isinstance(cost, AlphaBeta):
         raise UserError(
             f"{origin}: a cost of the form {cost.form} cannot be taken to {ranks} ranks: "
-            "write it by ddlkit fit FILE --form alpha_beta --json, or give FILE to "
-            "--collectives"
+            "write it by ddlkit fit --form alpha_beta --json, or give the times that "
+            "were fitted with --collectives"
         )
     if cost.workers is None:
         raise UserError(
             f"{origin}: the cost does not say between how many ranks it holds: write it "
-            "by ddlkit fit FILE --ranks N --form alpha_beta --json"
+            "by ddlkit fit --form alpha_beta --json, with their number as --ranks"
         )
     if cost.algorithm not in (None, "", RING):
         raise UserError(
@@ -767,7 +813,7 @@ def _cost_from_file(
     from ddlkit.store.files import read_json
 
     path = arguments.cost
-    advice = "write it by ddlkit fit FILE --json, or give FILE to --collectives"
+    advice = "write it by ddlkit fit --json, or give a table of message times with --collectives"
     description = read_json(path, advice)
     try:
         cost, draws = costs_from_dict(description)
@@ -864,7 +910,7 @@ def _rows_of_messages(
     from ddlkit.formats.messages import read_collectives
 
     ranks_in_files = arguments.ranks
-    if_ranks_unknown = "give --ranks N"
+    if_ranks_unknown = "give their number with --ranks"
     if _ranks_are_predicted(arguments):
         # The number to predict for need not have been measured, so that reading the files
         # must not select rows by it.

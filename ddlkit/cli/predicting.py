@@ -550,7 +550,9 @@ def export(arguments: argparse.Namespace) -> None:
     from ddlkit.formats import export as writers
 
     if arguments.positional_cost and arguments.cost:
-        raise UserError("COST and --cost both give the cost: leave one out")
+        raise UserError(
+            "the cost is given twice, with --cost and without: leave one out"
+        )
     arguments.cost = arguments.positional_cost or arguments.cost
     # The release of PyTorch that reads the file. An untested one is refused.
     version = writers.tested_version(arguments.to, arguments.torch)
@@ -979,9 +981,9 @@ def _graph(
 
 
 _PATTERNS = {
-    "--scale": "WHAT=FACTOR, as in all_reduce=0.5",
-    "--straggler": "RANK:FACTOR, as in 3:1.2",
-    "--layer": "NAME=FACTOR, as in fc=0.5",
+    "--scale": "a kind of task and a factor, as in all_reduce=0.5",
+    "--straggler": "the number of a rank and a factor, as in 3:1.2",
+    "--layer": "the name of a layer and a factor, as in fc=0.5",
 }
 """How the value of an option that changes a training is written."""
 

@@ -87,7 +87,7 @@ def trace(arguments: argparse.Namespace) -> None:
         # The ranks check the directory themselves, and stop together.
         is_first = _record_as_rank(arguments)
     else:
-        ranks = ranks_to_start(arguments.ranks, default=2)
+        ranks = ranks_to_start(arguments.ranks, default=2, program="ddlkit trace")
         _refuse_directory(out)
         _record_here(arguments, ranks)
         is_first = True

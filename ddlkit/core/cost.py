@@ -189,7 +189,7 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     # A file may have any value in the place of a cost.
     if not isinstance(description, dict) or "form" not in description:
         raise UserError(
-            "is not a cost, since it names no form: write it by ddlkit fit FILE --json"
+            "is not a cost, since it names no form: write it by ddlkit fit --json"
         )
     form = description["form"]
     # A file may have any value here, also one that cannot be looked up in a mapping.
@@ -210,7 +210,7 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     if problems:
         raise UserError(
             f"a cost of the form {kind.form} {' and '.join(problems)}: write it anew by "
-            "ddlkit fit FILE --json"
+            "ddlkit fit --json"
         )
     try:
         return kind(**{name: description[name] for name in names})

@@ -31,6 +31,7 @@ def read_bytes_seconds(
     ranks: int | None = None,
     place: str | None = None,
     table: int | None = None,
+    if_ranks_unknown: str = "",
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
     """Return the sizes and times of messages of one collective, link and number of ranks.
 
@@ -46,6 +47,9 @@ def read_bytes_seconds(
         Which times of a log to take.
     table : int, optional
         Which table of a log to take, counted from 1.
+    if_ranks_unknown : str, optional
+        What the user should do if the file does not say between how many ranks the times
+        were measured. By default such a file is taken.
 
     Returns
     -------
@@ -69,6 +73,8 @@ def read_bytes_seconds(
     )
     wanted = {"collective": collective, "link": link, "ranks": ranks}
     source, frame, note = _messages(path, options)
+    if if_ranks_unknown and "ranks" not in frame:
+        raise _ranks_unknown(path, if_ranks_unknown)
     # ``chosen`` has the one value that each column of `KEYS` in the file has in the rows.
     frame, chosen = choose(frame, KEYS, wanted, path)
     given_by_caller = {key: value for key, value in wanted.items() if value is not None}
@@ -92,7 +98,7 @@ def read_collectives(
     place: str | None = None,
     table: int | None = None,
     notes: list[str] | None = None,
-    if_ranks_unknown: str = "give --ranks N",
+    if_ranks_unknown: str = "give their number with --ranks",
 ) -> DataFrame:
     """Return message times with the columns of a recorded table, whoever measured them.
 
@@ -138,10 +144,7 @@ def read_collectives(
     if notes is not None and note:
         notes.append(f"{path}: {note}")
     if "ranks" not in frame and ranks is None:
-        raise UserError(
-            f"{path}: does not say between how many ranks its times were measured: "
-            f"{if_ranks_unknown}"
-        )
+        raise _ranks_unknown(path, if_ranks_unknown)
     # Columns that a file lacks get the values of the caller, or usual ones. 0 stands for an
     # unknown rate of the link, and "" for an unknown algorithm.
     assumed: dict[str, Any] = {
@@ -159,6 +162,13 @@ def read_collectives(
     }
     missing = {name: value for name, value in assumed.items() if name not in frame}
     return frame.assign(**missing)
+
+
+def _ranks_unknown(path: Path, advice: str) -> UserError:
+    """Return the error for times of an unknown number of ranks, with advice."""
+    return UserError(
+        f"{path}: does not say between how many ranks its times were measured: {advice}"
+    )
 
 
 def _messages(path: Path, options: MessageOptions) -> MessageTimes:

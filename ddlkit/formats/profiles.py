@@ -80,7 +80,8 @@ def import_file(
         kind = guess_kind(text, file)
     by_name = {reader.name: reader for reader in readers.LAYER_PROFILES}
     if kind not in by_name:
-        raise UserError(f"unknown kind {kind!r}: use one of {', '.join(by_name)}")
+        known = "; ".join(f"{name}, {own.takes}" for name, own in by_name.items())
+        raise UserError(f"unknown kind {kind!r}: use one of these: {known}")
     profile, findings = by_name[kind].read(text, file, options)
     name_of_file, _, _ = path.name.partition(".")
     profile = replace(

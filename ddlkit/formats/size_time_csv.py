@@ -181,6 +181,19 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     return MessageTimes("csv", frame)
 
 
+def names_links(text: str) -> bool:
+    r"""Return whether a file of message times has a column of links.
+
+    Examples
+    --------
+    >>> names_links("bytes,seconds,link\n1024,2e-5,lab:1gbit\n")
+    True
+    >>> names_links("bytes,seconds\n1024,2e-5\n")
+    False
+    """
+    return matches(text) and "link" in _header(text)
+
+
 # -- Separators ------------------------------------------------------------------------
 
 

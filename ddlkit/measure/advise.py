@@ -32,7 +32,12 @@ from ddlkit.jobs import rank as peers
 from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.rank import Floats, Rank, Tables, everyones, job, joined, slowest
 from ddlkit.jobs.vitals import Retries, Watch
-from ddlkit.measure.collectives import CollectivesSettings, collectives_job, whole_size
+from ddlkit.measure.collectives import (
+    NCCL_MESSAGES,
+    CollectivesSettings,
+    collectives_job,
+    whole_size,
+)
 from ddlkit.measure.given import DDP_OPTIONS, Training, load
 from ddlkit.measure.layers import compute_on, profile_training
 from ddlkit.measure.session import Origin, table_path
@@ -47,6 +52,8 @@ MEETING_S = 300.0
 """Seconds until all ranks must have built the model."""
 ITERATIONS_TO_REBUILD = 3
 """Iterations after which DDP reports the buckets that it has rebuilt."""
+LEAST_HOOKED = 0.9
+"""Iterations with hooks that take less than this times the others are chance."""
 TOO_LATE = 0.9
 """If the first gradient is ready after this share of backward, little can overlap."""
 
@@ -93,6 +100,8 @@ def measure_model(
     if me.rank != 0:
         return {}
     notes += remarks(training, profile)
+    facts = _facts_to_show(profile, tables["samples"], me.world_size)
+    notes += _scattered(facts["hooked_over_unhooked"])
     for note in notes:
         me.say(note)
     origin = Origin(remark="; ".join([*notes, f"order: {order}"]))
@@ -100,10 +109,24 @@ def measure_model(
     for schema, rows in tables.items():
         origin.save(table_path(Path(out), schema, name), rows, schema)
     return {
-        **_facts_to_show(profile, tables["samples"], me.world_size),
+        **facts,
         "order": order,
         "profile": str(table_path(Path(out), "layers", name)),
     }
+
+
+def _scattered(hooked_over_unhooked: float) -> list[str]:
+    """Return a note if iterations with hooks seem to be clearly shorter than without.
+
+    Hooks take the times of single layers, which costs time and saves none.
+    """
+    if hooked_over_unhooked >= LEAST_HOOKED:
+        return []
+    return [
+        f"iterations in which layers were timed took {hooked_over_unhooked:.2f} times the "
+        "others, although timing makes none shorter: the times scatter too much, so "
+        "measure longer with --budget, on a machine that does nothing else"
+    ]
 
 
 def _facts_to_show(
@@ -474,17 +497,22 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
         for schema, is_present in zip(MEASURED, present, strict=True):
             if is_present:
                 continue
-            elapsed_s = time.monotonic() - begun_s
-            left_s = settings.confirm_s + settings.measure_s - elapsed_s
-            # The user reads a time above zero, even if the work so far took too long.
-            left = format_seconds(max(1.0, left_s))
-            me.say(f"measuring {schema}; about {left} left")
+            left_s = settings.measure_s - (time.monotonic() - begun_s)
+            me.say(f"measuring {schema}; {_time_left(left_s)}")
             yield from _measure_table(schema, me, training, settings, notes)
         for note in notes:
             me.say(note)
         if settings.confirm_s > 0:
             plans = _plans_to_try(me, training)
             yield from trial(me, training, plans, settings.confirm_s)
+
+
+def _time_left(left_s: float) -> str:
+    """Return in words how much is left of the time in which all tables are measured."""
+    if left_s < 1:
+        # Each table needs a few repeats, however little time is left for it.
+        return "--minutes are over, so that only a few repeats are timed"
+    return f"{left_s:.0f} s of --minutes are left for this and what follows"
 
 
 def _remove_trials(me: Rank) -> None:
@@ -530,7 +558,7 @@ def _measure_table(
             collectives=("all_reduce",),
             sizes=sizes,
             budget=budget_of_size,
-            messages_per_sample=4,
+            messages_per_sample=NCCL_MESSAGES if me.backend == "nccl" else 4,
         )
         yield from collectives_job.part(me, messages)
     else:  # table ``slowdown``
@@ -742,7 +770,7 @@ def trial(
     After each number of rounds in `LOOKS`, the trial ends if the gain of the best plan
     over the default is decided (`ddlkit.model.advice.is_decided`). The best plan is the
     first one after the default. The trial also ends when ``max_s`` is over, but not
-    before the first look. A disturbed round is repeated. A plan is left out if DDP
+    before the first look. A disturbed round is repeated, but not on a GPU. A plan is left out if DDP
     makes other buckets for it, and there is no trial if only the default is left.
 
     Parameters
@@ -774,7 +802,7 @@ def trial(
     iteration_s = _median_s(training, training.iterate)
     count = _iterations_per_round(max_s, len(ddp_by_plan), iteration_s)
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
-    retries = Retries()
+    retries = Retries.on(me.device.type)
     # The median iteration of each round so far, by plan.
     medians_s: dict[str, list[float]] = {plan: [] for plan in ddp_by_plan}
     repeat = 0

@@ -665,7 +665,8 @@ def _imported(file: str, user_model: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if not (spec and spec.loader and Path(file).is_file()):
         raise UserError(
-            f"model {shown(user_model)}: give FILE.py:function or torchvision:NAME:BATCH"
+            f"model {shown(user_model)}: name a file and its function, as in mine.py:net, "
+            "or a network and its batch, as in torchvision:resnet50:32"
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -723,6 +724,12 @@ def _refuse_result(result: Any, user_model: str) -> None:
         raise UserError(
             f"{user_model} returns {len(items) - 2} values after the loss: give one "
             "optimizer for all parameters"
+        )
+    # A loss that the function has computed already cannot be computed anew in each step.
+    if len(items) in (2, 3) and isinstance(items[1], torch.Tensor):
+        raise UserError(
+            f"{user_model}: the second value is a tensor: return a function loss() that "
+            "does one forward pass and returns the scalar loss"
         )
     is_valid = (
         len(items) in (2, 3) and isinstance(items[0], nn.Module) and callable(items[1])

@@ -211,7 +211,7 @@ def _advice_on_name(name: str, known: Sequence[str]) -> str:
     similar = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.8)
     if similar:
         return f"did you mean {similar[0]!r}?"
-    return f"use {', '.join(known)}, or any network of torchvision as torchvision:NAME"
+    return f"use {', '.join(known)}, or any network of torchvision, as in torchvision:resnet50"
 
 
 def require(name: str) -> None:

@@ -677,7 +677,8 @@ class Noise:
         A message has the drift, the degrees of freedom and the ratios of the measured
         size that is nearest to its own size, in logarithms.
         """
-        from scipy.stats import t as student
+        # `scipy.stats` has the same function, but takes three times as long to import.
+        from scipy.special import stdtrit as student_quantile
 
         # A size of 0 has no logarithm. Clipping changes no nearest size.
         inside = np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1])
@@ -691,7 +692,7 @@ class Noise:
         # Each draw has one random probability, which is the same for all its messages.
         probability = random.uniform(size=(draws, 1))
         # The shape (draws, 1) of the probability becomes (draws, k).
-        t = student.ppf(probability, self.degrees[nearest])
+        t = student_quantile(self.degrees[nearest], probability)
         factors = np.exp(t * self.drift[nearest])
         if not scatter:
             return factors

@@ -130,12 +130,15 @@ class Remedy:
     gain_s, interval_s
         The gain and its interval, as in `Cause`. Both are negative where the change
         would cost time.
+    at_most : bool
+        Whether the iteration gains this at most.
     """
 
     setting: str
     with_s: float
     gain_s: float
     interval_s: tuple[float, float]
+    at_most: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,9 @@ class Explanation:
         trace of one rank.
     each_s : ndarray, shape (2, J)
         The judged iterations as measured, and as played again, in seconds.
+    why_none_named : str
+        If a rank costs much and is not named: which condition it does not meet, in words.
+        Otherwise empty.
     """
 
     iteration_s: float
@@ -193,14 +199,16 @@ class Explanation:
     device: str = "cpu"
     timeline: Timeline | None = field(default=None, repr=False)
     each_s: Floats = field(default_factory=lambda: np.zeros((2, 0)), repr=False)
+    why_none_named: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as ``ddlkit explain --json`` prints it."""
-        # What only drawings need is left out. It is emptied first, because `asdict`
-        # makes a deep copy of everything.
+        # What only drawings and the screen need is left out. Arrays are emptied first,
+        # because `asdict` makes a deep copy of everything.
         description = asdict(replace(self, timeline=None, each_s=np.zeros((2, 0))))
         del description["timeline"]
         del description["each_s"]
+        del description["why_none_named"]
         description["waterfall"] = [
             {"without": name, "iteration_s": seconds}
             for name, seconds in self.waterfall
@@ -350,14 +358,18 @@ class Comparison:
             interval_s=(max(0.0, lower_s), max(0.0, upper_s)),
         )
 
-    def remedy(self, setting: str, gains_s: Floats) -> Remedy:
-        """Return a remedy from what each judged iteration gains by it, shape (J,)."""
+    def remedy(self, setting: str, gains_s: Floats, *, at_most: bool = False) -> Remedy:
+        """Return a remedy from what each judged iteration gains by it, shape (J,).
+
+        ``at_most`` says that this is the most that iterations may gain.
+        """
         gain_s = _without_rounding(np.median(gains_s))
         return Remedy(
             setting,
             with_s=self.iteration_s - gain_s,
             gain_s=gain_s,
             interval_s=self.interval_s(gains_s),
+            at_most=at_most,
         )
 
 
@@ -405,7 +417,7 @@ def explanation(
     schedule = training.schedule
     gains_by_rank_s = _gains_by_rank_s(training, compared)
     causes = _causes_by_rank(training, compared, gains_by_rank_s)
-    named = _named(compared, gains_by_rank_s, causes)
+    named, why_none_named = _named(compared, gains_by_rank_s, causes)
     # Each cause is removed from the schedule as it was traced, by itself.
     removals = _removals(training, cost)
     for name, removal in removals.items():
@@ -431,6 +443,7 @@ def explanation(
         device=training.traces[0].device,
         timeline=schedule.timeline(_nearest_to_median(training, judged)),
         each_s=np.array([compared.measured_s, compared.replayed_s]),
+        why_none_named=why_none_named,
     )
 
 
@@ -506,7 +519,10 @@ def _findings(
         yield Finding("messages", (), text)
     n_judged = len(compared.measured_s)
     if n_judged < LEAST_ITERATIONS:
-        text = f"how sure this is: {n_judged} iterations are few for an interval"
+        text = (
+            f"how sure this is: {n_judged} iterations are too few for an interval, which "
+            f"needs {LEAST_ITERATIONS}"
+        )
         yield Finding("not known", (), text)
     if training.traces[0].device == "cpu":
         text = "the profiler makes iterations longer, by a median of 6% in our runs"
@@ -549,7 +565,8 @@ def _slow_iterations(compared: Comparison) -> Iterator[Finding]:
     if slow.any():
         text = (
             f"{slow.sum()} of {len(slow)} iterations take more than "
-            f"{MOST_TIMES_TYPICAL:g} times the median, which all numbers here are about"
+            f"{MOST_TIMES_TYPICAL:g} times the median; all numbers here are about the "
+            "median (--iterations chooses those to judge)"
         )
         yield Finding("slow iterations", (), text)
 
@@ -839,17 +856,25 @@ def _causes_by_rank(
 
 def _named(
     compared: Comparison, gains_by_rank_s: Floats, causes: Sequence[Cause]
-) -> dict[str, Any] | None:
+) -> tuple[dict[str, Any] | None, str]:
     """Return the rank and the phase for which the others wait, None if none stands out.
 
     ``causes`` are those of `_causes_by_rank`, the slowest rank first. That rank is
     named if it stands out by the median gain, by the lower end of its interval, and in
     most single iterations. ``gains_by_rank_s``, shape (R, J), has the gains of all
-    ranks.
+    ranks. The second result says which of these conditions a rank does not meet that
+    costs much. It is empty if a rank is named, and if none costs much.
     """
-    if not causes or len(compared.measured_s) < LEAST_JUDGED:
-        return None
+    # Ranks are causes only if they cost something.
+    if not causes or causes[0].share <= LEAST_SHARE:
+        return None, ""
     slowest = causes[0]
+    n_judged = len(compared.measured_s)
+    if n_judged < LEAST_JUDGED:
+        return None, (
+            f"rank {slowest.rank} may be late, and is named from {LEAST_JUDGED} judged "
+            f"iterations on, not from {n_judged}"
+        )
     medians_s = np.median(gains_by_rank_s, axis=1)
     # The ranks that cost the most and the next most, and their gains by iteration.
     first, second, *_ = np.argsort(-medians_s)
@@ -862,9 +887,23 @@ def _named(
     # For each judged iteration, whether both hold in it.
     stands_out = (first_s > least_s) & (first_s > TIMES_NEXT * second_s)
     is_frequent = stands_out.mean() >= IN_ITERATIONS
-    if not (is_surely_large and is_far_ahead and is_frequent):
-        return None
-    return {"rank": slowest.rank, "phase": slowest.phase}
+    if not is_far_ahead:
+        return None, (
+            f"the delay of rank {first} costs no more than {TIMES_NEXT:g} times that of "
+            f"rank {second}, and a rank is named beyond that"
+        )
+    if not is_frequent:
+        return None, (
+            f"rank {first} is late in {stands_out.sum()} of {n_judged} iterations, and is "
+            f"named from {IN_ITERATIONS:.0%} on: --iterations chooses those to judge"
+        )
+    if not is_surely_large:
+        return None, (
+            f"rank {first} may be late, but its delay may cost no more than "
+            f"{format_seconds(lower_s)} an iteration, and it is named from "
+            f"{LEAST_SHARE:.0%} ({format_seconds(least_s)}) on"
+        )
+    return {"rank": slowest.rank, "phase": slowest.phase}, ""
 
 
 # -- messages --------------------------------------------------------------------------
@@ -972,7 +1011,7 @@ def _remedies(
     # buckets already.
     if copies_back:
         gains_s = compared.gains_s(_with_less_work(schedule, training.copies_s))
-        yield compared.remedy("gradient_as_bucket_view=True (at most)", gains_s)
+        yield compared.remedy("gradient_as_bucket_view=True", gains_s, at_most=True)
     of_buffers = _sends_buffers(training)
     if of_buffers.any():
         gains_s = compared.gains_s(_without_messages(schedule, of_buffers))
@@ -1127,5 +1166,8 @@ def _findings_of_one_rank(
     )
     yield Finding("not known", (), text)
     if n_judged < LEAST_ITERATIONS:
-        text = f"{n_judged} iterations are too few for an interval"
+        text = (
+            f"how sure this is: {n_judged} iterations are too few for an interval, which "
+            f"needs {LEAST_ITERATIONS}"
+        )
         yield Finding("not known", (), text)

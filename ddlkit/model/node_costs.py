@@ -156,10 +156,16 @@ class NodeCosts:
             table for table in self.tables if table.ranks == gpus * table.nodes
         )
         if not any(table.nodes > 1 for table in kept):
+            advice = f"measure them on two nodes or more with {gpus} GPUs on each"
+            if kept:
+                raise UserError(
+                    f"the collectives were measured on 1 node alone with the {gpus} GPUs on "
+                    f"each node of the training: {advice}"
+                )
             listed = ", ".join(sorted({_per_node(table) for table in self.tables}))
             raise UserError(
                 f"the training has {gpus} GPUs on each node, and the tables of collectives "
-                f"{listed}: measure them on two nodes or more with {gpus} GPUs on each"
+                f"{listed}: {advice}"
             )
         return NodeCosts(kept)
 

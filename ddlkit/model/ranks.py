@@ -20,10 +20,12 @@ import numpy as np
 
 from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.replay import MARK, POST, WAIT, Schedule, Segment, alone_s
-from ddlkit.core.units import format_bytes
+from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import Floats
 from ddlkit.formats.rank_trace import Copy, Message, RankIteration, RankTrace
 
+MOST_APART = 0.5
+"""Ranks of one run are apart by less than this share of an iteration when they end."""
 LEAST_ITERATIONS = 8
 """With fewer iterations than these, no interval can be given."""
 NEARBY_ITERATIONS = 4
@@ -161,8 +163,32 @@ def training_of(
         messages=messages,
         copies_s=copies_s,
         contention_s=contention_s,
-        findings=(*findings, *unknown_contention),
+        findings=(*findings, *_other_runs(usable), *unknown_contention),
     )
+
+
+def _other_runs(traces: Sequence[RankTrace]) -> Iterator[Finding]:
+    """Yield a finding if the traces seem to be of different runs of a training.
+
+    Ranks of one run wait for one another in each iteration. Whatever delays them, they
+    cannot be far apart at its end, and so all iterations together take them equally long.
+    """
+    totals_s = []
+    for trace in traces:
+        totals_s.append(sum(own.end_s - own.start_s for own in trace.iterations))
+    shortest = int(np.argmin(totals_s))
+    longest = int(np.argmax(totals_s))
+    n_iterations = len(traces[0].iterations)
+    most_apart_s = MOST_APART * totals_s[shortest] / n_iterations
+    if totals_s[longest] - totals_s[shortest] > most_apart_s:
+        text = (
+            f"{traces[shortest].source} and {traces[longest].source} seem to be of "
+            f"different runs, and nothing here holds then: their {n_iterations} "
+            f"iterations take {format_seconds(totals_s[shortest])} and "
+            f"{format_seconds(totals_s[longest])}, although ranks of one run wait for "
+            "one another"
+        )
+        yield Finding("different runs", (), text)
 
 
 def _measured_s(traces: Sequence[RankTrace]) -> Floats:
@@ -186,6 +212,15 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
     for trace in traces:
         other = by_rank.get(trace.rank)
         if other is not None:
+            # A trace that names no rank counts as one of rank 0. It does not say how many
+            # ranks there were, either.
+            silent = [own for own in (trace, other) if own.rank == own.ranks == 0]
+            if silent:
+                raise UserError(
+                    f"{silent[0].source}: does not say of which rank it is "
+                    "(distributedInfo), and another trace is of rank 0: start the "
+                    "profiler after init_process_group"
+                )
             raise UserError(
                 f"{other.source} and {trace.source} are both of rank {trace.rank}: give "
                 "one trace for each rank"
@@ -739,8 +774,9 @@ def _contention_s(
     findings = []
     if all_s and known_s < LEAST_KNOWN * all_s:
         text = (
-            f"contention of {1 - known_s / all_s:.0%} of the compute beside messages: no "
-            "operator of the same shape ran without a message"
+            "how much messages slow compute down: for "
+            f"{1 - known_s / all_s:.0%} of the compute beside messages, no operator of the "
+            "same shape ran without a message"
         )
         findings.append(Finding("not known", (), text))
     return contention_s, findings

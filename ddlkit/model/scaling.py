@@ -43,6 +43,8 @@ LEAST_SCATTER = 0.02
 """Jobs count as different only if their steps differ by more than this share."""
 LEAST_WEAK_STEP = 0.8
 """With as many samples per GPU, no step is shorter than this share of one on fewer GPUs."""
+MOST_TIMES_OTHER_STEP = 100.0
+"""Of jobs whose steps differ by more than this factor, one has another unit than seconds."""
 SINGLE_JOB_SHARE = 0.03
 """A measured step may differ in another job by this share, if only one job measured it."""
 FIRST_STEP_NUMBERS = (0, 1)
@@ -462,6 +464,7 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     steps = _of_equal_samples(steps, findings)
     steps = _without_launches(steps, findings)
     _refuse_copies(steps, findings)
+    _refuse_other_unit(steps)
     jobs = []
     for key, rows in steps.groupby(["gpus", "nodes"]):
         gpus, nodes = key
@@ -626,6 +629,26 @@ def _refuse_copies(steps: DataFrame, findings: list[Finding]) -> None:
         # Rounded steps of different counts are often equal.
         if gpus == first_gpus:
             findings.append(Finding("warning", (), f"{problem}: one may be a copy"))
+
+
+def _refuse_other_unit(steps: DataFrame) -> None:
+    """Raise UserError for a job whose time is so far from the others' that its unit must differ.
+
+    No training is as much slower or quicker on another number of GPUs.
+    """
+    means_s = steps.groupby([*_JOB])["step_s"].mean()
+    if means_s.max() <= MOST_TIMES_OTHER_STEP * means_s.min():
+        return
+    # Of the longest and the shortest, the one that is further from the typical job is wrong.
+    logs = np.log(means_s)
+    wrong = (logs - logs.median()).abs().idxmax()
+    _, gpus, job = wrong
+    raise UserError(
+        f"the column step_s: a step of job {job} on {_gpus(gpus)} takes "
+        f"{units.format_seconds(means_s[wrong])}, and of a typical job "
+        f"{units.format_seconds(means_s.median())}, over {MOST_TIMES_OTHER_STEP:g} times "
+        "apart: is it not in seconds? convert it"
+    )
 
 
 def _counted(number: int, noun: str) -> str:

@@ -739,11 +739,12 @@ def _normal_scores(draws: int) -> Floats:
 
     The result has the shape (draws, 1): all messages of a draw share a quantile.
     """
-    from scipy.stats import norm
+    # `scipy.stats` has the same function, but takes three times as long to import.
+    from scipy.special import ndtri as normal_quantile
 
     # Quantiles spread as the distribution does. A few random numbers may spread less.
     order = np.random.default_rng(1).permutation(draws)
     # The half keeps the probabilities above 0 and below 1, where quantiles are
     # infinite.
     probabilities = (order + 0.5) / draws
-    return np.asarray(norm.ppf(probabilities)[:, None])
+    return np.asarray(normal_quantile(probabilities)[:, None])

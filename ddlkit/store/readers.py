@@ -7,7 +7,7 @@ remain to choose from.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,11 @@ _ASSUMED = {
 
 
 def choose(
-    frame: DataFrame, keys: tuple[str, ...], wanted: dict[str, Any], path: Path
+    frame: DataFrame,
+    keys: tuple[str, ...],
+    wanted: dict[str, Any],
+    path: Path,
+    absent: Collection[str] = (),
 ) -> tuple[DataFrame, dict[str, Any]]:
     """Choose the rows of a table that have one value in each of some columns.
 
@@ -71,6 +75,8 @@ def choose(
         that the user has an option --COLUMN, which errors then mention.
     path : Path
         The file of the table, as errors name it.
+    absent : collection of str, optional
+        The columns that the file lacks, and in which the table has what is assumed.
 
     Returns
     -------
@@ -96,6 +102,11 @@ def choose(
         if value is None:
             # Only columns with an entry, even None, have an option of the command.
             value = _only_value(values, key, path, has_option=key in wanted)
+        elif value not in values and key in absent:
+            raise UserError(
+                f"{path}: has no column {key}, so that {_listed(values)} is assumed, and "
+                f"not {value}: add the column, or do not choose by it"
+            )
         elif value not in values:
             raise UserError(
                 f"{path}: no row with {key} {value}: it has {_listed(values)}"
@@ -183,6 +194,7 @@ def read_profile(
         If the table is wrong, or has no such profile or several.
     """
     path = Path(path)
+    assumptions: list[str] = []
     # Only recorded tables have a stamp.
     if is_stamped(path):
         frame = load_table(path, "layers")
@@ -201,7 +213,9 @@ def read_profile(
         "ranks": ranks,
         "threads": threads,
     }
-    frame, chosen = choose(frame, PROFILE_KEYS, wanted, path)
+    # An assumption is a phrase such as "batch = 1".
+    absent = {phrase.partition(" = ")[0] for phrase in assumptions}
+    frame, chosen = choose(frame, PROFILE_KEYS, wanted, path, absent)
     if forward_s is not None:
         frame = _with_forward(frame, forward_s)
     _refuse_wrong_times(frame, path)

@@ -167,7 +167,7 @@ class Setting:
         The slowest of n normally distributed times is expected near the quantile
         (n - 3/8) / (n + 1/4), which is Blom's approximation.
         """
-        quantile = (n - 0.375) / (n + 0.25)
+        quantile = (n - 3 / 8) / (n + 1 / 4)
         slowest = 1.0 + self.varies * NormalDist().inv_cdf(quantile)
         if network == "AlexNet":
             faster = self.alexnet_speedup if cluster == "V100" else 1.0

@@ -26,7 +26,8 @@ from workbook.validate import audit
 OFF = (1 - TOLERANCE, 1, 1 + TOLERANCE)
 """The factors of TopK-SGD's time in Table VI that are tried."""
 BACKWARD = (1 / 2, 2 / 3, 3 / 4)
-"""The shares that the backward pass is tried to have of all computing (omgs Eq 4)."""
+"""The shares of all computing that the backward pass is assumed to take (omgs Eq 4). The
+paper does not state the share, so that each of them is tried."""
 LEFT = "what TopK-SGD's time in Table VI, within 5%, leaves at the code's costs"
 """How notes call the times that `left_s` returns."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
@@ -60,6 +61,7 @@ def draw(
     }
 
     figure, axes = plots.canvas(columns=2, height=3.8)
+    selections_ax, gathers_ax = axes
     selections_s = {
         "paper:γ, without ρ": gamma_s,
         "paper:γ, with ρ (Eq 10)": DENSITY * gamma_s,
@@ -67,18 +69,11 @@ def draw(
     gathers_ms = {
         f"paper:code, {n} nodes": 1e3 * times_s for n, times_s in gather_s.items()
     }
-    for ax, of_paper in zip(axes, (selections_s, gathers_ms), strict=True):
-        plots.lines(ax, pd.DataFrame(of_paper, sizes), xlabel="", ylabel="", legend="")
-    plots.cost_fit(axes[0], dict(selecting))
-    plots.cost_fit(axes[1], {fit.form: fit for fit in gathering})
-    headings = (
-        f"torch.topk at a density of {DENSITY:g}",
-        f"all-gather among {gather.cost.workers} ranks",
-    )
-    for ax, heading in zip(axes, headings, strict=True):
-        # Leave room for the legend.
-        ax.set_ylim(top=30 * ax.get_ylim()[1])
-        plots.heading(ax, heading)
+    heading = f"torch.topk at a density of {DENSITY:g}"
+    _draw_costs(selections_ax, pd.DataFrame(selections_s, sizes), selecting, heading)
+    fits = {fit.form: fit for fit in gathering}
+    heading = f"all-gather among {gather.cost.workers} ranks"
+    _draw_costs(gathers_ax, pd.DataFrame(gathers_ms, sizes), fits, heading)
     plots.title(
         figure,
         "Above a million elements, selecting takes longer than both fitted forms say",
@@ -90,6 +85,17 @@ def draw(
         numbers,
         (float(code[f"alpha-{nodes}"]), float(code[f"beta-{nodes}"])),
     )
+
+
+def _draw_costs(
+    ax: Axes, of_code: pd.DataFrame, fits: Mapping[str, Fit], heading: str
+) -> None:
+    """Draw the costs of the code by size as lines, and fits with their samples."""
+    plots.lines(ax, of_code, xlabel="", ylabel="", legend="")
+    plots.cost_fit(ax, dict(fits))
+    # The axis is logarithmic. The room above the lines is for the legend.
+    ax.set_ylim(top=30 * ax.get_ylim()[1])
+    plots.heading(ax, heading)
 
 
 def _numbers(

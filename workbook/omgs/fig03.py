@@ -152,11 +152,14 @@ def final(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        By network and method: the number of ``seeds``, the ``mean`` of the score, its
-        ``spread`` (largest less least), ``ends`` and ``sends``.
+        By network and method: the number of ``seeds``, the ``mean`` of the score, and its
+        ``spread`` (largest less least) over seeds. ``ends`` is where the groups of the
+        plan end, and ``sends`` how often each element would have been sent in the whole
+        training if all were sent equally often.
     """
     grouped = _last(frame).groupby(["network", "method"], sort=False)
     scores = grouped["score"].agg(seeds="size", mean="mean", spread=np.ptp)
+    # The plan, and thus what is sent, does not depend on the seed.
     return scores.join(grouped[["ends", "sends"]].first())
 
 

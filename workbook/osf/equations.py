@@ -443,7 +443,8 @@ def sent_bytes(
             timed_out = backward_s[i] > timeout_s
         else:
             timed_out = not is_last_computed and backward_s[i - 1] >= timeout_s
-        if is_last_computed or timed_out or filled[i] + sizes[i - 1] > capacity:
+        is_full = not is_last_computed and filled[i] + sizes[i - 1] > capacity
+        if is_last_computed or timed_out or is_full:
             sent[i] = filled[i]
     return sent
 

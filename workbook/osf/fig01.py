@@ -16,10 +16,11 @@ from workbook.osf.cluster import REPLACED, PaperSetting
 
 
 def modelled(setting: PaperSetting) -> dict[str, Timeline]:
-    """Return the timelines of VGG-16 with replaced layers, a message for each layer.
+    """Return two timelines of one iteration of VGG-16 with replaced layers.
 
-    In the first timeline all communication follows the computation, and in the second
-    it overlaps with the backward pass.
+    In the first timeline, all gradients are one message, which is ready only when the
+    backward pass has ended. In the second one, each layer has a message of its own, which
+    is sent during the backward pass.
     """
     workload = cluster.workload(REPLACED, setting.compute_s(REPLACED), "layer")
     cost = setting.cost()

@@ -39,8 +39,8 @@ DRAWN = {"alpha_beta:medians": "straight line", "piecewise:BDP": "Eq 18"}
 LINK = ["link", "ranks"]
 LINK_TITLES = {"lab:1gbit": "1 Gbit/s", "lab:500mbit": "500 Mbit/s"}
 """How a heading spells links. Others have their own name."""
-TICKS = [256 << 5 * step for step in range(4)]
-"""Message sizes in bytes that are named on the axis."""
+TICKS = [256 * 32**step for step in range(4)]
+"""Message sizes in bytes that are named on the axis, from 256 B to 8 MiB."""
 
 
 # -- numbers -------------------------------------------------------------------------

@@ -503,9 +503,12 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
         By a reading, a claim is contradicted if no setting can meet it, and compatible
         if at least half of the settings can. If readings disagree, it is undecided.
     """
+    # A row (least, largest) for each setting and reading.
     spans = np.stack(np.broadcast_arrays(low_ends, ends), axis=-1).reshape(-1, 2)
 
     def judge(low: float, high: float) -> Verdict:
+        # In a setting, the claim is possible if what it accepts, from low to high, and
+        # what can be reached have a number in common.
         is_possible = (low_ends <= high) & (low <= ends)
         shares = is_possible.mean()
         outcomes = {claims.by_share(share) for share in shares}

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ddlkit.core.plan import FusionPlan
 from ddlkit.core.units import GB, MB
-from ddlkit.core.workload import Floats
+from ddlkit.core.workload import Floats, Workload
 from workbook.common import claims, networks
 from workbook.common.claims import Result, load_claims
 from workbook.common.settings import SettingSearch, Stated, settle
@@ -250,28 +251,56 @@ def _family(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
             one_message_s = overheads_s + sent_s
             arrays["csf"][u, :, :, t] = compute_s / (compute_s + one_message_s)
             for capacity, (k, timeout_s) in product(capacities, enumerate(timeouts_s)):
-                place: tuple[int | slice, ...] = (u, k, slice(None), t)
-                if capacity == 0:
-                    # Without a buffer the timeout does not matter. The first one fills
-                    # the whole axis.
-                    if k > 0:
-                        continue
-                    place = (u, slice(None), slice(None), t)
-                work, plan, waited_s = fused(
-                    network, compute_s, capacity, timeout_s, unit
-                )
-                iteration_s = fused_iteration_s(
-                    work, plan, waited_s, overheads_s, s_per_byte
-                )
-                first_gradient_s = work.ready_s[0]
-                updating_s = iteration_s - first_gradient_s
-                busy_s = len(plan.ends) * overheads_s + sent_s
-                arrays[f"sf_{capacity}"][place] = compute_s / iteration_s
-                arrays[f"update_{capacity}"][place] = updating_s
-                arrays[f"share_{capacity}"][place] = busy_s / updating_s
+                if capacity == 0 and k > 0:
+                    # Without a buffer the timeout does not matter, so that the first one
+                    # has filled the whole axis.
+                    continue
+                k_filled = slice(None) if capacity == 0 else k
+                fusion = fused(network, compute_s, capacity, timeout_s, unit)
+                numbers = _fused_numbers(*fusion, compute_s, overheads_s, s_per_byte)
+                for quantity, by_overhead in numbers.items():
+                    array = arrays[f"{quantity}_{capacity}"]
+                    array[u, k_filled, :, t] = by_overhead
     # The arrays lack the axis of the compute time of the other family.
     other_axis = -2 if reference == "VGG16" else -1
     return {name: np.expand_dims(values, other_axis) for name, values in arrays.items()}
+
+
+def _fused_numbers(
+    work: Workload,
+    plan: FusionPlan,
+    waited_s: Floats,
+    compute_s: float,
+    overheads_s: Floats,
+    s_per_byte: float,
+) -> dict[str, Floats]:
+    """Return the numbers "sf", "update" and "share" of `_family` for one plan.
+
+    Parameters
+    ----------
+    work, plan, waited_s
+        What `workbook.osf.cluster.fused` returns.
+    compute_s : float
+        The compute time T_comp of the iteration, in seconds.
+    overheads_s : ndarray, shape (D,)
+        Values of the overhead of a message, in seconds.
+    s_per_byte : float
+        The time of each byte of a message, in seconds.
+
+    Returns
+    -------
+    dict of str to ndarray, shape (D,)
+        The numbers for each overhead.
+    """
+    iteration_s = fused_iteration_s(work, plan, waited_s, overheads_s, s_per_byte)
+    first_gradient_s = work.ready_s[0]
+    updating_s = iteration_s - first_gradient_s
+    busy_s = len(plan.ends) * overheads_s + s_per_byte * work.bytes.sum()
+    return {
+        "sf": compute_s / iteration_s,
+        "update": updating_s,
+        "share": busy_s / updating_s,
+    }
 
 
 # -- what the paper states, and the settings that agree ------------------------------

@@ -129,6 +129,7 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
     if group.nodes > 2:
         rate *= np.maximum(n / CODE["rails-from"], 1) ** CODE["rails-power"]
 
+    # These shares, and those below, are stated in the source, which has them from NCCL.
     if protocol == "ll":
         share = 1 / 2 if algorithm == "ring" else 1 / 3.8
         cap = group.code("cap-ll")
@@ -182,7 +183,9 @@ def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> 
     if algorithm == "tree":
         within = group.ranks // group.nodes - 1
         between = np.floor(np.log2(group.nodes))
+        # Up the tree to its root, and down again.
         return base_us + 2 * (within * near_us + between * far_us)
+    # A ring passes from node to node in some of its steps. In all others it stays in a node.
     rounds_between = 2 if collective == "all_reduce" else 1
     between = rounds_between * (group.nodes - 1)
     within = group.steps(collective) - between
@@ -231,8 +234,11 @@ def algorithm_s(
         corrections.append(1.0)
         power = np.floor(np.log2(np.maximum(n // 64, 1)))
         correction = np.array(corrections)[np.minimum(power, 24).astype(int)]
-        rate = rate / 2 * correction * (collective == "all_reduce")
-    # The least rate keeps the division from warning where the rate is 0.
+        # No other collective has a tree.
+        has_tree = collective == "all_reduce"
+        rate = rate / 2 * correction * has_tree
+    # At 1 GB/s, 1000 bytes take a microsecond. The least rate keeps the division from
+    # warning where the rate is 0.
     sent_us = n / 1e3 / np.maximum(rate, 1e-99)
     took_us = startup_us(group, collective, algorithm, protocol) + sent_us
     return np.where(rate > 0, took_us / 1e6, np.inf)
@@ -277,7 +283,9 @@ def nccl_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> 
 
 
 def parts(collective: str, ranks: int) -> tuple[int, int]:
-    """Return the divisors that make a rank's input and output out of a message.
+    """Return into how many equal parts a message is split for a rank's input and output.
+
+    In an all-gather, for example, each rank puts in one part and gets all of them.
 
     Parameters
     ----------
@@ -300,7 +308,7 @@ def parts(collective: str, ranks: int) -> tuple[int, int]:
 
 
 def priced_bytes(n_bytes: ArrayLike, ranks: int, collective: str, fx: bool) -> Floats:
-    """Return at how many bytes a collective is priced by Eq 2 (pytorch Eq 3).
+    """Return the bytes of a collective for which Eq 2 is asked for a time (pytorch Eq 3).
 
     Parameters
     ----------
@@ -324,7 +332,10 @@ def priced_bytes(n_bytes: ArrayLike, ranks: int, collective: str, fx: bool) -> F
     Source: _inductor/comm_analysis.py, 2.13.0.
     """
     input_parts, output_parts = parts(collective, ranks)
-    return np.asarray(n_bytes, float) * (1 / input_parts + fx / output_parts)
+    counted_share = 1 / input_parts
+    if fx:
+        counted_share += 1 / output_parts
+    return np.asarray(n_bytes, float) * counted_share
 
 
 # -- Eqs 4 and 5: sizes that saturate a link -----------------------------------------
@@ -364,6 +375,7 @@ def saturation_bytes(group: Group, collective: str, efficiency: float = 0.9) -> 
     gb_per_s = group.code(f"saturation-rate-{where}")
     least_bytes = group.code(f"saturation-least-{where}")
     latency_s = (startup_us + group.steps(collective) * step_us) / 1e6
+    # With latency L, a message of n bytes takes L + n / B, of which n / B is the share e.
     n_bytes = efficiency / (1 - efficiency) * latency_s * (gb_per_s * 1e9)
     return max(int(n_bytes), int(least_bytes))
 
@@ -415,7 +427,7 @@ def mesh_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> 
     t = l + k h + (n / 2^30) (k / P) / B
 
     l is a start-up and h a step in seconds, k is the number of steps, P the number of
-    ranks, and B the bandwidth in GB/s.
+    ranks, and B the bandwidth in GB/s. The source counts n in GiB although B is in GB/s.
 
     Source: distributed/tensor/_collective_utils.py, 2.13.0.
     """
@@ -470,9 +482,11 @@ def profiled_s(
     sizes = np.asarray(seen_bytes, float)[order]
     times = np.asarray(seen_s, float)[order]
 
+    # The samples from first_equal to first_larger - 1 have the size n, if there are any.
     first_equal = np.searchsorted(sizes, n, "left")
     first_larger = np.searchsorted(sizes, n, "right")
     is_seen = first_equal < first_larger
+    # The samples next to n. Both are the same where n is beyond all sizes.
     lower = np.maximum(first_larger - 1, 0)
     upper = np.minimum(first_equal, len(sizes) - 1)
     is_between = sizes[lower] < sizes[upper]
@@ -488,8 +502,10 @@ def profiled_s(
     above_s = times[-1] * n / sizes[-1]
     extrapolated = np.where(n < sizes[0], below_s, above_s)
     unseen_s = np.where(is_between, interpolated, extrapolated)
+    # Where n is seen, upper is its first sample.
     result = np.where(is_seen, times[upper], unseen_s)
 
+    # The samples of all collectives.
     all_sizes, all_times = np.hstack([[sizes, times], np.reshape(others, (2, -1))])
     largest_first = np.argsort(-all_sizes, kind="stable")
     largest = largest_first[: int(CODE["profile-largest"])]
@@ -522,6 +538,10 @@ def roofline_s(
     Notes
     -----
     t = max(f/2 / (0.75 p), n / B)
+
+    The source takes 75% of the peak to be attainable. It halves f although p counts a
+    multiply-add as 2 as well, so that a large product seems to run at 1.5 times the peak
+    (errata, entry 7). The halving is kept as it is in the source.
 
     Source: utils/_runtime_estimation.py, 2.13.0.
     """

@@ -178,6 +178,7 @@ class Grid:
     name: str = ""
 
     def __post_init__(self) -> None:
+        # All fields but the number of rounds and two names.
         lists = [
             value for value in vars(self).values() if isinstance(value, (list, tuple))
         ]
@@ -341,9 +342,10 @@ def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
     delay of the link.
     """
     s_per_byte = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
-    alpha_s = ALPHA_S * shape.workers**2 + 4 * shape.workers * one_way_delay_s(
-        shape.link
-    )
+    software_s = ALPHA_S * shape.workers**2
+    # A ring has about 2 N steps. Each of them takes a round trip, which is two ways.
+    delays_s = 2 * shape.workers * 2 * one_way_delay_s(shape.link)
+    alpha_s = software_s + delays_s
     return AlphaBeta(
         alpha_s,
         s_per_byte,
@@ -442,9 +444,9 @@ class LabPoints:
             "layers",
             f"{network}-b{batch}-r1",
             measure,
-            LAYERS.seconds(budget),
-            ["layers", "samples"],
-            self.folder,
+            estimate_s=LAYERS.seconds(budget),
+            tables=["layers", "samples"],
+            folder=self.folder,
         )
 
     def _selection_point(self, density: float) -> Point:
@@ -454,14 +456,15 @@ class LabPoints:
         )
         # `map` is lazy. Each size is measured when `all_or_partial` asks for its rows.
         frames = map(measure_size, SELECTION_SIZES)
+        estimates_s = [
+            needs.SELECTIONS.seconds(SELECTION_BUDGET, "cpu", size, densities=1)
+            for size in SELECTION_SIZES
+        ]
         return Point(
             "selection",
             f"rho{density:g}",
             partial(all_or_partial, "selection", frames),
-            sum(
-                needs.SELECTIONS.seconds(SELECTION_BUDGET, "cpu", size, densities=1)
-                for size in SELECTION_SIZES
-            ),
+            estimate_s=sum(estimates_s),
             folder=self.folder,
         )
 
@@ -633,9 +636,9 @@ class LabPoints:
             "replay",
             self.shape.name,
             self._replay,
-            needs.CAMPAIGN.seconds(n_left, message_s),
-            ["runs", "timeline"],
-            self.folder,
+            estimate_s=needs.CAMPAIGN.seconds(n_left, message_s),
+            tables=["runs", "timeline"],
+            folder=self.folder,
             note=f"at most {n_left} iterations of {len(self.asked)} cases",
             left=self._left,
         )
@@ -645,7 +648,7 @@ class LabPoints:
         # Raises before a case that was not predicted is replayed in vain.
         predictions_hash = self._predicted_by()
         missing = self._missing()
-        # The distinct cases, in their order.
+        # The distinct cases in their order, which are the keys of the dictionary.
         cases = list(dict(missing))
         rounds = 1 + max(repeat for _, repeat in missing)
         # `replay` plays all rounds of all cases, except for iterations that are done.

@@ -279,8 +279,8 @@ class _Passages:
 
 # -- the copy engine, and others in streams of their own -------------------------------
 
-# Nobody can stop operations that are in a queue, so they last a multiple of the computation's time, and at
-# least a while.
+# Operations that are in a queue cannot be stopped. They are therefore made to last AS_LONG times as long as
+# the computation alone, which they slow down, and at least LEAST_S, which covers a late host.
 AS_LONG = 4.0
 LEAST_S = 0.05
 BOTH = "both"
@@ -333,52 +333,69 @@ class Queues(ABC):
         self._operation_s = float(seconds.min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
-        """Start operations, then compute, as `GpuStandIn.beside` does.
+        """Start operations in streams, and compute while they run.
 
         Parameters
         ----------
         way : str or None
             The stream that has operations, or `BOTH` for all streams. With None, the computation runs alone.
         compute : callable
-            The computation.
+            The computation, which must have run alone before it runs beside operations.
+
+        Returns
+        -------
+        marks : Marks
+            The begin and the end of the computation.
+        read : callable
+            Returns the `Traffic` beside the computation, once all that was started has ended.
         """
         current = torch.cuda.current_stream(self._device)
         ways = [name for name in self.streams if way in (name, BOTH)]
-        # The order of these marks is that of the argument of `traffic_of_marks`.
-        line = Marks(self._device)
-        inside = Marks(self._device)
-        line.mark()
+        computation = Marks(self._device)
+        # All marks, in the order that `traffic_of_marks` states: one from which times count, one in each
+        # stream before its operations and one after each operation, and those of the computation.
+        all_marks = Marks(self._device)
+        all_marks.mark()
         for name in ways:
             self.streams[name].wait_stream(current)
-        self._mark_streams(line, ways)
+        self._mark_streams(all_marks, ways)
         for number in range(self._operations(ways)):
             self.put(ways)
-            self._mark_streams(line, ways)
+            self._mark_streams(all_marks, ways)
             if number == 0:
                 # The computation begins once the first operation of each stream has ended.
                 for name in ways:
                     current.wait_stream(self.streams[name])
+        # The current stream waits until the host has issued the whole computation, whose kernels then
+        # follow each other without gaps. The operations go on meanwhile.
         clock.hold(self._device)
-        line.mark()
-        inside.mark()
+        all_marks.mark()
+        computation.mark()
         compute()
-        inside.mark()
-        line.mark()
+        computation.mark()
+        all_marks.mark()
         if not ways:
-            self._alone = inside
-        return inside, lambda: traffic_of_marks(line.seconds(), len(ways), self._bytes)
+            # From its time follows how many operations outlast the computation.
+            self._alone = computation
 
-    def _mark_streams(self, line: Marks, ways: Sequence[str]) -> None:
-        """Add a mark of each of these streams to the line."""
+        def read() -> Traffic:
+            return traffic_of_marks(all_marks.seconds(), len(ways), self._bytes)
+
+        return computation, read
+
+    def _mark_streams(self, marks: Marks, ways: Sequence[str]) -> None:
+        """Add a mark in each of these streams to the marks."""
         for name in ways:
             with torch.cuda.stream(self.streams[name]):
-                line.mark()
+                marks.mark()
 
     def _operations(self, ways: Sequence[str]) -> int:
         """Return how many operations outlast the computation in each of these streams."""
         if not ways:
             return 0
-        lasting_s = max(LEAST_S, AS_LONG * float(self._alone.seconds()[-1]))
+        computation_s = float(self._alone.seconds()[-1])
+        lasting_s = max(LEAST_S, AS_LONG * computation_s)
+        # The first operation ends before the computation begins.
         return 1 + math.ceil(lasting_s / self._operation_s)
 
 
@@ -388,9 +405,9 @@ def traffic_of_marks(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
     Parameters
     ----------
     seconds : ndarray
-        The times of the marks: any moment, the begin of the first operation in each stream, the end of the
-        first operation in each stream, the end of the second one in each stream and so on, and last the
-        begin and the end of the computation.
+        The times of the marks, in this order: a moment before everything, the begin of the first operation
+        in each stream, the end of the first operation in each stream, the end of the second one in each
+        stream and so on, and at last the begin and the end of the computation.
     streams : int
         The number of streams with operations.
     n_bytes : float
@@ -399,15 +416,18 @@ def traffic_of_marks(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
     window_s = seconds[-2:]
     opened_s, closed_s = map(float, window_s)
     # One row for each stream: the begin of its first operation, then the ends of all.
-    lines = seconds[1:-2].reshape(-1, streams).T if streams else ()
+    stream_times_s = seconds[1:-2].reshape(-1, streams).T if streams else ()
     operations = 0.0
-    for line in lines:
-        # Operations that were complete at the ends of the window, in fractions.
-        complete = np.interp(window_s, line, np.arange(len(line)))
-        operations += float(np.ptp(complete))
+    for times_s in stream_times_s:
+        # How many operations had ended when the computation began, and when it ended. A part of an
+        # operation counts by its share of the operation's time.
+        complete_before, complete_after = np.interp(
+            window_s, times_s, np.arange(len(times_s))
+        )
+        operations += float(complete_after - complete_before)
     return Traffic(
-        begins_s=[float(line[0]) for line in lines],
-        ends_s=[float(line[-1]) for line in lines],
+        begins_s=[float(times_s[0]) for times_s in stream_times_s],
+        ends_s=[float(times_s[-1]) for times_s in stream_times_s],
         opened_s=opened_s,
         closed_s=closed_s,
         sent_bytes=operations * n_bytes,
@@ -449,7 +469,8 @@ class CopyEngine(Queues):
 
 # -- cases -----------------------------------------------------------------------------
 
-# In bytes/s. Unlimited; what an adapter of 100 Gbit/s carries, and one block can; only room, no bandwidth.
+# In bytes/s: without a limit, about what an adapter of 100 Gbit/s carries (which one block can send), and so
+# little that the stand-in takes room on the GPU but hardly any bandwidth of its memory.
 RATES = (0.0, 10e9, 1e6)
 # Blocks and threads that NCCL is asked for.
 BLOCKS = (1, 2, 3, 4, 8, 16, 32)
@@ -484,7 +505,7 @@ def measure_beside(
 
 
 def cases(brief: bool, copies: bool = False) -> Iterator[Any]:
-    """Yield the name, the measurement and the estimated seconds of each kernel.
+    """Yield what is to be measured of each kernel.
 
     Parameters
     ----------
@@ -492,6 +513,15 @@ def cases(brief: bool, copies: bool = False) -> Iterator[Any]:
         Whether few, tiny kernels are measured for a short time.
     copies : bool, optional
         Whether the neighbour is the copy engine instead of the stand-in.
+
+    Yields
+    ------
+    name : str
+        The name of the kernel and, with copies, an ending.
+    measure : callable
+        Measures the kernel and returns table ``contention``.
+    estimate_s : float
+        How long the measurement is expected to take, in seconds.
     """
     names = FEW if brief else tuple(kernels(tiny=True))
     budget = _BRIEF_BUDGET if brief else _LONG_BUDGET

@@ -199,6 +199,7 @@ class _Training:
         ranks = len(self.networks)
         self.optimizer.zero_grad()
         for rank, network in enumerate(self.networks):
+            # The ranks take turns in choosing an image of the batch.
             inputs, labels = (part[positions[rank::ranks]] for part in self.training)
             logits = network(inputs)
             loss = nn.functional.cross_entropy(logits, labels)

@@ -99,6 +99,7 @@ def _picture(label: int, random: Random) -> NDArray[np.uint8]:
     # The middles of the pixels, from -1 to 1.
     axis = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
     y, x = np.meshgrid(axis, axis, indexing="ij")
+    # The background is of one dark colour, which changes evenly along both axes.
     tilt = random.uniform(-0.15, 0.15, (2, 3, 1, 1))
     image = random.uniform(0, 0.3, (3, 1, 1)) + tilt[0] * x + tilt[1] * y
     # A small shape of any class distracts. The shape of the label is larger, nearer to the middle and on top.

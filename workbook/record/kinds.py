@@ -40,14 +40,14 @@ The function takes a `Here` and the keys of a file as its arguments.
 """
 
 
-def kind(part: str, row: Needs[Any]) -> Callable[[Any], Any]:
+def kind(part: str, needed: Needs[Any]) -> Callable[[Any], Any]:
     """Return a decorator that registers a function as the kind of its name.
 
     Parameters
     ----------
     part : str
         The part that its points belong to.
-    row : Needs
+    needed : Needs
         What its points need. Those that this machine cannot measure are unavailable.
     """
 
@@ -55,7 +55,7 @@ def kind(part: str, row: Needs[Any]) -> Callable[[Any], Any]:
         @wraps(make)
         def make_available(here: Here, *words: Any, **keys: Any) -> Iterator[Point]:
             for point in make(here, *words, **keys):
-                yield row.offer(point, here.on_gpu)
+                yield needed.offer(point, here.on_gpu)
 
         KINDS[make.__name__] = (part, make_available)
         return make_available
@@ -105,8 +105,8 @@ def input_alone(
         "input",
         f"alone-{here.device}",
         measure,
-        needs.INPUT_ALONE.seconds(budget),
-        ["inputs"],
+        estimate_s=needs.INPUT_ALONE.seconds(budget),
+        tables=["inputs"],
         folder="input",
     )
 
@@ -122,8 +122,8 @@ def cost_models_of_torch(here: Here) -> Iterator[Point]:
 @kind("selection", needs.SELECTIONS)
 def selections(here: Here, brief: bool = False) -> Iterator[Point]:
     """Yield selections of the largest elements, by the number of elements."""
-    for case in selection.cases(here.device, brief):
-        yield Point("selection", *case)
+    for name, measure, estimate_s in selection.cases(here.device, brief):
+        yield Point("selection", name, measure, estimate_s)
 
 
 @kind("contention", needs.KERNELS)
@@ -131,8 +131,8 @@ def kernels_beside_messages(
     here: Here, brief: bool = False, copies: bool = False
 ) -> Iterator[Point]:
     """Yield kernels next to the stand-in of communication, or next to a copy engine."""
-    for case in contention.cases(brief, copies):
-        yield Point("contention", *case)
+    for name, measure, estimate_s in contention.cases(brief, copies):
+        yield Point("contention", name, measure, estimate_s)
 
 
 @kind("sharing", needs.TRAINING_BESIDE)
@@ -202,8 +202,8 @@ def sparse_convergences(
                 "convergence",
                 f"{name}-{method.replace('+', '-')}-e{recipe.epochs}-s{seed}",
                 partial(convergence.train_sparse, name, method, seed, recipe),
-                needs.SPARSE_CONVERGENCES.seconds(recipe.epochs),
-                ["sparse_convergence"],
+                estimate_s=needs.SPARSE_CONVERGENCES.seconds(recipe.epochs),
+                tables=["sparse_convergence"],
             )
 
 
@@ -274,15 +274,15 @@ def _trained(
         link = case.place.partition("-")[2]
         messages = f"{link}-p{n_ranks}"
     return Trained(
-        here.out,
-        messages,
-        f"{case.network}-b{case.batch}-{case.place}",
-        case.network,
-        case.batch,
-        n_ranks,
-        here.device,
-        plans,
-        accumulate,
+        out=here.out,
+        messages=messages,
+        key=f"{case.network}-b{case.batch}-{case.place}",
+        network=case.network,
+        batch=case.batch,
+        ranks=n_ranks,
+        device=here.device,
+        plans=plans,
+        accumulate=accumulate,
     )
 
 
@@ -291,11 +291,11 @@ def _planned_settings(
 ) -> training.TrainingSettings:
     """Return the settings of training under plans. The layers and messages must have been measured."""
     return training.TrainingSettings(
-        trained.network,
-        trained.batch,
-        trained.group_bytes(),
-        repeats,
-        iterations,
+        network=trained.network,
+        batch=trained.batch,
+        plans=trained.group_bytes(),
+        repeats=repeats,
+        iterations=iterations,
         profile_sha256=trained.profile.sha256,
         accumulate=trained.accumulate,
         predicted=trained.predicted_by(),
@@ -326,8 +326,8 @@ def replays(
             "replay",
             f"replay-{lab_name.removeprefix('lab-')}",
             measure,
-            estimate_s,
-            ["runs", "timeline"],
+            estimate_s=estimate_s,
+            tables=["runs", "timeline"],
         )
 
 

@@ -77,6 +77,7 @@ def checks(*, out: Path, session: int, device: str) -> PointList:
             name,
             partial(_run_check, name, check, device),
             EXPECTED_S,
+            # A point is measured as long as something is left.
             left=lambda: ["all of it"],
         )
         for name, check in named.items()

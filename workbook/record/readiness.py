@@ -27,9 +27,10 @@ class LoopSettings:
     Attributes
     ----------
     source : str
-        The source text of a function that needs no other names than its own.
+        The source text of the loop and of all functions that it calls. The text needs no
+        other names than those that it defines itself.
     name : str
-        The name of this function.
+        The name of the loop.
     """
 
     source: str
@@ -39,7 +40,7 @@ class LoopSettings:
 @job(LoopSettings, "timeline")
 def loop_job(me: Rank, settings: LoopSettings) -> Iterator[Tables]:
     """Run the loop on this rank, and yield a span for each gradient, which ends when it is ready."""
-    # Defines the loop's function in a namespace of its own.
+    # Defines the loop, and the functions that it calls, in a namespace of their own.
     namespace: dict[str, Any] = {}
     exec(settings.source, namespace)
     loop: Loop = namespace[settings.name]
@@ -80,7 +81,9 @@ def _spans(
             previous_ready_s = ready_s
 
 
-def watch(loop: Loop, ranks: int = 2) -> pd.DataFrame:
+def watch(
+    loop: Loop, ranks: int = 2, calls: Sequence[Callable[..., Any]] = ()
+) -> pd.DataFrame:
     """Run a training loop on ranks of this machine and return when each gradient became ready.
 
     Parameters
@@ -89,8 +92,10 @@ def watch(loop: Loop, ranks: int = 2) -> pd.DataFrame:
         A function that takes its rank, trains, and returns the name and the time of each gradient in the
         order in which they became ready. Ranks are processes of their own, which get the source text of
         the function. It must therefore import what it needs itself.
-    ranks : int
+    ranks : int, optional
         The number of ranks.
+    calls : sequence of callable, optional
+        Functions of the caller that the loop calls. They, too, must import what they need themselves.
 
     Returns
     -------
@@ -103,8 +108,9 @@ def watch(loop: Loop, ranks: int = 2) -> pd.DataFrame:
     UserError
         If a rank fails or takes too long. No rank outlives the call.
     """
-    source = textwrap.dedent(inspect.getsource(loop))
-    settings = LoopSettings(source, loop.__name__)
+    functions = [*calls, loop]
+    texts = [textwrap.dedent(inspect.getsource(function)) for function in functions]
+    settings = LoopSettings("\n".join(texts), loop.__name__)
     tables = launch(
         loop_job,
         settings,

@@ -360,18 +360,21 @@ def replay(
     round_s = sum(script.expected_s for script in scripts)
     with workspace(out) as directory:
         played = {*keep_complete(directory), *done}
+        # Round by round, so that drift of the machine meets all cases alike.
         turns = [
             (repeat, number)
             for repeat, number in product(range(rounds), range(len(cases)))
             if (cases[number].case.key, repeat) not in played
         ]
+        # A limit that only a replay which hangs exceeds, with a minute for the ranks to start.
+        timeout_s = 60 + 3 * tries * rounds * round_s
         launch(
             replay_job,
             ReplaySettings(scripts, turns, tries),
             ranks=ranks,
             place=place,
             join=JOIN,
-            timeout_s=60 + 3 * tries * rounds * round_s,
+            timeout_s=timeout_s,
             out=directory,
         )
         return read_replayed(directory, [planned.case for planned in cases])
@@ -468,7 +471,10 @@ class _Messages:
     def check(self) -> None:
         """Raise RuntimeError unless every sum is right and every gathered element is in its place."""
         n = self._ranks
-        is_right = [bool((sums == n * (n + 1) / 2).all()) for sums in self._dense]
+        # Rank r has sent the number r + 1.
+        expected_sum = n * (n + 1) / 2
+        is_right = [bool((sums == expected_sum).all()) for sums in self._dense]
+        # A row for each sending rank.
         expected_values = torch.arange(1.0, n + 1)[:, None]
         for (values, _), (indices, sent_indices) in self._sparse:
             values_right = (values.view(n, -1) == expected_values).all()
@@ -572,6 +578,7 @@ def make_timeline(script: Script, ranks_s: Floats) -> Timeline:
 def _spans(script: Script, recorded_s: Floats) -> Iterable[dict[str, Any]]:
     """Yield the spans of one rank from its recorded times, shape (4 G + 3,), as in `make_timeline`."""
     forward_end_s, waited_s, end_s = recorded_s[-3:].tolist()
+    # Four times for each group.
     groups_s = recorded_s[:-3].reshape(4, -1).T.tolist()
     yield _span("forward", -1, 0.0, forward_end_s)
     backward_begin_s = forward_end_s

@@ -51,6 +51,7 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
         If an element is NaN and NaN is looked for.
     """
     d = magnitudes.numel()
+    # Where many elements are selected, groups are small, and the best of them hold a large part of all.
     if d < SMALL or k > d // 32:
         return _topk(magnitudes, k, refuse_nan)
     # With groups of sqrt(d / k) elements there are as many groups, d / size, as elements remain, k x size.
@@ -61,6 +62,7 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
     # The maximum of a group with NaN is NaN, so that its group is among the best.
     best_groups = torch.topk(grouped.amax(dim=1), k, sorted=False).indices
     remaining = torch.cat([grouped.index_select(0, best_groups).flatten(), left_over])
+    # Where the remaining elements are among all: a row for each of the best groups, then the left-overs.
     inside = torch.arange(group_size, device=magnitudes.device)
     positions_in_best = (best_groups[:, None] * group_size + inside).flatten()
     left_over_positions = torch.arange(

@@ -59,7 +59,8 @@ class Setting:
         return f"last_{self.last.blocks}x{self.last.threads}"
 
 
-# Messages of no chunks: what the host spends on each is not what sharing costs.
+# One rank alone sends no bytes, but the host issues as many messages as with several ranks. What that costs
+# is then no cost of sharing.
 EMPTY = Setting(Footprint(1, 64), ranks=1)
 RATES = (0.0, 10e9)
 # (blocks, threads): corners of the paper's grid, its default of NCCL, and what NCCL takes today.
@@ -87,21 +88,23 @@ def sharing_settings(brief: bool) -> list[Setting]:
 def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> list[int]:
     """Return how many chunks each block sends of each message.
 
-    Messages consist of whole chunks. The bytes by which a message exceeds its size are credited to the
-    messages after it.
+    All blocks of a message send equally many whole chunks. The bytes by which a message exceeds its size are
+    credited to the messages after it.
 
     Parameters
     ----------
     sizes : sequence of float
         The bytes of each message.
     round_bytes : sequence of int
-        The bytes that all blocks of each message send when each block sends a chunk.
+        For each message, the bytes of a round, in which each of its blocks sends one chunk.
     """
-    ends = np.cumsum(sizes)
+    # The bytes of each message and of all before it.
+    total_bytes = np.cumsum(sizes)
     chunks = []
     sent_bytes = 0
-    for end, bytes_of_round in zip(ends, round_bytes, strict=True):
-        rounds = max(0, int(np.ceil((end - sent_bytes) / bytes_of_round)))
+    for total, bytes_of_round in zip(total_bytes, round_bytes, strict=True):
+        # There may be nothing left to send, because messages before this one sent too much.
+        rounds = max(0, int(np.ceil((total - sent_bytes) / bytes_of_round)))
         chunks.append(rounds)
         sent_bytes += rounds * bytes_of_round
     return chunks
@@ -204,7 +207,7 @@ class SendingTraining:
             training.iterate()
         parameters = dict(training.model.named_parameters())
         n_bytes = [parameters[tensor].nbytes for tensor in ready]
-        # The rule of DDP depends on sizes alone, so that no times are needed.
+        # The rule of DDP depends on sizes alone, so that times of 0 do.
         workload = Workload.from_arrays(0, [0] * len(ready), n_bytes)
         plan = ddp(workload)
         self.sizes: list[int] = plan.group_bytes(workload).tolist()

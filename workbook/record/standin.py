@@ -222,6 +222,13 @@ class GpuStandIn:
             What communicates. With None, the computation runs alone.
         compute : callable
             The computation, which must have run before.
+
+        Returns
+        -------
+        marks : Marks
+            The begin and the end of the computation.
+        read : callable
+            Returns the `Traffic` beside the computation, once the computation is over.
         """
         if footprint:
             blocks = footprint.blocks
@@ -234,7 +241,9 @@ class GpuStandIn:
             chunk_bytes = 0
             record = self.record(0)
         marks = Marks("cuda")
-        # The first gate waits until all blocks run, and the second one ends them.
+        # A gate takes where in the record it writes the time, the blocks that it waits for, how long it waits
+        # at least and at most, and whether it ends the kernel (1) or not (0). The first gate waits until all
+        # blocks run, and the second one ends them.
         self._gate.launch(1, 1, [record, _OPENED, blocks, HOLD_NS, PATIENCE_NS, 0])
         marks.mark()
         compute()
@@ -253,6 +262,7 @@ class GpuStandIn:
 
 def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
     """Return what a record holds once the computation is over, in seconds since the computation began."""
+    # In the order in which standin.cu writes them.
     words = record.tolist()
     opened_ns, chunks_before, closed_ns, chunks_after = words[_OPENED:_HEAD]
     # Of all blocks: begins and ends in nanoseconds of the GPU's global timer, and chunks.

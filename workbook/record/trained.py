@@ -66,12 +66,12 @@ class Trained:
 
     @property
     def _profile_name(self) -> str:
-        """The name of the tables of layers and samples, which so many ranks measured at the same time."""
+        """The name of the tables of layers and samples, which ``ranks`` ranks measured at the same time."""
         return f"{self.network}-b{self.batch}-r{self.ranks}"
 
     @cached_property
     def profile(self) -> LayerProfile:
-        """The layers of the network, measured by so many ranks at the same time."""
+        """The layers of the network, measured by ``ranks`` ranks at the same time."""
         return store.read_profile(recorded(self.out, "layers", self._profile_name))
 
     @cached_property
@@ -162,7 +162,7 @@ def predicted_trainings(
     Parameters
     ----------
     asked : sequence of (str, Trained)
-        The name of each training's table of runs, and the training.
+        For each training that asks for predictions, the name of its table of runs, and the training.
     out : Path
         The directory of the tables.
 

@@ -201,7 +201,8 @@ def _same_communication(other: str, sign: int) -> Result:
     """
     default_ms = implied.iteration_ms("VGG-19", BATCH, "default")
     best_ms = implied.iteration_ms("VGG-19", BATCH, "best")
-    # The other printed time is rounded to a millisecond.
+    # Both are the shortest and the longest iteration, so that the least difference has the
+    # longest best. The other printed time is rounded to a millisecond.
     least_ms, most_ms = default_ms - best_ms[::-1] + [-0.5, 0.5]
     other_ms = prose("sharing")[f"fig07-vgg19-computation-only-{other}"]
     note = (

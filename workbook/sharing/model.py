@@ -372,12 +372,14 @@ def errors() -> pd.DataFrame:
     printed_in_all = grid[is_fitted].notna().groupby("network").all()
     printed_in_all = printed_in_all.reindex(grid.index, level="network")
     measured = grid.where(printed_in_all)[~is_fitted]
+    # Each throughput over that of the best configuration of its network and batch.
     relative = measured.div(measured.max(axis=1), axis=0)
 
     table = {}
     for model in FIT_MODELS:
         images = predicted(model).loc[measured.index].where(measured.notna())
         relative_errors = (images / measured - 1).abs().stack()
+        # The model chooses the configuration that it predicts to be the fastest.
         is_chosen = images.eq(images.max(axis=1), axis=0)
         reached = relative.where(is_chosen).max(axis=1)
         table[model] = {

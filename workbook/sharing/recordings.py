@@ -200,19 +200,22 @@ def least_first(name: str) -> tuple[int, ...]:
     tuple of int
         Configurations with other resources for the last message are the last.
     """
-    first, last, _ = name.partition("+")
+    first, plus, _ = name.partition("+")
+    has_other_last = bool(plus)
     words = re.fullmatch(
         r"(?:t(?P<threads>\d)-)?(?P<cores>free|own|one)-(?P<priority>\w+)(?P<omp>-omp2)?",
         first,
     )
     if words is None:
+        # Blocks and threads, such as "2x256".
         numbers = re.findall(r"\d+", first)
-        return (bool(last), *map(int, numbers))
+        return (has_other_last, *map(int, numbers))
     cores = ("free", "own", "one").index(words["cores"])
     priorities = ("idle", "nice10", "normal", "raised")
     priority = priorities.index(words["priority"])
     threads = int(words["threads"] or 0)
-    return (bool(last), bool(words["omp"]), cores, priority, threads)
+    computes_with_two_threads = bool(words["omp"])
+    return (has_other_last, computes_with_two_threads, cores, priority, threads)
 
 
 # -- medians over rounds -------------------------------------------------------------

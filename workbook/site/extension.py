@@ -31,6 +31,7 @@ def to_mathml(formula: str, display: str) -> str:
     """
     text = " ".join(formula.split())
     try:
+        # A page in HTML needs no namespace, and an empty one keeps its address out.
         mathml = str(converter.convert(text, xmlns="", display=display))
     except Exception as error:  # its exceptions have no common base
         raise ValueError(f"{text!r} ({type(error).__name__})") from error

@@ -12,7 +12,12 @@ from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import ELEMENT_BYTES, Log, SparseGather, sparse_iteration
 from ddlkit.core.workload import Workload
-from workbook.omgs.equations import PUBLISHED_GAMMA_S
+from workbook.omgs.equations import (
+    PUBLISHED_GAMMA_S,
+    find_merged_layers,
+    of_planning,
+    plan_of,
+)
 
 OPTIMAL = 1e-9
 """The largest relative gap that still counts as optimal, which allows for rounding."""
@@ -120,6 +125,17 @@ def linear_cost(alpha_s: float, beta_s: float) -> SparseGather:
         alpha_s / 2, s_per_byte, collective="all_gather", workers=WORKERS
     )
     return SparseGather(gather, DENSITY, selecting=SELECTION)
+
+
+def ends_as_printed(workload: Workload, cost: SparseGather) -> list[int]:
+    """Return where groups of layers end by omgs Algorithm 1 with all its printed errors.
+
+    Layers are counted from 1 in ready order, as in notebook 09. The planner ``omgs`` is
+    the same algorithm without the errors.
+    """
+    instance = of_planning(workload, cost)
+    merged = find_merged_layers(instance, repairs=frozenset())
+    return list(plan_of(merged, "as printed").ends)
 
 
 def random_workload(

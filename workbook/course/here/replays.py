@@ -90,13 +90,11 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
     cost = calibration.between(link, workers).cost
     workloads = tables.workloads()
     runs = tables.table("runs")
-    runs = runs[
-        (runs["origin"] == "replayed")
-        & (runs["link"] == link)
-        & (runs["workers"] == workers)
-        & runs["profile_sha256"].isin(workloads)
-        & ~runs["processor_limited"]
-    ]
+    is_replay = (runs["origin"] == "replayed") & ~runs["processor_limited"]
+    is_there = (runs["link"] == link) & (runs["workers"] == workers)
+    # A prediction needs the layer times from which the replay was made.
+    has_layer_times = runs["profile_sha256"].isin(workloads)
+    runs = runs[is_replay & is_there & has_layer_times]
     if runs.empty:
         return nothing
     cases = measured(runs)

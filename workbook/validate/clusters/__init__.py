@@ -43,14 +43,15 @@ def read(path: Path) -> str:
 
 
 def table(path: Path, **kinds: type) -> pd.DataFrame:
-    """Return a published CSV file.
+    """Return a published CSV file as a table.
 
     Parameters
     ----------
     path : Path
-        The file.
+        The file, which may be packed. It must be what was transcribed, see `read`.
     **kinds : type
-        The types of columns whose values look like values of another type.
+        The types of columns whose values look like values of another type, such as names
+        that consist of digits.
     """
     return pd.read_csv(io.StringIO(read(path)), dtype=kinds)
 
