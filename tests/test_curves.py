@@ -75,6 +75,15 @@ def test_the_anchor_answers_wishes_that_the_interval_leaves_open() -> None:
     assert cases.loc[cases["answered_today"], "right_today"].mean() >= 0.95
 
 
+def test_a_count_that_is_left_out_lies_between_its_neighbours() -> None:
+    """The intervals of interpolated counts contain at least as many as those of predicted ones."""
+    curves = {"/".join(key): steps for key, steps in CURVES.items()}
+    cases = scaling.interpolated_cases(curves)
+    assert len(cases) == 76
+    assert cases["inside"].mean() >= 0.9
+    assert cases["error"].abs().median() < 0.02
+
+
 def test_resampled_curves_vary_around_what_is_reached() -> None:
     """Curves that are alike vary in nothing."""
     cases = scaling.cases({"a": CURVES["ultrascale", "data parallel"]}, 8)

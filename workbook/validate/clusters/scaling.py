@@ -275,6 +275,45 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     }
 
 
+def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return each count of several nodes as its neighbours tell it while it is left out.
+
+    Parameters
+    ----------
+    curves : mapping of str to DataFrame
+        Tables of steps.
+
+    Returns
+    -------
+    DataFrame
+        One row for each curve and count of several nodes but the largest. The columns are ``curve``,
+        ``nodes``, the relative ``error``, and whether the step is ``inside`` its interval.
+    """
+    rows = []
+    for name, steps in curves.items():
+        *smaller, (most_nodes, most_gpus) = sorted(
+            {*zip(steps["nodes"], steps["gpus"], strict=True)}
+        )
+        for nodes, gpus in smaller:
+            if nodes == 1 or gpus * most_nodes != most_gpus * nodes:
+                continue
+            is_left_out = (steps["nodes"] == nodes) & (steps["gpus"] == gpus)
+            result = scale(steps[~is_left_out], int(nodes))
+            (count,) = (count for count in result.counts if count.interpolated)
+            assert count.interval_s
+            measured_s = float(steps.loc[is_left_out, "step_s"].median())
+            lower_s, upper_s = count.interval_s
+            rows.append(
+                {
+                    "curve": name,
+                    "nodes": nodes,
+                    "error": count.step_s / measured_s - 1,
+                    "inside": lower_s <= measured_s <= upper_s,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
 def later_cases() -> pd.DataFrame:
     """Return the cases of all curves that were opened after the law had been committed.
 
