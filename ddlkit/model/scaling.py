@@ -1088,7 +1088,8 @@ def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
     if is_too_short and workload is not None:
         raise UserError(
             f"{facts}, and times are continued to {scaling.MOST_TIMES_OF_SIZE:g} times the largest "
-            f"size only: {advice}"
+            f"size only, because beyond it the times of published tables differ from this by up to "
+            f"61%: {advice}"
         )
     text = f"{facts}: {advice}"
     if workload is not None:
@@ -1323,19 +1324,18 @@ def _wish(
             reason = f"the measurement on {_gpus(count.gpus)} has to be repeated"
             return Wish(factor, asked.nodes, "open", reason)
     fastest_s, slowest_s = _likely_range_s(asked)
-    is_limited = False
+    limit = ""
     if not asked.measured and asked.nodes > anchor.nodes:
         # More nodes do not shorten a step.
         fastest_on_anchor_s, _ = _likely_range_s(anchor)
-        is_limited = fastest_on_anchor_s > fastest_s
-        fastest_s = max(fastest_s, fastest_on_anchor_s)
+        if fastest_on_anchor_s > fastest_s:
+            fastest_s = fastest_on_anchor_s
+            limit = f", limited by what was measured on {_nodes(anchor.nodes)},"
     # Each job on the smallest count may be the one that tells its usual step.
     fastest_smallest_s, slowest_smallest_s = smallest.range_s
     lowest = fastest_smallest_s / slowest_s
     highest = slowest_smallest_s / fastest_s
-    likely = _likely_in_words(asked, smallest, lowest, highest)
-    if is_limited:
-        likely += f" (at most as measured on {_nodes(anchor.nodes)})"
+    likely = _likely_in_words(asked, smallest, limit, (lowest, highest))
     if lowest >= factor:
         return Wish(factor, asked.nodes, "yes", f"{likely} lies above it")
     if highest < factor:
@@ -1358,22 +1358,25 @@ def _likely_range_s(count: Count) -> Interval:
 
 
 def _likely_in_words(
-    asked: Count, smallest: Count, lowest: float, highest: float
+    asked: Count, smallest: Count, limit: str, factors: Interval
 ) -> str:
-    """Return where the scaling factor of a count is likely to lie, as the subject of a sentence."""
+    """Return where the scaling factor of a count is likely to lie, as the subject of a sentence.
+
+    ``limit`` says in words what limits the interval of a predicted count, if anything does.
+    ``factors`` are the lowest and the highest likely factor.
+    """
     if asked.measured and asked.jobs == 1 and smallest.jobs == 1:
         return (
             f"what one job measured, {asked.scaling_factor:.2f} with {SINGLE_JOB_SHARE:.0%} on "
             "either side,"
         )
-    if asked.measured or smallest.jobs > 1:
+    lowest, highest = factors
+    name = f"the nominal {scaling.NOMINAL:.0%} interval{limit}"
+    if asked.measured:
         name = "the range of the jobs that measured it,"
-        if not asked.measured:
-            name = f"the nominal {scaling.NOMINAL:.0%} interval with the jobs on {_gpus(smallest.gpus)},"
-        return f"{name} from {lowest:.2f} to {highest:.2f}"
-    return (
-        f"the nominal {scaling.NOMINAL:.0%} interval from {lowest:.2f} to {highest:.2f}"
-    )
+    elif smallest.jobs > 1:
+        name += f" with the range of the jobs on {_gpus(smallest.gpus)},"
+    return f"{name} from {lowest:.2f} to {highest:.2f}"
 
 
 def _advice(

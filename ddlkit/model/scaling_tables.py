@@ -300,7 +300,8 @@ def _numbers(
     if not is_right.all():
         row = int(np.argmin(is_right))
         raise UserError(
-            f"{what}: the column {column.name} has {column.iloc[row]!r} in row {row}: give {required}"
+            f"{what}: the column {column.name} has {column.iloc[row]!r} in row {row}, counted from "
+            f"0: give {required}"
         )
     kind = np.int64 if is_whole else np.float64
     return pd.Series(values.astype(kind), index=column.index)
@@ -315,5 +316,5 @@ def _refuse_missing(table: DataFrame, what: str, columns: Sequence[str]) -> None
         if is_missing.any():
             row = int(np.argmax(is_missing))
             raise UserError(
-                f"{what}: the column {column} has no value in row {row}: give a text"
+                f"{what}: the column {column} has no value in row {row}, counted from 0: give a text"
             )
