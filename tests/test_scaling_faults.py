@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,6 +33,10 @@ def table_of(counts: dict[tuple[int, int], float], **columns: object) -> pd.Data
     return pd.DataFrame(rows).assign(**columns)
 
 
+GOOD_STEPS = table_of(COUNTS)
+"""Steps from which up to 80 nodes are predicted."""
+
+
 def jobs_of(counts: dict[tuple[int, int], list[float]]) -> pd.DataFrame:
     """Return a table with several jobs for each count."""
     rows = []
@@ -56,11 +61,27 @@ def all_reduces(
     return pd.DataFrame(rows, columns=names).assign(**columns)
 
 
-def refused(**arguments: object) -> str:
+def refused(
+    *,
+    steps: Any = GOOD_STEPS,
+    nodes: Any = 64,
+    workload: Workload | None = None,
+    collectives: Any = None,
+    kernels: Any = None,
+    kernel_steps: Any = 1,
+    wish: Any = None,
+) -> str:
     """Return the one line by which `scale` refuses its arguments."""
-    given_arguments = {"steps": table_of(COUNTS), "nodes": 64} | arguments
     with pytest.raises(UserError) as caught:
-        scale(**given_arguments)  # type: ignore[arg-type]
+        scale(
+            steps,
+            nodes,
+            workload=workload,
+            collectives=collectives,
+            kernels=kernels,
+            kernel_steps=kernel_steps,
+            wish=wish,
+        )
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -302,9 +323,15 @@ def test_sums_of_kernels_are_of_nccl_and_fit_into_a_step() -> None:
 
 
 def test_measured_kernels_bound_messages_beside_tables_and_gradients() -> None:
-    tables = {"workload": WORKLOAD, "collectives": all_reduces(2, 8)}
-    by_tables = scale(table_of(COUNTS), 64, **tables).explained
-    both = scale(table_of(COUNTS), 64, kernels=kernels_of(0.04), **tables)
+    times = all_reduces(2, 8)
+    by_tables = scale(GOOD_STEPS, 64, workload=WORKLOAD, collectives=times).explained
+    both = scale(
+        GOOD_STEPS,
+        64,
+        workload=WORKLOAD,
+        collectives=times,
+        kernels=kernels_of(0.04),
+    )
     assert both.explained.messages_s == by_tables.messages_s
     assert both.explained.messages_at_most_s == both.explained.kernels_s == 0.04
     assert by_tables.messages_at_most_s != 0.04 and by_tables.kernels_s is None
@@ -357,12 +384,19 @@ def test_a_slow_second_step_is_left_out(n_usual: int) -> None:
 # -- inputs from Python --------------------------------------------------------------
 
 
+ALL_COLUMNS = table_of(COUNTS, samples=8, nccl="2.27.3", settings="none", step=9)
+
+
 def changed(column: str, value: object) -> pd.DataFrame:
-    """Return a good table of steps with another value in its second row."""
-    steps = table_of(COUNTS, samples=8, nccl="2.27.3", settings="none", step=9)
-    values = [*steps[column]]
+    """Return a table of steps with another value in its second row."""
+    values = [*ALL_COLUMNS[column]]
     values[1] = value
-    return steps.assign(**{column: pd.Series(values, dtype=object)})
+    return ALL_COLUMNS.assign(**{column: pd.Series(values, dtype=object)})
+
+
+def test_a_dataframe_with_all_columns_is_taken() -> None:
+    for column in ALL_COLUMNS:
+        scale(changed(column, ALL_COLUMNS[column][1]), 64)
 
 
 @pytest.mark.parametrize(
@@ -392,8 +426,6 @@ def changed(column: str, value: object) -> pd.DataFrame:
     ],
 )
 def test_a_wrong_value_of_a_dataframe_is_one_line(column: str, value: object) -> None:
-    scale(changed(column, table_of(COUNTS, samples=8, nccl="2.27.3", settings="none",
-                                   step=9)[column][1]), 64)  # fmt: skip
     assert column in refused(steps=changed(column, value))
 
 
@@ -435,7 +467,8 @@ def test_other_wrong_arguments_are_one_line() -> None:
 def test_whole_numbers_may_be_written_as_others() -> None:
     result = scale(table_of(COUNTS), 16)
     steps = table_of(COUNTS).astype({"gpus": float, "nodes": "Int64"})
-    for nodes in (16.0, np.int64(16), [16], np.array([16]), (16, 16)):
+    same: list[Any] = [16.0, np.int64(16), [16], np.array([16]), (16, 16)]
+    for nodes in same:
         assert scale(steps, nodes).counts == result.counts
 
 
