@@ -21,9 +21,11 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import ddp, make_plan
 from ddlkit.core.workload import Workload
-from ddlkit.jobs.rank import Rank
+from ddlkit.jobs.rank import Rank, Tables
 from ddlkit.measure import advise as models
+from ddlkit.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.measure.given import load
+from ddlkit.measure.parts import Ranks
 from ddlkit.model import Communication
 from ddlkit.model.advice import (
     DEFAULT,
@@ -358,6 +360,45 @@ def test_times_and_ranks_have_bounds(
     assert cli.main(["advise", *model, *words]) == 2
     (error,) = capsys.readouterr().err.strip().splitlines()
     assert re.search(expected, error) and not (tmp_path / "out").exists()
+
+
+def test_gpus_that_an_advice_leaves_out_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight GPUs and two ranks, none of which starts: the fake is where the ranks would."""
+
+    def end(*arguments: Any, **options: Any) -> None:
+        raise UserError("no rank starts")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(Ranks, "run", end)
+    words = ["--model", f"{FILE}:dict_outputs", "--out", str(tmp_path / "out")]
+    for ranks, n_lines in (("2", 2), ("8", 1)):
+        assert cli.main(["advise", *words, "--ranks", ranks]) == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == n_lines and lines[-1].endswith("no rank starts")
+        if n_lines == 2:
+            assert "2 of the 8 GPUs here: give --ranks 8" in lines[0]
+
+
+@pytest.mark.parametrize(("backend", "count"), [("gloo", 4), ("nccl", 16)])
+def test_an_advice_times_as_many_small_messages_at_once_as_the_backend_needs(
+    backend: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[CollectivesSettings]()
+
+    def part(me: Rank, settings: CollectivesSettings) -> list[Tables]:
+        asked.append(settings)
+        return []
+
+    noting = replace(collectives_job, part=part)
+    monkeypatch.setattr(models, "collectives_job", noting)
+    cpu = torch.device("cpu")
+    training = load(f"{FILE}:dict_outputs", cpu, [])
+    me = Rank(0, 2, 0, cpu, backend, 1, tmp_path)
+    settings = models.AdviseSettings("dict_outputs")
+    assert not [*models._measure_table("collectives", me, training, settings, [])]
+    assert [settings.messages_per_sample for settings in asked] == [count]
 
 
 @pytest.mark.parametrize("all_bytes", [4, 32, 4092, 4096, 65536, 200_000_000])

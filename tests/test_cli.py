@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,33 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None
         assert sorted(i for group in best["groups"] for i in group) == list(
             range(TENSORS)
         )
+
+
+@pytest.mark.parametrize("issue_share", [0.95, 0.5, None])
+def test_a_profile_that_has_the_times_of_the_host_is_doubted(
+    issue_share: float | None, tmp_path: Path, capsys: Capture
+) -> None:
+    """A recorded profile with the table samples beside it, as `measure layers` leaves both on a GPU."""
+    profile = replace(store.read_profile("profile.csv"), device="cuda")
+    rows = store.profile_frame(profile, "fp32", 1, 1)
+    labels = {"network": profile.network, "device": "cuda", "batch": profile.batch}
+    quantities = {"unhooked_iteration": 1.0}
+    if issue_share is not None:
+        quantities["issue"] = issue_share
+    samples = pd.DataFrame(
+        [
+            {**labels, "precision": "fp32", "quantity": quantity, "seconds": seconds}
+            for quantity, seconds in quantities.items()
+        ]
+    ).assign(ranks=1, sample=0)
+    for schema, frame in (("layers", rows), ("samples", samples)):
+        store.save_table(frame, tmp_path, f"{schema}-x", schema=schema, command=[])
+    said = run(
+        capsys,
+        f"predict --profile {tmp_path}/layers-x.csv --cost cost.json --plan ddp",
+    )
+    doubted = any("times of the host" in line for line in said["warnings"])
+    assert doubted == (issue_share == 0.95)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +22,12 @@ from ddlkit import cli, store
 from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
 from ddlkit.jobs import assignment, machines
+from ddlkit.jobs import rank as peers
 from ddlkit.jobs.rank import Layout, Rank, everyones_text, joined, layout
 from ddlkit.measure import cluster, parts
 from ddlkit.measure import collectives as messages
 from ddlkit.store import machine
-from places import PATIENCE_S
+from places import PATIENCE_S, ROOT, free_port
 from test_models import two_agents
 
 # What srun sets in the 11th of 16 tasks, 8 on each of two nodes, however it was asked for them.
@@ -51,6 +56,9 @@ TORCHRUN = {
         (SRUN, 8, "nccl", 2),
         # --gpus-per-task=1: each task sees its own GPU only.
         (SRUN, 1, "nccl", 0),
+        # --gpus-per-task=2, and GPUs that are bound by socket.
+        (SRUN, 2, "nccl", 0),
+        (SRUN | {"SLURM_LOCALID": "7"}, 4, "nccl", 3),
         (SRUN | {"SLURM_NTASKS_PER_NODE": "8"}, 8, "nccl", 2),
         (SRUN | {"SLURM_TASKS_PER_NODE": "12,8,4(x3)"}, 8, "nccl", 2),
         (SRUN, 0, "gloo", None),
@@ -68,10 +76,13 @@ def test_variables_of_launchers_decide_backend_and_gpu(
     environment: Mapping[str, str], gpus: int, backend: str, gpu: int | None
 ) -> None:
     mine = assignment.numbers(environment)
-    assert mine[:4] == (10, 16, 2, 8)
+    local_rank = int(environment.get("SLURM_LOCALID", 2))
+    assert mine[:4] == (10, 16, local_rank, 8)
     assert assignment.ranks_started(environment) == 16
-    own_gpu = mine.by_slurm and gpus == 1
-    chosen = assignment.choose_backend(None, mine.ranks_on_node, gpus, own_gpu)
+    assert assignment.is_started_by_launcher(environment)
+    chosen = assignment.choose_backend(
+        None, mine.ranks_on_node, gpus, by_slurm=mine.by_slurm
+    )
     assert chosen == backend
     if gpu is not None:
         assert assignment.gpu_of(mine.local_rank, gpus) == gpu
@@ -80,20 +91,67 @@ def test_variables_of_launchers_decide_backend_and_gpu(
 def test_gloo_is_never_chosen_unasked_on_a_node_with_gpus() -> None:
     for gpus in range(1, 9):
         for ranks in range(1, 17):
-            for own_gpu in (False, True):
+            for by_slurm in (False, True):
                 try:
-                    chosen = assignment.choose_backend(None, ranks, gpus, own_gpu)
+                    chosen = assignment.choose_backend(
+                        None, ranks, gpus, by_slurm=by_slurm
+                    )
                 except UserError as error:
                     assert ranks > gpus and "needs a GPU for each rank" in str(error)
                 else:
                     assert chosen == "nccl"
-                asked = assignment.choose_backend("gloo", ranks, gpus, own_gpu)
+                asked = assignment.choose_backend(
+                    "gloo", ranks, gpus, by_slurm=by_slurm
+                )
                 assert asked == "gloo"
+
+
+@pytest.mark.parametrize("by_slurm", [False, True])
+def test_gpus_that_torch_does_not_see_are_not_replaced_by_processors_unasked(
+    by_slurm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old driver, a torch without CUDA, or srun without GPUs, on a node that has eight."""
+    monkeypatch.setattr(machine, "gpus_of_node", lambda: 8)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in (SRUN if by_slurm else TORCHRUN).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"GPUs \(8\), but torch sees none: .*CUDA"):
+        Rank.join()
+    # Who asks for gloo, or hides the GPUs, means the processors: the next thing that is
+    # missing is where to meet.
+    no_address = "MASTER_ADDR or MASTER_PORT is not set"
+    with pytest.raises(UserError, match=no_address):
+        Rank.join("gloo")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UserError, match=no_address):
+        Rank.join()
+
+
+def test_two_ranks_on_one_gpu_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the words of NCCL 2.28, which torch prints behind many others."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError(
+            "NCCL error in: NCCLUtils.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for "
+            "details), NCCL version 2.28.9\nncclInvalidUsage: This usually reflects "
+            "invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : "
+            "rank 1 and rank 0 both on CUDA device 1b000"
+        )
+
+    monkeypatch.setattr(dist, "init_process_group", refuse)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="^two ranks have the same GPU: ") as caught:
+        Rank.join("gloo")
+    assert "--gpus-per-task=1" in str(caught.value) and "port" not in str(caught.value)
 
 
 def test_the_script_of_a_slurm_job_is_no_rank() -> None:
     script = {name: text for name, text in SRUN.items() if name != "SLURM_STEP_ID"}
     assert assignment.ranks_started(script) == 1
+    assert not assignment.is_started_by_launcher(script)
     with pytest.raises(UserError, match="SLURM_TASKS_PER_NODE is 8x2: start ranks"):
         assignment.numbers(SRUN | {"SLURM_TASKS_PER_NODE": "8x2"})
 
@@ -119,7 +177,10 @@ def test_two_agents_of_torchrun_measure_collectives_in_one_job(tmp_path: Path) -
     assert (rows["fastest_s"] <= rows["seconds"]).all()
     described = store.load_stamp(path)["machine"]
     assert described["ranks"]["torch"] == machine.versions()["torch"]
-    assert described["clocks"] == [{}, {}]
+    clocks = described["clocks"]
+    assert [entry["collective"] for entry in clocks] == [*COLLECTIVES]
+    assert all(entry["bytes"] == [*few_sizes.SIZES] for entry in clocks)
+    assert all(entry["ranks"] == [{}, {}] for entry in clocks)
     assert platform.node() not in json.dumps(described | {"kernel": ""})
 
 
@@ -129,7 +190,7 @@ def test_ranks_of_gpus_post_many_small_messages_up_to_a_gigabyte(
     """One rank that says it is NCCL's: the host's logic, with a fake at the boundary to CUDA."""
     asked: list[messages.CollectivesSettings] = []
     monkeypatch.setattr(messages, "NCCL_SIZES", (1024, 4096))
-    monkeypatch.setattr(machine, "topology", lambda: "GPU0 X NV18\nGPU1 NV18 X")
+    monkeypatch.setattr(cluster, "link_of", lambda me, layout: "nvlink")
     real_part = messages.collectives_job.part
 
     def part(me: Rank, settings: messages.CollectivesSettings) -> Any:
@@ -154,6 +215,40 @@ def test_ranks_of_gpus_post_many_small_messages_up_to_a_gigabyte(
     assert set(rows["messages_per_sample"]) == {16}
     assert [settings.sizes for settings in asked[n_asked:]] == 3 * [(8192,)]
     assert set(rows["bytes"]) == {1024, 4096, 8192}
+    # The clocks after each measurement stay, also those of the earlier ones.
+    clocks = store.load_stamp(path)["machine"]["clocks"]
+    sizes = [entry["bytes"] for entry in clocks]
+    assert sizes == 3 * [[1024, 4096]] + 3 * [[8192]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"NCCL_ALGO": "Ring"}, "the NCCL_ALGO is none, and here it is Ring"),
+        ({"driver": "570.86"}, "the driver is 580.65, and here it is 570.86"),
+        ({}, "holds a recording of nvidia-h200, this is 8x-nvidia-b200"),
+    ],
+)
+def test_rows_of_other_machines_or_settings_are_not_mixed_into_a_table(
+    changed: dict[str, str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "SIZES", (1024,))
+    monkeypatch.setattr(machine, "name", lambda: "nvidia-h200")
+    monkeypatch.setattr(cluster, "this_machine", lambda: {"name": machine.name()})
+    monkeypatch.setattr(cluster, "shared_facts", lambda me: dict(FACTS))
+    with joined(PATIENCE_S) as me:
+        path = cluster.measure_collectives(me, tmp_path, minutes=0.01)
+        before = path.read_text()
+        monkeypatch.setattr(messages, "SIZES", (1024, 2048))
+        monkeypatch.setattr(cluster, "shared_facts", lambda me: FACTS | changed)
+        if not changed:
+            monkeypatch.setattr(machine, "name", lambda: "8x-nvidia-b200")
+    with pytest.raises(UserError, match=complaint), joined(PATIENCE_S) as me:
+        cluster.measure_collectives(me, tmp_path, minutes=0.01)
+    assert path.read_text() == before
 
 
 def test_messages_between_gpus_reach_a_gigabyte() -> None:
@@ -163,12 +258,42 @@ def test_messages_between_gpus_reach_a_gigabyte() -> None:
 def test_links_are_named_by_what_joins_the_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(machine, "topology", lambda: "GPU0 X NV18\nGPU1 NV18 X")
     me = Rank(0, 16, 0, torch.device("cpu"), "nccl", 1)
     assert cluster.link_of(me, Layout(2, 8)) == "network"
-    assert cluster.link_of(me, Layout(1, 16)) == "nvlink"
     assert cluster.link_of(replace(me, backend="gloo"), Layout(1, 16)) == "loopback"
     assert cluster.link_of(replace(me, backend="gloo"), Layout(2, 8)) == "network"
+    # Between GPUs of one node, the ranks exchange which GPU each has and what joins it to
+    # others. This rank has GPU-a, and the other one, whose text is added, has GPU-b.
+    monkeypatch.setattr(cluster, "_gpu_uuid", lambda me: "GPU-a")
+    all_gpus = "GPU0 X SYS NV18\nGPU1 SYS X SYS\nGPU2 NV18 SYS X"
+    for other, matrix, names, link in (
+        ("GPU-b", all_gpus, ("GPU-a", "GPU-c", "GPU-b"), "nvlink"),
+        ("GPU-c", all_gpus, ("GPU-a", "GPU-c", "GPU-b"), "pcie"),
+        # --gpus-per-task=1 hides the other GPU.
+        ("GPU-b", "GPU0 X", ("GPU-a",), "nccl"),
+        ("GPU-b", "", (), "nccl"),
+    ):
+        of_other = json.dumps({"gpu": other, "links": {}})
+        monkeypatch.setattr(machine, "topology", lambda matrix=matrix: matrix)
+        monkeypatch.setattr(machine, "gpu_uuids", lambda names=names: names)
+        monkeypatch.setattr(
+            peers, "everyones_text", lambda text, more=of_other: [text, more]
+        )
+        assert cluster.link_of(me, Layout(1, 2)) == link
+        monkeypatch.undo()
+        monkeypatch.setattr(cluster, "_gpu_uuid", lambda me: "GPU-a")
+
+
+def test_ranks_of_this_machine_are_joined_by_what_joins_the_gpus_that_they_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    matrix = "GPU0 X SYS NV18\nGPU1 SYS X SYS\nGPU2 NV18 SYS X"
+    monkeypatch.setattr(machine, "topology", lambda: matrix)
+    monkeypatch.setattr(machine, "gpu_uuids", lambda: ("GPU-a", "GPU-c", "GPU-b"))
+    for visible, link in ((None, "pcie"), ("0,2", "nvlink"), ("2,0,1", "nvlink")):
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert parts.Ranks.of(2, "cuda").place().name == link
 
 
 def test_more_ranks_have_more_time_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +337,30 @@ def test_a_mix_of_machines_is_refused_and_named(fact: str) -> None:
         machines.equal_machines([same, same, other])
 
 
+def test_variables_of_nccl_that_differ_between_ranks_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    me = Rank(0, 2, 0, torch.device("cpu"), "nccl", 1)
+    texts = []
+    for value in ("Ring", "Tree"):
+        monkeypatch.setenv("NCCL_ALGO", value)
+        monkeypatch.setenv("NCCL_DEBUG_FILE", f"log-{value}")
+        texts.append(json.dumps(machines.facts_of(me)))
+    with pytest.raises(UserError, match="NCCL_ALGO of rank 0 is Ring, .* is Tree"):
+        machines.equal_machines(texts)
+    # Where logs go may differ, and gloo obeys none of these variables.
+    assert "NCCL_DEBUG_FILE" not in texts[0]
+    assert "NCCL_ALGO" not in machines.facts_of(replace(me, backend="gloo"))
+
+
+def test_gpus_do_not_start_apart() -> None:
+    settings = messages.CollectivesSettings(["all_gather"], [1024], apart_s=0.005)
+    with joined(PATIENCE_S) as me:
+        rows = messages.collectives_job.part(replace(me, backend="nccl"), settings)
+        with pytest.raises(UserError, match="GPUs start together with NCCL"):
+            next(iter(rows))
+
+
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
@@ -233,3 +382,123 @@ def test_the_time_of_a_job_is_no_option_without_one(capsys: Any) -> None:
     assert (
         "--minutes has an effect under torchrun or srun only" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("started_by", ["WORLD_SIZE", "SLURM_STEP_ID"])
+def test_a_job_of_one_process_is_told_that_it_needs_more(
+    started_by: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv(started_by, "1")
+    assert cli.main(["measure", "collectives", "--minutes", "1"]) == 2
+    complaint = "between two or more ranks, and torchrun or srun started one process"
+    assert complaint in capsys.readouterr().err
+
+
+# -- what ends all ranks ---------------------------------------------------------------
+
+
+@pytest.mark.fault(
+    fault="one rank of torchrun or Slurm fails, and the others wait for it",
+    injected="a wrong sum on rank 1 of 2, or a damaged table that rank 0 alone reads; parting from "
+    "the others would take for ever, as with NCCL",
+    holds="both ranks end within seconds, each with the same line",
+)
+@pytest.mark.parametrize("wrong", ["sum", "table"])
+def test_a_failure_of_one_rank_ends_all_with_one_line(
+    wrong: str, tmp_path: Path
+) -> None:
+    if wrong == "table":
+        (tmp_path / "collectives-gloo-loopback-p2-n1.csv").write_text("damaged")
+    job = [sys.executable, "-m", "failing_rank", "measure", "collectives"]
+    job += ["--minutes", "1s", "--out", str(tmp_path)]
+    meeting = {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+        "FAILING": wrong,
+    }
+    ranks = []
+    for rank in ("0", "1"):
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+        environment = {**os.environ, **meeting, **numbers}
+        ranks.append(
+            subprocess.Popen(job, env=environment, stderr=subprocess.PIPE, text=True)
+        )
+    last_lines = []
+    for process in ranks:
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 2, errors
+        last_lines.append(errors.splitlines()[-1])
+    complaint = {
+        "sum": "all_reduce of 1 KiB on rank 1: 1 of 256 elements came out wrong",
+        "table": "collectives-gloo-loopback-p2-n1",
+    }[wrong]
+    assert last_lines[0] == last_lines[1] and complaint in last_lines[0]
+
+
+# -- the example for Slurm -------------------------------------------------------------
+
+# Plays srun: checks its options, and starts the command twice with the variables of Slurm.
+SRUN_PROGRAM = """\
+#!/bin/bash
+[[ $1 == --kill-on-bad-exit=1 && $2 == --cpus-per-task=4 ]] || exit 9
+shift 2
+export SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=2
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" &
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@" && wait $!
+"""
+# Play python and ddlkit: the same commands, with few sizes and little time.
+PYTHON_PROGRAM = """\
+#!/bin/bash
+[[ "$1 $2 $3 $4 $5 $6" == "-m ddlkit measure collectives --minutes 5" ]] || exit 8
+shift 6
+exec {python} -m few_sizes measure collectives --minutes 1s "$@"
+"""
+DDLKIT_PROGRAM = """\
+#!/bin/bash
+exec {python} -m ddlkit "$@"
+"""
+
+
+@pytest.mark.slow
+def test_the_example_for_slurm_measures_and_prints_a_command_that_fits(
+    tmp_path: Path,
+) -> None:
+    programs = {
+        "scontrol": "#!/bin/bash\necho 127.0.0.1\n",
+        "srun": SRUN_PROGRAM,
+        "python": PYTHON_PROGRAM.format(python=sys.executable),
+        "ddlkit": DDLKIT_PROGRAM.format(python=sys.executable),
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    script = ROOT / "examples" / "slurm_collectives.sh"
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", script.read_text(), re.M))
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "SLURM_JOB_ID": str(free_port()),
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_CPUS_PER_TASK": options["cpus-per-task"],
+    }
+    how: Any = {
+        "env": environment,
+        "capture_output": True,
+        "text": True,
+        "cwd": tmp_path,
+    }
+    done = subprocess.run([script, "measured"], timeout=PATIENCE_S, **how)
+    assert done.returncode == 0, done.stderr
+    command = done.stdout.splitlines()[-1].partition(": ")[2]
+    assert command.startswith(
+        "ddlkit fit measured/collectives-gloo-loopback-p2-n1.csv "
+    )
+    fitted = subprocess.run(["bash", "-c", command], timeout=PATIENCE_S, **how)
+    assert fitted.returncode == 0, fitted.stderr

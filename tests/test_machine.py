@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import smi
 from ddlkit.core.errors import UserError
@@ -84,9 +87,68 @@ def test_what_joins_gpus_is_read_from_their_matrix(
     monkeypatch.setattr(platform, "node", lambda: HOST)
     matrix = machine.topology.__wrapped__()
     assert "\x1b" not in matrix and HOST not in matrix and "mlx5_0" in matrix
-    assert machine.gpu_link(matrix) == "nvlink"
-    assert machine.gpu_link(matrix.replace("NV18\t X", "PHB\t X")) == "pcie"
-    assert machine.gpu_link("") == "nccl"
+    both = ["GPU-a", "GPU-b"]
+    links = machine.links_between_gpus(matrix, both)
+    assert links == {"GPU-a": {"GPU-b": "NV18"}, "GPU-b": {"GPU-a": "NV18"}}
+    assert machine.gpu_link(both, links) == "nvlink"
+    over_pcie = machine.links_between_gpus(matrix.replace("NV18", "PHB"), both)
+    assert machine.gpu_link(both, over_pcie) == "pcie"
+    # Slurm shows each task its own GPU only, so nothing says what joins two of them.
+    for alone in ("", "     GPU0 NIC0\nGPU0  X   PXB\nNIC0 PXB  X"):
+        links = machine.links_between_gpus(alone, ["GPU-a"])
+        assert machine.gpu_link(["GPU-a"], links) == "nccl"
+        assert machine.gpu_link(both, links) == "nccl"
+
+
+def test_only_the_gpus_that_are_used_decide_what_joins_them() -> None:
+    """Two pairs of GPUs, each joined by NVLink, of which CUDA may use one pair."""
+    names = ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
+    matrix = """\
+        GPU0 GPU1 GPU2 GPU3 CPU Affinity
+    GPU0  X   NV4  SYS  SYS  0-31
+    GPU1 NV4   X   SYS  SYS  0-31
+    GPU2 SYS  SYS   X   NV4  32-63
+    GPU3 SYS  SYS  NV4   X   32-63
+    """
+    links = machine.links_between_gpus(matrix, names)
+    for visible, link in (
+        ("2,3", "nvlink"),
+        ("1,2", "pcie"),
+        ("GPU-c,GPU-d", "nvlink"),
+        (None, "pcie"),
+        # CUDA ignores what follows an entry that it does not know.
+        ("0,9,1", "nccl"),
+        ("", "nccl"),
+    ):
+        assert machine.gpu_link(machine.visible_gpus(visible, names), links) == link
+
+
+def test_a_driver_tells_of_gpus_that_a_process_may_not_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real_glob = Path.glob
+
+    def glob(path: Path, pattern: str) -> Any:
+        if path == Path("/proc/driver/nvidia/gpus"):
+            return iter([path / "0000:18:00.0", path / "0000:2a:00.0"])
+        return real_glob(path, pattern)
+
+    monkeypatch.setattr(machine, "_gpus", tuple)
+    monkeypatch.setattr(Path, "glob", glob)
+    assert machine.gpus_of_node() == 2
+
+
+@pytest.mark.parametrize("number", [91002, 8907, 90100, 0])
+def test_cudnn_has_one_form_whether_or_not_torch_is_loaded(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = {91002: "9.10.2", 8907: "8.9.7", 90100: "9.1.0", 0: "none"}[number]
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: number or None)
+    assert machine.versions()["cudnn"] == version
+    package = version if version == "none" else f"{version}.21"
+    monkeypatch.setattr(machine, "installed", lambda name: package)
+    monkeypatch.delitem(sys.modules, "torch")
+    assert machine.versions()["cudnn"] == version
 
 
 def test_settings_of_gpus_are_kept_whatever_the_driver_does_not_know(
@@ -135,6 +197,47 @@ def test_no_variable_of_nccl_names_a_host_or_a_folder() -> None:
     assert kept.keys() == environment.keys() - {"PATH"}
     assert kept["NCCL_ALGO"] == "Ring,Tree"
     assert "somebody" not in str(kept) and f"{HOST}:" not in str(kept)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "kept"),
+    [
+        ("NCCL_RAS_ADDR", "node17.site.edu:28028", "(set)"),
+        ("NCCL_IB_ADDR_RANGE", "10.0.0.0/16", "(set)"),
+        ("NCCL_IB_ADDR_FAMILY", "AF_INET", "AF_INET"),
+        ("NCCL_NEW_PEER", "10.12.0.3:4000", "(address):4000"),
+        ("NCCL_NEW_PEER", "fe80::1:2/64", "(address)"),
+        ("NCCL_NEW_PEER", "gpu3.cluster.site.org", "(host)"),
+        # The nodes of a cluster differ in the digits of their names.
+        ("NCCL_NEW_PEER", "node0018,node0017.local", "(host),(host).local"),
+        ("NCCL_DEBUG_FILE", "/tmp/nccl_node0018.log", "nccl_(host).log"),
+        ("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1", "=mlx5_0:1,mlx5_1:1"),
+        ("NCCL_SOCKET_IFNAME", "eth0,ib0", "eth0,ib0"),
+        ("NCCL_TOPO_FILE", "/opt/site/h200.xml", "h200.xml"),
+        ("NCCL_ALGO", "allreduce:tree,ring;all:^nvls", "allreduce:tree,ring;all:^nvls"),
+    ],
+)
+def test_names_of_hosts_and_addresses_are_replaced_and_settings_are_kept(
+    variable: str, value: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "node", lambda: f"{HOST}.local")
+    assert machine.nccl_variables({variable: value}) == {variable: kept}
+
+
+def test_files_of_nccl_are_read_as_nccl_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_site, of_user = tmp_path / "site.conf", tmp_path / "user.conf"
+    of_site.write_text("# site\nNCCL_ALGO=Ring\nNCCL_PROTO=Simple\nNCCL_NTHREADS=256\n")
+    of_user.write_text("NCCL_PROTO=LL\nNCCL_NTHREADS=128\nno variable\n")
+    monkeypatch.setattr(machine, "NCCL_CONF", of_site)
+    monkeypatch.setenv("NCCL_CONF_FILE", str(of_user))
+    monkeypatch.setenv("NCCL_NTHREADS", "512")
+    kept = machine.describe()["nccl_variables"]
+    assert kept["NCCL_ALGO"] == "Ring", "of the site alone"
+    assert kept["NCCL_PROTO"] == "LL", "the user's file comes before that of the site"
+    assert kept["NCCL_NTHREADS"] == "512", "the environment comes before all files"
+    assert kept["NCCL_CONF_FILE"] == "user.conf"
 
 
 def _git(directory: Path, *arguments: str) -> str:

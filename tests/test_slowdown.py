@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +25,11 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan, improved
 from ddlkit.core.workload import Workload
+from ddlkit.jobs import vitals
 from ddlkit.jobs.launch import Loopback, launch
-from ddlkit.jobs.rank import Rank
+from ddlkit.jobs.rank import Rank, joined
 from ddlkit.measure import slowdown
+from ddlkit.measure.given import load
 from ddlkit.measure.slowdown import PHASES, SlowdownSettings, slowdown_job
 from ddlkit.model import Calibration, Communication, forecast, make_plan
 from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING, Contention
@@ -252,6 +255,34 @@ def test_search_is_near_the_best_of_all_plans_under_contention() -> None:
         plan_with_contention("search", WORKLOAD, bare).ends
         == make_plan("exact", WORKLOAD, COST).ends
     )
+
+
+def test_rounds_that_are_disturbed_on_a_gpu_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A processor that is taken for a GPU when it is asked how often to repeat."""
+    asked = list[str]()
+
+    def on(device: str) -> vitals.Retries:
+        asked.append(device)
+        return on_device("cuda")
+
+    on_device = vitals.Retries.on
+    disturbed = vitals.Usage(busy=1.0, stolen=0.5)
+    monkeypatch.setattr(vitals.Retries, "on", on)
+    monkeypatch.setattr(slowdown, "usage_of_all", lambda used: disturbed)
+    monkeypatch.setattr(
+        time, "sleep", lambda seconds: pytest.fail("a round is repeated")
+    )
+    with joined(PATIENCE_S) as me:
+        training = load(
+            f"{Path(__file__).with_name('given_models.py')}:tied", me.device, []
+        )
+        rounds = slowdown.slowdown_rounds(
+            me, training, [1024], max_s=0.0, min_repeats=2
+        )
+        repeats = [int(tables["slowdown"]["repeat"].iloc[0]) for tables in rounds]
+    assert repeats == [0, 1] and asked == ["cpu"]
 
 
 def test_two_ranks_time_a_network_beside_their_messages(tmp_path: Path) -> None:

@@ -69,6 +69,13 @@ def test_what_no_rank_took_was_taken_by_others(
         ]
 
 
+def test_nothing_is_repeated_on_a_gpu() -> None:
+    disturbed = Usage(busy=1.0, stolen=2 * STOLEN_LIMIT)
+    with patch.object(vitals, "RETRY_S", 0.0):
+        assert vitals.Retries.on("cpu").again(disturbed)
+        assert not vitals.Retries.on("cuda").again(disturbed)
+
+
 def test_a_busy_neighbour_shows_and_our_own_work_does_not() -> None:
     """Half a second of one core, by this process, and by another."""
     watch, end_s = vitals.Watch(), time.perf_counter() + 0.5

@@ -17,12 +17,13 @@ import signal
 import sys
 import textwrap
 import threading
+import traceback
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from ddlkit import __version__
+from ddlkit import __version__, jobs
 from ddlkit.cli import advising, explaining, predicting, scaling, tracing
 from ddlkit.cli.command import COMMANDS, Argument, Command
 from ddlkit.core.errors import UserError, one_line
@@ -121,9 +122,27 @@ def main(argv: Sequence[str] | None = None, program: Program = DDLKIT) -> int:
     Notes
     -----
     A mistake of the user, or a limit of the machine, is one line on standard error.
+
+    If this process is one of several ranks that torchrun or srun started, a failure ends
+    the process at once, and this function does not return.
     """
     _prepare_process()
     words = sys.argv[1:] if argv is None else argv
+    try:
+        status = _status_of(words, program)
+    except Exception:
+        if not jobs.has_left_peers():
+            raise
+        # Python would print the same, and then wait for threads that wait for ranks.
+        traceback.print_exc()
+        status = 1
+    if jobs.has_left_peers():
+        jobs.end_at_once(status)
+    return status
+
+
+def _status_of(words: Sequence[str], program: Program) -> int:
+    """Run the command that words give, and return its exit status, as `main` does."""
     try:
         _refuse_dashes_as_value(words)
         _refuse_moved_command(words, program)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ddlkit.core import units
 from ddlkit.core.errors import UserError, shown
-from ddlkit.jobs.assignment import ranks_started
+from ddlkit.jobs.assignment import is_started_by_launcher, ranks_started
 
 Run = Callable[[argparse.Namespace], int | None]
 Value = TypeVar("Value")
@@ -501,7 +501,8 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             "--link",
             metavar="NAME",
             help="How the table names what joins the ranks, as in infiniband. [default: "
-            "network between nodes; nvlink, pcie or loopback within one]",
+            "network between nodes; within one nvlink or pcie, nccl if nvidia-smi does not "
+            "say what joins the GPUs, or loopback between processors]",
         ),
     ),
     *session_options("measured"),
@@ -526,10 +527,16 @@ def measure(arguments: argparse.Namespace) -> None:
 def _measure_here(arguments: argparse.Namespace) -> None:
     """Measure parts in a session of this machine, which starts its own ranks."""
     for name in _OPTIONS_OF_A_JOB:
-        if getattr(arguments, name) is not None:
+        if getattr(arguments, name) is None:
+            continue
+        if is_started_by_launcher(os.environ):
             raise UserError(
-                f"--{name} has an effect under torchrun or srun only: leave it out"
+                f"--{name} has an effect between two or more ranks, and torchrun or srun "
+                f"started one process: start more, or leave --{name} out"
             )
+        raise UserError(
+            f"--{name} has an effect under torchrun or srun only: leave it out"
+        )
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
     # Under torchrun, only collectives are measured without a model.
     program = "ddlkit measure collectives"

@@ -494,7 +494,7 @@ def _read_profile(
     """Return the layer profile, whose gradients have the element size of --gradient-bytes.
 
     If the file lacks columns, a note on what is assumed for them is added to ``notes``.
-    Doubts about the sizes in the file are added to ``warnings``.
+    Doubts about the sizes and the times in the file are added to ``warnings``.
     """
     from ddlkit import store
 
@@ -519,9 +519,43 @@ def _read_profile(
             f"{computed_s:.3g} s: check that its times are in seconds"
         )
     warnings += [f"{arguments.profile}: {doubt}" for doubt in profile.doubts()]
+    warnings += _warnings_of_host(arguments.profile, profile)
     if arguments.gradient_bytes is None:
         return profile
     return profile.sent_as(arguments.gradient_bytes)
+
+
+def _warnings_of_host(path: Path, profile: Any) -> list[str]:
+    """Return a warning if the host, and not the GPU, decided the times of a profile.
+
+    ``profile`` was read from ``path``. Only a profile that was measured here has a table
+    ``samples`` beside it, with the time that the host needs to issue an iteration.
+    """
+    from ddlkit import store
+    from ddlkit.model.predictor import HOST_BOUND, issue_share
+    from ddlkit.store.tables import is_stamped
+
+    samples_path = path.with_name(path.name.replace("layers", "samples", 1))
+    if samples_path == path or not is_stamped(samples_path):
+        return []
+    samples = store.load_table(samples_path, "samples")
+    is_of_profile = (
+        (samples["network"] == profile.network)
+        & (samples["batch"] == profile.batch)
+        & (samples["device"] == profile.device)
+    )
+    samples = samples[is_of_profile]
+    # The time of issue is measured on GPUs only.
+    if "issue" not in set(samples["quantity"]):
+        return []
+    share = issue_share(samples)
+    if share <= HOST_BOUND:
+        return []
+    return [
+        f"{path}: the host needs {share:.0%} of an iteration to issue it, so these are "
+        "times of the host and not of the GPU: measure a larger batch, or take the "
+        "prediction for this host only"
+    ]
 
 
 # ---------------------------------------------------------------- what messages cost

@@ -127,6 +127,41 @@ def die_with_parent(parent: int = 0) -> None:
         os._exit(1)
 
 
+# -- the end of a rank -----------------------------------------------------------------
+
+_peers_may_wait = threading.Event()
+"""Set once this process has failed as one of several ranks."""
+
+
+def leave_peers() -> None:
+    """Note that this process has failed as a rank, and that other ranks may wait for it.
+
+    Whoever then ends the process should call `end_at_once`.
+    """
+    _peers_may_wait.set()
+
+
+def has_left_peers() -> bool:
+    """Return whether `leave_peers` was called in this process."""
+    return _peers_may_wait.is_set()
+
+
+def end_at_once(status: int) -> NoReturn:
+    """End this process, which is a rank, without waiting for its threads.
+
+    Threads of gloo and NCCL may wait for other ranks for ever. The usual end of a process
+    would wait for them.
+
+    Parameters
+    ----------
+    status : int
+        The exit status.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 # -- signals ---------------------------------------------------------------------------
 
 

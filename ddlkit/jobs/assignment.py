@@ -28,7 +28,8 @@ class Numbers(NamedTuple):
     local_rank, ranks_on_node : int
         The number of the rank among those of its node, and how many these are.
     by_slurm : bool
-        Whether Slurm numbered the ranks. Slurm can let each rank see its own GPU only.
+        Whether Slurm numbered the ranks. Slurm can let each rank see only some of the
+        GPUs of the node.
     """
 
     rank: int
@@ -70,6 +71,24 @@ def ranks_started(environment: Mapping[str, str]) -> int:
     # is not read.
     slurm_name = "SLURM_NTASKS" if step else ""
     return _number(environment, "WORLD_SIZE", slurm_name, default=1)
+
+
+def is_started_by_launcher(environment: Mapping[str, str]) -> bool:
+    """Return whether torchrun or srun started this process, also if it is the only one.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+        The environment of this process.
+
+    Examples
+    --------
+    >>> is_started_by_launcher({"WORLD_SIZE": "1"}), is_started_by_launcher({})
+    (True, False)
+    """
+    # Slurm also sets SLURM_NTASKS for the script of a job, which is no rank.
+    names = ("WORLD_SIZE", "SLURM_STEP_ID", "SLURM_STEPID")
+    return any(environment.get(name) for name in names)
 
 
 def numbers(environment: Mapping[str, str]) -> Numbers:
@@ -165,7 +184,12 @@ def _number(
 
 
 def choose_backend(
-    asked: str | None, ranks_on_node: int, gpus: int, own_gpu: bool
+    asked: str | None,
+    ranks_on_node: int,
+    gpus: int,
+    *,
+    by_slurm: bool = False,
+    hidden_gpus: int = 0,
 ) -> str:
     """Return the backend of a rank: the one that is asked for, else NCCL if it sees GPUs.
 
@@ -177,8 +201,11 @@ def choose_backend(
         How many ranks this node has.
     gpus : int
         How many GPUs this rank sees.
-    own_gpu : bool
-        Whether the single GPU that the rank sees is its own, as Slurm may bind it.
+    by_slurm : bool, optional
+        Whether Slurm started the ranks. Each rank may then see other GPUs of the node.
+    hidden_gpus : int, optional
+        How many GPUs the node has though the rank sees none, and though nobody has hidden
+        them on purpose.
 
     Returns
     -------
@@ -188,23 +215,32 @@ def choose_backend(
     Raises
     ------
     UserError
-        If the backend is unknown, or if ranks would have to share a GPU.
+        If the backend is unknown, if ranks would have to share a GPU, or if no backend is
+        asked for and the GPUs of the node are hidden.
 
     Examples
     --------
-    >>> choose_backend(None, ranks_on_node=8, gpus=8, own_gpu=False)
+    >>> choose_backend(None, ranks_on_node=8, gpus=8)
     'nccl'
-    >>> choose_backend(None, ranks_on_node=8, gpus=1, own_gpu=True)
+    >>> choose_backend(None, ranks_on_node=8, gpus=2, by_slurm=True)
     'nccl'
-    >>> choose_backend(None, ranks_on_node=8, gpus=0, own_gpu=False)
+    >>> choose_backend(None, ranks_on_node=8, gpus=0)
     'gloo'
     """
     if asked not in (None, "gloo", "nccl"):
         raise UserError(f"unknown backend {asked!r}: use gloo or nccl")
+    if asked is None and not gpus and hidden_gpus:
+        raise UserError(
+            f"this node has GPUs ({hidden_gpus}), but torch sees none: install a torch "
+            "with CUDA that the driver supports, ask Slurm for the GPUs, "
+            f"{GLOO_INSTEAD}"
+        )
     backend = asked or ("nccl" if gpus else "gloo")
-    # NCCL needs a GPU for each rank. If Slurm binds each rank to a GPU of its own, the
-    # rank sees only that one, however many ranks the node has.
-    if backend == "gloo" or own_gpu or ranks_on_node <= gpus:
+    # NCCL needs a GPU for each rank. With --gpus-per-task Slurm lets each rank see only
+    # its own GPUs, and with --gpu-bind only some of the node, however many ranks the
+    # node has. If two ranks are bound to one GPU nevertheless, NCCL refuses to begin.
+    bound_by_slurm = by_slurm and gpus > 0
+    if backend == "gloo" or bound_by_slurm or ranks_on_node <= gpus:
         return backend
     raise UserError(
         f"nccl needs a GPU for each rank: {ranks_on_node} ranks on this node, {gpus} "
@@ -215,7 +251,8 @@ def choose_backend(
 def gpu_of(local_rank: int, gpus: int) -> int:
     """Return the number of a rank's GPU among those that it sees.
 
-    A rank that sees one GPU takes that one, whatever its own number is.
+    The numbers of the GPUs that a rank sees begin at 0. Ranks that see fewer GPUs than
+    the node has ranks take them in turn. So a rank that sees one GPU takes that one.
 
     Parameters
     ----------
@@ -233,5 +270,7 @@ def gpu_of(local_rank: int, gpus: int) -> int:
     --------
     >>> gpu_of(local_rank=3, gpus=8), gpu_of(local_rank=3, gpus=1)
     (3, 0)
+    >>> gpu_of(local_rank=5, gpus=4)
+    1
     """
     return local_rank % gpus

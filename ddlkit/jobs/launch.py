@@ -702,11 +702,7 @@ def be_rank() -> NoReturn:
     # Only Linux has this call, and not every system allows it.
     with contextlib.suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    status = status_of(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Threads of gloo and NCCL may wait for peers for ever, so nothing waits for them.
-    os._exit(status)
+    jobs.end_at_once(status_of(sys.argv[1:]))
 
 
 def status_of(argv: Sequence[str]) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,8 +30,8 @@ def facts_of(me: Rank) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        The processor and the versions of the software. On a GPU also its model and the
-        driver.
+        The processor and the versions of the software. On a GPU also its model, the
+        driver, and the variables that NCCL obeys.
     """
     described = machine.describe()
     facts = {"processor": described["cpu"]["model"]}
@@ -41,7 +43,17 @@ def facts_of(me: Rank) -> dict[str, str]:
     versions = machine.versions()
     for name in ("torch", "cuda", "cudnn", "nccl"):
         facts[name] = versions[name]
+    if me.backend == "nccl":
+        facts.update(_variables_that_matter(described["nccl_variables"]))
     return facts
+
+
+def _variables_that_matter(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of NCCL that may change times, without those of its logs."""
+    of_logs = ("NCCL_DEBUG", "NCCL_RAS_", "NCCL_HOSTID", "TORCH_NCCL_DEBUG_INFO_")
+    return {
+        name: value for name, value in variables.items() if not name.startswith(of_logs)
+    }
 
 
 def shared_facts(me: Rank) -> dict[str, str]:
@@ -99,6 +111,35 @@ def equal_machines(texts: Sequence[str]) -> dict[str, str]:
                 "the job on equal nodes with the same software"
             )
     return shared
+
+
+def refuse_other_origin(
+    path: Path, stamp: Mapping[str, Any], facts: Mapping[str, str]
+) -> None:
+    """Refuse to add rows to a table that ranks with other hardware or software left.
+
+    Parameters
+    ----------
+    path : Path
+        The table.
+    stamp : mapping
+        Its stamp.
+    facts : mapping of str to str
+        What `shared_facts` returned in this job.
+
+    Raises
+    ------
+    UserError
+        If the stamp has other facts, or none.
+    """
+    # A table that no job has left has no facts about ranks.
+    earlier_facts: Mapping[str, str] = stamp["machine"].get("ranks", {})
+    for name, value in _differences(earlier_facts, facts):
+        earlier = earlier_facts.get(name, "none")
+        raise UserError(
+            f"{path} was measured where the {name} is {earlier}, and here it is {value}: "
+            "choose another directory"
+        )
 
 
 def _differences(

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from ddlkit import store
 from ddlkit.core.errors import UserError, one_line
-from ddlkit.jobs import PARENT, PROGRESS, assignment
+from ddlkit.jobs import PARENT, PROGRESS, assignment, leave_peers
 from ddlkit.jobs.vitals import Usage
 from ddlkit.store import machine
 
@@ -301,7 +301,10 @@ class Rank:
         )
 
     def leave(self) -> None:
-        """Part from the other ranks once all have come this far."""
+        """Part from the other ranks once all have come this far.
+
+        The process can then join again.
+        """
         dist.barrier()
         dist.destroy_process_group()
 
@@ -329,7 +332,9 @@ def joined(timeout_s: float) -> Iterator[Rank]:
     Yields
     ------
     Rank
-        This rank. At the end of the block it waits for all other ranks.
+        This rank. At the end of the block it waits for all other ranks. If the block
+        fails and there are several ranks, nobody waits, and the process should end by
+        `ddlkit.jobs.end_at_once`.
 
     Raises
     ------
@@ -341,11 +346,15 @@ def joined(timeout_s: float) -> Iterator[Rank]:
     me = _join_alone() if count == 1 else Rank.join(timeout_s=timeout_s)
     try:
         yield me
-        # After a failure nobody waits: the other ranks may never come this far.
-        dist.barrier()
-    finally:
-        # This undoes `init_process_group`, so that the process can join again.
-        dist.destroy_process_group()
+    except BaseException:
+        if me.world_size == 1:
+            dist.destroy_process_group()
+        else:
+            # The other ranks may be in a collective that this rank has left. NCCL would
+            # wait for them when the process group is destroyed.
+            leave_peers()
+        raise
+    me.leave()
 
 
 def _join_alone() -> Rank:
@@ -354,14 +363,12 @@ def _join_alone() -> Rank:
     Such a group needs no address or port.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    # Only the device is of interest here. The backend is always gloo, because nothing
-    # is sent.
-    alone = assignment.Numbers(
-        rank=0, world_size=1, local_rank=local_rank, ranks_on_node=1, by_slurm=False
-    )
-    _, device = _backend_and_device(backend=None, on_gpu=None, numbers=alone)
-    if device.type == "cuda":
+    device = torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    if gpus:
+        device = torch.device("cuda", assignment.gpu_of(local_rank, gpus))
         torch.cuda.set_device(device)
+    # The backend is always gloo, because nothing is sent.
     dist.init_process_group("gloo", store=_torchs.HashStore(), rank=0, world_size=1)
     return Rank(
         rank=0,
@@ -383,10 +390,13 @@ def _backend_and_device(
     those of this rank. Raises UserError if the rank sees too few GPUs.
     """
     gpus = torch.cuda.device_count()
-    # Slurm may let each rank see its own GPU only. If several ranks are bound to one
-    # GPU nevertheless, NCCL refuses to begin.
-    own_gpu = numbers.by_slurm and gpus == 1
-    backend = assignment.choose_backend(backend, numbers.ranks_on_node, gpus, own_gpu)
+    backend = assignment.choose_backend(
+        backend,
+        numbers.ranks_on_node,
+        gpus,
+        by_slurm=numbers.by_slurm,
+        hidden_gpus=0 if gpus else _hidden_gpus(),
+    )
     if on_gpu is None:
         on_gpu = backend == "nccl"
     if not on_gpu:
@@ -394,6 +404,16 @@ def _backend_and_device(
     if not gpus:
         raise UserError("tensors are to lie on a GPU, but torch sees none")
     return backend, torch.device("cuda", assignment.gpu_of(numbers.local_rank, gpus))
+
+
+def _hidden_gpus() -> int:
+    """Return how many GPUs this node has that torch should see, though it sees none.
+
+    Who sets CUDA_VISIBLE_DEVICES to nothing hides the GPUs on purpose.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return 0
+    return machine.gpus_of_node()
 
 
 def _meet(
@@ -432,6 +452,13 @@ def _meet(
         dist.barrier()
     except (RuntimeError, OSError) as error:
         reason = one_line(str(error))
+        # These are words of NCCL, which may stand behind many others.
+        if "duplicate gpu" in str(error).lower():
+            raise UserError(
+                "two ranks have the same GPU: start one rank for each GPU, and let Slurm "
+                "give each task its own (--gpus-per-task=1) or all GPUs of the node "
+                f"(--gpus-per-node): {reason}"
+            ) from error
         raise UserError(
             f"ranks did not meet at {address} port {port}: {reason}; "
             "choose another port if that is taken"
@@ -597,6 +624,36 @@ def everyones_text(text: str) -> list[str]:
         bytes_of_rank = row[row != 255].astype(np.uint8).tobytes()
         texts.append(bytes_of_rank.decode())
     return texts
+
+
+@contextmanager
+def failing_together(me: Rank) -> Iterator[None]:
+    """Let all ranks raise the error that the block raises on rank 0.
+
+    Rank 0 alone reads and writes tables. If rank 0 left the job alone after a mistake of
+    the user, all others would wait for it in their next collective. All ranks enter the
+    block.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+
+    Raises
+    ------
+    UserError
+        If the block raises it on rank 0.
+    """
+    failure: UserError | None = None
+    try:
+        yield
+    except UserError as error:
+        failure = error
+    complaint_of_rank_0 = everyones_text(str(failure or ""))[0]
+    if failure:
+        raise failure
+    if complaint_of_rank_0:
+        raise UserError(complaint_of_rank_0)
 
 
 class Layout(NamedTuple):

@@ -208,6 +208,21 @@ class Retries:
     def __init__(self, most: int = 8) -> None:
         self._left = most
 
+    @classmethod
+    def on(cls, device: str) -> Retries:
+        """Return how often a job that measures a device may repeat.
+
+        On a GPU nothing is repeated. What others do on the cores hardly changes how long
+        kernels take, and on a virtual machine with many stolen cores every measurement
+        would take several times as long. The usage is recorded all the same.
+
+        Parameters
+        ----------
+        device : str
+            The type of the device, ``"cpu"`` or ``"cuda"``.
+        """
+        return cls(most=0) if device == "cuda" else cls()
+
     def again(self, used: Usage) -> bool:
         """Return whether to repeat a measurement, after a pause if so.
 

@@ -32,7 +32,12 @@ from ddlkit.jobs import rank as peers
 from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.rank import Floats, Rank, Tables, everyones, job, joined, slowest
 from ddlkit.jobs.vitals import Retries, Watch
-from ddlkit.measure.collectives import CollectivesSettings, collectives_job, whole_size
+from ddlkit.measure.collectives import (
+    NCCL_MESSAGES,
+    CollectivesSettings,
+    collectives_job,
+    whole_size,
+)
 from ddlkit.measure.given import DDP_OPTIONS, Training, load
 from ddlkit.measure.layers import compute_on, profile_training
 from ddlkit.measure.session import Origin, table_path
@@ -553,7 +558,7 @@ def _measure_table(
             collectives=("all_reduce",),
             sizes=sizes,
             budget=budget_of_size,
-            messages_per_sample=4,
+            messages_per_sample=NCCL_MESSAGES if me.backend == "nccl" else 4,
         )
         yield from collectives_job.part(me, messages)
     else:  # table ``slowdown``
@@ -765,7 +770,7 @@ def trial(
     After each number of rounds in `LOOKS`, the trial ends if the gain of the best plan
     over the default is decided (`ddlkit.model.advice.is_decided`). The best plan is the
     first one after the default. The trial also ends when ``max_s`` is over, but not
-    before the first look. A disturbed round is repeated. A plan is left out if DDP
+    before the first look. A disturbed round is repeated, but not on a GPU. A plan is left out if DDP
     makes other buckets for it, and there is no trial if only the default is left.
 
     Parameters
@@ -797,7 +802,7 @@ def trial(
     iteration_s = _median_s(training, training.iterate)
     count = _iterations_per_round(max_s, len(ddp_by_plan), iteration_s)
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
-    retries = Retries()
+    retries = Retries.on(me.device.type)
     # The median iteration of each round so far, by plan.
     medians_s: dict[str, list[float]] = {plan: [] for plan in ddp_by_plan}
     repeat = 0

@@ -17,10 +17,11 @@ import torch
 
 from ddlkit import store
 from ddlkit.core.collective import COLLECTIVES
+from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_bytes
 from ddlkit.jobs import rank as peers
 from ddlkit.jobs.clock import Budget
-from ddlkit.jobs.machines import shared_facts
+from ddlkit.jobs.machines import refuse_other_origin, shared_facts
 from ddlkit.jobs.rank import Layout, Rank
 from ddlkit.measure import collectives as messages
 from ddlkit.measure.collectives import CollectivesSettings, collectives_job
@@ -47,9 +48,8 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
     minutes : float
         How long to measure altogether.
     link : str, optional
-        The name of the link between the ranks in the table. By default it is "network"
-        between nodes. Within a node it is "nvlink" or "pcie" between GPUs, else
-        "loopback".
+        The name of the link between the ranks in the table. By default it is the one
+        that `link_of` returns.
 
     Returns
     -------
@@ -59,16 +59,22 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
     Raises
     ------
     UserError
-        If ranks differ in their hardware or software, if a result is wrong, or if the
-        table cannot be written.
+        If ranks differ in their hardware or software, if the directory has tables of
+        other machines or settings, if a result is wrong, or if the table cannot be
+        written. All ranks raise the same error.
     """
     layout = peers.layout()
     facts_of_all_ranks = shared_facts(me)
+    # All ranks find the link together, also if a name is given.
+    found_link = link_of(me, layout)
     # The rows of the table name the link as this rank does.
-    me = replace(me, link=link or link_of(me, layout))
+    me = replace(me, link=link or found_link)
     sizes = messages.NCCL_SIZES if me.backend == "nccl" else messages.SIZES
     path = table_path(out, "collectives", _name(me, layout))
     me.say(_in_words(me, layout, sizes))
+    with peers.failing_together(me):
+        if me.rank == 0:
+            _refuse_tables_of_others(path, facts_of_all_ranks)
     missing = _missing_sizes(me, path, sizes)
     if not missing:
         me.say(f"{path.name} has all sizes already: nothing is left to do")
@@ -87,15 +93,48 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
             # The clock rates right after a measurement show whether a GPU was slowed
             # down, for example because it was hot.
             clocks = [json.loads(text) for text in _clocks_of_all(me)]
-            if me.rank == 0:
-                described = {
-                    **this_machine(),
-                    "ranks": facts_of_all_ranks,
-                    "clocks": clocks,
-                }
-                origin = Origin(machine=described)
-                origin.save(path, tables["collectives"], "collectives", append=True)
+            clocks_after = {
+                "collective": collective,
+                "bytes": [*missing_sizes],
+                "ranks": clocks,
+            }
+            with peers.failing_together(me):
+                if me.rank == 0:
+                    described = {
+                        **this_machine(),
+                        "ranks": facts_of_all_ranks,
+                        "clocks": [*_earlier_clocks(path), clocks_after],
+                    }
+                    origin = Origin(machine=described)
+                    rows = tables["collectives"]
+                    origin.save(path, rows, "collectives", append=True)
     return path
+
+
+def _refuse_tables_of_others(path: Path, facts: dict[str, str]) -> None:
+    """Raise UserError if a directory has tables of another machine or other settings.
+
+    Rows of two machines in one table would be taken for those of one. ``path`` is the
+    table that is measured, and ``facts`` are those of all ranks.
+    """
+    name = machine.name()
+    other_machines = store.machines_in(path.parent) - {name}
+    if other_machines:
+        names = " and ".join(sorted(other_machines))
+        raise UserError(
+            f"{path.parent} holds a recording of {names}, this is {name}: choose another "
+            "directory"
+        )
+    if store.has_table(path):
+        refuse_other_origin(path, store.load_stamp(path), facts)
+
+
+def _earlier_clocks(path: Path) -> list[dict[str, Any]]:
+    """Return the clock rates that the stamp of a table has after each measurement so far."""
+    if not store.has_table(path):
+        return []
+    earlier: list[dict[str, Any]] = store.load_stamp(path)["machine"]["clocks"]
+    return earlier
 
 
 def _name(me: Rank, layout: Layout) -> str:
@@ -129,8 +168,9 @@ def _missing_sizes(
     table, and all ranks return the answer of rank 0.
     """
     rows = pd.DataFrame()
-    if me.rank == 0 and store.has_table(path):
-        rows = store.load_table(path, "collectives")
+    with peers.failing_together(me):
+        if me.rank == 0 and store.has_table(path):
+            rows = store.load_table(path, "collectives")
     missing = {}
     for collective in COLLECTIVES:
         lacking = messages.missing_sizes(rows, collective, sizes, me.world_size)
@@ -159,14 +199,38 @@ def link_of(me: Rank, layout: Layout) -> str:
     Returns
     -------
     str
-        "network" between nodes; within a node "nvlink", "pcie" or "nccl" between GPUs,
-        as `ddlkit.store.machine.gpu_link` says, and "loopback" between processors.
+        "network" between nodes; within a node "nvlink", "pcie" or "nccl" between the GPUs
+        of the ranks, as `ddlkit.store.machine.gpu_link` says, and "loopback" between
+        processors.
+
+    Notes
+    -----
+    All ranks call this function, because each knows which GPU is its own. Slurm may hide
+    the GPUs of a node from one another. Then nothing says what joins them.
     """
     if layout.nodes > 1:
         return "network"
-    if me.backend == "nccl":
-        return machine.gpu_link(machine.topology())
-    return "loopback"
+    if me.backend != "nccl":
+        return "loopback"
+    own_gpu = _gpu_uuid(me)
+    links = machine.links_between_gpus(machine.topology(), machine.gpu_uuids())
+    known_to_rank = json.dumps({"gpu": own_gpu, "links": links.get(own_gpu, {})})
+    used: list[str] = []
+    links_of_used: dict[str, dict[str, str]] = {}
+    for text in peers.everyones_text(known_to_rank):
+        of_rank = json.loads(text)
+        used.append(of_rank["gpu"])
+        links_of_used[of_rank["gpu"]] = of_rank["links"]
+    return machine.gpu_link(used, links_of_used)
+
+
+def _gpu_uuid(me: Rank) -> str:
+    """Return the identity of a rank's GPU, as nvidia-smi prints it, "" without a GPU."""
+    if me.device.type != "cuda":
+        return ""
+    # nvidia-smi prints "GPU-" before the identity, which torch may leave out.
+    uuid = str(torch.cuda.get_device_properties(me.device).uuid)
+    return f"GPU-{uuid.removeprefix('GPU-')}"
 
 
 def _clocks_of_all(me: Rank) -> list[str]:
@@ -176,9 +240,6 @@ def _clocks_of_all(me: Rank) -> list[str]:
     """
     settings: dict[str, Any] = {}
     if me.device.type == "cuda":
-        # nvidia-smi knows a GPU by its UUID after "GPU-", which torch may leave out.
-        uuid = str(torch.cuda.get_device_properties(me.device).uuid)
-        gpu = f"GPU-{uuid.removeprefix('GPU-')}"
         # There is one row for this GPU, and none if nvidia-smi does not answer.
-        settings = next(iter(machine.gpu_settings("-i", gpu)), {})
+        settings = next(iter(machine.gpu_settings("-i", _gpu_uuid(me))), {})
     return peers.everyones_text(json.dumps(settings))

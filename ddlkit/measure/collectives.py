@@ -141,7 +141,7 @@ class CollectivesSettings:
         How often a size is measured at most, while others disturb the machine.
     apart_s : float
         How much later each rank starts than the rank before it, in seconds, as ranks do
-        in training. Times are counted from the last start.
+        in training. Times are counted from the last start. With NCCL it must be 0.
 
     Raises
     ------
@@ -186,12 +186,20 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     Raises
     ------
     UserError
-        If an element of a result is wrong.
+        If an element of a result is wrong on any rank, and if ranks are to start apart
+        with NCCL. All ranks raise the same error.
     """
+    if settings.apart_s and me.backend == "nccl":
+        # The GPUs meet in a message of their own before each sample, so they start
+        # together whenever their ranks start.
+        raise UserError(
+            f"apart {settings.apart_s:g} s: GPUs start together with NCCL: leave apart "
+            "out, or measure gloo"
+        )
     columns_of_all_rows = _columns_of_all_rows(me, settings)
     # Sizes that round up to the same number of elements are one size.
     sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
-    retries = Retries()
+    retries = Retries.on(me.device.type)
     for collective in settings.collectives:
         frames = []
         # The number of a size is the seed of its random integers, so that no two sizes
@@ -369,7 +377,11 @@ def _measure(
         setup=reset_and_meet,
         agree=peers.agree_all,
     )
-    checked.check()
+    # A rank that left alone after a wrong result would let all others wait for it.
+    n_wrong_on_ranks = peers.everyones([checked.n_wrong()])[:, 0]
+    if n_wrong_on_ranks.any():
+        rank = int(n_wrong_on_ranks.argmax())
+        raise checked.error(int(n_wrong_on_ranks[rank]), f" on rank {rank}")
     # The rank with the largest number starts last, and no collective can end before all
     # ranks have started. What an earlier rank waited for the last start does not count.
     started_before_last_s = (me.world_size - 1 - me.rank) * settings.apart_s
@@ -471,26 +483,43 @@ class CheckedCollective:
         for work in works:
             work.wait()
 
+    def n_wrong(self) -> int:
+        """Return how many elements of the results are not exactly right on this rank."""
+        n_wrong = 0
+        for row in self.buffers:
+            n_wrong += int((self._target(row) != self.expected).sum())
+        return n_wrong
+
     def check(self) -> None:
-        """Check every element of the results.
+        """Check every element of the results of this rank.
 
         Raises
         ------
         UserError
             If an element is not exactly right.
         """
-        n_wrong = 0
-        for row in self.buffers:
-            n_wrong += int((self._target(row) != self.expected).sum())
+        n_wrong = self.n_wrong()
         if n_wrong:
-            # The size of a collective is that of its longer buffer.
-            size = format_bytes(max(self.expected.nbytes, self.mine.nbytes))
-            n_elements = len(self.buffers) * self.expected.numel()
-            elements = f"{n_wrong} of {n_elements} elements"
-            raise UserError(
-                f"{self.collective} of {size}: {elements} came out wrong: "
-                "mend the network or the library first"
-            )
+            raise self.error(n_wrong)
+
+    def error(self, n_wrong: int, where: str = "") -> UserError:
+        """Return the error that says how many elements are wrong.
+
+        Parameters
+        ----------
+        n_wrong : int
+            How many elements of the results of a rank are wrong.
+        where : str, optional
+            Words that name the rank, with a blank before them.
+        """
+        # The size of a collective is that of its longer buffer.
+        size = format_bytes(max(self.expected.nbytes, self.mine.nbytes))
+        n_elements = len(self.buffers) * self.expected.numel()
+        elements = f"{n_wrong} of {n_elements} elements"
+        return UserError(
+            f"{self.collective} of {size}{where}: {elements} came out wrong: "
+            "mend the network or the library first"
+        )
 
 
 def random_integers(

@@ -7,6 +7,7 @@ Where an argument is a list, there is a point for each of its values.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -135,7 +136,8 @@ class Ranks:
             The measured device, ``"cpu"`` or ``"cuda"``.
         link : str, optional
             How tables name the link. By default it is "loopback" between processors,
-            and between GPUs "nvlink" or "pcie", as nvidia-smi says.
+            and between GPUs "nvlink" or "pcie", as nvidia-smi says of the first ``count``
+            GPUs that CUDA may use. It is "nccl" if nvidia-smi does not say.
         on_gpu : bool, optional
             Whether the tensors that are sent lie on a GPU. By default they do with NCCL,
             and do not with gloo.
@@ -148,8 +150,7 @@ class Ranks:
         timeout_s = MEETING_OF_MANY_S if count > 2 else MEETING_S
         join: dict[str, Any] = {"backend": backend, "timeout_s": timeout_s}
         if not link:
-            on_nccl = backend == "nccl"
-            link = machine.gpu_link(machine.topology()) if on_nccl else "loopback"
+            link = _link_of_first_gpus(count) if backend == "nccl" else "loopback"
         if on_gpu is not None:
             join["on_gpu"] = on_gpu
         return cls(count, partial(Loopback, name=link), join)
@@ -200,6 +201,15 @@ class Ranks:
                 timeout_s=timeout_s,
                 out=out,
             )
+
+
+def _link_of_first_gpus(count: int) -> str:
+    """Return what joins the GPUs that as many ranks of this machine take."""
+    uuids = machine.gpu_uuids()
+    # Each rank takes the GPU of its own number among those that CUDA may use.
+    visible = machine.visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+    links = machine.links_between_gpus(machine.topology(), uuids)
+    return machine.gpu_link(visible[:count], links)
 
 
 def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, str]:

@@ -127,7 +127,7 @@ def slowdown_rounds(
 ) -> Iterator[Tables]:
     """Measure how much a training and messages slow each other down, round by round.
 
-    A disturbed round is repeated.
+    A disturbed round is repeated, but not on a GPU.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def slowdown_rounds(
         "ranks": me.world_size,
     }
     compared = _TrainingAndMessages(me, training, sizes)
-    retries = Retries()
+    retries = Retries.on(me.device.type)
     begun_s = time.perf_counter()
     repeat = 0
     # Each round needs all ranks, and their clocks differ. So all of them go on until

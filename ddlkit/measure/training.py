@@ -100,7 +100,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """Train under every plan in each round.
 
     If DDP makes other buckets than a plan asks for, the plan is left out after the first
-    round.
+    round. A disturbed round is repeated, but not on a GPU.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
             "precision": PRECISION,
             "predicted": settings.predicted,
         }
-        retries = Retries()
+        retries = Retries.on(me.device.type)
         training_by_plan = {
             plan: _PlannedTraining(me, settings, network, plan, retries)
             for plan in settings.plans

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import platform
 import re
@@ -35,8 +36,8 @@ def describe() -> dict[str, Any]:
         "kernel", "gpus" and "nics". "cores" are those that this process may use.
         "quota_cores" is the limit of a container on them, 0 if there is none. "nics"
         are the network adapters with their rates. Where there are GPUs, "topology" says
-        how they are connected, as nvidia-smi draws it. "nccl_variables" are those of
-        the environment that NCCL and PyTorch's use of NCCL obey.
+        how they are connected, as nvidia-smi draws it. "nccl_variables" are those that
+        NCCL and PyTorch's use of NCCL obey, as `own_nccl_variables` returns them.
     """
     cpu = {"model": _cpu_model(), "cores": cores(), "quota_cores": _quota_cores()}
     described = {
@@ -47,7 +48,7 @@ def describe() -> dict[str, Any]:
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "gpus": _gpus_with_settings(),
         "nics": nics(),
-        "nccl_variables": nccl_variables(os.environ),
+        "nccl_variables": own_nccl_variables(),
     }
     if described["gpus"]:
         described["topology"] = topology()
@@ -110,7 +111,8 @@ def versions() -> dict[str, str]:
     -------
     dict of str to str
         The versions of python, torch, torchvision, numpy, pandas, cuda, cudnn and nccl.
-        The version of software that is absent is "none".
+        The version of software that is absent is "none". That of cudnn has three
+        numbers, as in "9.10.2", whether or not torch is loaded.
     """
     cuda, nccl = _cuda_and_nccl()
     return {
@@ -388,27 +390,92 @@ def topology() -> str:
     drawn = output("nvidia-smi", "topo", "-m")
     # Heads are underlined by escape sequences of terminals.
     plain = re.sub(r"\x1b\[[0-9;]*m", "", drawn)
-    return _without_host(plain).strip()
+    return _without_hosts(plain).strip()
 
 
-def gpu_link(matrix: str) -> str:
-    r"""Return what joins the GPUs of a node.
+def gpus_of_node() -> int:
+    """Return how many GPUs of NVIDIA this machine has, also those that CUDA may not use.
+
+    Slurm can hide GPUs from a process. nvidia-smi then lists none of them, but the
+    driver still has a folder for each.
+    """
+    folders = list(Path("/proc/driver/nvidia/gpus").glob("*"))
+    return max(len(folders), len(_gpus()))
+
+
+@functools.cache
+def gpu_uuids() -> tuple[str, ...]:
+    """Return the identities of the GPUs that nvidia-smi lists, in its order.
+
+    An identity is a text such as "GPU-5f7e...", and is never recorded. There are none
+    without nvidia-smi.
+    """
+    rows = cells(ask_gpus(["uuid"]))
+    # Any other line is a complaint, such as "No devices were found".
+    return tuple(row[0] for row in rows if row[0].startswith("GPU-"))
+
+
+def visible_gpus(visible: str | None, uuids: Sequence[str]) -> list[str]:
+    """Return the GPUs that CUDA may use, in the order in which CUDA numbers them.
+
+    Parameters
+    ----------
+    visible : str or None
+        The value of CUDA_VISIBLE_DEVICES: numbers or the beginnings of identities,
+        separated by commas. None, if the variable is not set, stands for all GPUs.
+    uuids : sequence of str
+        The identities of all GPUs, as `gpu_uuids` returns them.
+
+    Returns
+    -------
+    list of str
+        Identities.
+
+    Examples
+    --------
+    >>> visible_gpus("2,0", ["GPU-a", "GPU-b", "GPU-c"])
+    ['GPU-c', 'GPU-a']
+    >>> visible_gpus("GPU-b", ["GPU-a", "GPU-b", "GPU-c"])
+    ['GPU-b']
+    """
+    if visible is None:
+        return [*uuids]
+    chosen: list[str] = []
+    for entry in visible.split(","):
+        entry = entry.strip()
+        if entry.isdecimal():
+            matching = [*uuids[int(entry) : int(entry) + 1]]
+        else:
+            matching = [uuid for uuid in uuids if entry and uuid.startswith(entry)]
+        # CUDA ignores an entry that it does not know, and all entries behind it.
+        if len(matching) != 1:
+            break
+        chosen += matching
+    return chosen
+
+
+def links_between_gpus(matrix: str, uuids: Sequence[str]) -> dict[str, dict[str, str]]:
+    r"""Return what joins each pair of GPUs.
 
     Parameters
     ----------
     matrix : str
         What `topology` returns.
+    uuids : sequence of str
+        The identities of the GPUs in the matrix, in its order.
 
     Returns
     -------
-    str
-        "nvlink" if NVLink joins every pair of GPUs, "pcie" if not, and "nccl" if the
-        matrix does not say.
+    dict of str to dict
+        For each GPU the word of the matrix for its link to each other GPU, such as
+        "NV18" or "SYS". The dict is empty if the matrix has not as many GPUs as
+        ``uuids``.
 
     Examples
     --------
-    >>> gpu_link("      GPU0 GPU1\nGPU0   X   NV18\nGPU1  NV18  X")
-    'nvlink'
+    >>> matrix = "      GPU0 GPU1\nGPU0   X   NV18\nGPU1  NV18  X"
+    >>> links_between_gpus(matrix, ["GPU-a", "GPU-b"])
+    {'GPU-a': {'GPU-b': 'NV18'}, 'GPU-b': {'GPU-a': 'NV18'}}
     """
     rows = []
     for line in matrix.splitlines():
@@ -417,18 +484,55 @@ def gpu_link(matrix: str) -> str:
         if re.match(r"\s*GPU\d+\s", line) and "X" in words:
             # The first word is the name of the GPU.
             rows.append(words[1:])
-    links = []
-    for row, words in enumerate(rows):
-        # The first columns of the matrix are the GPUs, in the order of the rows. Those
-        # of network adapters and processors follow.
-        for column, link in enumerate(words[: len(rows)]):
-            if column != row:
-                links.append(link)
-    if not links:
+    if len(rows) != len(uuids):
+        return {}
+    links: dict[str, dict[str, str]] = {}
+    for uuid, words in zip(uuids, rows, strict=True):
+        # The first columns of the matrix are the GPUs, in the order of the rows. Those of
+        # network adapters and processors follow, so that a row has more words.
+        by_other_gpu = dict(zip(uuids, words, strict=False))
+        by_other_gpu.pop(uuid)
+        links[uuid] = by_other_gpu
+    return links
+
+
+def gpu_link(used: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> str:
+    """Return what joins the GPUs that are used.
+
+    Parameters
+    ----------
+    used : sequence of str
+        The identities of the GPUs.
+    links : mapping of str to mapping
+        What is known of links, as `links_between_gpus` returns it. It may lack GPUs and
+        pairs.
+
+    Returns
+    -------
+    str
+        "nvlink" if NVLink joins every pair of the GPUs, and "pcie" if it does not join
+        one of them. "nccl" says only which library chooses the way: if the link of a
+        pair is not known, and if there is no pair.
+
+    Examples
+    --------
+    >>> links = {"a": {"b": "NV18", "c": "SYS"}, "b": {"a": "NV18", "c": "SYS"}}
+    >>> gpu_link(["a", "b"], links), gpu_link(["a", "b", "c"], links)
+    ('nvlink', 'pcie')
+    >>> gpu_link(["a"], links), gpu_link(["a", "d"], links)
+    ('nccl', 'nccl')
+    """
+    of_pairs = []
+    for first, second in itertools.combinations(used, 2):
+        link = links.get(first, {}).get(second) or links.get(second, {}).get(first)
+        if link is None:
+            return "nccl"
+        of_pairs.append(link)
+    if not of_pairs:
         return "nccl"
     # NV18, for example, stands for 18 bonded NVLinks. All other words are ways over
     # PCIe.
-    return "nvlink" if all(link.startswith("NV") for link in links) else "pcie"
+    return "nvlink" if all(link.startswith("NV") for link in of_pairs) else "pcie"
 
 
 def nics() -> list[dict[str, str]]:
@@ -453,8 +557,8 @@ def nics() -> list[dict[str, str]]:
     return adapters
 
 
-_OF_HOSTS = ("NCCL_COMM_ID", "NCCL_HOSTID")
-"""Variables whose values name hosts."""
+_NAMES_HOSTS = re.compile(r"_(COMM_ID|HOSTID|HOSTNAME|HOST|ADDR|ADDR_RANGE)$")
+"""The ends of the names of variables whose values are hosts or addresses."""
 
 
 def nccl_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -469,7 +573,8 @@ def nccl_variables(environment: Mapping[str, str]) -> dict[str, str]:
     -------
     dict of str to str
         All ``NCCL_*`` and ``TORCH_NCCL_*``, by name. Of paths only the last name is
-        kept, and values that name a host are replaced by "(set)".
+        kept. Names of hosts and addresses are replaced, and values that are nothing else
+        become "(set)".
 
     Examples
     --------
@@ -482,18 +587,88 @@ def nccl_variables(environment: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(("NCCL_", "TORCH_NCCL_")):
             continue
         value = environment[variable]
-        if variable in _OF_HOSTS:
-            value = "(set)"
-        elif "/" in value:
-            value = value.rpartition("/")[2]
-        variables[variable] = _without_host(value)
+        if _NAMES_HOSTS.search(variable):
+            variables[variable] = "(set)"
+            continue
+        # Addresses come first, because a range of them has a slash, as a path has.
+        value = _without_hosts(value)
+        variables[variable] = value.rpartition("/")[2]
     return variables
 
 
-def _without_host(text: str) -> str:
-    """Return a text in which the name of this host is replaced."""
-    host = platform.node()
-    return text.replace(host, "(host)") if host else text
+def own_nccl_variables() -> dict[str, str]:
+    """Return the variables that NCCL obeys in this process, as `nccl_variables` does.
+
+    NCCL also reads variables from files: from the file that NCCL_CONF_FILE names, or
+    else from ~/.nccl.conf, and then from /etc/nccl.conf. A variable keeps the value that
+    it has first, and the environment comes before all files.
+    """
+    users_file = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
+    variables: dict[str, str] = {}
+    # In the reverse order of precedence, so that an earlier source replaces a later one.
+    for file in (NCCL_CONF, Path(users_file)):
+        variables.update(parse_nccl_conf(content(file)))
+    variables.update(os.environ)
+    return nccl_variables(variables)
+
+
+NCCL_CONF = Path("/etc/nccl.conf")
+"""Where an administrator sets NCCL's variables for all users of a machine."""
+
+
+def parse_nccl_conf(text: str) -> dict[str, str]:
+    r"""Return the variables in a configuration file of NCCL.
+
+    Parameters
+    ----------
+    text : str
+        Lines such as ``NCCL_ALGO=Ring``. Other lines, such as comments after a "#", are
+        ignored.
+
+    Returns
+    -------
+    dict of str to str
+        The values by variable. If a variable stands there twice, the first line counts.
+
+    Examples
+    --------
+    >>> parse_nccl_conf("# of this site\nNCCL_ALGO=Ring")
+    {'NCCL_ALGO': 'Ring'}
+    """
+    variables: dict[str, str] = {}
+    for line in text.splitlines():
+        variable, equals, value = line.strip().partition("=")
+        if equals and not variable.startswith("#"):
+            variables.setdefault(variable.strip(), value.strip())
+    return variables
+
+
+# Addresses of IPv4, and of IPv6 with at least two colons, possibly with the length of a
+# network behind them.
+_ADDRESS = re.compile(
+    r"(?<![\w.])(\d{1,3}(\.\d{1,3}){3}|[0-9a-f]*:[0-9a-f]*:[0-9a-f:]*)(/\d+)?(?![\w.])",
+    re.IGNORECASE,
+)
+# A name of at least three parts that ends in letters, such as node17.site.edu.
+_NAME_WITH_DOMAIN = re.compile(
+    r"(?<![\w.])([\w-]+\.){2,}[a-z]{2,}(?![\w.])", re.IGNORECASE
+)
+
+
+def _without_hosts(text: str) -> str:
+    """Return a text in which addresses and the names of hosts are replaced.
+
+    The nodes of a cluster mostly differ in the digits of their names only. So every name
+    is replaced that differs from that of this host in its digits only.
+    """
+    text = _ADDRESS.sub("(address)", text)
+    text = _NAME_WITH_DOMAIN.sub("(host)", text)
+    short_name, _, _ = platform.node().partition(".")
+    # A name of digits alone would stand for every number.
+    if not re.search("[A-Za-z]", short_name):
+        return text
+    pattern = re.sub(r"\d+", r"\\d+", re.escape(short_name))
+    return re.sub(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])", "(host)", text)
 
 
 def _cudnn(cuda: str) -> str:
@@ -503,10 +678,28 @@ def _cudnn(cuda: str) -> str:
     """
     torch = sys.modules.get("torch")
     if torch is not None:
-        return str(torch.backends.cudnn.version() or "none")
+        return cudnn_version(torch.backends.cudnn.version() or 0)
     # The package of cuDNN is named after the major version of CUDA: nvidia-cudnn-cu12.
     major, _, _ = cuda.partition(".")
-    return installed(f"nvidia-cudnn-cu{major}")
+    # The package adds a fourth number for its own builds: 9.10.2.21.
+    return ".".join(installed(f"nvidia-cudnn-cu{major}").split(".")[:3])
+
+
+def cudnn_version(number: int) -> str:
+    """Return the version that cuDNN means by a number, "none" for 0.
+
+    Examples
+    --------
+    >>> cudnn_version(91002), cudnn_version(8907), cudnn_version(0)
+    ('9.10.2', '8.9.7', 'none')
+    """
+    if not number:
+        return "none"
+    # Up to version 8 the minor version had one digit, and from version 9 on it has two.
+    of_major = 10_000 if number >= 90_000 else 1_000
+    major, rest = divmod(number, of_major)
+    minor, patch = divmod(rest, 100)
+    return f"{major}.{minor}.{patch}"
 
 
 def _cuda_and_nccl() -> tuple[str, str]:
