@@ -675,7 +675,6 @@ def test_a_path_that_cannot_be_used_is_one_line(words: str, capsys: Capture) -> 
     assert_one_line(words, TOO_LONG, capsys)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every directory")
 @pytest.mark.parametrize(
     "words", ["fit shut/x", "explain shut/x", "advise --model shut/x.py:net"]
 )
@@ -684,6 +683,8 @@ def test_a_directory_that_may_not_be_entered_is_one_line(
 ) -> None:
     shut = Path("shut")
     shut.mkdir(mode=0)
+    if os.access(shut, os.X_OK):
+        pytest.skip("this user may enter every directory")
     try:
         assert_one_line(words, "shut/x", capsys)
     finally:

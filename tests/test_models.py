@@ -337,7 +337,7 @@ def test_a_network_of_torchvision_needs_torchvision(
     ):
         known("torchvision:resnet50", 0, CPU, model=nn.Linear(1, 1))
     for spec in ("torchvision:resnet50:8:8", "mine.py"):
-        with pytest.raises(UserError, match="^model .*: give FILE.py:function"):
+        with pytest.raises(UserError, match="^model .*: name a file and its function"):
             load(spec, CPU, [])
 
 

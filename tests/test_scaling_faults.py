@@ -369,6 +369,18 @@ def test_a_recording_that_begins_late_keeps_its_first_step() -> None:
     assert found(early, "launch")
 
 
+def test_steps_may_be_numbered_from_0_or_from_1() -> None:
+    """A job that begins at 1 where others begin at 0 has no launch."""
+    expected = scale(single_steps(0, [30.0, 0.9, 1.1]), 64).target
+    assert scale(single_steps(1, [30.0, 0.9, 1.1]), 64).target == expected
+    mixed = single_steps(0, [30.0, 0.9, 1.1])
+    is_left_out = (mixed["nodes"] > 1) & (mixed["step"] == 0)
+    assert scale(mixed[~is_left_out], 64).target == expected
+    # One row with the number 1 is no launch.
+    rows = single_steps(0, [30.0, 1.0])
+    assert scale(rows[rows["step"] == 1], 64).target == expected
+
+
 @pytest.mark.parametrize("n_usual", [1, 2, 7])
 def test_a_slow_second_step_is_left_out(n_usual: int) -> None:
     steps = single_steps(0, [30.0, 20.0, *[1.0] * n_usual])

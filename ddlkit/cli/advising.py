@@ -915,7 +915,9 @@ def _headline(result: Mapping[str, Any]) -> str:
     # The prediction decided this, also if plans were tried.
     reason = "no plan is predicted to be faster"
     if result["best"] != "ddp":
-        reason = f"the gain may be below {WORTH:.0%}, the least that is advised"
+        reason = (
+            f"the predicted gain may be below {WORTH:.0%}, the least that is advised"
+        )
     tried = " (predicted, not tried)" if result["decided_by"] == "prediction" else ""
     return f"{advised}: {reason}{tried}"
 

@@ -696,7 +696,7 @@ def _decided_collective(
         raise UserError(
             f"{file}: does not name its collective: give --collective {listed}"
         )
-    raise UserError(f"{file}: of {listed}, not of {wanted}")
+    raise UserError(f"{file}: has times of {listed}, not of {wanted}")
 
 
 def _chosen_table(

@@ -511,7 +511,7 @@ def _time_left(left_s: float) -> str:
     """Return in words how much is left of the time in which all tables are measured."""
     if left_s < 1:
         # Each table needs a few repeats, however little time is left for it.
-        return "--minutes are over, so that only a few repeats are timed"
+        return "the time of --minutes is over, so that only a few repeats are timed"
     return f"{left_s:.0f} s of --minutes are left for this and what follows"
 
 

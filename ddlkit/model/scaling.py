@@ -47,11 +47,8 @@ MOST_TIMES_OTHER_STEP = 100.0
 """Of jobs whose steps differ by more than this factor, one has another unit than seconds."""
 SINGLE_JOB_SHARE = 0.03
 """A measured step may differ in another job by this share, if only one job measured it."""
-FIRST_STEP_NUMBERS = (0, 1)
-"""The number of a training's first step, which includes the launch, is one of these.
-
-A recording that begins at a later step has no launch.
-"""
+LAST_FIRST_STEP = 1
+"""Steps are numbered from 0 or from this number on. Recordings that begin later have no launch."""
 WARM_UP_STEPS = 5
 """Among so many first steps of a training, slow ones are warm-up, such as compilation."""
 SLOW_TIMES = 2.0
@@ -490,8 +487,7 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     steps = steps.assign(is_single=by_job.transform("size") > 1)
     position = by_job.cumcount()
     if "step" in steps:
-        first_number = steps.groupby([*_JOB])["step"].transform("first")
-        begins_with_launch = first_number.isin(FIRST_STEP_NUMBERS)
+        begins_with_launch = _begins_with_launch(steps)
     else:
         begins_with_launch = steps["is_single"]
     is_launch = begins_with_launch & (position == 0)
@@ -508,6 +504,20 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
         findings.append(Finding("launch", (), text))
     is_early = begins_with_launch & (position < WARM_UP_STEPS)
     return _without_warm_up(steps[~is_launch], is_early[~is_launch], findings)
+
+
+def _begins_with_launch(steps: DataFrame) -> Series:
+    """Return of each row whether its job begins with the launch, from the numbers of the steps.
+
+    Steps may be numbered from 0 or from 1. A job of one row with the number 1 may have no
+    launch, because its user left it out.
+    """
+    first_in_table = steps["step"].min()
+    if first_in_table > LAST_FIRST_STEP:
+        return steps["is_single"] & False
+    first_of_job = steps.groupby([*_JOB])["step"].transform("first")
+    begins_first = first_of_job == first_in_table
+    return begins_first & (steps["is_single"] | (first_in_table == 0))
 
 
 def _without_warm_up(
