@@ -441,6 +441,14 @@ def test_a_wrong_value_of_a_dataframe_is_one_line(column: str, value: object) ->
     assert column in refused(steps=changed(column, value))
 
 
+def test_names_may_be_of_any_type() -> None:
+    """Numbers and texts beside each other would not sort."""
+    named = GOOD_STEPS.assign(job=pd.Series([7, "b", 2.5, (1, 2)]), nccl=2.27)
+    times = all_reduces(2, 8).assign(nccl=2.27)
+    assert scale(named, 64, collectives=times).target == scale(GOOD_STEPS, 64).target
+    refused(collectives=times.assign(collective=[["all_reduce"]] * len(times)))
+
+
 def test_other_wrong_arguments_are_one_line() -> None:
     for nodes in (10.7, 0, -1, "ten", float("nan"), [], [4, 2.5], None, True):
         assert "nodes" in refused(nodes=nodes)

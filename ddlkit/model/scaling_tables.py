@@ -149,7 +149,7 @@ def checked_steps(steps: DataFrame) -> DataFrame:
         values["samples"] = _numbers(
             table["samples"], "the steps", "a number of samples above zero"
         )
-    _refuse_missing(table, "the steps", ("job", "nccl", "settings"))
+    values |= _texts(table, "the steps", ("job", "nccl", "settings"))
     table = table.assign(**values)
     # A part of a node may be written as no node.
     table = table.assign(nodes=table["nodes"].clip(lower=1))
@@ -189,8 +189,8 @@ def checked_times(collectives: DataFrame) -> DataFrame:
     )
     if not len(table):
         raise UserError(f"{what} are none: leave them out, or measure some")
-    _refuse_missing(table, what, ("collective", "nccl", "settings"))
-    for name in table["collective"].unique():
+    texts = _texts(table, what, ("collective", "nccl", "settings"))
+    for name in texts["collective"].unique():
         find_collective(name)  # raises UserError for a name that it does not know
     whole = "a whole number of at least 1"
     return table.assign(
@@ -198,6 +198,7 @@ def checked_times(collectives: DataFrame) -> DataFrame:
         ranks=_numbers(table["ranks"], what, whole, least=1, is_whole=True),
         bytes=_numbers(table["bytes"], what, "a size above zero"),
         seconds=_numbers(table["seconds"], what, "a time above zero"),
+        **texts,
     )
 
 
@@ -221,9 +222,9 @@ def checked_kernels(kernels: DataFrame) -> DataFrame:
     """
     what = "the sums of kernels"
     table = _checked_table(kernels, what, ("collective", "total_s"))
-    _refuse_missing(table, what, ("collective",))
     table = table.assign(
-        total_s=_numbers(table["total_s"], what, "a time of at least 0", least=0.0)
+        total_s=_numbers(table["total_s"], what, "a time of at least 0", least=0.0),
+        **_texts(table, what, ("collective",)),
     )
     if not (table["collective"] != "").any():
         raise UserError(
@@ -307,8 +308,13 @@ def _numbers(
     return pd.Series(values.astype(kind), index=column.index)
 
 
-def _refuse_missing(table: DataFrame, what: str, columns: Sequence[str]) -> None:
-    """Raise UserError if a column of names, which the table may lack, has a missing value."""
+def _texts(table: DataFrame, what: str, columns: Sequence[str]) -> dict[str, Series]:
+    """Return columns of names as texts, or raise UserError if a name is missing.
+
+    A job may have a number for its name, and a table may lack any of these columns. ``what`` is how an
+    error calls the table.
+    """
+    texts = {}
     for column in columns:
         if column not in table:
             continue
@@ -316,5 +322,8 @@ def _refuse_missing(table: DataFrame, what: str, columns: Sequence[str]) -> None
         if is_missing.any():
             row = int(np.argmax(is_missing))
             raise UserError(
-                f"{what}: the column {column} has no value in row {row}, counted from 0: give a text"
+                f"{what}: the column {column} has no value in row {row}, counted from 0: give a "
+                "text"
             )
+        texts[column] = table[column].astype(str)
+    return texts
