@@ -127,6 +127,38 @@ def test_gpus_that_torch_does_not_see_are_not_replaced_by_processors_unasked(
         Rank.join()
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has SCHED_BATCH")
+def test_ranks_of_a_launcher_meet_under_the_policy_of_ranks_that_are_started_here(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default a message of gloo takes many times as long on busy cores."""
+    policies = []
+
+    def meet(*arguments: Any, **options: Any) -> None:
+        policies.append(os.sched_getscheduler(0))
+        raise RuntimeError("no other rank")
+
+    def refuse(*arguments: Any) -> None:
+        raise PermissionError("by the administrator")
+
+    monkeypatch.setattr(dist, "init_process_group", meet)
+    monkeypatch.setattr(machine, "gpus_of_node", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    before = os.sched_getscheduler(0)
+    if not allowed:
+        monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    for name, value in {**TORCHRUN, "MASTER_ADDR": "::1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(UserError, match="did not meet at ::1 port 1: no other rank"),
+        joined(PATIENCE_S),
+    ):
+        pass
+    assert policies == [os.SCHED_BATCH if allowed else before]
+    assert os.sched_getscheduler(0) == before
+
+
 def test_two_ranks_on_one_gpu_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the words of NCCL 2.28, which torch prints behind many others."""
 

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -125,6 +125,45 @@ def die_with_parent(parent: int = 0) -> None:
     # But then this process has another parent by now.
     if os.getppid() != parent:
         os._exit(1)
+
+
+# -- how the kernel schedules a rank ---------------------------------------------------
+
+
+def schedule_in_batches() -> None:
+    """Let the kernel schedule this thread, and threads that it starts, by SCHED_BATCH.
+
+    Nothing happens where the system has no such call or does not allow it.
+
+    Notes
+    -----
+    Under SCHED_BATCH a thread that wakes up takes no core from another thread. By
+    default, gloo's thread would take a core from a thread that holds a lock, and would
+    then try again and again to get this lock. On two cores a message of 1 KiB takes from
+    0.2 to 4 ms by default, and 0.3 ms under SCHED_BATCH.
+    """
+    # Only Linux has this call, and not every system allows it.
+    with suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+@contextmanager
+def scheduled_in_batches() -> Iterator[None]:
+    """Call `schedule_in_batches`, and give this thread its policy back after the block.
+
+    Threads that the block starts keep SCHED_BATCH.
+    """
+    policy, parameters = None, None
+    with suppress(AttributeError, OSError):
+        policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    schedule_in_batches()
+    try:
+        yield
+    finally:
+        if policy is not None and parameters is not None:
+            # The rank has done its part by now, so a refusal must not fail it.
+            with suppress(OSError):
+                os.sched_setscheduler(0, policy, parameters)
 
 
 # -- the end of a rank -----------------------------------------------------------------

@@ -690,18 +690,8 @@ def be_forked(
 
 
 def be_rank() -> NoReturn:
-    """Do what a rank does in its job, which `sys.argv` names, and end this process.
-
-    Notes
-    -----
-    The rank is scheduled by SCHED_BATCH, under which a thread that wakes up takes no
-    core from another thread. By default, gloo's thread would take a core from a thread
-    that holds a lock, and would then try again and again to get this lock. On two cores
-    a message of 1 KiB takes from 0.2 to 4 ms by default, and 0.3 ms under SCHED_BATCH.
-    """
-    # Only Linux has this call, and not every system allows it.
-    with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    """Do what a rank does in its job, which `sys.argv` names, and end this process."""
+    jobs.schedule_in_batches()
     jobs.end_at_once(status_of(sys.argv[1:]))
 
 

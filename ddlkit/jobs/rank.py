@@ -35,7 +35,13 @@ from numpy.typing import NDArray
 
 from ddlkit import store
 from ddlkit.core.errors import UserError, one_line
-from ddlkit.jobs import PARENT, PROGRESS, assignment, leave_peers
+from ddlkit.jobs import (
+    PARENT,
+    PROGRESS,
+    assignment,
+    leave_peers,
+    scheduled_in_batches,
+)
 from ddlkit.jobs.vitals import Usage
 from ddlkit.store import machine
 
@@ -342,10 +348,22 @@ def joined(timeout_s: float) -> Iterator[Rank]:
         If the environment is incomplete, if the node has too few GPUs, or if the ranks
         do not meet.
     """
-    count = assignment.ranks_started(os.environ)
-    me = _join_alone() if count == 1 else Rank.join(timeout_s=timeout_s)
+    if assignment.ranks_started(os.environ) == 1:
+        with _left_after(_join_alone()) as me:
+            yield me
+        return
+    # The threads of gloo inherit the policy, so it is set before the ranks meet.
+    with scheduled_in_batches(), _left_after(Rank.join(timeout_s=timeout_s)) as me:
+        yield me
+
+
+@contextmanager
+def _left_after(me: Rank) -> Iterator[Rank]:
+    """Let a rank leave at the end of the block, as `joined` describes it."""
     try:
         yield me
+        # Leaving fails too if another rank is gone.
+        me.leave()
     except BaseException:
         if me.world_size == 1:
             dist.destroy_process_group()
@@ -354,7 +372,6 @@ def joined(timeout_s: float) -> Iterator[Rank]:
             # wait for them when the process group is destroyed.
             leave_peers()
         raise
-    me.leave()
 
 
 def _join_alone() -> Rank:
