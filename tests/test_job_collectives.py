@@ -62,6 +62,8 @@ TORCHRUN = {
         (SRUN | {"SLURM_NTASKS_PER_NODE": "8"}, 8, "nccl", 2),
         (SRUN | {"SLURM_TASKS_PER_NODE": "12,8,4(x3)"}, 8, "nccl", 2),
         (SRUN, 0, "gloo", None),
+        # A step of 16 tasks in a job of 32.
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "16", "SLURM_NTASKS": "32"}, 8, "nccl", 2),
         (TORCHRUN, 8, "nccl", 2),
         # torchrun in a Slurm job of two launchers.
         (
@@ -186,6 +188,18 @@ def test_the_script_of_a_slurm_job_is_no_rank() -> None:
     assert not assignment.is_started_by_launcher(script)
     with pytest.raises(UserError, match="SLURM_TASKS_PER_NODE is 8x2: start ranks"):
         assignment.numbers(SRUN | {"SLURM_TASKS_PER_NODE": "8x2"})
+
+
+def test_the_shell_of_salloc_is_one_rank() -> None:
+    """Also where SLURM_NTASKS is the number of the job there."""
+    shell = {
+        **SRUN,
+        "SLURM_STEP_ID": "4294967290",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_PROCID": "0",
+    }
+    assert assignment.ranks_started(shell) == 1
+    assert assignment.numbers(shell).world_size == 1
 
 
 # -- what is measured ------------------------------------------------------------------

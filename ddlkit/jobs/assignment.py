@@ -64,12 +64,18 @@ def ranks_started(environment: Mapping[str, str]) -> int:
     4
     >>> ranks_started({"SLURM_NTASKS": "4"}), ranks_started({})
     (1, 1)
+
+    The shell of salloc is the only task of its step, in a job of 8 tasks:
+
+    >>> ranks_started({"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1",
+    ...                "SLURM_NTASKS": "8"})
+    1
     """
     # Slurm sets both names of the number of a step. The second one is the older name.
     step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")
     # Without a step this process is at most the script of a job, so the number of tasks
     # is not read.
-    slurm_name = "SLURM_NTASKS" if step else ""
+    slurm_name = _name_of_task_count(environment) if step else ""
     return _number(environment, "WORLD_SIZE", slurm_name, default=1)
 
 
@@ -116,7 +122,8 @@ def numbers(environment: Mapping[str, str]) -> Numbers:
     Numbers(rank=2, world_size=16, local_rank=2, ranks_on_node=8, by_slurm=True)
     """
     rank = _number(environment, "RANK", "SLURM_PROCID")
-    world_size = _number(environment, "WORLD_SIZE", "SLURM_NTASKS")
+    task_count = _name_of_task_count(environment)
+    world_size = _number(environment, "WORLD_SIZE", task_count)
     local_rank = _number(environment, "LOCAL_RANK", "SLURM_LOCALID", default=rank)
     # torchrun and this library's launcher set RANK, and Slurm does not.
     by_slurm = not environment.get("RANK")
@@ -127,6 +134,16 @@ def numbers(environment: Mapping[str, str]) -> Numbers:
             environment, "LOCAL_WORLD_SIZE", slurm_name="", default=world_size
         )
     return Numbers(rank, world_size, local_rank, ranks_on_node, by_slurm)
+
+
+def _name_of_task_count(environment: Mapping[str, str]) -> str:
+    """Return the variable that says how many tasks the step of this process has.
+
+    SLURM_NTASKS may be the number of the whole job, as in the interactive shell of
+    salloc, so the number of the step is preferred.
+    """
+    of_step = "SLURM_STEP_NUM_TASKS"
+    return of_step if environment.get(of_step) else "SLURM_NTASKS"
 
 
 def _tasks_on_node(environment: Mapping[str, str], default: int) -> int:
