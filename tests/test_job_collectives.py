@@ -26,9 +26,12 @@ from ddlkit.jobs import rank as peers
 from ddlkit.jobs.rank import Layout, Rank, everyones_text, joined, layout
 from ddlkit.measure import cluster, parts
 from ddlkit.measure import collectives as messages
+from ddlkit.measure.session import engine
 from ddlkit.store import machine
 from places import PATIENCE_S, ROOT, free_port
 from test_models import two_agents
+
+MODELS = Path(__file__).with_name("given_models.py")
 
 # What srun sets in the 11th of 16 tasks, 8 on each of two nodes, however it was asked for them.
 SRUN = {
@@ -124,9 +127,52 @@ def test_gpus_that_torch_does_not_see_are_not_replaced_by_processors_unasked(
     no_address = "MASTER_ADDR or MASTER_PORT is not set"
     with pytest.raises(UserError, match=no_address):
         Rank.join("gloo")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match=no_address):
-        Rank.join()
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        with pytest.raises(UserError, match=no_address):
+            Rank.join()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trace", "--model", f"{MODELS}:batch_normalized"],
+        ["advise", "--model", f"{MODELS}:batch_normalized"],
+        ["measure", "collectives"],
+    ],
+)
+def test_ranks_of_a_laptop_whose_gpu_torch_does_not_see_run_on_processors(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Under no launcher gloo is chosen, and a line says so. No rank starts here."""
+    backends = []
+
+    def end(members: parts.Ranks, *arguments: Any, **options: Any) -> None:
+        backends.append(members.join["backend"])
+        raise UserError("no rank starts")
+
+    def end_session(*arguments: Any, **options: Any) -> None:
+        raise UserError("no rank starts")
+
+    monkeypatch.setattr(machine, "gpus_of_node", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(parts.Ranks, "run", end)
+    monkeypatch.setattr(engine, "run_session", end_session)
+    command = [*words, "--ranks", "2", "--out", str(tmp_path / "out")]
+    for visible, n_lines in ((None, 2), ("-1", 1)):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert cli.main(command) == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == n_lines and lines[-1].endswith("no rank starts")
+        if n_lines == 2:
+            assert "GPUs (1), but torch sees none" in lines[0]
+    # A session asks for the backend later, in a process of its own.
+    assert set(backends) <= {"gloo"}
 
 
 @pytest.mark.parametrize("allowed", [True, False])

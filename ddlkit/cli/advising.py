@@ -22,6 +22,7 @@ from ddlkit.cli.command import (
     Argument,
     arg,
     command,
+    device_of_own_ranks,
     group,
     lab_rate,
     minutes,
@@ -487,7 +488,7 @@ def _launch(
         gpus = torch.cuda.device_count()
         if gpus > ranks:
             print(unused_gpus(ranks, gpus), file=sys.stderr)
-        members = Ranks.of(ranks, "cuda" if gpus else "cpu")
+        members = Ranks.of(ranks, device_of_own_ranks())
     # A large model takes longer to build than ranks may take to meet by default.
     members = replace(members, join={**members.join, "timeout_s": MEETING_S})
     estimate_s = MEETING_S + settings.measure_s + settings.confirm_s

@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ddlkit.core import units
 from ddlkit.core.errors import UserError, shown
+from ddlkit.jobs import PROGRESS
 from ddlkit.jobs.assignment import is_started_by_launcher, ranks_started
 
 Run = Callable[[argparse.Namespace], int | None]
@@ -567,6 +569,10 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(engine.estimate(make_points, out))
         return
+    # The ranks find out by themselves which device they have. The call only tells the
+    # user, and links of a lab join processors anyway.
+    if not arguments.lab:
+        device_of_own_ranks()
     with interrupt_says_kept():
         directory = engine.run_session(
             make_points,
@@ -794,6 +800,27 @@ def ranks_to_start(ranks: int | None, default: int, program: str) -> int:
             f"{MOST_RANKS}, or run {program} under torchrun on several nodes"
         )
     return ranks
+
+
+def device_of_own_ranks() -> str:
+    """Return ``"cuda"`` if torch sees a GPU, and else ``"cpu"``, on which ranks then run.
+
+    A line of progress says so if this machine has GPUs that torch should see.
+    """
+    import torch
+
+    from ddlkit.jobs.rank import hidden_gpus
+
+    if torch.cuda.device_count():
+        return "cuda"
+    hidden = hidden_gpus()
+    if hidden:
+        print(
+            f"{PROGRESS}this machine has GPUs ({hidden}), but torch sees none: ranks run "
+            "on processors and talk by gloo",
+            file=sys.stderr,
+        )
+    return "cpu"
 
 
 def require_lab(text: str | None) -> None:

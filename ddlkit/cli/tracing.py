@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ddlkit.cli.command import (
     OUTPUT,
     arg,
     command,
+    device_of_own_ranks,
     group,
     ranks_to_start,
     refuse_unwritable,
@@ -136,14 +138,14 @@ def _settings(arguments: argparse.Namespace) -> Any:
 
 def _record_here(arguments: argparse.Namespace, ranks: int) -> None:
     """Record on ranks of this machine, which this process starts."""
-    from ddlkit.jobs.launch import Loopback
     from ddlkit.measure.given import check
     from ddlkit.measure.parts import Ranks
     from ddlkit.measure.tracing import MEETING_S, tracing_job
 
     # Ranks take a while to start, and a mistake in the model is seen at once.
     check(arguments.model)
-    members = Ranks(ranks, place=Loopback, join={"timeout_s": MEETING_S})
+    members = Ranks.of(ranks, device_of_own_ranks())
+    members = replace(members, join={**members.join, "timeout_s": MEETING_S})
     iterations = arguments.warmup + arguments.iterations
     # Ranks that take several times as long as this are ended.
     estimate_s = MEETING_S + iterations * LONGEST_ITERATION_S

@@ -265,6 +265,31 @@ def choose_backend(
     )
 
 
+def hides_gpus(visible: str | None) -> bool:
+    """Return whether a value of CUDA_VISIBLE_DEVICES hides all GPUs on purpose.
+
+    CUDA sees no GPU if the first entry is neither a number nor an identity. Slurm's word
+    for a task without GPUs is such an entry, too, but no choice of the user.
+
+    Parameters
+    ----------
+    visible : str or None
+        The value, None if the variable is not set.
+
+    Examples
+    --------
+    >>> hides_gpus(""), hides_gpus("-1"), hides_gpus("none")
+    (True, True, True)
+    >>> hides_gpus(None), hides_gpus("0,-1"), hides_gpus("NoDevFiles")
+    (False, False, False)
+    """
+    if visible is None:
+        return False
+    first = visible.split(",")[0].strip()
+    # The last of these prefixes is that of Slurm's word.
+    return not first.isdecimal() and not first.startswith(("GPU-", "MIG-", "NoDev"))
+
+
 def gpu_of(local_rank: int, gpus: int) -> int:
     """Return the number of a rank's GPU among those that it sees.
 

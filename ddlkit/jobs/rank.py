@@ -412,7 +412,7 @@ def _backend_and_device(
         numbers.ranks_on_node,
         gpus,
         by_slurm=numbers.by_slurm,
-        hidden_gpus=0 if gpus else _hidden_gpus(),
+        hidden_gpus=hidden_gpus(),
     )
     if on_gpu is None:
         on_gpu = backend == "nccl"
@@ -423,12 +423,15 @@ def _backend_and_device(
     return backend, torch.device("cuda", assignment.gpu_of(numbers.local_rank, gpus))
 
 
-def _hidden_gpus() -> int:
-    """Return how many GPUs this node has that torch should see, though it sees none.
+def hidden_gpus() -> int:
+    """Return how many GPUs this node has that torch should see, if torch sees none.
 
-    Who sets CUDA_VISIBLE_DEVICES to nothing hides the GPUs on purpose.
+    The result is 0 if torch sees a GPU, or if CUDA_VISIBLE_DEVICES hides all GPUs on
+    purpose.
     """
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    if torch.cuda.device_count():
+        return 0
+    if assignment.hides_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")):
         return 0
     return machine.gpus_of_node()
 
