@@ -22,9 +22,10 @@ export MASTER_ADDR MASTER_PORT
 
 # Slurm numbers the ranks (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID), and rank 0 saves the table.
 # --kill-on-bad-exit ends the job when one of them dies. srun does not take --cpus-per-task from the job, and
-# without it each rank may have a single core for itself and the threads of NCCL.
-srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+# without it each rank may have a single core for itself and the threads of NCCL. Slurm sets the variable only if
+# the job asked for the cores of a task.
+srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
     python -m ddlkit measure collectives --minutes 5 --out "$out"
 for table in "$out"/collectives-*.csv; do
-    echo "fit a cost: ddlkit fit $table --collective all_reduce --form alpha_beta"
+    printf 'fit a cost: ddlkit fit %q --collective all_reduce --form alpha_beta\n' "$table"
 done

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -437,11 +438,17 @@ def test_variables_of_nccl_that_differ_between_ranks_are_refused(
     for value in ("Ring", "Tree"):
         monkeypatch.setenv("NCCL_ALGO", value)
         monkeypatch.setenv("NCCL_DEBUG_FILE", f"log-{value}")
+        monkeypatch.setenv("NCCL_TOPO_DUMP_FILE", f"topology-{value}")
+        monkeypatch.setenv("NCCL_IB_HCA", f"mlx5_{value}")
         texts.append(json.dumps(machines.facts_of(me)))
     with pytest.raises(UserError, match="NCCL_ALGO of rank 0 is Ring, .* is Tree"):
         machines.equal_machines(texts)
-    # Where logs go may differ, and gloo obeys none of these variables.
-    assert "NCCL_DEBUG_FILE" not in texts[0]
+    # The names of adapters may differ, and are kept for the table.
+    others = [text.replace("Tree", "Ring") for text in texts]
+    others[1] = others[1].replace("mlx5_Ring", "mlx5_Tree")
+    assert machines.equal_machines(others)["NCCL_IB_HCA"] == "mlx5_Ring"
+    # Where logs and dumps go may differ, and gloo obeys none of these variables.
+    assert not {"NCCL_DEBUG_FILE", "NCCL_TOPO_DUMP_FILE"} & {*json.loads(texts[0])}
     assert "NCCL_ALGO" not in machines.facts_of(replace(me, backend="gloo"))
 
 
@@ -586,11 +593,10 @@ def test_the_example_for_slurm_measures_and_prints_a_command_that_fits(
         "text": True,
         "cwd": tmp_path,
     }
-    done = subprocess.run([script, "measured"], timeout=PATIENCE_S, **how)
+    done = subprocess.run([script, "my tables"], timeout=PATIENCE_S, **how)
     assert done.returncode == 0, done.stderr
     command = done.stdout.splitlines()[-1].partition(": ")[2]
-    assert command.startswith(
-        "ddlkit fit measured/collectives-gloo-loopback-p2-n1.csv "
-    )
+    table = Path("my tables", "collectives-gloo-loopback-p2-n1.csv")
+    assert Path(shlex.split(command)[2]) == table
     fitted = subprocess.run(["bash", "-c", command], timeout=PATIENCE_S, **how)
     assert fitted.returncode == 0, fitted.stderr

@@ -18,6 +18,9 @@ from ddlkit.jobs import rank as peers
 from ddlkit.jobs.rank import Rank
 from ddlkit.store import machine
 
+NAMES_OF_ADAPTERS = ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
+"""Variables that may differ between nodes, because nodes number their adapters."""
+
 
 def facts_of(me: Rank) -> dict[str, str]:
     """Return the hardware and software of a rank, which must be equal on all ranks.
@@ -49,10 +52,17 @@ def facts_of(me: Rank) -> dict[str, str]:
 
 
 def _variables_that_matter(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of NCCL that may change times, without those of its logs."""
+    """Return the variables of NCCL that may change times.
+
+    Variables of logs, and of files into which NCCL writes what it found, change none.
+    """
     of_logs = ("NCCL_DEBUG", "NCCL_RAS_", "NCCL_HOSTID", "TORCH_NCCL_DEBUG_INFO_")
+    # One of them is the file, and the other the number of the rank that writes it.
+    of_dumps = ("_DUMP_FILE", "_DUMP_FILE_RANK")
     return {
-        name: value for name, value in variables.items() if not name.startswith(of_logs)
+        name: value
+        for name, value in variables.items()
+        if not name.startswith(of_logs) and not name.endswith(of_dumps)
     }
 
 
@@ -78,7 +88,7 @@ def shared_facts(me: Rank) -> dict[str, str]:
 
 
 def equal_machines(texts: Sequence[str]) -> dict[str, str]:
-    """Return the facts that all ranks share.
+    """Return the facts that all ranks share, and the names of rank 0's adapters.
 
     Parameters
     ----------
@@ -93,7 +103,8 @@ def equal_machines(texts: Sequence[str]) -> dict[str, str]:
     Raises
     ------
     UserError
-        If the facts of a rank differ from those of rank 0.
+        If the facts of a rank differ from those of rank 0. Nodes may name their network
+        adapters differently.
 
     Examples
     --------
@@ -105,6 +116,8 @@ def equal_machines(texts: Sequence[str]) -> dict[str, str]:
     for rank, facts in enumerate(others, start=1):
         # The message names the first difference only.
         for name, value in _differences(shared, facts):
+            if name in NAMES_OF_ADAPTERS:
+                continue
             raise UserError(
                 f"ranks run on different machines: the {name} of rank 0 is "
                 f"{shared.get(name, 'none')}, that of rank {rank} is {value}: start "
