@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import few_sizes
-from ddlkit import cli, store
+from ddlkit import cli, jobs, store
 from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
 from ddlkit.jobs import assignment, machines
@@ -536,6 +536,16 @@ def test_a_failure_of_one_rank_ends_all_with_one_line(
         "table": "collectives-gloo-loopback-p2-n1",
     }[wrong]
     assert last_lines[0] == last_lines[1] and complaint in last_lines[0]
+
+
+def test_a_command_does_not_end_its_process_for_an_earlier_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends: list[int] = []
+    monkeypatch.setattr(jobs, "end_at_once", ends.append)
+    jobs.leave_peers()
+    assert cli.main(["measure", "unknown"]) == 2
+    assert not ends and not jobs.has_left_peers()
 
 
 # -- the example for Slurm -------------------------------------------------------------

@@ -127,6 +127,8 @@ def main(argv: Sequence[str] | None = None, program: Program = DDLKIT) -> int:
     the process at once, and this function does not return.
     """
     _prepare_process()
+    # A program may call this function after a measurement that failed in this process.
+    jobs.forget_left_peers()
     words = sys.argv[1:] if argv is None else argv
     try:
         status = _status_of(words, program)

@@ -181,8 +181,13 @@ def leave_peers() -> None:
 
 
 def has_left_peers() -> bool:
-    """Return whether `leave_peers` was called in this process."""
+    """Return whether `leave_peers` was called, and not `forget_left_peers` after it."""
     return _peers_may_wait.is_set()
+
+
+def forget_left_peers() -> None:
+    """Forget that this process has failed as a rank, because it begins another command."""
+    _peers_may_wait.clear()
 
 
 def end_at_once(status: int) -> NoReturn:
