@@ -11,6 +11,7 @@ import pytest
 
 from ddlkit.core.errors import UserError
 from ddlkit.formats.messages import read_bytes_seconds
+from ddlkit.store.files import read_text
 
 RANKS = 4
 SIZES = [2**14, 2**17, 2**20, 2**23]
@@ -130,6 +131,32 @@ def nccl_log(ranks: list[tuple[int, int]], times_printed: int = 1) -> list[str]:
         times = f"  {us(size):.3f}  {algbw:.2f}  {busbw(size):.2f}  0"
         lines += times_printed * [f"  {size}  {size // 4}  float  sum  -1{2 * times}"]
     return [*lines, "# Avg bus bandwidth    : 9.5"]
+
+
+@pytest.mark.parametrize(("count", "judged"), [(12, "FAILED"), (0, "OK")])
+def test_a_log_whose_last_lines_tell_of_wrong_results_is_refused(
+    count: int, judged: str, tmp_path: Path
+) -> None:
+    """Older versions of nccl-tests have no counts of wrong values in their rows."""
+    *lines, last = nccl_log([(rank, 0) for rank in range(RANKS)])
+    text = "\n".join([*lines, f"# Out of bounds values : {count} {judged}", last])
+    if judged == "OK":
+        check(read(tmp_path, text), rtol=1e-3)
+    else:
+        assert str(count) in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_text_in_another_encoding_is_told_by_its_mark(
+    encoding: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes("bytes,seconds\n1,2\n".encode(encoding))
+    if encoding == "utf-16":
+        with pytest.raises(UserError, match="UTF-16"):
+            read_text(path)
+    else:
+        assert read_text(path).startswith("bytes")
 
 
 def test_ranks_in_groups_are_counted_by_group(tmp_path: Path) -> None:

@@ -747,7 +747,7 @@ def advice_to_assume_ring(cost: Any) -> str:
         The cost that the user gave by --cost.
     """
     if cost.form == "alpha_beta":
-        return "add --assume-ring for the cost of a ring"
+        return "to assume a ring, add --assume-ring"
     return (
         "to assume a ring, add --assume-ring and replace --cost by --collectives with the "
         "times to which the cost was fitted"
