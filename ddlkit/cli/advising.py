@@ -24,6 +24,7 @@ from ddlkit.cli.command import (
     command,
     device_of_own_ranks,
     group,
+    interrupt_says_kept,
     lab_rate,
     minutes,
     only_command_in,
@@ -409,7 +410,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     )
     out = arguments.out or _default_directory(arguments, ranks)
     refuse_impossible_outputs(out)
-    try:
+    with interrupt_says_kept(out):
         if ranks_of_launcher > 1:
             is_first = _measure_as_rank(settings, out)
             # Only rank 0 has the tables.
@@ -421,8 +422,6 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
         with only_command_in(out):
             _launch(arguments, settings, ranks, out)
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"what was measured is kept in {out}") from None
 
 
 def _measure_as_rank(settings: Any, out: Path) -> bool:
