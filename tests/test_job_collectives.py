@@ -181,7 +181,7 @@ def test_ranks_of_a_laptop_whose_gpu_torch_does_not_see_run_on_processors(
 def test_ranks_of_a_launcher_meet_under_the_policy_of_ranks_that_are_started_here(
     allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default a message of gloo takes many times as long on busy cores."""
+    """Otherwise times of gloo's messages would depend on who started the ranks."""
     policies = []
 
     def meet(*arguments: Any, **options: Any) -> None:
