@@ -386,8 +386,8 @@ def _verdict(result: Scaling, *, has_gradients: bool) -> str:
         )
     if result.verdict == NOT_KNOWN and has_gradients:
         return (
-            "whether messages are hidden: not known without tables of all-reduces: add "
-            "--collectives"
+            "whether messages are hidden: not known without tables of all-reduces: add them "
+            "to --collectives"
         )
     if result.verdict == NOT_KNOWN:
         return (
