@@ -22,6 +22,7 @@ import pytest
 import ddlkit
 from ddlkit import cli, store
 from ddlkit.cli import command
+from ddlkit.cli.command import interrupt_says_kept
 from ddlkit.core import fit
 from places import PATIENCE_S
 from workbook.common import places
@@ -747,3 +748,18 @@ def test_ranks_choose_or_say_and_never_carry(capsys: Capture) -> None:
     assert_one_line(f"{predict} --cost fitted.json --ranks 8", mistake, capsys)
     for words in ("fit telling.csv", f"{predict} --collectives telling.csv"):
         assert_one_line(f"{words} --ranks 8", "no row with ranks 8", capsys)
+
+
+@pytest.mark.parametrize("table", ["layers/runs.csv", "runs.csv.gz", ""])
+def test_an_interrupt_says_where_tables_are_if_there_are_any(
+    table: str, tmp_path: Path
+) -> None:
+    """Outcomes and vitals of a session are no measurements."""
+    for name in ("outcomes.csv", "vitals-s1.csv.gz", ".lock", table):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        if name:
+            path.touch()
+    with pytest.raises(KeyboardInterrupt) as caught, interrupt_says_kept(tmp_path):
+        raise KeyboardInterrupt
+    assert (str(tmp_path) in str(caught.value)) == bool(table)
