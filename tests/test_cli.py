@@ -755,11 +755,12 @@ def test_an_interrupt_says_where_tables_are_if_there_are_any(
     table: str, tmp_path: Path
 ) -> None:
     """Outcomes and vitals of a session are no measurements."""
+    out = tmp_path / "out"
     for name in ("outcomes.csv", "vitals-s1.csv.gz", ".lock", table):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
         if name:
+            path = out / name
+            path.parent.mkdir(exist_ok=True)
             path.touch()
-    with pytest.raises(KeyboardInterrupt) as caught, interrupt_says_kept(tmp_path):
+    with pytest.raises(KeyboardInterrupt) as caught, interrupt_says_kept(out):
         raise KeyboardInterrupt
-    assert (str(tmp_path) in str(caught.value)) == bool(table)
+    assert (str(out) in str(caught.value)) == bool(table)
