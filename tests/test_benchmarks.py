@@ -11,6 +11,7 @@ import pytest
 
 from ddlkit.core.errors import UserError
 from ddlkit.formats.messages import read_bytes_seconds
+from ddlkit.store.files import read_text
 
 RANKS = 4
 SIZES = [2**14, 2**17, 2**20, 2**23]
@@ -132,12 +133,38 @@ def nccl_log(ranks: list[tuple[int, int]], times_printed: int = 1) -> list[str]:
     return [*lines, "# Avg bus bandwidth    : 9.5"]
 
 
+@pytest.mark.parametrize(("count", "judged"), [(12, "FAILED"), (0, "OK")])
+def test_a_log_whose_last_lines_tell_of_wrong_results_is_refused(
+    count: int, judged: str, tmp_path: Path
+) -> None:
+    """Older versions of nccl-tests have no counts of wrong values in their rows."""
+    *lines, last = nccl_log([(rank, 0) for rank in range(RANKS)])
+    text = "\n".join([*lines, f"# Out of bounds values : {count} {judged}", last])
+    if judged == "OK":
+        check(read(tmp_path, text), rtol=1e-3)
+    else:
+        assert str(count) in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_text_in_another_encoding_is_told_by_its_mark(
+    encoding: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes("bytes,seconds\n1,2\n".encode(encoding))
+    if encoding == "utf-16":
+        with pytest.raises(UserError, match="UTF-16"):
+            read_text(path)
+    else:
+        assert read_text(path).startswith("bytes")
+
+
 def test_ranks_in_groups_are_counted_by_group(tmp_path: Path) -> None:
     split = [(rank, rank % 3) for rank in range(3 * RANKS)]
     text = "\n".join(nccl_log(split))
     check(read(tmp_path, text), rtol=1e-3)
     check(read(tmp_path, text, ranks=RANKS), rtol=1e-3)
-    assert "no row with ranks 12: it has 4" in refusal(tmp_path, text, ranks=12)
+    assert "no row with ranks 12" in refusal(tmp_path, text, ranks=12)
 
 
 def test_processes_that_are_each_alone_are_said_to_lack_mpi(tmp_path: Path) -> None:
@@ -437,7 +464,9 @@ def test_a_column_of_ranks_is_known_by_other_names(column: str, tmp_path: Path) 
     text = divided(column, [RANKS, 8, 16])
     check(read(tmp_path, text, ranks=RANKS, collective="all_reduce"))
     assert "several values of ranks (4, 8, 16)" in refusal(tmp_path, text)
-    assert "no row with ranks 2: it has 4, 8, 16" in refusal(tmp_path, text, ranks=2)
+    assert "no row with ranks 2: the rows have ranks 4, 8, 16" in refusal(
+        tmp_path, text, ranks=2
+    )
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ MISTAKES = {
     f"plan {SPARSE} --density 0.5 --cost four.json": "needs the cost of an all_gather",
     f"{WHAT_IF} --accumulate 2": "--accumulate has no effect on what-if",
     f"{WHAT_IF} --layer conv9=0.5": "no layer or tensor 'conv9'",
-    f"{WHAT_IF} --gpus 8": "holds for 4 ranks: add --assume-ring",
+    f"{WHAT_IF} --gpus 8": "holds for 4 ranks: to assume a ring, add --assume-ring",
     f"{WHAT_IF} --gpus 100001 --assume-ring": "--gpus 100001: use at most 100000",
     f"{WHAT_IF} --assume-ring": "--assume-ring needs --gpus",
     f"{WHAT_IF} --gpus 8 --assume-ring --straggler 8:2": "there is no rank '8': the ranks are 0 to 7",
@@ -746,4 +746,4 @@ def test_ranks_choose_or_say_and_never_carry(capsys: Capture) -> None:
     mistake = "holds for 4 ranks, not for 8"
     assert_one_line(f"{predict} --cost fitted.json --ranks 8", mistake, capsys)
     for words in ("fit telling.csv", f"{predict} --collectives telling.csv"):
-        assert_one_line(f"{words} --ranks 8", "no row with ranks 8: it has 4", capsys)
+        assert_one_line(f"{words} --ranks 8", "no row with ranks 8", capsys)

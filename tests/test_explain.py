@@ -360,6 +360,34 @@ def test_traces_of_two_runs_are_found_and_those_of_one_run_are_not() -> None:
         assert "different runs" not in kinds
 
 
+def test_a_pause_of_one_rank_at_the_end_is_no_other_run() -> None:
+    """A profiler that ends may pause one rank for several iterations of a small model."""
+    first, second, third = traced(a_schedule(seed=8))
+    *earlier, last = second.iterations
+    paused = replace(last, end_s=last.end_s + 4 * (last.end_s - last.start_s))
+    second = replace(second, iterations=(*earlier, paused))
+    kinds = {f.what for f in training_of([first, second, third]).findings}
+    assert "different runs" not in kinds
+
+
+def test_traces_of_trainings_of_different_sizes_are_named_and_no_rank_is_missed() -> (
+    None
+):
+    two, three = (traced(a_schedule(seed=8, ranks=n)) for n in (2, 3))
+    other = replace(three[1], source="other.json")
+    with pytest.raises(UserError) as refused:
+        training_of([two[0], other])
+    text = str(refused.value)
+    assert "rank0.json" in text and "other.json" in text and "missing" not in text
+
+
+def test_the_late_iterations_are_listed_as_iterations_takes_them() -> None:
+    why = explanation(training_of(traced(late_in_some(7)))).why_none_named
+    words = why.split()
+    numbers = words[words.index("--iterations") + 1]
+    assert numbers == ",".join(map(str, range(7)))
+
+
 @pytest.mark.parametrize(
     ("iterations", "are_enough"), [((0, 1, 2, 3), False), ((), True)]
 )

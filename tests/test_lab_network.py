@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,6 +92,19 @@ def test_labs_that_cannot_be_are_refused(shape: tuple[int, float], told: str) ->
     for label in ("A", "../x", "x" * 40):
         with pytest.raises(UserError, match="label"):
             Lab(LabShape(2, 1e9), label)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv"
+)
+def test_root_without_capabilities_is_told_which_it_lacks() -> None:
+    """Most containers have such a root."""
+    without = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
+    up = [sys.executable, "-m", "ddlkit", "lab", "up", "--ranks", "2"]
+    done = subprocess.run([*without, *up], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "CAP_SYS_ADMIN" in line and "CAP_NET_ADMIN" in line
 
 
 @pytest.mark.parametrize("text", ["1gbit", "12.5mbit"])

@@ -307,6 +307,17 @@ WORKLOAD = Workload.from_arrays(0.3, np.full(20, 0.03), np.full(20, 2**24))
 """320 MiB of gradients in a step of 0.9 s."""
 
 
+def test_only_what_was_not_given_is_asked_for() -> None:
+    """Tables that the user has given are not asked for once more."""
+    asked = []
+    for tables in (None, all_reduces(1, 2, 4, 8)):
+        result = scale(table_of(COUNTS), 64, collectives=tables)
+        (finding,) = [f for f in result.findings if f.what == "messages"]
+        asked.append("--collectives" in finding.text)
+        assert "--profile" in finding.text
+    assert asked == [True, False]
+
+
 @pytest.mark.parametrize(
     ("beta_s", "verdict"),
     [

@@ -260,7 +260,7 @@ def _record(arguments: argparse.Namespace) -> None:
     # A wrong name is refused here, where the error can name the option.
     refuse_unknown_networks(networks)
     names = arguments.networks.split(",") if arguments.networks else ()
-    with interrupt_says_kept():
+    with interrupt_says_kept(arguments.out):
         directory = recording.record(
             arguments.name,
             profile=arguments.profile,

@@ -24,6 +24,7 @@ from ddlkit.cli.command import (
     command,
     device_of_own_ranks,
     group,
+    interrupt_says_kept,
     lab_rate,
     minutes,
     only_command_in,
@@ -409,7 +410,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     )
     out = arguments.out or _default_directory(arguments, ranks)
     refuse_impossible_outputs(out)
-    try:
+    with interrupt_says_kept(out):
         if ranks_of_launcher > 1:
             is_first = _measure_as_rank(settings, out)
             # Only rank 0 has the tables.
@@ -421,8 +422,6 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
         with only_command_in(out):
             _launch(arguments, settings, ranks, out)
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"what was measured is kept in {out}") from None
 
 
 def _measure_as_rank(settings: Any, out: Path) -> bool:
@@ -844,14 +843,12 @@ def screen(result: dict[str, Any]) -> list[str]:
     # Without measured slowdowns, the predicted intervals include only some of the causes
     # by which iterations differ: these, in words. With measured slowdowns, this is "".
     causes_included = result.get("interval_holds", "")
-    scatter_only = bool(causes_included)
+    cause, _, _ = causes_included.partition("; ")
     default_name = in_words("ddp")
-    lines += _plan_lines(
-        default_name, result["default_plan"], scatter_only=scatter_only
-    )
+    lines += _plan_lines(default_name, result["default_plan"], only_cause=cause)
     if best != "ddp":
         name = f"predicted best: {in_words(best)}"
-        lines += _plan_lines(name, result["best_plan"], scatter_only=scatter_only)
+        lines += _plan_lines(name, result["best_plan"], only_cause=cause)
         predicted = _gain_with_interval(result["gain"], result["gain_interval"])
         lines.append(_line("predicted gain", predicted))
         lines += _reason_lines(result["why_wide"].get("predicted", []))
@@ -932,16 +929,16 @@ def _line(name: str, text: str) -> str:
     return f"{name:<{NAME_COLUMNS}} {text}"
 
 
-def _plan_lines(name: str, plan: Mapping[str, Any], *, scatter_only: bool) -> list[str]:
+def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[str]:
     """Return the iteration of a plan in lines: predicted, measured, and its parts.
 
     ``name`` is what a person calls the plan, and ``plan`` its summary in the result.
-    With ``scatter_only``, the predicted interval includes only the scatter of messages.
-    Otherwise it is a 95% interval.
+    The predicted interval includes only ``only_cause``, in words. If that is empty, it is
+    a 95% interval.
     """
     iteration = _seconds_with_interval(plan["iteration_s"], plan["interval_s"])
     predicted = f"{iteration} an iteration"
-    if scatter_only:
+    if only_cause:
         # The interval may be so narrow that both ends are rounded to the same number, as if
         # the prediction were certain. So the distances of the ends are printed instead.
         lower_s, upper_s = plan["interval_s"]
@@ -949,7 +946,7 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, scatter_only: bool) -> li
         longest = upper_s / plan["iteration_s"] - 1
         predicted = (
             f"{units.format_seconds(plan['iteration_s'])} an iteration "
-            f"({shortest:+.2%} to {longest:+.2%} by the scatter of messages alone)"
+            f"({shortest:+.2%} to {longest:+.2%} by {only_cause} alone)"
         )
     times = f"predicted {predicted}"
     lines = []

@@ -399,8 +399,13 @@ without a unit is in seconds."""
 
 
 @contextlib.contextmanager
-def interrupt_says_kept() -> Iterator[None]:
-    """Let an interrupt of the block say that what was measured is kept.
+def interrupt_says_kept(out: Path | None) -> Iterator[None]:
+    """Let an interrupt of the block say whether anything was measured, and where it is.
+
+    Parameters
+    ----------
+    out : Path or None
+        The directory of the tables, None if it is not known to the caller.
 
     Raises
     ------
@@ -410,7 +415,21 @@ def interrupt_says_kept() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("what was measured is kept") from None
+        fact = "nothing was measured yet"
+        if out is None:
+            fact = "what was measured is kept"
+        elif _has_tables(out):
+            fact = f"what was measured is kept in {out}"
+        raise KeyboardInterrupt(fact) from None
+
+
+def _has_tables(out: Path) -> bool:
+    """Return whether a directory has a table of measurements.
+
+    Outcomes and vitals tell of a session and are none. Hidden files are unfinished.
+    """
+    names = [path.name for path in out.rglob("*.csv*")]
+    return any(not name.startswith((".", "outcomes", "vitals")) for name in names)
 
 
 @contextlib.contextmanager
@@ -573,7 +592,7 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     # user, and links of a lab join processors anyway.
     if not arguments.lab:
         device_of_own_ranks()
-    with interrupt_says_kept():
+    with interrupt_says_kept(out):
         directory = engine.run_session(
             make_points,
             out,
@@ -615,7 +634,7 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
         raise UserError(f"--minutes {time_min:g}: give a finite time above zero")
     out = arguments.out or Path("measured")
     with (
-        interrupt_says_kept(),
+        interrupt_says_kept(out),
         joined(cluster.MEETING_S) as me,
         only_command_in(out, me),
     ):

@@ -135,13 +135,22 @@ def _reference(path: Path, ranks: int) -> Any:
     """
     from ddlkit.core.fit import fit
     from ddlkit.formats.messages import read_bytes_seconds
+    from ddlkit.store.readers import NoSuchRowsError
 
-    sizes, seconds, _ = read_bytes_seconds(
-        path,
-        collective="all_reduce",
-        ranks=ranks,
-        if_ranks_unknown="give a CSV with the columns bytes, seconds and ranks",
-    )
+    try:
+        sizes, seconds, _ = read_bytes_seconds(
+            path,
+            collective="all_reduce",
+            ranks=ranks,
+            if_ranks_unknown="give a CSV with the columns bytes, seconds and ranks",
+        )
+    except NoSuchRowsError as error:
+        if error.key != "ranks":
+            raise
+        raise UserError(
+            f"{path}: has times between {error.listed} ranks, and the traces are of "
+            f"{ranks}: give times between {ranks} ranks, or leave --collectives out"
+        ) from None
     # Without draws the cost has no interval, which is not needed here.
     return fit("table", sizes, seconds, draws=0, workers=ranks).cost
 
@@ -163,6 +172,8 @@ def screen(explanation: Any) -> list[str]:
     list of str
         A title, and a line for each fact.
     """
+    from ddlkit.model.ranks import DIFFERENT_RUNS
+
     iteration_s = explanation.iteration_s
     replay_error = explanation.replay_s / iteration_s - 1
     of_ranks = ", the mean over ranks" if explanation.waterfall else ""
@@ -188,7 +199,13 @@ def screen(explanation: Any) -> list[str]:
     for remedy in by_gain[:MOST_REMEDIES]:
         lines += _remedy_lines(explanation, remedy)
     lines += ["", f"first: {_first(explanation)}"]
-    lines += [f"{finding.what}: {finding.text}" for finding in explanation.findings]
+    for finding in explanation.findings:
+        line = f"{finding.what}: {finding.text}"
+        if finding.what == DIFFERENT_RUNS:
+            # Nothing else holds, so that this comes before anything else.
+            lines = [line, "", *lines]
+        else:
+            lines.append(line)
     return lines
 
 

@@ -747,10 +747,10 @@ def advice_to_assume_ring(cost: Any) -> str:
         The cost that the user gave by --cost.
     """
     if cost.form == "alpha_beta":
-        return "add --assume-ring for the cost of a ring"
+        return "to assume a ring, add --assume-ring"
     return (
-        "add --assume-ring for the cost of a ring, and give a cost that ddlkit fit "
-        "--form alpha_beta --json writes, or the times that were fitted with --collectives"
+        "to assume a ring, add --assume-ring and replace --cost by --collectives with the "
+        "times to which the cost was fitted"
     )
 
 
@@ -764,8 +764,8 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
     if not isinstance(cost, AlphaBeta):
         raise UserError(
             f"{origin}: a cost of the form {cost.form} cannot be taken to {ranks} ranks: "
-            "write it by ddlkit fit --form alpha_beta --json, or give the times that "
-            "were fitted with --collectives"
+            "replace --cost by --collectives with the times to which it was fitted, or "
+            "write it by ddlkit fit --form alpha_beta --json"
         )
     if cost.workers is None:
         raise UserError(
@@ -836,7 +836,7 @@ def _cost_from_file(
     elif ranks is not None and ranks != cost.workers:
         raise UserError(
             f"{path}: holds for {cost.workers} ranks, not for {ranks}: fit times between "
-            f"{ranks} ranks, or {advice_to_assume_ring(cost)}"
+            f"{ranks} ranks; {advice_to_assume_ring(cost)}"
         )
     return Communication(cost, draws=draws, link=link), measured
 
@@ -964,8 +964,7 @@ def _chosen_rows(
         if required["ranks"] is None or (rank_counts == required["ranks"]).any():
             raise
         raise UserError(
-            f"{error}; choose a number that was measured, or add --assume-ring for the "
-            "cost of a ring"
+            f"{error}, or add --assume-ring for the cost of a ring"
         ) from None
 
 

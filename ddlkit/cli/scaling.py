@@ -168,7 +168,8 @@ def scale(arguments: argparse.Namespace) -> None:
     if arguments.json:
         show(result.to_dict(), as_json=True)
         return
-    print("\n".join(_screen(result)))
+    has_gradients = bool(arguments.profile or arguments.trace)
+    print("\n".join(_screen(result, has_gradients=has_gradients)))
 
 
 def _refuse_wrong_options(arguments: argparse.Namespace) -> None:
@@ -237,8 +238,11 @@ def _draw(result: Scaling, arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- one screen
 
 
-def _screen(result: Scaling) -> Iterator[str]:
-    """Yield the lines for a person."""
+def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
+    """Yield the lines for a person.
+
+    ``has_gradients`` says whether the user gave the gradients.
+    """
     level = f"nominal {result.interval_level:.0%} interval"
     has_messages = any(row.messages_s is not None for row in result.counts)
     origins = [_origin(row) for row in result.counts]
@@ -249,14 +253,14 @@ def _screen(result: Scaling) -> Iterator[str]:
         f"{'scaling factor':<20}"
     )
     if has_messages:
-        head += " messages alone (quiet, bad day)"
+        head += " step if only messages cost (quiet, bad day)"
     yield head.rstrip()
     for row, origin in zip(result.counts, origins, strict=True):
         yield _row(row, f"{origin:<{width}}").rstrip()
     yield ""
     yield from _paragraph("tried", _hidden(result))
     yield from _paragraph("explained", _explained(result))
-    yield from _paragraph("verdict", _verdict(result))
+    yield from _paragraph("verdict", _verdict(result, has_gradients=has_gradients))
     for collective in dict.fromkeys(time.collective for time in result.collectives):
         yield from _paragraph("messages", _messages(result, collective))
     if result.wish:
@@ -365,13 +369,25 @@ def _explained(result: Scaling) -> str:
     )
 
 
-def _verdict(result: Scaling) -> str:
+def _verdict(result: Scaling, *, has_gradients: bool) -> str:
+    """Return whether messages are hidden, or what is missing to know it."""
     from ddlkit.model.scaling import NOT_KNOWN
 
     if result.verdict == NOT_KNOWN and result.asked_nodes == 1:
         return (
             "whether messages are hidden on 1 node: not known without the gradients and a table of "
             "all-reduces on 1 node"
+        )
+    has_all_reduces = any(t.collective == "all_reduce" for t in result.collectives)
+    if result.verdict == NOT_KNOWN and has_all_reduces and not has_gradients:
+        return (
+            "whether messages are hidden: not known without the gradients: add --profile or "
+            "--trace"
+        )
+    if result.verdict == NOT_KNOWN and has_gradients:
+        return (
+            "whether messages are hidden: not known without tables of all-reduces: add them "
+            "to --collectives"
         )
     if result.verdict == NOT_KNOWN:
         return (

@@ -53,6 +53,9 @@ _END = re.compile(
     r"#\s*(size|bytes|rep)",
     re.I,
 )
+# What nccl-tests prints after the rows if results were wrong. Its older versions have no
+# counts of wrong values in the rows.
+_OUT_OF_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(?P<count>\d+)\s+FAILED")
 # A code block of a Markdown page, which may quote a table without its last line.
 _FENCE = re.compile(r"```|~~~")
 # Where another benchmark begins. A command may be printed for several of them, so that
@@ -193,6 +196,9 @@ class Table:
         that was copied out of its log is whole without this line. Such a table has a
         head that is not a comment, or rows that end with a code block of a Markdown
         page.
+    out_of_bounds : int
+        How many wrong values the line "Out of bounds values" counts, 0 if it says that
+        the check was passed, or if there is no such line.
     """
 
     collectives: set[str] = field(default_factory=set)
@@ -207,6 +213,7 @@ class Table:
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
     has_rates: bool = False
     is_whole: bool = False
+    out_of_bounds: int = 0
 
     @property
     def ranks(self) -> int:
@@ -501,6 +508,9 @@ class _TableCollector:
         if head is not None:
             self._begin_table(number, line, head)
             return
+        wrong = _OUT_OF_BOUNDS.search(line)
+        if wrong and self.current is not None:
+            self.current.out_of_bounds = int(wrong["count"])
         end = _END.search(line)
         if end:
             # Only the last line of nccl-tests tells that no row is missing.
@@ -631,6 +641,11 @@ def read_log(
         problem = "no '# Avg bus bandwidth' after the rows: the log is cut"
         advice = "get all of it, or make a CSV of bytes and seconds"
         raise UserError(f"{file}: {problem}: {advice}")
+    if chosen.out_of_bounds:
+        problem = (
+            f"'Out of bounds values : {chosen.out_of_bounds} FAILED' after the rows"
+        )
+        raise UserError(f"{file}: {problem}: fix the collective before timing it")
     sheet, frame = _sizes_times_and_rates(chosen, file)
     # The user's number of ranks is used only if the log does not state it.
     ranks = chosen.ranks or ranks

@@ -61,6 +61,12 @@ DEADLINE_S = 30.0
 """Seconds within which iproute2, a new link and a killed process must answer."""
 TRAPPED = (signal.SIGTERM, signal.SIGHUP)
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
+NEEDS_CAPABILITIES = (
+    "the lab needs the capabilities CAP_SYS_ADMIN and CAP_NET_ADMIN, which this root lacks, "
+    "as in a container: start the container with them, as docker run --privileged does"
+)
+# The bits of CAP_NET_ADMIN and CAP_SYS_ADMIN in the sets of the kernel (capabilities(7)).
+_CAPABILITIES = 1 << 12 | 1 << 21
 NEEDS_IPROUTE2 = "the lab needs {} (iproute2), not found on the PATH"
 NEEDS_TUN = (
     "the emulated link needs /dev/net/tun, which is not here; "
@@ -536,8 +542,23 @@ def _run(argv: list[str], script: str = "") -> str:
     if done.returncode:
         # A command that fails without a word is described by its exit status.
         complaint = done.stderr.strip() or f"exit {done.returncode}"
+        if "Operation not permitted" in complaint and _lacks_capabilities():
+            raise UserError(NEEDS_CAPABILITIES)
         raise UserError(f"lab network: {command}: {complaint.splitlines()[0]}")
     return done.stdout
+
+
+def _lacks_capabilities() -> bool:
+    """Return whether this process lacks a capability that network namespaces need.
+
+    Root has all of them, except in most containers.
+    """
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                effective = int(line.split()[1], base=16)
+                return effective & _CAPABILITIES != _CAPABILITIES
+    return False
 
 
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:

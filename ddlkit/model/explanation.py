@@ -276,6 +276,8 @@ class Comparison:
         The same iterations played again without a change, in seconds.
     judged : ndarray of bool, shape (I,)
         Which of all iterations are judged.
+    numbers : ndarray of int, shape (J,)
+        The numbers of the judged iterations, as the user gives them.
     lag_share : float
         By which share iterations would be longer or shorter if all ranks saw the end of
         a message at once: the median over iterations.
@@ -287,6 +289,7 @@ class Comparison:
     measured_s: Floats
     replayed_s: Floats
     judged: np.ndarray
+    numbers: np.ndarray
     lag_share: float
     resamples: np.ndarray = field(repr=False)
 
@@ -307,6 +310,7 @@ class Comparison:
             measured_s=training.measured_s[judged],
             replayed_s=replayed_s,
             judged=judged,
+            numbers=training.numbers[judged],
             lag_share=float(np.median(np.abs(without_lag_s / replayed_s - 1))),
             resamples=resamples,
         )
@@ -893,15 +897,18 @@ def _named(
             f"rank {second}, and a rank is named beyond that"
         )
     if not is_frequent:
+        late = compared.numbers[stands_out]
         return None, (
-            f"rank {first} is late in {stands_out.sum()} of {n_judged} iterations, and is "
-            f"named from {IN_ITERATIONS:.0%} on: --iterations chooses those to judge"
+            f"rank {first} is late in {stands_out.sum()} of {n_judged} iterations, and a "
+            f"rank is named if it is late in at least {IN_ITERATIONS:.0%} of them: to "
+            "judge its late iterations alone, give --iterations "
+            f"{','.join(map(str, late))}"
         )
     if not is_surely_large:
         return None, (
-            f"rank {first} may be late, but its delay may cost no more than "
-            f"{format_seconds(lower_s)} an iteration, and it is named from "
-            f"{LEAST_SHARE:.0%} ({format_seconds(least_s)}) on"
+            f"rank {first} may be late, but only {format_seconds(lower_s)} of its delay "
+            f"is sure, the lower end of the interval, and a rank is named if more than "
+            f"{format_seconds(least_s)} is ({LEAST_SHARE:.0%} of the iteration)"
         )
     return {"rank": slowest.rank, "phase": slowest.phase}, ""
 

@@ -434,6 +434,9 @@ def scale(
     asked = _largest_asked(counts, targets, anchor.gpus_per_node)
     slowest_s = _slowest_s(measured, anchor)
     findings += _on_factors_above_one(counts)
+    if explained.messages_at_most_s is None:
+        missing = _missing_for_messages(costs, workload)
+        findings.append(Finding("messages", (), missing))
     findings += _advice(explained, smallest, anchor, slowest_s, asked, jobs)
     return Scaling(
         counts=tuple(counts),
@@ -1389,6 +1392,24 @@ def _likely_in_words(
     return f"{name} from {lowest:.2f} to {highest:.2f}"
 
 
+def _missing_for_messages(costs: Any, workload: Any) -> str:
+    """Return what to give so that it is known whether messages explain the loss.
+
+    ``costs`` and ``workload`` are None if the user has not given them.
+    """
+    given = "give --collectives and a --profile"
+    if costs is not None and workload is None:
+        given = "add a --profile or a --trace, which has the gradients"
+    elif costs is None and workload is not None:
+        given = "add --collectives"
+    elif costs is not None:
+        given = (
+            "add times of all-reduces on the nodes of the measured counts to "
+            "--collectives"
+        )
+    return f"whether messages explain the loss: not known: {given}, or give --kernels"
+
+
 def _advice(
     explained: Explained,
     smallest: Count,
@@ -1404,13 +1425,7 @@ def _advice(
     """
     findings = []
     loss_s = asked.step_s - smallest.step_s
-    if explained.messages_at_most_s is None:
-        text = (
-            "whether messages explain the loss: not known: give --collectives and a --profile, "
-            "or --kernels"
-        )
-        findings.append(Finding("messages", (), text))
-    elif explained.loss_s > 0:
+    if explained.messages_at_most_s is not None and explained.loss_s > 0:
         findings.append(_on_messages(explained))
     if loss_s > 0:
         # Two batches compute for two steps of the smallest placement, and lose once.

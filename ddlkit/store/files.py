@@ -7,6 +7,7 @@ for billions of values.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import fcntl
@@ -118,6 +119,10 @@ def text_of(data: bytes, path: Path) -> str:
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}): restore it") from error
     except UnicodeDecodeError as error:
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UserError(
+                f"{path}: is text in UTF-16, expected UTF-8: save it as UTF-8"
+            ) from error
         raise UserError(
             f"{path}: binary at byte {error.start}, expected text"
         ) from error

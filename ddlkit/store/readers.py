@@ -54,6 +54,37 @@ _ASSUMED = {
 }
 
 
+class NoSuchRowsError(UserError):
+    """A value that the user asks for, and that no row of a table has.
+
+    Parameters
+    ----------
+    path : Path
+        The file of the table.
+    key : str
+        The column.
+    value : object
+        The value that is asked for.
+    values : sequence of object
+        The values that the column has.
+
+    Attributes
+    ----------
+    key : str
+        The column.
+    listed : str
+        The values that it has, in words.
+    """
+
+    def __init__(self, path: Path, key: str, value: Any, values: Sequence[Any]) -> None:
+        self.key = key
+        self.listed = _listed(values)
+        there = f"all rows have {key} {self.listed}: choose it"
+        if len(values) > 1:
+            there = f"the rows have {key} {self.listed}: choose one of these"
+        super().__init__(f"{path}: no row with {key} {value}: {there}")
+
+
 def choose(
     frame: DataFrame,
     keys: tuple[str, ...],
@@ -104,13 +135,11 @@ def choose(
             value = _only_value(values, key, path, has_option=key in wanted)
         elif value not in values and key in absent:
             raise UserError(
-                f"{path}: has no column {key}, so that {_listed(values)} is assumed, and "
-                f"not {value}: add the column, or do not choose by it"
+                f"{path}: has no column {key}, so that {_listed(values)} is assumed: add "
+                f"the column with {value}, or leave --{key} out"
             )
         elif value not in values:
-            raise UserError(
-                f"{path}: no row with {key} {value}: it has {_listed(values)}"
-            )
+            raise NoSuchRowsError(path, key, value, values)
         chosen[key] = value
         frame = frame[frame[key] == value]
     return frame, chosen

@@ -298,6 +298,10 @@ class _Session:
             reason = f"{needed}, {max(0.0, left_s):.0f} s were left"
             self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
             return False
+        if row.estimate_s:
+            # A point may take much longer than expected on a machine that others use.
+            expected = format_seconds(row.estimate_s)
+            say(f"measuring {row.key}, about {expected} if the machine is idle")
         self.row_before_start = row
         self.rows[row.key] = replace(row, outcome=sessions.STARTED)
         # Saved now, the table of outcomes says that the point was begun, whatever may
