@@ -738,3 +738,17 @@ def test_a_training_is_immutable_in_its_sizes() -> None:
     assert training.message_bytes.tolist() == [1000.0, 2000.0, 3000.0]
     faster = without_delay(training.schedule, 0, ("forward",))
     assert (faster.work_s <= training.schedule.work_s + 1e-12).all()
+
+
+def test_traces_without_shapes_are_refused(tmp_path: Path) -> None:
+    """Without shapes, nothing tells which copies belong to which message."""
+    paths = []
+    recorded = Path(__file__).parents[1] / "data" / "straggling" / "real"
+    for path in sorted(recorded.glob("rank*.json.gz")):
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        for event in document["traceEvents"]:
+            event.get("args", {}).pop("Input Dims", None)
+        paths.append(tmp_path / path.name)
+        paths[-1].write_bytes(gzip.compress(json.dumps(document).encode()))
+    with pytest.raises(UserError):
+        training_of([rank_trace(read_trace(path)) for path in paths])

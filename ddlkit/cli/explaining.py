@@ -287,6 +287,13 @@ def _first(explanation: Any) -> str:
                 f"look at {largest.phase} of that rank: {WHERE_TO_LOOK[largest.phase]}"
             )
         return f"the largest single cause is {_name_of_cause(largest)}: {action}"
+    # Without a cost of messages, no cause contains what they cost.
+    are_messages_known = any(c.cause == "bandwidth" for c in explanation.causes)
+    if not are_messages_known and explanation.exposed_s > least_s:
+        return (
+            f"measure messages: they are exposed for {_ms(explanation.exposed_s)} an "
+            "iteration, and --collectives, measured on the idle machines, tells why"
+        )
     return "nothing: no single cause surely costs more than 3% of the iteration"
 
 

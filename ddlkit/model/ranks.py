@@ -123,6 +123,8 @@ def training_of(
         other messages than each other.
     """
     ordered = _in_order(traces)
+    for trace in ordered:
+        _refuse_without_shapes(trace)
     alike, findings = _alike_iterations(ordered, least_iterations)
     # A GPU goes on after a message when the message has ended on its stream, whatever its
     # host does meanwhile.
@@ -307,6 +309,23 @@ def _alike_iterations(
         text = f"the first {n_early} iterations: they have other messages"
         findings.append(Finding("left out", (), text))
     return usable, findings
+
+
+def _refuse_without_shapes(trace: RankTrace) -> None:
+    """Raise UserError if a trace does not say how large its messages of backward are.
+
+    The sizes tell which bucket a copy belongs to, and so until when a rank waits.
+    Without them all waits would seem to be work.
+    """
+    for iteration in trace.iterations:
+        for message in iteration.messages:
+            has_no_size = message.in_backward and message.elements == 0
+            if has_no_size and iteration.copies_back:
+                raise UserError(
+                    f"{trace.source}: the {message.collective} messages have no sizes: "
+                    "record with torch.profiler.profile(..., record_shapes=True), as "
+                    "ddlkit trace does"
+                )
 
 
 def _refuse_other_steps(traces: Sequence[RankTrace]) -> None:
