@@ -635,7 +635,8 @@ def test_of_several_profiles_one_is_chosen_or_asked_for(tmp_path: Path) -> None:
     assert store.read_profile(path, "tiny", 16).update_s == 0.1
     assert store.read_profile(path, ranks=2, network="other").network == "other"
     line = refusal(lambda: store.read_profile(path, "vgg16"))
-    assert "no row with network vgg16: it has tiny, other" in line
+    assert "no row with network vgg16" in line
+    assert "tiny, other" in line
     save(tmp_path, layers(update_s=[0.1, 0.2, 0.1]), schema="layers")
     assert "update_s" in refusal(lambda: store.read_profile(path))
 
@@ -668,7 +669,7 @@ def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path) -> 
             "link_bits_per_s": 1e9,
         },
     }
-    assert "it has 2, 4" in refusal(lambda: read(collective="all_gather", ranks=8))
+    assert "2, 4" in refusal(lambda: read(collective="all_gather", ranks=8))
 
 
 @pytest.mark.parametrize(
