@@ -42,7 +42,7 @@ lacking=$(absent pytest hypothesis)
 if [[ $lacking ]]; then
   echo "gpu_check: SKIPPED the tests that need a GPU, because these packages are not installed: $lacking"
 else
-  # The tests of kernels beside the stand-in come last: they are the ones that may hang. The plugin for
+  # The tests of kernels that run next to the stand-in come last: they are the ones that may hang. The plugin for
   # timeouts is not needed, and its alarm would replace that of the step.
   mapfile -t tests < <(grep -l 'pytest\.mark\.gpu' tests/test_*.py | grep -v contention)
   step 35 tests -m pytest -v -m gpu -p no:timeout -o faulthandler_timeout=30 \

@@ -52,7 +52,7 @@ class FakeDriver:
         self.status = 0
         self.now_ns = 0
         self.loads_first = False
-        """Whether the first stand-in begins only when the kernel beside it has ended."""
+        """Whether the first stand-in begins only when the kernel next to it has ended."""
         self._names: list[str] = []
         self._allowed_bytes = dict[int, int]()
 

@@ -447,7 +447,7 @@ class CheckedCollective:
         # buffer but the input is NaN before the collective.
         row_elements = elements if self._in_place else self.expected.numel()
         self._initial = self.mine.new_full((row_elements,), float("nan"))
-        # In place, the input lies in the buffer itself, beside the NaN.
+        # In place, the input lies in the buffer itself, next to the NaN.
         if self._in_place:
             self._source(self._initial).copy_(self.mine)
         # A row for each of the messages that are posted at once.

@@ -177,7 +177,7 @@ def _other_runs(traces: Sequence[RankTrace]) -> Iterator[Finding]:
     Ranks of one run wait for one another in each iteration. Whatever delays them, they
     cannot be far apart at its end, and so all iterations together take them equally long.
     A single pause, such as that of a profiler which ends, may part the totals of a small
-    model. The ranks' iterations must therefore also differ in the median.
+    model. The ranks' iterations must therefore also differ in their median.
     """
     taken_s = np.array([[i.end_s - i.start_s for i in t.iterations] for t in traces])
     totals_s = taken_s.sum(axis=1)

@@ -347,7 +347,7 @@ class Queues(ABC):
         marks : Marks
             The begin and the end of the computation.
         read : callable
-            Returns the `Traffic` beside the computation, once all that was started has ended.
+            Returns the `Traffic` during the computation, once all that was started has ended.
         """
         current = torch.cuda.current_stream(self._device)
         ways = [name for name in self.streams if way in (name, BOTH)]

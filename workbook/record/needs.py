@@ -41,7 +41,7 @@ ELEMENT_S = 1e-6
 NEIGHBOUR_S = 3.0
 """Seconds to build a kernel and its neighbour, and to try each way of communicating."""
 NEIGHBOUR_FACTOR = 1.5
-"""Expected duration beside a neighbour over the ``max_s`` of the budget."""
+"""Expected duration next to a neighbour over the ``max_s`` of the budget."""
 EPOCH_S = 5.0
 """Seconds of an epoch of dense training."""
 SPARSE_EPOCH_S = 4.0
@@ -115,7 +115,7 @@ def kernels_s(budget: Budget) -> float:
 
 
 def training_beside_s(budget: Budget, network: str, batch: int, settings: int) -> float:
-    """Return how long training beside the stand-in is expected to take, in seconds.
+    """Return how long training next to the stand-in is expected to take, in seconds.
 
     Parameters
     ----------

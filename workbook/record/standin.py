@@ -228,7 +228,7 @@ class GpuStandIn:
         marks : Marks
             The begin and the end of the computation.
         read : callable
-            Returns the `Traffic` beside the computation, once the computation is over.
+            Returns the `Traffic` during the computation, once the computation is over.
         """
         if footprint:
             blocks = footprint.blocks
