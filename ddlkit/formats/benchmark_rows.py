@@ -169,6 +169,31 @@ def whole(value: Any, where: str, name: str) -> int:
     return int(number)
 
 
+def stated_busbw_gb_per_s(busbw_gb_per_s: Any) -> float:
+    """Return the bus bandwidth that a JSON document states, or NaN if it states none.
+
+    `benchmark_times` compares a time with the bus bandwidth of its row unless that is NaN.
+
+    Parameters
+    ----------
+    busbw_gb_per_s : object
+        The value in the document in GB/s. It is None if the document has no such entry.
+
+    Returns
+    -------
+    float
+        The bus bandwidth in GB/s.
+
+    Examples
+    --------
+    >>> stated_busbw_gb_per_s(12.5), stated_busbw_gb_per_s(None)
+    (12.5, nan)
+    """
+    if isinstance(busbw_gb_per_s, int | float):
+        return busbw_gb_per_s
+    return math.nan
+
+
 def benchmark_times(
     source: str, rows: Sequence[BenchmarkRow], file: str, options: MessageOptions
 ) -> MessageTimes:

@@ -11,7 +11,6 @@ reduce_scatter is printed as the part of one rank.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from ddlkit.formats.benchmark_rows import (
     benchmark_times,
     collective_named,
     positive,
+    stated_busbw_gb_per_s,
     whole,
 )
 from ddlkit.formats.contract import MessageOptions, MessageTimes
@@ -132,10 +132,7 @@ def _row(operation: _Operation) -> BenchmarkRow:
     if collective in _SIZED_BY_PART:
         n_bytes *= ranks
     time_us = positive(performance.get("coll_exec_time_us"), where, "coll_exec_time_us")
-    busbw_gb_per_s = performance.get("coll_busbw_gbs")
-    # NaN stands for a bandwidth that is not printed, and is not checked.
-    if not isinstance(busbw_gb_per_s, int | float):
-        busbw_gb_per_s = math.nan
+    busbw_gb_per_s = stated_busbw_gb_per_s(performance.get("coll_busbw_gbs"))
     return BenchmarkRow(
         where=where,
         n_bytes=n_bytes,

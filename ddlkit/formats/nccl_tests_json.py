@@ -7,7 +7,6 @@ microseconds. Sizes are those of `ddlkit.core.collective`.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from typing import Any
@@ -19,6 +18,7 @@ from ddlkit.formats.benchmark_rows import (
     benchmark_times,
     collective_named,
     positive,
+    stated_busbw_gb_per_s,
     whole,
 )
 from ddlkit.formats.contract import MessageOptions, MessageTimes
@@ -101,10 +101,7 @@ def _row(
             f"{where}, nwrong: {shown(n_wrong)} wrong values: "
             "fix the collective before timing it"
         )
-    busbw_gb_per_s = times.get("bus_bw")
-    # NaN stands for a bandwidth that is not printed, and is not checked.
-    if not isinstance(busbw_gb_per_s, int | float):
-        busbw_gb_per_s = math.nan
+    busbw_gb_per_s = stated_busbw_gb_per_s(times.get("bus_bw"))
     return BenchmarkRow(
         where=where,
         n_bytes=n_bytes,

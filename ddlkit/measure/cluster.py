@@ -17,7 +17,6 @@ import torch
 
 from ddlkit import store
 from ddlkit.core.collective import COLLECTIVES
-from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_bytes
 from ddlkit.jobs import rank as peers
 from ddlkit.jobs.clock import Budget
@@ -27,6 +26,7 @@ from ddlkit.measure import collectives as messages
 from ddlkit.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.measure.session import Origin, table_path, this_machine
 from ddlkit.store import machine
+from ddlkit.store.tables import refuse_other_machines
 
 MINUTES = 3.0
 """How long all sizes of all collectives take together by default, in minutes."""
@@ -114,17 +114,9 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
 def _refuse_tables_of_others(path: Path, facts: dict[str, str]) -> None:
     """Raise UserError if a directory has tables of another machine or other settings.
 
-    Rows of two machines in one table would be taken for those of one. ``path`` is the
-    table that is measured, and ``facts`` are those of all ranks.
+    ``path`` is the table that is measured, and ``facts`` are those of all ranks.
     """
-    name = machine.name()
-    other_machines = store.machines_in(path.parent) - {name}
-    if other_machines:
-        names = " and ".join(sorted(other_machines))
-        raise UserError(
-            f"{path.parent} holds a recording of {names}, this is {name}: choose another "
-            "directory"
-        )
+    refuse_other_machines(path.parent, machine.name())
     if store.has_table(path):
         refuse_other_origin(path, store.load_stamp(path), facts)
 

@@ -449,6 +449,32 @@ def machines_in(folder: Path) -> set[str]:
     return {str(stamp["machine"].get("name", "")) for stamp in stamps}
 
 
+def refuse_other_machines(folder: Path, name: str) -> None:
+    """Refuse to measure into a folder that has tables of another machine.
+
+    Rows of two machines in one recording would be taken for rows of one machine.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder, which need not have any tables.
+    name : str
+        The name of the machine that is going to measure.
+
+    Raises
+    ------
+    UserError
+        If a table in the folder was recorded on a machine of another name.
+    """
+    other_machines = machines_in(folder) - {name}
+    if other_machines:
+        names = " and ".join(sorted(other_machines))
+        raise UserError(
+            f"{folder} holds a recording of {names}, this is {name}: choose another "
+            "directory"
+        )
+
+
 # -- Stamps of loose tables ------------------------------------------------------------
 
 

@@ -36,7 +36,6 @@ from ddlkit.jobs.launch import end
 from ddlkit.measure import session as sessions
 from ddlkit.measure.session import HAVE_TABLES, MakePoints, Origin, Point, Row, say
 from ddlkit.store import files, machine, tables
-from ddlkit.store.tables import machines_in
 
 OVERTIME_S = 20.0
 """Seconds for which points may run beyond the budget."""
@@ -117,10 +116,10 @@ def run_session(
         files.remove_unfinished(out)
         in_use = vitals.gpu_in_use() if gpu else ""
         if in_use and not ignore_load:
-            advice = (
-                "wait, choose another GPU, or measure all the same with --ignore-load"
+            raise UserError(
+                f"nothing is measured: {in_use}; wait, choose another GPU, or measure "
+                "all the same with --ignore-load"
             )
-            raise UserError(f"nothing is measured: {in_use}; {advice}")
         # Isolated points of a session that does not measure the GPU see no GPU, so the
         # machine has the name of its processor.
         name = machine.name("cpu" if isolate and not gpu else "")
@@ -129,17 +128,9 @@ def run_session(
             remark="; ".join(text for text in (remark, in_use) if text),
         )
         with packing(out, pack) as pack_if_due:
-            # Times of two machines in one recording would be taken for those of one.
-            other_machines = machines_in(out) - {name}
-            if other_machines:
-                names = " and ".join(sorted(other_machines))
-                raise UserError(
-                    f"{out} holds a recording of {names}, this is {name}: "
-                    "choose another directory"
-                )
-            worker = _Worker(make, out, origin)
+            tables.refuse_other_machines(out, name)
             session = _Session(
-                worker,
+                _Worker(make, out, origin),
                 deadline_s=deadline_s,
                 isolate=isolate,
                 gpu=gpu,
