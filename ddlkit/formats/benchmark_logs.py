@@ -636,16 +636,7 @@ def read_log(
     if chosen.runs_at_once > 1:
         problem = f"{chosen.runs_at_once} processes print into one table"
         raise _without_mpi(problem, file)
-    # A table with rates is of nccl-tests, which prints a last line.
-    if chosen.has_rates and not chosen.is_whole:
-        problem = "no '# Avg bus bandwidth' after the rows: the log is cut"
-        advice = "get all of it, or make a CSV of bytes and seconds"
-        raise UserError(f"{file}: {problem}: {advice}")
-    if chosen.out_of_bounds:
-        problem = (
-            f"'Out of bounds values : {chosen.out_of_bounds} FAILED' after the rows"
-        )
-        raise UserError(f"{file}: {problem}: fix the collective before timing it")
+    _refuse_cut_or_wrong(chosen, file)
     sheet, frame = _sizes_times_and_rates(chosen, file)
     # The user's number of ranks is used only if the log does not state it.
     ranks = chosen.ranks or ranks
@@ -666,6 +657,21 @@ def read_log(
     )
     frame = frame.rename(columns={"time": "seconds"})
     return frame[["bytes", "seconds", "place", "collective", "ranks"]], chosen
+
+
+def _refuse_cut_or_wrong(table: Table, file: str) -> None:
+    """Raise UserError if rows of a table are missing, or if its collective was wrong."""
+    # A table with rates is of nccl-tests, which prints a last line.
+    if table.has_rates and not table.is_whole:
+        raise UserError(
+            f"{file}: no '# Avg bus bandwidth' after the rows: the log is cut: get all of "
+            "it, or make a CSV of bytes and seconds"
+        )
+    if table.out_of_bounds:
+        raise UserError(
+            f"{file}: 'Out of bounds values : {table.out_of_bounds} FAILED' after the "
+            "rows: fix the collective before timing it"
+        )
 
 
 def _without_mpi(problem: str, file: str) -> UserError:

@@ -61,26 +61,37 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         raise UserError(f"{file}: nccl-tests wrote no list of results: run it again")
     collective = _collective(document, file)
     ranks = _ranks(document)
-    rows = []
+    rows: list[BenchmarkRow] = []
     for number, result in enumerate(results):
         where = f"{file}: results[{number}]"
-        if not isinstance(result, dict):
-            raise UserError(f"{where}: {shown(result)} is not an object")
-        if result.get("size") == 0:
-            # The message was too small to be divided among the ranks.
-            continue
-        n_bytes = whole(result.get("size"), where, "size")
-        # The options -d all and -o all time several types and operations.
-        variant = {
-            name: str(result[name]) for name in ("type", "redop") if name in result
-        }
-        for place in PLACES:
-            times = result.get(place)
-            # Some runs print no times out of place.
-            if isinstance(times, dict):
-                row = _row(times, f"{where}, {place}", n_bytes, collective, ranks)
-                rows.append(row._replace(place=place, variant=variant))
+        rows += _rows_of_size(result, where, collective, ranks)
     return benchmark_times(SOURCE, rows, file, options)
+
+
+def _rows_of_size(
+    result: Any, where: str, collective: str, ranks: int
+) -> list[BenchmarkRow]:
+    """Return the times in one of the "results", at most one for each of `PLACES`.
+
+    ``where`` is the file and the result, as errors name them, and ``ranks`` is 0 if the
+    number is unknown.
+    """
+    if not isinstance(result, dict):
+        raise UserError(f"{where}: {shown(result)} is not an object")
+    if result.get("size") == 0:
+        # The message was too small to be divided among the ranks.
+        return []
+    n_bytes = whole(result.get("size"), where, "size")
+    # The options -d all and -o all time several types and operations.
+    variant = {name: str(result[name]) for name in ("type", "redop") if name in result}
+    rows = []
+    for place in PLACES:
+        times = result.get(place)
+        # Some runs print no times out of place.
+        if isinstance(times, dict):
+            row = _row(times, f"{where}, {place}", n_bytes, collective, ranks)
+            rows.append(row._replace(place=place, variant=variant))
+    return rows
 
 
 def _row(

@@ -85,12 +85,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
             where = f"{file}: row at line {number}"
             cells = _cells_by_column(words, columns, where)
             # The user's choice is used only if no command has named a collective.
-            name = collective or options.collective
-            if not name:
-                raise UserError(
-                    f"{file}: nccom-test does not name its collective: "
-                    f"give --collective {' or '.join(KNOWN)}"
-                )
+            name = collective or _collective_of_user(options, file)
             rows.append(_row(cells, where, name, ranks))
         elif words:
             # Any other line that is not empty ends the table.
@@ -110,6 +105,16 @@ def _cells_by_column(
             f"{where}: {len(words)} words for {len(columns)} columns: is the log cut?"
         )
     return dict(zip(columns, words, strict=True))
+
+
+def _collective_of_user(options: MessageOptions, file: str) -> str:
+    """Return the collective that the user states, or raise UserError if none is stated."""
+    if not options.collective:
+        raise UserError(
+            f"{file}: nccom-test does not name its collective: "
+            f"give --collective {' or '.join(KNOWN)}"
+        )
+    return options.collective
 
 
 def _collective_of(words: str) -> str:
