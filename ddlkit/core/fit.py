@@ -297,14 +297,20 @@ class Fit(Generic[C]):
             # written.
             summary["held_out"] = {"draws": len(self.draws), **self.held_out.to_dict()}
         elif self.draws:
-            # Only what differs from the cost is written. All draws of a table have the
-            # sizes ("bytes") of the cost.
-            names = [name for name in parameters(type(self.cost)) if name != "bytes"]
-            described_draws = [draw.to_dict() for draw in self.draws]
-            summary["draws"] = [
-                {name: draw[name] for name in names} for draw in described_draws
-            ]
+            summary["draws"] = self._described_draws()
         return {**self.cost.to_dict(), "fit": summary}
+
+    def _described_draws(self) -> list[dict[str, Any]]:
+        """Return of each draw, as JSON-ready values, what differs from the cost.
+
+        All draws of a table have the sizes ("bytes") of the cost.
+        """
+        names = [name for name in parameters(type(self.cost)) if name != "bytes"]
+        described = []
+        for draw in self.draws:
+            values = draw.to_dict()
+            described.append({name: values[name] for name in names})
+        return described
 
 
 def fit(
@@ -385,6 +391,8 @@ def fit(
     )
     cost = kind(**fitter(sizes, seconds), **holds_for)
 
+    # The draws say how uncertain the cost is. They follow from the scatter of sizes that
+    # were repeated, or otherwise from errors at sizes that are held out.
     held_out = None
     drawn_costs: tuple[Any, ...] = ()
     if draws and _draws_need_held_out_errors(kind, sizes):
@@ -877,10 +885,8 @@ def _growth_beyond(
 
     Parameters
     ----------
-    form : str
-        The form of the fit.
-    sizes, seconds : ndarray, shape (n,)
-        All rows, sorted by size.
+    form, sizes, seconds
+        As of `_error_model`.
     end : float
         The first or the last size.
     is_far : ndarray of bool, shape (n,)

@@ -257,12 +257,8 @@ def sparse_timeline(
 
     Parameters
     ----------
-    workload : Workload
-        What one iteration computes.
-    plan : FusionPlan
-        Which gradients share a message.
-    cost : MessageCost
-        The time of a message, and of selecting what is sent.
+    workload, plan, cost
+        As of `sparse_iteration`.
 
     Returns
     -------

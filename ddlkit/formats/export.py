@@ -186,10 +186,8 @@ def profile(cost: MessageCost, torch: str) -> str:
 
     Parameters
     ----------
-    cost : MessageCost
-        The cost of the collective.
-    torch : str
-        The release of torch.
+    cost, torch
+        As of `inductor`.
 
     Returns
     -------

@@ -212,14 +212,12 @@ def between_marks(
 def timed(
     action: Action, device: torch.device | str, *, before: Action = _nothing
 ) -> Callable[[], Marks]:
-    """Return an action that is timed by the device's own clock, behind a `hold`.
+    """Return an action as `between_marks` does, which runs behind a `hold`.
 
     Parameters
     ----------
-    action : callable
-        The action, which takes no arguments.
-    device : torch.device or str
-        The device.
+    action, device
+        As of `between_marks`.
     before : callable, optional
         Called behind the hold and before the first mark, such as a message in which the
         devices of all ranks meet.
@@ -227,7 +225,7 @@ def timed(
     Returns
     -------
     callable
-        Runs the action, and returns the marks of its beginning and its end.
+        Holds the device, runs the action, and returns the marks.
     """
 
     def hold_first() -> None:
@@ -272,30 +270,15 @@ def measure_interleaved(
     dict of ndarray, shape (repeats,)
         Seconds of each repeat by the names of the actions, without warm-up.
     """
-
-    def sample(action: Action) -> float:
-        """Run an action once, and return its seconds."""
-        setup()
-        # Work of the setup that is still under way must not count.
-        synchronize()
-        start_s = perf_counter()
-        result = action()
-        synchronize()
-        taken_s = perf_counter() - start_s
-        if isinstance(result, Marks):
-            # The time from the first mark to the last one, by the device's own clock.
-            return float(result.seconds()[-1])
-        return taken_s
-
     for _ in range(budget.warmup):
         for action in actions.values():
-            sample(action)
+            _time_once(action, setup, synchronize)
     samples: dict[Key, list[float]] = {name: [] for name in actions}
     begun_s = perf_counter()
     # Repeats are counted from 1, so that `repeat` says how many are done.
     for repeat in range(1, budget.max_repeats + 1):
         for name, action in actions.items():
-            samples[name].append(sample(action))
+            samples[name].append(_time_once(action, setup, synchronize))
         if repeat < budget.min_repeats:
             continue
         could_stop = perf_counter() - begun_s >= budget.max_s
@@ -305,6 +288,21 @@ def measure_interleaved(
         if agree(could_stop):
             break
     return {name: np.array(seconds) for name, seconds in samples.items()}
+
+
+def _time_once(action: Action, setup: Action, synchronize: Action) -> float:
+    """Run an action once after its setup, and return the seconds of the action alone."""
+    setup()
+    # Work of the setup that is still under way must not count.
+    synchronize()
+    start_s = perf_counter()
+    result = action()
+    synchronize()
+    taken_s = perf_counter() - start_s
+    if isinstance(result, Marks):
+        # The time from the first mark to the last one, by the device's own clock.
+        return float(result.seconds()[-1])
+    return taken_s
 
 
 def measure(

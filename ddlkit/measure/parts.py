@@ -827,22 +827,10 @@ def trainings(
 
     Parameters
     ----------
-    here : Here
-        Where the session measures.
-    networks : sequence of (str, int)
-        Names and batch sizes.
-    repeats : int
-        How many rounds there are.
-    iterations : int
-        How many iterations a round has.
-    ranks : sequence of int, optional
-        Numbers of ranks, by default those of `rank_counts`.
-    rate : sequence of float, optional
-        Rates of a lab's links in bit/s; 0 for no lab.
-    delay : sequence of float, optional
-        Delays of a lab's links in seconds.
-    accumulate : int, optional
-        How many batches an iteration has.
+    here, networks, ranks, rate, delay
+        As of `training_cases`.
+    repeats, iterations, accumulate
+        As of `training_by_own_rule`.
 
     Yields
     ------

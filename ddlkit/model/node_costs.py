@@ -214,10 +214,8 @@ class NodeCosts:
 
         Parameters
         ----------
-        collective : str
-            The name of the collective.
-        nodes, ranks : int
-            The numbers of nodes and of GPUs.
+        collective, nodes, ranks
+            As of `measured`.
 
         Returns
         -------
@@ -284,10 +282,8 @@ class NodeCosts:
 
         Parameters
         ----------
-        collective : str
-            The name of the collective.
-        nodes, ranks : int
-            The numbers of nodes and of GPUs.
+        collective, nodes, ranks
+            As of `measured`.
 
         Returns
         -------
