@@ -547,17 +547,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 def _measure_here(arguments: argparse.Namespace) -> None:
     """Measure parts in a session of this machine, which starts its own ranks."""
-    for name in _OPTIONS_OF_A_JOB:
-        if getattr(arguments, name) is None:
-            continue
-        if is_started_by_launcher(os.environ):
-            raise UserError(
-                f"--{name} has an effect between two or more ranks, and torchrun or srun "
-                f"started one process: start more, or leave --{name} out"
-            )
-        raise UserError(
-            f"--{name} has an effect under torchrun or srun only: leave it out"
-        )
+    _refuse_options_of_a_job(arguments)
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
     # Under torchrun, only collectives are measured without a model.
     program = "ddlkit measure collectives"
@@ -608,6 +598,33 @@ _OPTIONS_OF_A_JOB = ("minutes", "link")
 """Options that have an effect only if torchrun or srun started the ranks."""
 
 
+def _refuse_options_of_a_job(arguments: argparse.Namespace) -> None:
+    """Raise UserError for an option that only the ranks of a job have."""
+    for name in _OPTIONS_OF_A_JOB:
+        if getattr(arguments, name) is None:
+            continue
+        if is_started_by_launcher(os.environ):
+            raise UserError(
+                f"--{name} has an effect between two or more ranks, and torchrun or srun "
+                f"started one process: start more, or leave --{name} out"
+            )
+        raise UserError(
+            f"--{name} has an effect under torchrun or srun only: leave it out"
+        )
+
+
+_LEAVE_IT_OUT = "leave it out"
+_INSTEAD_IN_A_JOB = {
+    "ranks": "leave it out, because the processes that were started are the ranks",
+    "lab": _LEAVE_IT_OUT,
+    "dry_run": _LEAVE_IT_OUT,
+    "pack": _LEAVE_IT_OUT,
+    "budget": "give --minutes in its place",
+    "ignore_load": _LEAVE_IT_OUT,
+}
+"""What to do about each option that has no effect if torchrun or srun started the ranks."""
+
+
 def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
     """Measure collectives between all ranks of a job, of which this process is one."""
     if arguments.part != "collectives":
@@ -616,13 +633,8 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
             "and each would measure this part for itself: start one process, or measure "
             "collectives, or layers with --model"
         )
-    for name in ("ranks", "lab", "dry_run", "pack", "budget", "ignore_load"):
+    for name, advice in _INSTEAD_IN_A_JOB.items():
         if getattr(arguments, name):
-            advice = "leave it out"
-            if name == "ranks":
-                advice += ", because the processes that were started are the ranks"
-            if name == "budget":
-                advice = "give --minutes in its place"
             raise UserError(
                 f"{option_of(name)} has no effect under torchrun or srun: {advice}"
             )

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -1190,7 +1191,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     UserError
         If an option does not go with sharded training, or if an input is wrong.
     """
-    from ddlkit.model.sharded import INTERVAL_HOLDS, SENT, Sharding, forecast
+    from ddlkit.model.sharded import Sharding
 
     _refuse_options_of_ddp(arguments)
     if not specs[0]:
@@ -1213,32 +1214,46 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     rows = []
     for spec, reshard in product(specs, (True, False)):
         sharding = shardings[spec].scaled(arguments.dilation)
-        # A program is what every rank does in an iteration, in this order.
-        program = sharding.program(prefetch=not arguments.no_prefetch, reshard=reshard)
-        predicted, interval_s = forecast(program, communications, arguments.level)
-        compute_s = predicted.compute_s
-        communication_s = predicted.communication_s
-        rows.append(
-            {
-                "units": spec,
-                "unit_count": len(unit_bytes[spec]),
-                "reshard": reshard,
-                **{name: getattr(predicted, name) for name in PREDICTED},
-                "interval_s": list(interval_s) if interval_s else None,
-                # Without contention, the share of iterations in the interval is unknown.
-                "level": None,
-                "interval_holds": INTERVAL_HOLDS if interval_s else NO_INTERVAL,
-                "no_overlap_s": compute_s + communication_s,
-                "perfect_overlap_s": max(compute_s, communication_s),
-                "messages": len(program.messages),
-                "workers": communications[SENT[0]].cost.workers,
-                "most_gathered_bytes": sharding.most_gathered_bytes(reshard=reshard),
-                "contention": None,
-                **assumption(arguments),
-            }
-        )
+        row = _prediction_of_sharding(arguments, sharding, communications, reshard)
+        rows.append({"units": spec, "unit_count": len(unit_bytes[spec]), **row})
     print_remarks([*notes, NO_CONTENTION_OF_SHARDS], warnings)
     return rows
+
+
+def _prediction_of_sharding(
+    arguments: argparse.Namespace,
+    sharding: Any,
+    communications: Mapping[str, Any],
+    reshard: bool,
+) -> dict[str, Any]:
+    """Return the row that `predict_sharded` returns for a `Sharding`, without its units.
+
+    ``communications`` has what messages of each collective cost. ``reshard`` says whether
+    ranks shard the parameters again after the forward pass.
+    """
+    from ddlkit.model.sharded import INTERVAL_HOLDS, SENT, forecast
+
+    # A program is what every rank does in an iteration, in this order.
+    program = sharding.program(prefetch=not arguments.no_prefetch, reshard=reshard)
+    predicted, interval_s = forecast(program, communications, arguments.level)
+    compute_s = predicted.compute_s
+    communication_s = predicted.communication_s
+    return {
+        "reshard": reshard,
+        **{name: getattr(predicted, name) for name in PREDICTED},
+        "interval_s": list(interval_s) if interval_s else None,
+        # Without contention, the share of iterations in the interval is unknown.
+        "level": None,
+        "interval_holds": INTERVAL_HOLDS if interval_s else NO_INTERVAL,
+        "no_overlap_s": compute_s + communication_s,
+        "perfect_overlap_s": max(compute_s, communication_s),
+        "messages": len(program.messages),
+        # `_refuse_different_ranks` makes sure that all collectives have the same ranks.
+        "workers": communications[SENT[0]].cost.workers,
+        "most_gathered_bytes": sharding.most_gathered_bytes(reshard=reshard),
+        "contention": None,
+        **assumption(arguments),
+    }
 
 
 def _communication_by_collective(
@@ -1304,27 +1319,13 @@ def _tables_by_collective(
         )
     # With --assume-ring, --ranks names ranks that no table has.
     ranks = None if arguments.assume_ring else arguments.ranks
+    read = functools.partial(
+        read_collectives, ranks=ranks, place=arguments.place, table=arguments.table
+    )
     tables: dict[str, list[Path]] = {collective: [] for collective in collectives}
     for path in store.expand_tables(patterns):
-        errors = []
-        for collective in collectives:
-            try:
-                rows = read_collectives(
-                    path,
-                    collective=collective,
-                    ranks=ranks,
-                    place=arguments.place,
-                    table=arguments.table,
-                )
-            except UserError as error:
-                # A log of one collective is refused for the other one. This is a mistake
-                # only if the log is refused for all of them.
-                errors.append(error)
-                continue
-            if (rows["collective"] == collective).any():
-                tables[collective].append(path)
-        if len(errors) == len(collectives):
-            raise errors[0]
+        for collective in _collectives_in(path, collectives, read):
+            tables[collective].append(path)
     for collective, paths in tables.items():
         if not paths:
             listed = ", ".join(map(str, patterns))
@@ -1333,6 +1334,30 @@ def _tables_by_collective(
                 f"sends {' and '.join(collectives)}, so give a table or a log of each"
             )
     return tables
+
+
+def _collectives_in(
+    path: Path, collectives: Sequence[str], read: Callable[..., Any]
+) -> list[str]:
+    """Return those of some collectives of which a table or a log has times.
+
+    ``read`` returns the rows of a file, and raises UserError for a log of another
+    collective than the one that it is called for. A log of one collective is thus refused
+    for all others, which is a mistake only if the log is refused for each of them.
+    """
+    found = []
+    errors = []
+    for collective in collectives:
+        try:
+            rows = read(path, collective=collective)
+        except UserError as error:
+            errors.append(error)
+            continue
+        if (rows["collective"] == collective).any():
+            found.append(collective)
+    if len(errors) == len(collectives):
+        raise errors[0]
+    return found
 
 
 def _refuse_different_ranks(communications: Mapping[str, Any]) -> None:

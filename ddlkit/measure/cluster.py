@@ -92,23 +92,36 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
         for tables in collectives_job.part(me, settings):
             # The clock rates right after a measurement show whether a GPU was slowed
             # down, for example because it was hot.
-            clocks = [json.loads(text) for text in _clocks_of_all(me)]
             clocks_after = {
                 "collective": collective,
                 "bytes": [*missing_sizes],
-                "ranks": clocks,
+                "ranks": [json.loads(text) for text in _clocks_of_all(me)],
             }
             with peers.failing_together(me):
                 if me.rank == 0:
-                    described = {
-                        **this_machine(),
-                        "ranks": facts_of_all_ranks,
-                        "clocks": [*_earlier_clocks(path), clocks_after],
-                    }
-                    origin = Origin(machine=described)
                     rows = tables["collectives"]
-                    origin.save(path, rows, "collectives", append=True)
+                    _append_rows(path, rows, facts_of_all_ranks, clocks_after)
     return path
+
+
+def _append_rows(
+    path: Path,
+    rows: pd.DataFrame,
+    facts: dict[str, str],
+    clocks_after: dict[str, Any],
+) -> None:
+    """Add rows to the table, and the clock rates after their measurement to its stamp.
+
+    ``facts`` are those of all ranks. ``clocks_after`` names the collective and its sizes,
+    and has the clock rates of each rank.
+    """
+    described = {
+        **this_machine(),
+        "ranks": facts,
+        # The stamp is written anew, so the rates after earlier measurements are repeated.
+        "clocks": [*_earlier_clocks(path), clocks_after],
+    }
+    Origin(machine=described).save(path, rows, "collectives", append=True)
 
 
 def _refuse_tables_of_others(path: Path, facts: dict[str, str]) -> None:
