@@ -535,32 +535,11 @@ def _measure_table(
     should know of the layers is appended to ``notes``.
     """
     if schema == "layers":
-        budget = Budget(
-            warmup=1,
-            min_repeats=4,
-            max_repeats=200,
-            max_s=FOR_LAYERS * settings.measure_s,
-        )
-        tables, profile = layers_of(training, budget, me)
-        notes += remarks(training, profile)
-        notes.append(f"order: {order_compared_with_ddp(training, profile)}")
-        notes += other_than_predicted(training, profile)
-        yield tables
+        max_s = FOR_LAYERS * settings.measure_s
+        yield _measure_layers(me, training, max_s, notes)
     elif schema == "collectives":
-        sizes = message_sizes(training.gradient_bytes, me.world_size)
-        budget_of_size = Budget(
-            warmup=1,
-            min_repeats=4,
-            max_repeats=100,
-            max_s=FOR_MESSAGES * settings.measure_s / len(sizes),
-        )
-        messages = CollectivesSettings(
-            collectives=("all_reduce",),
-            sizes=sizes,
-            budget=budget_of_size,
-            messages_per_sample=NCCL_MESSAGES if me.backend == "nccl" else 4,
-        )
-        yield from collectives_job.part(me, messages)
+        max_s = FOR_MESSAGES * settings.measure_s
+        yield from _measure_messages(me, training, max_s)
     else:  # table ``slowdown``
         yield from slowdown_rounds(
             me,
@@ -569,6 +548,32 @@ def _measure_table(
             max_s=FOR_SLOWDOWN * settings.measure_s,
             min_repeats=3,
         )
+
+
+def _measure_layers(
+    me: Rank, training: Training, max_s: float, notes: list[str]
+) -> Tables:
+    """Measure the layers of a training for ``max_s``, and append remarks to ``notes``."""
+    budget = Budget(warmup=1, min_repeats=4, max_repeats=200, max_s=max_s)
+    tables, profile = layers_of(training, budget, me)
+    notes += remarks(training, profile)
+    notes.append(f"order: {order_compared_with_ddp(training, profile)}")
+    notes += other_than_predicted(training, profile)
+    return tables
+
+
+def _measure_messages(me: Rank, training: Training, max_s: float) -> Iterator[Tables]:
+    """Measure all-reduces as large as the buckets of a training may be, for ``max_s``."""
+    sizes = message_sizes(training.gradient_bytes, me.world_size)
+    settings = CollectivesSettings(
+        collectives=("all_reduce",),
+        sizes=sizes,
+        budget=Budget(
+            warmup=1, min_repeats=4, max_repeats=100, max_s=max_s / len(sizes)
+        ),
+        messages_per_sample=NCCL_MESSAGES if me.backend == "nccl" else 4,
+    )
+    yield from collectives_job.part(me, settings)
 
 
 def _sizes_for_slowdown(all_bytes: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 import psutil
@@ -74,15 +74,9 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
         """Measure each kind at each size that fits, and yield the rows of each."""
         pools = _pools(torch_device, largest)
         for kind, (target, source) in pools.items():
+            labels = {"copy": kind, "device": torch_device.type}
             for size in fitting:
-                count, seconds = _copy_s(target, source, size, budget)
-                labels = {
-                    "copy": kind,
-                    "device": torch_device.type,
-                    "bytes": size,
-                    "copies_per_sample": count,
-                }
-                yield clock.sample_rows(labels, seconds)
+                yield _rows_of_copies(target, source, size, budget, labels)
         if too_large:
             # `all_or_partial` keeps the rows so far, and marks them as a part.
             raise Unavailable(reason)
@@ -91,6 +85,18 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     # If memory runs out, `compute_on` raises a UserError with this description.
     with compute_on(what, device) as torch_device:
         return all_or_partial("copies", frames(torch_device))
+
+
+def _rows_of_copies(
+    target: Pool, source: Pool, size: int, budget: Budget, labels: Mapping[str, str]
+) -> pd.DataFrame:
+    """Time copies of ``size`` bytes from one pool to another, and return a row per sample.
+
+    ``labels`` has the values of the columns "copy" and "device".
+    """
+    copies_per_sample, seconds = _copy_s(target, source, size, budget)
+    columns = {**labels, "bytes": size, "copies_per_sample": copies_per_sample}
+    return clock.sample_rows(columns, seconds)
 
 
 def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:

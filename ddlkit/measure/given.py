@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -223,11 +223,7 @@ class Training:
         with backward_calls(mark, last=backward_passes) as calls:
             for batch in range(self.accumulate):
                 is_last_batch = batch == self.accumulate - 1
-                exchange: Any = nullcontext()
-                if self.ddp and not is_last_batch:
-                    # Gradients add up without exchange until the last batch.
-                    exchange = self.ddp.no_sync()
-                with exchange:
+                with self._exchange(is_last_batch):
                     loss = self.loss()
                     if not self.backwards:
                         loss.backward()
@@ -238,6 +234,16 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         mark()
+
+    def _exchange(self, is_last_batch: bool) -> AbstractContextManager[None]:
+        """Return a context in which the backward pass exchanges gradients, or adds them up.
+
+        Gradients add up without exchange until the last batch of an iteration.
+        """
+        if self.ddp is None or is_last_batch:
+            return nullcontext()
+        without_exchange: AbstractContextManager[None] = self.ddp.no_sync()
+        return without_exchange
 
     @contextmanager
     def watched(

@@ -130,13 +130,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
         If ranks of a lab would have to share cores, if memory runs out, and if DDP
         makes other buckets than asked for under every plan.
     """
-    in_lab = "lab" in me.link
-    cores = machine.cores()
-    if me.device.type == "cpu" and in_lab and me.world_size > cores:
-        raise UserError(
-            f"training: {me.world_size} ranks on {cores} cores would take turns, "
-            "which nothing predicts: use fewer"
-        )
+    _refuse_shared_cores(me)
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
         torch.manual_seed(0)
         network = networks.build(settings.network).to(me.device)
@@ -164,6 +158,17 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
                 raise UserError(
                     "training: DDP made other buckets than asked for under every plan"
                 )
+
+
+def _refuse_shared_cores(me: Rank) -> None:
+    """Raise UserError if the ranks of a lab are more than the cores that compute."""
+    cores = machine.cores()
+    computes_on_core_in_lab = me.device.type == "cpu" and "lab" in me.link
+    if computes_on_core_in_lab and me.world_size > cores:
+        raise UserError(
+            f"training: {me.world_size} ranks on {cores} cores would take turns, "
+            "which nothing predicts: use fewer"
+        )
 
 
 def copy_s_per_byte(me: Rank, network: nn.Module) -> float:

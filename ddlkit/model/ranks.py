@@ -136,12 +136,14 @@ def training_of(
     shared = _InOneClock.of(usable)
     # Once it can start on the last rank, a message takes its time.
     ends_s = shared.started_s.max(axis=1) + taken_s
-    message_s = taken_s
-    # A message that is shorter than the start-up is nothing but start-up.
-    startups_s = np.minimum(startup_s, taken_s)
     if in_flight > 1:
+        # Messages shared the link, so each has taken longer than it would alone.
         ready_s = shared.posted_s.max(axis=1)
         message_s, startups_s = _messages_alone_s(ready_s, ends_s, startup_s, in_flight)
+    else:
+        message_s = taken_s
+        # A message that is shorter than the start-up is nothing but start-up.
+        startups_s = np.minimum(startup_s, taken_s)
     contention_s, unknown_contention = _contention_s(usable, segments, taken_s)
     # Copies and contention are separate parts of the work of a segment.
     copies_s = np.minimum(copies_s, work_s)
@@ -690,11 +692,8 @@ class _InOneClock(NamedTuple):
     def of(cls, traces: Sequence[RankTrace]) -> _InOneClock:
         """Return what the ranks of ``traces`` did.
 
-        The clocks of ranks differ, and a message ends on all ranks at nearly the same
-        instant. So the clock of a rank is ahead of the clock of the first rank by the
-        median difference of their ends, over the messages of some iterations. An error of
-        this offset shifts all that a rank does alike, and leaves the replay of what was
-        traced as it is.
+        An error in how far the clock of a rank is ahead shifts all that the rank does
+        alike, and leaves the replay of what was traced as it is.
         """
         # Shape (R, I, K, 3). The last axis holds the three instants of a message.
         instants_of_ranks_s = np.array(
@@ -707,13 +706,7 @@ class _InOneClock(NamedTuple):
             ]
         )
         instants_s = instants_of_ranks_s.transpose(1, 0, 2, 3)
-        ends_s = instants_s[..., 2]
-        ahead_s = ends_s - ends_s[:, :1]
-        offsets_s = np.empty(ends_s.shape[:2])
-        for i in range(len(ends_s)):
-            # Clocks drift, so that only iterations nearby count.
-            nearby = slice(max(0, i - NEARBY_ITERATIONS), i + NEARBY_ITERATIONS + 1)
-            offsets_s[i] = np.median(ahead_s[nearby], axis=(0, 2))
+        offsets_s = _ahead_of_first_rank_s(instants_s[..., 2])
         instants_s = instants_s - offsets_s[:, :, None, None]
         own_starts_s = [trace.iterations[0].start_s for trace in traces]
         starts_s = np.array(own_starts_s) - offsets_s[0]
@@ -723,6 +716,23 @@ class _InOneClock(NamedTuple):
             ended_s=instants_s[..., 2],
             first_start_s=starts_s - starts_s.min(),
         )
+
+
+def _ahead_of_first_rank_s(ends_s: Floats) -> Floats:
+    """Return how far the clock of each rank is ahead in each iteration, shape (I, R).
+
+    ``ends_s``, shape (I, R, K), is when each message ends by the clock of each rank. A
+    message ends on all ranks at nearly the same instant. So the clock of a rank is ahead
+    of the clock of the first rank by the median difference of their ends, over the
+    messages of some iterations.
+    """
+    differences_s = ends_s - ends_s[:, :1]
+    ahead_s = np.empty(ends_s.shape[:2])
+    for i in range(len(ends_s)):
+        # Clocks drift, so that only iterations nearby count.
+        nearby = slice(max(0, i - NEARBY_ITERATIONS), i + NEARBY_ITERATIONS + 1)
+        ahead_s[i] = np.median(differences_s[nearby], axis=(0, 2))
+    return ahead_s
 
 
 def _messages_alone_s(
