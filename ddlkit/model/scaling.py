@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 HIDDEN_EVEN_ON_A_BAD_DAY = "hidden even on a bad day"
 HIDDEN_ONLY_ON_A_QUIET_FABRIC = "hidden only on a quiet fabric"
 COMMUNICATION_BOUND = "communication-bound"
-NOT_KNOWN = "not known"
+NOT_KNOWN = "not known whether messages are hidden"
 
 HIDDEN_SHARE = 0.05
 """Messages count as hidden if they lengthen a step by less than this share of it."""
@@ -128,7 +128,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Hidden:
+class HeldOut:
     """The largest measured count, predicted from the smaller ones.
 
     Attributes
@@ -240,14 +240,14 @@ class Scaling:
     ----------
     counts : tuple of Count
         All measured and predicted counts, in the order of their GPUs and nodes.
-    hidden : Hidden or None
+    held_out : HeldOut or None
         The largest measured count, predicted from the others. None if it is the only one of
         several nodes.
     explained : Explained
         What lengthens the step on the largest measured count.
     verdict : str
         Whether messages alone are hidden on the count that was asked for: "hidden even on a bad day", "hidden
-        only on a quiet fabric", "communication-bound" or "not known".
+        only on a quiet fabric", "communication-bound" or "not known whether messages are hidden".
     wish : Wish or None
         Whether the wished factor is met.
     findings : tuple of Finding
@@ -261,7 +261,7 @@ class Scaling:
     """
 
     counts: tuple[Count, ...]
-    hidden: Hidden | None
+    held_out: HeldOut | None
     explained: Explained
     verdict: str
     wish: Wish | None
@@ -440,7 +440,7 @@ def scale(
     findings += _advice(explained, smallest, anchor, slowest_s, asked, jobs)
     return Scaling(
         counts=tuple(counts),
-        hidden=_hidden(measured),
+        held_out=_held_out(measured),
         explained=explained,
         verdict=_verdict(asked),
         wish=_wish(wished_factor, asked, smallest, anchor, doubts),
@@ -776,8 +776,9 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
     if targets[-1] > most:
         needed = math.ceil(targets[-1] / scaling.MOST_TIMES)
         raise UserError(
-            f"{targets[-1]} nodes are more than {scaling.MOST_TIMES:g} times the {anchor.nodes} "
-            f"nodes of the largest measured count: measure {needed} nodes or more"
+            f"{targets[-1]} nodes are more than {scaling.MOST_TIMES:g} times the largest "
+            f"measured number of nodes, {anchor.nodes}: ask for at most {most:g} nodes, or "
+            f"measure steps on {needed} nodes or more"
         )
 
 
@@ -993,28 +994,28 @@ def _unmeasured(
     )
 
 
-def _hidden(measured: Sequence[Count]) -> Hidden | None:
-    """Return the anchor, as predicted while it is hidden from the law.
+def _held_out(measured: Sequence[Count]) -> HeldOut | None:
+    """Return the anchor, as predicted while it is held out.
 
     The result is None if the smaller counts do not allow a prediction.
     """
-    hidden = _anchor(measured)
+    held_out = _anchor(measured)
     shown = [
         count
         for count in measured
-        if count.gpus < hidden.gpus and count.nodes < hidden.nodes
+        if count.gpus < held_out.gpus and count.nodes < held_out.nodes
     ]
     if not any(count.nodes > 1 for count in shown):
         return None
     anchor = _anchor(shown)
-    ratio = hidden.nodes / anchor.nodes
+    ratio = held_out.nodes / anchor.nodes
     smallest_s = _smallest(measured).step_s
     predicted_s = float(scaling.step_s(smallest_s, anchor.step_s, ratio))
-    error = predicted_s / hidden.step_s - 1
-    return Hidden(
-        gpus=hidden.gpus,
-        nodes=hidden.nodes,
-        measured_s=hidden.step_s,
+    error = predicted_s / held_out.step_s - 1
+    return HeldOut(
+        gpus=held_out.gpus,
+        nodes=held_out.nodes,
+        measured_s=held_out.step_s,
         predicted_s=predicted_s,
         error=error,
     )
