@@ -218,7 +218,10 @@ def test_what_inductor_compiles_is_measured(
             "no_scalar",
             r"loss\(\) returns a tensor of shape \(16, 64\): it must return a scalar",
         ),
-        ("no_parameter", r"it must return a scalar that depends on trained parameters$"),
+        (
+            "no_parameter",
+            r"it must return a scalar that depends on trained parameters$",
+        ),
         (
             "nothing",
             r"nothing must return \(model, loss\) or \(model, loss, optimizer\), gave None$",
