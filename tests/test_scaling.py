@@ -166,8 +166,8 @@ def test_counts_that_obey_the_law_are_predicted_exactly() -> None:
     counts = {(4, 1): 1.0} | {(4 * n, n): step_s(n) for n in (2, 8)}
     result = scale(table_of(counts), [16, 80])
     assert result.target.step_s == pytest.approx(step_s(80))
-    assert result.held_out is not None
-    assert result.held_out.error == pytest.approx(0.0, abs=1e-12)
+    assert result.hidden is not None
+    assert result.hidden.error == pytest.approx(0.0, abs=1e-12)
     assert [count.nodes for count in result.counts] == [1, 2, 8, 16, 80]
 
 
@@ -179,8 +179,8 @@ def test_order_of_rows_and_unit_of_time_change_no_factor() -> None:
     factors = [count.scaling_factor for count in result.counts]
     assert [count.scaling_factor for count in other.counts] == pytest.approx(factors)
     assert other.wish == result.wish
-    assert other.held_out and result.held_out
-    assert other.held_out.error == pytest.approx(result.held_out.error)
+    assert other.hidden and result.hidden
+    assert other.hidden.error == pytest.approx(result.hidden.error)
 
 
 def test_a_result_does_not_change() -> None:

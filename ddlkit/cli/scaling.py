@@ -267,7 +267,7 @@ def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
     for row, origin in zip(result.counts, origins, strict=True):
         yield _row(row, f"{origin:<{width}}").rstrip()
     yield ""
-    yield from _paragraph("tried", _held_out(result))
+    yield from _paragraph("tried", _hidden(result))
     yield from _paragraph("explained", _explained(result))
     yield from _paragraph("verdict", _verdict(result, has_gradients=has_gradients))
     for collective in dict.fromkeys(time.collective for time in result.collectives):
@@ -341,17 +341,17 @@ def _paragraph(heading: str, text: str) -> Iterator[str]:
     )
 
 
-def _held_out(result: Scaling) -> str:
-    held_out = result.held_out
-    if held_out is None:
+def _hidden(result: Scaling) -> str:
+    hidden = result.hidden
+    if hidden is None:
         return (
             "only one count has several nodes, so that the prediction cannot be tried on a "
             "measured one"
         )
     return (
-        f"the step on {_gpus(held_out.gpus)} is predicted from the smaller counts alone as "
-        f"{units.format_seconds(held_out.predicted_s)}, and was measured as "
-        f"{units.format_seconds(held_out.measured_s)} ({held_out.error:+.1%}). This single error "
+        f"the step on {_gpus(hidden.gpus)} is predicted from the smaller counts alone as "
+        f"{units.format_seconds(hidden.predicted_s)}, and was measured as "
+        f"{units.format_seconds(hidden.measured_s)} ({hidden.error:+.1%}). This single error "
         "says little about the error on more nodes, and no interval is made from it"
     )
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 HIDDEN_EVEN_ON_A_BAD_DAY = "hidden even on a bad day"
 HIDDEN_ONLY_ON_A_QUIET_FABRIC = "hidden only on a quiet fabric"
 COMMUNICATION_BOUND = "communication-bound"
-NOT_KNOWN = "not known whether messages are hidden"
+NOT_KNOWN = "not known"
 
 HIDDEN_SHARE = 0.05
 """Messages count as hidden if they lengthen a step by less than this share of it."""
@@ -128,7 +128,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class Hidden:
     """The largest measured count, predicted from the smaller ones.
 
     Attributes
@@ -240,14 +240,14 @@ class Scaling:
     ----------
     counts : tuple of Count
         All measured and predicted counts, in the order of their GPUs and nodes.
-    held_out : HeldOut or None
+    hidden : Hidden or None
         The largest measured count, predicted from the others. None if it is the only one of
         several nodes.
     explained : Explained
         What lengthens the step on the largest measured count.
     verdict : str
         Whether messages alone are hidden on the count that was asked for: "hidden even on a bad day", "hidden
-        only on a quiet fabric", "communication-bound" or "not known whether messages are hidden".
+        only on a quiet fabric", "communication-bound" or "not known".
     wish : Wish or None
         Whether the wished factor is met.
     findings : tuple of Finding
@@ -261,7 +261,7 @@ class Scaling:
     """
 
     counts: tuple[Count, ...]
-    held_out: HeldOut | None
+    hidden: Hidden | None
     explained: Explained
     verdict: str
     wish: Wish | None
@@ -440,7 +440,7 @@ def scale(
     findings += _advice(explained, smallest, anchor, slowest_s, asked, jobs)
     return Scaling(
         counts=tuple(counts),
-        held_out=_held_out(measured),
+        hidden=_hidden(measured),
         explained=explained,
         verdict=_verdict(asked),
         wish=_wish(wished_factor, asked, smallest, anchor, doubts),
@@ -994,28 +994,28 @@ def _unmeasured(
     )
 
 
-def _held_out(measured: Sequence[Count]) -> HeldOut | None:
-    """Return the anchor, as predicted while it is held out.
+def _hidden(measured: Sequence[Count]) -> Hidden | None:
+    """Return the anchor, as predicted while it is hidden from the law.
 
     The result is None if the smaller counts do not allow a prediction.
     """
-    held_out = _anchor(measured)
+    hidden = _anchor(measured)
     shown = [
         count
         for count in measured
-        if count.gpus < held_out.gpus and count.nodes < held_out.nodes
+        if count.gpus < hidden.gpus and count.nodes < hidden.nodes
     ]
     if not any(count.nodes > 1 for count in shown):
         return None
     anchor = _anchor(shown)
-    ratio = held_out.nodes / anchor.nodes
+    ratio = hidden.nodes / anchor.nodes
     smallest_s = _smallest(measured).step_s
     predicted_s = float(scaling.step_s(smallest_s, anchor.step_s, ratio))
-    error = predicted_s / held_out.step_s - 1
-    return HeldOut(
-        gpus=held_out.gpus,
-        nodes=held_out.nodes,
-        measured_s=held_out.step_s,
+    error = predicted_s / hidden.step_s - 1
+    return Hidden(
+        gpus=hidden.gpus,
+        nodes=hidden.nodes,
+        measured_s=hidden.step_s,
         predicted_s=predicted_s,
         error=error,
     )
