@@ -144,7 +144,7 @@ def test_the_command_lists_checks_and_writes(
     assert catalog.command(check=True) == 1
     printed = capsys.readouterr().out
     assert printed.startswith(
-        "1 entries, 1 done, 1 problems; minutes not checked, 1 notebooks"
+        "1 entries, 1 done, 1 problems; the running times of the notebooks were not"
     )
     assert catalog.command(write=True) == 0
     assert catalog.command(check=True) == 0

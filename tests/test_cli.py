@@ -219,7 +219,7 @@ def assert_one_line(words: str, message: str, capsys: Capture) -> None:
 
 MISTAKES = {
     f"predict {DENSE} --plan buffer:25Mb": "use B, KB",
-    "import text --out p.csv": "has none of the formats that can be imported",
+    "import text --out p.csv": "is in no format that can be imported",
     "import trace --out p.csv --batch 0": "batch size is 0",
     "import counts --out p.csv": "give --peak (FLOP/s) and --utilisation",
     "import negative --out p.csv --compute-s 1": "line 2, column flops",

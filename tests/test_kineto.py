@@ -273,7 +273,7 @@ UNREADABLE = {
     SPAN % "": r"traceEvents\[0\] \('a'\): ts 1 and dur None",
     SPAN % ', "dur": 1': "no operator of PyTorch .* a trace of another program",
     SPAN.replace('"a"', '"aten::mm"') % ', "dur": 1': "no iteration has both",
-    "[[1, 2]]": "not a Chrome trace",
+    "[[1, 2]]": "no Chrome trace",
 }
 
 

@@ -91,7 +91,7 @@ def test_a_grid_is_a_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"repeat": {"cases": 20}}, "repeat: unknown key: use "),
+        ({"repeat": {"cases": 20}}, "repeat: unknown key: "),
         ({"measure": "tensors"}, "measure: 'tensors': must be campaign"),
         ({"rounds": True}, "rounds: True: must be a whole number"),
         ({"points": [{"workers": 1, "rates": "1gbit"}]}, "workers: one worker alone"),

@@ -82,7 +82,7 @@ def test_gradients_become_ready_in_the_order_in_which_ddp_rebuilds(
     assert order == "as DDP rebuilds"
     assert set(profile.gradient_bytes // profile.parameters) == n_bytes
     assert (profile.flops > 0).any() and profile.forward_s.sum() > 0
-    assert ("no optimizer is given: SGD with momentum" in notes) == (
+    assert ("no optimizer is given, so SGD with momentum is used" in notes) == (
         name != "dict_outputs"
     )
     assert isinstance(training.optimizer, torch.optim.AdamW) == (name == "dict_outputs")
@@ -216,9 +216,12 @@ def test_what_inductor_compiles_is_measured(
     [
         (
             "no_scalar",
-            r"loss\(\) gives torch.Size\(\[16, 64\]\): it must give a scalar",
+            r"loss\(\) returns a tensor of shape \(16, 64\): it must return a scalar",
         ),
-        ("no_parameter", r"it must give a scalar that depends on trained parameters$"),
+        (
+            "no_parameter",
+            r"it must return a scalar that depends on trained parameters$",
+        ),
         (
             "nothing",
             r"nothing must return \(model, loss\) or \(model, loss, optimizer\), gave None$",

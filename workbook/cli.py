@@ -164,7 +164,10 @@ def texts(arguments: argparse.Namespace) -> int:
             "run python -m workbook texts",
             file=sys.stderr,
         )
-    return 1 if outdated else 0
+    if outdated:
+        return 1
+    print("all numbers in README.md and docs/ are current")
+    return 0
 
 
 # -- recordings ------------------------------------------------------------------------
@@ -337,7 +340,15 @@ def pack(arguments: argparse.Namespace) -> None:
     folder = arguments.folder or places.RECORDED
     if not folder.is_dir():
         raise UserError(f"{folder}: no such directory")
-    for directory in with_tables(folder):
+    directories = with_tables(folder)
+    if not directories:
+        raise UserError(
+            f"{folder}: holds no recorded tables: give a folder of CSV tables, as "
+            "data/recorded"
+        )
+    packed = []
+    for directory in directories:
         with store.lock(directory / ".lock"):
-            tables.pack(directory)
-    print(folder)
+            packed += tables.pack(directory)
+    noun = "table" if len(packed) == 1 else "tables"
+    print(f"{folder}: packed {len(packed)} {noun}")

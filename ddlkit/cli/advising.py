@@ -880,7 +880,8 @@ def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
 def _limit_lines(result: Mapping[str, Any]) -> list[str]:
     """Return in lines what limits the training, what would help, and what to measure."""
     lines = [_line("limited by", result["limited_by"])]
-    name = "an iteration would be"
+    # Per sample, because one of the remedies changes the batch.
+    name = "time per sample would be"
     for remedy, gain in result["shorter_by"].items():
         change = "longer" if gain < 0 else "shorter"
         lines.append(_line(name, f"{abs(gain):.1%} {change} with {remedy}"))

@@ -202,7 +202,8 @@ OUTPUT = "output"
 JSON = arg(
     "--json",
     action="store_true",
-    help="Print one JSON document instead of lines for a person.",
+    help="Print one JSON document instead of lines for a person. The page "
+    "docs/commands.md explains its keys.",
 )._replace(group=OUTPUT)
 
 
@@ -322,28 +323,32 @@ where loss() does one forward pass and returns the scalar loss.
 torchvision:resnet50:32 stands for that network at batch size 32."""
 _MODEL = f"""For the part layers: measure your own model, which the function FUNCTION
 in FILE.py returns. {MODEL_FUNCTION} This also works in the processes that torchrun
-or srun starts. Iterations are timed until their median is known well enough, and for
-at most --budget, here 20 s by default."""
+or srun starts. Iterations are timed until the 95%% interval of their median is within
+2%%, and for at most the time of --budget."""
 MODEL_BUDGET_S = 20.0
-"""The default of --budget for a user's own model, which the help of --model states."""
+"""The default of --budget for a user's own model, which the help of --budget states."""
 _PACK = """Also keep the whole recording in the archive FILE.tgz, which is written
 anew every 20 s. The archive is whole even if the run is killed. If the directory of
 --out is empty, the next run first restores it from the archive. To unpack it by
 hand, run tar xzf FILE.tgz."""
 _BUDGET = """End after this time, as in 8m30s or 90s; without a unit, in seconds. The
 next run continues with the
-rest. [default: when all is measured]"""
+rest. [default: when all is measured{}]"""
 _IGNORE_LOAD = """Measure although other processes use the GPU. The file .json beside
 every table then records that. Without a GPU the option has no effect."""
 
 
-def session_options(default_out: str) -> tuple[Argument, ...]:
+def session_options(
+    default_out: str, further_default_budget: str = ""
+) -> tuple[Argument, ...]:
     """Return the options of every command that measures.
 
     Parameters
     ----------
     default_out : str
         The directory into which the tables go by default, as the help names it.
+    further_default_budget : str, optional
+        What the help adds to the default of --budget.
     """
     return (
         *group(
@@ -352,7 +357,7 @@ def session_options(default_out: str) -> tuple[Argument, ...]:
                 "--budget",
                 type=parsed_by(units.parse_seconds),
                 metavar="TIME",
-                help=_BUDGET,
+                help=_BUDGET.format(further_default_budget),
             ),
             flag(
                 "--dry-run",
@@ -526,7 +531,7 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             "say what joins the GPUs, or loopback between processors]",
         ),
     ),
-    *session_options("measured"),
+    *session_options("measured", ", or 20 s with --model"),
     example="ddlkit measure quick --out mine",
 )
 def measure(arguments: argparse.Namespace) -> None:
@@ -1131,11 +1136,12 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
         except UserError as error:
             raise UserError(f"--{name} {value}: {error}") from None
     if arguments.engine == "emulated":
-        # The engine also runs without conditions: its links then have a rate alone.
+        # The engine also runs without conditions: only the rate is then limited.
         return LabShape(ranks, rate_bits_per_s, conditions=parse(conditions))
     if conditions:
         first_option = next(iter(conditions))
         raise UserError(
-            f"--{first_option} needs --engine emulated: links of tbf have a rate alone"
+            f"--{first_option} needs --engine emulated: the engine tbf limits only the rate "
+            "of a link"
         )
     return LabShape(ranks, rate_bits_per_s, conditions=None)

@@ -135,7 +135,7 @@ def _reference(path: Path, ranks: int) -> Any:
     """
     from ddlkit.core.fit import fit
     from ddlkit.formats.messages import read_bytes_seconds
-    from ddlkit.store.readers import NoSuchRowsError
+    from ddlkit.store.readers import NoSuchRowsError, SeveralValuesError
 
     try:
         sizes, seconds, _ = read_bytes_seconds(
@@ -144,6 +144,9 @@ def _reference(path: Path, ranks: int) -> Any:
             ranks=ranks,
             if_ranks_unknown="give a CSV with the columns bytes, seconds and ranks",
         )
+    except SeveralValuesError as error:
+        # ddlkit explain has no option to choose a link.
+        raise UserError(error.without_option) from None
     except NoSuchRowsError as error:
         if error.key != "ranks":
             raise
@@ -175,7 +178,8 @@ def screen(explanation: Any) -> list[str]:
     from ddlkit.model.ranks import DIFFERENT_RUNS
 
     iteration_s = explanation.iteration_s
-    replay_error = explanation.replay_s / iteration_s - 1
+    # Rounded before it is printed, and 0 is added, so that a tiny error is no "-0.0%".
+    replay_error = round(explanation.replay_s / iteration_s - 1, 3) + 0.0
     of_ranks = ", the mean over ranks" if explanation.waterfall else ""
     lines = [
         f"{_count(explanation)}: {_headline(explanation)}",
@@ -188,7 +192,7 @@ def screen(explanation: Any) -> list[str]:
         _line("compute", _ms(explanation.compute_s) + of_ranks),
         _line(
             "exposed communication",
-            f"{_ms(explanation.exposed_s)}{of_ranks}: not computing",
+            f"{_ms(explanation.exposed_s)}{of_ranks}: the part of the iteration without compute",
         ),
         "",
         *_cause_lines(explanation),
@@ -250,7 +254,7 @@ def _headline(explanation: Any) -> str:
     if not explanation.waterfall:
         return "the trace of one rank gives bounds only"
     if explanation.why_none_named:
-        return f"no rank is named: {explanation.why_none_named}"
+        return f"no rank is named, because {explanation.why_none_named}"
     return "no one rank is much slower than the others"
 
 
@@ -260,7 +264,10 @@ def _first(explanation: Any) -> str:
     culprit = explanation.named
     if culprit is not None:
         phase = culprit["phase"]
-        return f"look at {phase} of rank {culprit['rank']}: {WHERE_TO_LOOK[phase]}"
+        return (
+            f"look at the phase {phase} of rank {culprit['rank']}. "
+            f"Check {WHERE_TO_LOOK[phase]}"
+        )
     if not explanation.waterfall:
         return "give the traces of all ranks"
     from ddlkit.model.explanation import LEAST_SHARE
@@ -275,8 +282,8 @@ def _first(explanation: Any) -> str:
     if explanation.why_none_named and of_ranks:
         rank, phase = of_ranks[0].rank, of_ranks[0].phase
         return (
-            f"look at {phase} of rank {rank}, although it is not surely late: "
-            f"{WHERE_TO_LOOK[phase]}"
+            f"look at the phase {phase} of rank {rank}, although this rank is not surely "
+            f"late. Check {WHERE_TO_LOOK[phase]}"
         )
     sure_causes = [c for c in explanation.causes if c.interval_s[0] > least_s]
     if sure_causes:
@@ -284,7 +291,8 @@ def _first(explanation: Any) -> str:
         action = WHAT_TO_DO[largest.cause]
         if largest.rank is not None:
             action = (
-                f"look at {largest.phase} of that rank: {WHERE_TO_LOOK[largest.phase]}"
+                f"look at the phase {largest.phase} of that rank. "
+                f"Check {WHERE_TO_LOOK[largest.phase]}"
             )
         return f"the largest single cause is {_name_of_cause(largest)}: {action}"
     # Without a cost of messages, no cause contains what they cost.

@@ -213,8 +213,17 @@ def _workload(arguments: argparse.Namespace) -> Any:
     """Return the gradients of the network, or None if they are not given."""
     if arguments.profile:
         from ddlkit.store import read_profile
+        from ddlkit.store.readers import SeveralValuesError
 
-        profile = read_profile(arguments.profile, arguments.network, arguments.batch)
+        try:
+            profile = read_profile(
+                arguments.profile, arguments.network, arguments.batch
+            )
+        except SeveralValuesError as error:
+            # Unlike other commands, ddlkit scale has no option --profile-ranks.
+            if error.key == "ranks":
+                raise UserError(error.without_option) from None
+            raise
         return profile.workload()
     if arguments.trace:
         from ddlkit.formats import import_file

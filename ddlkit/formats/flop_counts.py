@@ -15,6 +15,9 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
 
+REQUIRED = ("tensor", "parameters", "flops")
+"""Columns that a table of FLOP counts must have."""
+
 FLOPS = Schema(
     "FLOP counts",
     (
@@ -61,7 +64,7 @@ def matches(text: str) -> bool:
     """
     first_line, _, _ = text.partition("\n")
     names = {name.strip() for name in first_line.split(",")}
-    return {"tensor", "parameters", "flops"} <= names
+    return set(REQUIRED) <= names
 
 
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:

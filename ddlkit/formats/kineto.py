@@ -33,6 +33,9 @@ from ddlkit.core.workload import Floats, LayerProfile
 from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.store.files import parse_json
 
+NEEDED = "give a file of its export_chrome_trace, or record one with ddlkit trace"
+"""What a user does whose file is no trace of torch.profiler."""
+
 PHASES = ("forward", "backward", "update")
 
 FORWARD = "ddlkit.forward"
@@ -451,7 +454,8 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
     is_list = isinstance(entries, list)
     if not is_list or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(
-            f"{source}: not a Chrome trace: it has no list traceEvents of objects"
+            f"{source}: is no Chrome trace, because it has no list traceEvents of "
+            f"objects: {NEEDED}"
         )
     spans = []
     for number, entry in enumerate(entries):

@@ -12,13 +12,18 @@ from typing import NamedTuple
 
 from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.workload import LayerProfile
-from ddlkit.formats import readers
+from ddlkit.formats import flop_counts, readers, transformer_shapes
 from ddlkit.formats.contract import ImportOptions
 from ddlkit.store import files
 from ddlkit.store.readers import profile_frame
 from ddlkit.store.sheet import SCHEMAS, write_sheet
 from ddlkit.store.tables import own_output
 
+_COLUMNS = (
+    (flop_counts.FLOPS, flop_counts.REQUIRED),
+    (transformer_shapes.SHAPES, ("name", *transformer_shapes.REQUIRED)),
+)
+"""The tables that can be imported, each with the columns that it needs."""
 MOST_BATCH = 10**9
 """Samples of an iteration. No training set that is used here is as large."""
 
@@ -131,12 +136,29 @@ def guess_kind(text: str, file: str) -> str:
         raise UserError(f"{file}: a layer profile already: {advice}")
     reader = readers.first_match(readers.LAYER_PROFILES, text)
     if reader is None:
+        _refuse_missing_columns(first_line, file)
         formats = readers.formats_tried(readers.LAYER_PROFILES, text)
         raise UserError(
-            f"{file}: has none of the formats that can be imported: give times of "
-            f"messages to ddlkit fit, or name the format with --kind; {formats}"
+            f"{file}: is in no format that can be imported: name its format with --kind, "
+            f"or give times of messages to ddlkit fit; {formats}"
         )
     return reader.name
+
+
+def _refuse_missing_columns(first_line: str, file: str) -> None:
+    """Raise UserError if a CSV has most of the columns that one of the formats needs.
+
+    Such a file is most likely of that format, so that the error names what it lacks.
+    """
+    names = [name.strip() for name in first_line.split(",")]
+    for schema, required in _COLUMNS:
+        missing = [name for name in required if name not in names]
+        if 2 * len(missing) < len(required):
+            noun = "column" if len(missing) == 1 else "columns"
+            raise UserError(
+                f"{file}: has no {noun} {', '.join(missing)}, which a table of "
+                f"{schema.name} needs: the file has the columns {', '.join(names)}"
+            )
 
 
 def save_profile(profile: LayerProfile, path: Path | str, *sources: Path | str) -> None:

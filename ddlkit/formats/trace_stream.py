@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ddlkit.core.errors import UserError, shown
-from ddlkit.formats.kineto import KinetoTrace, trace_of_document
+from ddlkit.formats.kineto import NEEDED, KinetoTrace, trace_of_document
 
 CHUNK_CHARACTERS = 1 << 20
 """How much of a file is read at once."""
@@ -190,15 +190,17 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
     if first != "{" or not key:
         start = shown(buffer.text[:40])
         raise UserError(
-            f"{source}: not a Chrome trace of torch.profiler: it has no list "
-            f"traceEvents, and begins with {start}"
+            f"{source}: is no Chrome trace of torch.profiler, because it has no list "
+            f"traceEvents: {NEEDED} (the file begins with {start})"
         )
     buffer.text = after
     buffer.position = 0
     # What follows the key, perhaps with white space before each character.
     for expected in ":[":
         if buffer.next_character() != expected:
-            raise UserError(f"{source}: not a Chrome trace: traceEvents is no list")
+            raise UserError(
+                f"{source}: is no Chrome trace, because traceEvents is no list: {NEEDED}"
+            )
         buffer.position += 1
     return before
 
@@ -223,7 +225,8 @@ def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
         entry = buffer.value()
         if not isinstance(entry, dict):
             raise UserError(
-                f"{source}: not a Chrome trace: traceEvents has {shown(entry)}"
+                f"{source}: is no Chrome trace, because an entry of traceEvents is "
+                f"{shown(entry)} and no object: {NEEDED}"
             )
         if _is_needed(entry):
             yield _slimmed(entry, shared)

@@ -92,6 +92,9 @@ class Training:
         backward is then run.
     ddp : DistributedDataParallel, optional
         The wrapper that calls of the model go through, as chosen by `wrap` or `use`.
+    user_model : str
+        How the user names the model, as in "mine.py:net", which errors repeat; empty for a
+        network by name.
     """
 
     network: str
@@ -102,6 +105,7 @@ class Training:
     accumulate: int = 1
     backwards: int = 0
     ddp: DistributedDataParallel | None = None
+    user_model: str = ""
     _forward_before_ddp: Callable[..., Any] | None = None
 
     @property
@@ -182,9 +186,10 @@ class Training:
         """
         is_scalar = isinstance(loss, Tensor) and loss.numel() == 1
         if not is_scalar or not loss.requires_grad:
-            shape_or_type = getattr(loss, "shape", type(loss).__name__)
-            needed = "it must give a scalar that depends on trained parameters"
-            raise UserError(f"{self.network}: loss() gives {shape_or_type}: {needed}")
+            needed = "it must return a scalar that depends on trained parameters"
+            raise UserError(
+                f"{self.user_model or self.network}: loss() returns {_described(loss)}: {needed}"
+            )
 
     def _refuse_sparse_gradients(self) -> None:
         """Raise UserError if a parameter has a sparse gradient after a backward pass.
@@ -197,7 +202,7 @@ class Training:
         for name, p in self.trained().items():
             if p.grad is not None and p.grad.layout != torch.strided:
                 raise UserError(
-                    f"{self.network}: the gradient of {name} is sparse: DDP sends "
+                    f"{self.user_model or self.network}: the gradient of {name} is sparse: DDP sends "
                     f"{_sent_of_sparse(p.grad)} in a message of its own, not the "
                     f"{format_bytes(p.nbytes)} of the parameter, and no plan covers "
                     "such messages: make the gradient dense (sparse=False)"
@@ -229,7 +234,7 @@ class Training:
                         loss.backward()
         if calls.count != backward_passes:
             raise UserError(
-                f"{self.network}: loss() must run backward as often each time"
+                f"{self.user_model or self.network}: loss() must run backward as often each time"
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -700,7 +705,7 @@ def _training_from_result(result: Any, user_model: str, notes: list[str]) -> Tra
     # A user may also return None in the place of an optimizer.
     optimizer = optimizers[0] if optimizers else None
     if optimizer is None:
-        notes.append("no optimizer is given: SGD with momentum")
+        notes.append("no optimizer is given, so SGD with momentum is used")
         optimizer = _sgd(model)
     elif not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(
@@ -716,7 +721,22 @@ def _training_from_result(result: Any, user_model: str, notes: list[str]) -> Tra
             return plain_loss()
 
     network = f"{Path(file).stem}-{function}"
-    return Training(network=network, model=model, loss=loss, optimizer=optimizer)
+    return Training(
+        network=network,
+        model=model,
+        loss=loss,
+        optimizer=optimizer,
+        user_model=user_model,
+    )
+
+
+def _described(loss: Any) -> str:
+    """Return in words what a loss has returned that is no scalar with a gradient."""
+    if not isinstance(loss, Tensor):
+        return f"a value of type {type(loss).__name__}"
+    if loss.numel() != 1:
+        return f"a tensor of shape {tuple(loss.shape)}"
+    return "a scalar that depends on no trained parameter"
 
 
 def _refuse_result(result: Any, user_model: str) -> None:

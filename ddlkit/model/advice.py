@@ -378,7 +378,7 @@ class Advice:
             "gradients of two batches sent at once, which also saves every other update": (
                 self._gain_of_workload(two_batches_sent_at_once, batches=2)
             ),
-            "twice the batch, if that computes twice as long, with half as many updates": (
+            "twice the batch, which halves the updates, if it computes twice as long": (
                 self._gain_of_workload(twice_the_batch, batches=2)
             ),
             "no communication at all": 1 - work.compute_s / now_s,

@@ -900,7 +900,7 @@ def _named(
         late = compared.numbers[stands_out]
         return None, (
             f"rank {first} is late in {stands_out.sum()} of {n_judged} iterations, and a "
-            f"rank is named if it is late in at least {IN_ITERATIONS:.0%} of them: to "
+            f"rank is named only if it is late in at least {IN_ITERATIONS:.0%} of them. To "
             "judge its late iterations alone, give --iterations "
             f"{','.join(map(str, late))}"
         )

@@ -776,8 +776,9 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
     if targets[-1] > most:
         needed = math.ceil(targets[-1] / scaling.MOST_TIMES)
         raise UserError(
-            f"{targets[-1]} nodes are more than {scaling.MOST_TIMES:g} times the {anchor.nodes} "
-            f"nodes of the largest measured count: measure {needed} nodes or more"
+            f"{targets[-1]} nodes are more than {scaling.MOST_TIMES:g} times the largest "
+            f"measured number of nodes, {anchor.nodes}: ask for at most {most:g} nodes, or "
+            f"measure steps on {needed} nodes or more"
         )
 
 

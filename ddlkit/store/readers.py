@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,12 +86,48 @@ class NoSuchRowsError(UserError):
         super().__init__(f"{path}: no row with {key} {value}: {there}")
 
 
+class SeveralValuesError(UserError):
+    """A column with several values, where the user has to choose one.
+
+    Parameters
+    ----------
+    path : Path
+        The file of the table.
+    key : str
+        The column.
+    values : sequence of object
+        The values that the column has.
+    option : str or None
+        The name of the command's option that chooses one of them, without the dashes.
+        None if there is no such option.
+
+    Attributes
+    ----------
+    key : str
+        The column.
+    without_option : str
+        The error for a command that has no such option.
+    """
+
+    def __init__(
+        self, path: Path, key: str, values: Sequence[Any], option: str | None
+    ) -> None:
+        self.key = key
+        problem = f"{path}: has several values of {key} ({_listed(values)})"
+        self.without_option = f"{problem}: keep the rows of one of them"
+        line = self.without_option
+        if option is not None:
+            line = f"{problem}: choose one with --{option}"
+        super().__init__(line)
+
+
 def choose(
     frame: DataFrame,
     keys: tuple[str, ...],
     wanted: dict[str, Any],
     path: Path,
     absent: Collection[str] = (),
+    options: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[DataFrame, dict[str, Any]]:
     """Choose the rows of a table that have one value in each of some columns.
 
@@ -108,6 +145,8 @@ def choose(
         The file of the table, as errors name it.
     absent : collection of str, optional
         The columns that the file lacks, and in which the table has what is assumed.
+    options : dict of str to str, optional
+        The names of options, without the dashes, that differ from those of their columns.
 
     Returns
     -------
@@ -132,11 +171,12 @@ def choose(
         value = wanted.get(key)
         if value is None:
             # Only columns with an entry, even None, have an option of the command.
-            value = _only_value(values, key, path, has_option=key in wanted)
+            option = options.get(key, key) if key in wanted else None
+            value = _only_value(values, key, path, option)
         elif value not in values and key in absent:
             raise UserError(
                 f"{path}: has no column {key}, so that {_listed(values)} is assumed: add "
-                f"the column with {value}, or leave --{key} out"
+                f"the column with {value}, or leave --{options.get(key, key)} out"
             )
         elif value not in values:
             raise NoSuchRowsError(path, key, value, values)
@@ -145,21 +185,10 @@ def choose(
     return frame, chosen
 
 
-def _only_value(
-    values: Sequence[Any], key: str, path: Path, *, has_option: bool
-) -> Any:
-    """Return the only one of the values of a column, or raise UserError.
-
-    If there are several, the error advises to choose one with the command's option
-    ``--key`` if it has one.
-    """
+def _only_value(values: Sequence[Any], key: str, path: Path, option: str | None) -> Any:
+    """Return the only one of the values of a column, or raise SeveralValuesError."""
     if len(values) > 1:
-        advice = "keep the rows of one of them"
-        if has_option:
-            advice = f"choose one with --{key}"
-        raise UserError(
-            f"{path}: has several values of {key} ({_listed(values)}): {advice}"
-        )
+        raise SeveralValuesError(path, key, values, option)
     return values[0]
 
 
@@ -234,17 +263,17 @@ def read_profile(
         frame, assumptions = _users_profile(path, needs_forward=needs_forward)
         if assumed is not None:
             assumed.extend(assumptions)
-    wanted = {
-        "network": network,
-        "device": device,
-        "batch": batch,
-        "precision": precision,
-        "ranks": ranks,
-        "threads": threads,
-    }
+    wanted = {"network": network, "batch": batch, "ranks": ranks}
+    # These have no option of the command, so that they have no entry unless they are given.
+    without_option = {"device": device, "precision": precision, "threads": threads}
+    for key, value in without_option.items():
+        if value is not None:
+            wanted[key] = value
     # An assumption is a phrase such as "batch = 1".
     absent = {phrase.partition(" = ")[0] for phrase in assumptions}
-    frame, chosen = choose(frame, PROFILE_KEYS, wanted, path, absent)
+    frame, chosen = choose(
+        frame, PROFILE_KEYS, wanted, path, absent, options={"ranks": "profile-ranks"}
+    )
     if forward_s is not None:
         frame = _with_forward(frame, forward_s)
     _refuse_wrong_times(frame, path)

@@ -369,8 +369,9 @@ def _check(entries: Sequence[Entry], page: Path, reports: Path) -> int:
     not_checked = ""
     if missing:
         not_checked = (
-            f"; minutes not checked, {missing} notebooks are not executed: "
-            "run python -m workbook build --recorded"
+            "; the running times of the notebooks were not checked, because "
+            f"{missing} of them are not in build/executed: "
+            "run python -m workbook build --recorded to check them too"
         )
     else:
         problems += find_long(executed)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
@@ -216,7 +217,7 @@ def read_keys(
     for name in given:
         if name not in keys:
             raise UserError(
-                f"{where}: {name}: unknown key: use {', '.join(sorted(keys))}"
+                f"{where}: {name}: unknown key: {_advice_on_key(name, keys)}"
             )
     arguments = {}
     for name, parameter in keys.items():
@@ -228,6 +229,14 @@ def read_keys(
         elif parameter.default is Parameter.empty:
             raise UserError(f"{where}: {name}: missing: give a value")
     return arguments
+
+
+def _advice_on_key(name: object, keys: Collection[str]) -> str:
+    """Return advice on an unknown key: the most similar known one, or all of them."""
+    similar = difflib.get_close_matches(str(name), sorted(keys), n=1, cutoff=0.75)
+    if similar:
+        return f"did you mean {similar[0]!r}?"
+    return f"use {', '.join(sorted(keys))}"
 
 
 @dataclass(frozen=True)
@@ -295,6 +304,11 @@ def read(name: str | Path) -> Suite:
     attributes = signature(Suite).parameters
     of_suite = {key: value for key, value in given.items() if key in attributes}
     of_points = {key: value for key, value in given.items() if key not in attributes}
+    # Of a key that no point can have, the error names the file and not the first point.
+    known = {*attributes, *KEYS, "measure"}
+    for key in of_points:
+        if key not in known:
+            raise UserError(f"{file}: {key}: unknown key: {_advice_on_key(key, known)}")
     # The first attribute is the file itself.
     arguments = read_keys(of_suite, Suite, str(file), skip=1)
     arguments["points"] = [
