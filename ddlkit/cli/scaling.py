@@ -342,9 +342,15 @@ def _hidden(result: Scaling) -> str:
     return (
         f"the step on {_gpus(hidden.gpus)} is predicted from the smaller counts alone as "
         f"{units.format_seconds(hidden.predicted_s)}, and was measured as "
-        f"{units.format_seconds(hidden.measured_s)} ({hidden.error:+.1%}). This single error "
+        f"{units.format_seconds(hidden.measured_s)} ({_signed(hidden.error)}). This single error "
         "says little about the error on more nodes, and no interval is made from it"
     )
+
+
+def _signed(error: float) -> str:
+    """Return an error as a percentage with its sign. An error that rounds to 0 has none."""
+    text = f"{error:+.1%}"
+    return "0.0%" if text in ("+0.0%", "-0.0%") else text
 
 
 def _explained(result: Scaling) -> str:
@@ -357,7 +363,8 @@ def _explained(result: Scaling) -> str:
         at_most = seconds(max(explained.messages_at_most_s, 0.0))
         parts.append(f"messages at most {at_most}")
     if explained.scatter_s is not None:
-        parts.append(f"scatter of single ranks {seconds(explained.scatter_s)}")
+        scatter = seconds(explained.scatter_s)
+        parts.append(f"scatter of single ranks would explain up to {scatter}")
     rest = "waiting or input"
     if explained.messages_at_most_s is None:
         rest = "messages, waiting or input"
