@@ -358,22 +358,27 @@ def _explained(result: Scaling) -> str:
     explained = result.explained
     if explained.loss_s <= 0:
         return f"a step on {_gpus(explained.gpus)} is not longer than on the smallest count"
-    parts = []
-    if explained.messages_at_most_s is not None:
-        at_most = seconds(max(explained.messages_at_most_s, 0.0))
-        parts.append(f"messages at most {at_most}")
-    if explained.scatter_s is not None:
-        scatter = seconds(explained.scatter_s)
-        parts.append(f"scatter of single ranks would explain up to {scatter}")
     rest = "waiting or input"
     if explained.messages_at_most_s is None:
         rest = "messages, waiting or input"
-    parts.append(f"not explained {seconds(explained.rest_s)} ({rest})")
-    return (
+    longer = (
         f"a step on {_gpus(explained.gpus)} is longer than on the smallest count by "
-        f"{seconds(explained.loss_s)}: "
-        f"{', '.join(parts)}"
+        f"{seconds(explained.loss_s)}"
     )
+    parts = []
+    if explained.messages_at_most_s is not None:
+        at_most = seconds(max(explained.messages_at_most_s, 0.0))
+        if explained.messages_at_most_s < explained.loss_s:
+            parts.append(f"messages explain at most {at_most}")
+        else:
+            parts.append(f"messages, which take up to {at_most}, may explain all of it")
+    if explained.scatter_s is not None:
+        scatter = seconds(explained.scatter_s)
+        parts.append(f"the scatter of single ranks would explain up to {scatter}")
+    if not parts:
+        return f"{longer}. Whether this is {rest} is not known"
+    not_explained = f"{seconds(explained.rest_s)} is not explained ({rest})"
+    return f"{longer}: {', '.join(parts)}, and {not_explained}"
 
 
 def _verdict(result: Scaling, *, has_gradients: bool) -> str:
@@ -432,5 +437,5 @@ def _wish(result: Scaling) -> str:
     assert wish is not None
     return (
         f"a scaling factor of {wish.factor:g} on {_nodes(wish.nodes)}: {wish.answer}, "
-        f"{wish.reason}"
+        f"because {wish.reason}"
     )

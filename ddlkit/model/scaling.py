@@ -1406,7 +1406,9 @@ def _wish(
         ]
         (fastest_s, slowest_s), limiting = _limited(asked, trusted, measured)
     # Each job on the smallest count may be the one that tells its usual step.
-    fastest_smallest_s, slowest_smallest_s = _jobs_s(smallest, scatter)
+    fastest_smallest_s, slowest_smallest_s = smallest.range_s
+    if scatter > LEAST_SCATTER:
+        fastest_smallest_s, slowest_smallest_s = _jobs_s(smallest, scatter)
     lowest = fastest_smallest_s / slowest_s
     highest = slowest_smallest_s / fastest_s
     likely = _likely_in_words(asked, smallest, limiting, scatter, (lowest, highest))
@@ -1472,25 +1474,25 @@ def _likely_in_words(
     lowest, highest = factors
     on_smallest = ""
     if smallest.jobs > 1:
-        on_smallest = f" with the range of the jobs on {_gpus(smallest.gpus)},"
-    elif scatter > 0:
-        on_smallest = f" with the scatter of jobs on {_gpus(smallest.gpus)},"
+        on_smallest = f"the range of the jobs on {_gpus(smallest.gpus)}"
+    elif scatter > LEAST_SCATTER:
+        on_smallest = f"as much scatter on {_gpus(smallest.gpus)} as on other counts"
     if asked.measured and asked.jobs > 1:
-        name = "the range of the jobs that measured it,"
+        name = "the range of the jobs that measured it"
     elif asked.measured:
         share = max(scatter, SINGLE_JOB_SHARE)
-        name = f"what one job measured, with {share:.0%} on either side,"
+        name = f"what one job measured, {asked.scaling_factor:.2f} with {share:.0%} on either side"
         if not on_smallest:
-            return (
-                f"what one job measured, {asked.scaling_factor:.2f} with {share:.0%} on either "
-                "side,"
-            )
+            return f"{name},"
+        return f"{name} and {on_smallest}, from {lowest:.2f} to {highest:.2f},"
     else:
         name = f"the nominal {scaling.NOMINAL:.0%} interval"
         if limiting:
             counts = " and ".join(_nodes(count.nodes) for count in limiting)
-            name += f", limited by what was measured on {counts},"
-    return f"{name}{on_smallest} from {lowest:.2f} to {highest:.2f}"
+            name += f", limited by what was measured on {counts}"
+    if on_smallest:
+        name += f", with {on_smallest}"
+    return f"{name}, from {lowest:.2f} to {highest:.2f},"
 
 
 def _missing_for_messages(costs: Any, workload: Any) -> str:

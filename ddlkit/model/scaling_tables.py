@@ -312,6 +312,8 @@ def _numbers(
         is_right &= values % 1 == 0
     if not is_right.all():
         row = int(np.argmin(is_right))
+        if isinstance(column.iloc[row], str):
+            required += ", as a number and not as a text"
         raise UserError(
             f"{what}: the column {column.name} has {_shown(column.iloc[row])} in row {row}, counted "
             f"from 0: give {required}"
