@@ -274,7 +274,10 @@ def test_an_interval_above_the_factor_on_fewer_nodes_is_explained() -> None:
 
 
 def test_the_scatter_of_ranks_explains_at_most_the_loss() -> None:
-    rows = [(1, 1, "one", number, step_s) for number, step_s in enumerate([3, 1, 2, 3])]
+    rows = [
+        (1, 1, "one", number, step_s)
+        for number, step_s in enumerate([3.0, 1.0, 2.0, 3.0])
+    ]
     rows += [(8, 2, "two", number, 2.1) for number in range(4)]
     steps = pd.DataFrame(rows, columns=["gpus", "nodes", "job", "step", "step_s"])
     explained = scale(steps, 4).explained
