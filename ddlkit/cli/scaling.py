@@ -113,7 +113,8 @@ if TYPE_CHECKING:
             type=share,
             metavar="FACTOR",
             help="Say whether this scaling factor, as in 0.8, is met on the largest number "
-            "of nodes.",
+            "of nodes. The wish is answered with yes or no if the whole likely range of the "
+            "factor lies on one side of it, and is open otherwise.",
         ),
     ),
     *group(

@@ -1015,8 +1015,8 @@ def _neighbours(
     """Return the nearest measured counts that are smaller and larger than a count of others.
 
     A smaller count has no more GPUs and no more nodes, and a larger one at least as many of both.
-    Either is None if no measured count is so. Below a count with more nodes than the anchor, the anchor is
-    the nearest one, because its step is predicted from the anchor.
+    Either is None if no measured count is so. For more nodes than the anchor has, the smaller count is
+    the anchor, from which such a count is predicted.
     """
     anchor = _anchor(measured)
     if nodes > anchor.nodes:
