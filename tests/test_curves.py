@@ -180,6 +180,21 @@ def test_the_interval_is_the_candidate_that_was_chosen() -> None:
         assert own_s[has_loss] == pytest.approx(limit_s[has_loss])
 
 
+def test_an_interval_that_ends_at_the_anchor_contains_too_few_steps() -> None:
+    """Jobs scatter, so that many steps are shorter than on fewer nodes, as is reported."""
+    steps = scaling_intervals.steps_in_sight()
+    measured_s = steps["measured_s"]
+    assert (measured_s < steps["anchor_s"]).mean() == pytest.approx(0.24, abs=5e-3)
+    lower_s, upper_s = law.step_interval_s(
+        steps["smallest_s"], steps["anchor_s"], steps["ratio"], steps["slowest_s"]
+    )
+    limited_s = np.maximum(lower_s, steps["anchor_s"] / 1.03)
+    inside = measured_s.between(lower_s, upper_s).mean()
+    inside_limited = measured_s.between(limited_s, upper_s).mean()
+    assert inside == pytest.approx(0.91, abs=5e-3)
+    assert inside_limited == pytest.approx(0.78, abs=5e-3)
+
+
 def test_collectives_are_predicted_as_reported() -> None:
     times = scaling.perlmutter()
     cases = scaling.collective_cases(times, "all_reduce", 16)
