@@ -581,7 +581,7 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes
     lower_s, upper_s = scaling.step_interval_s(
-        smallest_s, anchor.step_s, ratio, result.slowest_s, anchor.range_s
+        smallest_s, anchor.step_s, ratio, result.slowest_s, result.anchor_jobs_s
     )
     predicted_s = scaling.step_s(smallest_s, anchor.step_s, ratio)
     curves = {

@@ -12,7 +12,7 @@ from ddlkit.core import scaling as law
 from ddlkit.core.errors import UserError
 from workbook.common import places
 from workbook.course import scaling_out
-from workbook.validate.clusters import scaling, scaling_intervals
+from workbook.validate.clusters import scaling, scaling_intervals, scaling_wishes
 
 CURVES = {
     (source.name, name): steps
@@ -73,6 +73,40 @@ def test_the_anchor_answers_wishes_that_the_interval_leaves_open() -> None:
     assert cases.loc[cases["answered"], "answered_today"].all()
     assert cases["answered_today"].sum() > cases["answered"].sum()
     assert cases.loc[cases["answered_today"], "right_today"].mean() >= 0.95
+
+
+def test_a_lower_level_answers_more_wishes_and_takes_no_answer_back() -> None:
+    """At the level of the command, the answers are those of the command."""
+    cases = scaling_wishes.later_cases()
+    before = scaling_wishes.answers(cases, scaling_wishes.LEVELS[0])
+    assert (before["answered"] == cases["answered_today"]).all()
+    is_answered = before["answered"]
+    assert (before["right"] == cases["right_today"])[is_answered].all()
+    assert scaling_wishes.width_ratio(scaling_wishes.LEVELS[0]) == 1.0
+    for level in scaling_wishes.LEVELS[1:]:
+        now = scaling_wishes.answers(cases, level)
+        assert now["answered"].sum() >= before["answered"].sum()
+        assert now.loc[before["answered"], "answered"].all()
+        before = now
+
+
+def test_a_level_is_admitted_by_all_conditions_alone() -> None:
+    """Sources with few answers do not decide, and most sets have to meet both goals."""
+    rows = [
+        ("together", "together", 100, 0.9, 0.99),
+        ("source", "many", 80, 0.9, 0.99),
+        ("source", "few", 5, 0.9, 0.2),
+        ("set", "first", 50, 0.9, 0.99),
+        ("set", "second", 30, 0.9, 0.99),
+        ("set", "third", 5, 0.9, 0.2),
+    ]
+    columns = ["kind", "name", "answers", "answered", "right"]
+    table = pd.DataFrame(rows, columns=columns).assign(level=0.9)
+    assert scaling_wishes.admissible(table) == [0.9]
+    for row, column in ((0, "answered"), (0, "right"), (1, "right"), (4, "right")):
+        worse = table.copy()
+        worse.loc[row, column] = 0.5
+        assert scaling_wishes.admissible(worse) == []
 
 
 def test_a_count_that_is_left_out_lies_between_its_neighbours() -> None:
@@ -144,6 +178,21 @@ def test_the_interval_is_the_candidate_that_was_chosen() -> None:
         assert own_s == pytest.approx(limit_s, rel=0.06)
         has_loss = steps["anchor_s"] > 1.01 * steps["smallest_s"]
         assert own_s[has_loss] == pytest.approx(limit_s[has_loss])
+
+
+def test_an_interval_that_ends_at_the_anchor_contains_too_few_steps() -> None:
+    """Jobs scatter, so that many steps are shorter than on fewer nodes, as is reported."""
+    steps = scaling_intervals.steps_in_sight()
+    measured_s = steps["measured_s"]
+    assert (measured_s < steps["anchor_s"]).mean() == pytest.approx(0.24, abs=5e-3)
+    lower_s, upper_s = law.step_interval_s(
+        steps["smallest_s"], steps["anchor_s"], steps["ratio"], steps["slowest_s"]
+    )
+    limited_s = np.maximum(lower_s, steps["anchor_s"] / 1.03)
+    inside = measured_s.between(lower_s, upper_s).mean()
+    inside_limited = measured_s.between(limited_s, upper_s).mean()
+    assert inside == pytest.approx(0.91, abs=5e-3)
+    assert inside_limited == pytest.approx(0.78, abs=5e-3)
 
 
 def test_collectives_are_predicted_as_reported() -> None:

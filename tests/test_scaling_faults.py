@@ -183,6 +183,109 @@ def test_the_range_of_jobs_is_on_the_screen_and_in_the_drawing(
     assert (0.48, 0.91) in drawn
 
 
+@given(st.floats(1.0, 1.6), st.floats(0.0, 0.3), st.floats(0.0, 0.3))
+def test_a_single_job_on_the_anchor_scatters_as_jobs_on_other_counts(
+    anchor_s: float, half_range: float, more: float
+) -> None:
+    """The interval contains what follows if this job was as fast or as slow as others were."""
+
+    def scattered(share: float) -> Scaling:
+        smaller = {(1, 1): [1.0], (4, 1): [1 - share, 1.0, 1 + share]}
+        return scale(jobs_of({**smaller, (8, 2): [anchor_s]}), [8], wish=0.8)
+
+    result = scattered(half_range)
+    interval = result.target.interval_s
+    assert interval
+    for job_s in (anchor_s / (1 + half_range), anchor_s * (1 + half_range)):
+        likely_s = float(scaling.step_s(1.0, job_s, 4.0))
+        assert interval[0] * (1 - 1e-9) <= likely_s <= interval[1] * (1 + 1e-9)
+    # More scatter narrows nothing, and answers nothing that was open.
+    wider = scattered(min(half_range + more, 0.5))
+    assert wider.target.interval_s
+    assert wider.target.interval_s[0] <= interval[0] * (1 + 1e-12)
+    assert wider.target.interval_s[1] >= interval[1] * (1 - 1e-12)
+    assert wider.wish and result.wish
+    assert wider.wish.answer in ("open", result.wish.answer)
+
+
+@pytest.mark.parametrize(("anchor_s", "answer"), [(1.05, "yes"), (1.4, "no")])
+def test_the_scatter_of_smaller_counts_keeps_a_wish_open(
+    anchor_s: float, answer: str
+) -> None:
+    """It does not matter which count has the several jobs."""
+    single = {(1, 1): [1.0], (4, 1): [1.0], (8, 2): [anchor_s]}
+    alone = scale(jobs_of(single), 4, wish=0.8).wish
+    assert alone and alone.answer == answer
+    scattered = {**single, (4, 1): [0.7, 1.0, 1.3]}
+    for nodes in (2, 4):
+        wish = scale(jobs_of(scattered), nodes, wish=0.8).wish
+        assert wish and wish.answer == "open"
+
+
+@pytest.mark.parametrize("jobs_s", [[1.02], [0.95, 1.02, 1.06], [0.81, 1.0, 1.19]])
+def test_the_proposed_measurement_narrows_the_interval_as_it_says(
+    jobs_s: list[float],
+) -> None:
+    """One job that measures what was predicted leaves the interval that was announced."""
+    steps = jobs_of({(1, 1): [1.0], (4, 1): jobs_s, (8, 2): [1.2]})
+    before = scale(steps, 16)
+    (text,) = found(before, "measure")
+    announced = int(text.split("\u00b1")[2].split("%")[0])
+    proposed = int(text.split(" nodes")[0].split()[-1])
+    predicted_s = scale(steps, proposed).target.step_s
+    measured = jobs_of({(4 * proposed, proposed): [predicted_s]})
+    after = scale(pd.concat([steps, measured]), 16).target
+    assert after.interval_s
+    half_width_s = (after.interval_s[1] - after.interval_s[0]) / 2
+    assert round(100 * half_width_s / after.step_s) == announced
+
+
+def test_one_job_is_to_be_repeated_where_other_jobs_scatter_most() -> None:
+    steps = jobs_of({(1, 1): [1.0], (4, 1): [0.6, 1.0, 1.4], (8, 2): [1.05]})
+    (text,) = found(scale(steps, 4), "measure")
+    assert "2 nodes" in text
+
+
+@given(st.floats(1.0, 1.6), st.floats(0.0, 0.5), st.sampled_from([4, 16]))
+def test_the_drawing_ends_at_the_printed_interval(
+    anchor_s: float, share: float, nodes: int
+) -> None:
+    """The band contains the prediction on each number of nodes."""
+    steps = {(1, 1): [1.0], (4, 1): [1 - share, 1.0, 1 + share], (8, 2): [anchor_s]}
+    result = scale(jobs_of(steps), nodes)
+    curves = show.scaling_curves(result)
+    assert (curves["lower"] <= curves["predicted"] * (1 + 1e-12)).all()
+    assert (curves["upper"] >= curves["predicted"] * (1 - 1e-12)).all()
+    last = curves.iloc[-1]
+    drawn = (last["lower"], last["upper"])
+    assert drawn == pytest.approx(result.target.scaling_factor_interval)
+    assert last["predicted"] == pytest.approx(result.target.scaling_factor)
+
+
+def test_an_interval_above_the_factor_on_fewer_nodes_is_explained() -> None:
+    lossy = {(1, 1): 1.0, (8, 2): 1.4}
+    result = scale(table_of(lossy), 8)
+    interval = result.target.scaling_factor_interval
+    assert interval and interval[1] > result.anchor.scaling_factor
+    (text,) = found(result, "factor")
+    assert "2 nodes" in text
+    # What was measured has no such interval.
+    assert not found(scale(table_of(lossy), 2), "factor")
+
+
+def test_the_scatter_of_ranks_explains_at_most_the_loss() -> None:
+    rows = [
+        (1, 1, "one", number, step_s)
+        for number, step_s in enumerate([3.0, 1.0, 2.0, 3.0])
+    ]
+    rows += [(8, 2, "two", number, 2.1) for number in range(4)]
+    steps = pd.DataFrame(rows, columns=["gpus", "nodes", "job", "step", "step_s"])
+    explained = scale(steps, 4).explained
+    assert explained.loss_s == pytest.approx(0.1)
+    assert explained.scatter_s == pytest.approx(explained.loss_s)
+    assert explained.rest_s == pytest.approx(0.0, abs=1e-12)
+
+
 # -- counts between measured ones ----------------------------------------------------
 
 
@@ -219,6 +322,31 @@ def test_of_an_interpolated_count_the_count_itself_is_to_be_measured() -> None:
     assert few.counts[0].interpolated and 1.0 <= few.counts[0].step_s <= 1.1
 
 
+@given(st.floats(0.02, 0.6), st.floats(0.01, 0.6), st.floats(0.3, 0.99))
+def test_a_wish_between_measured_counts_is_limited_by_both(
+    smaller_loss: float, further_loss: float, wish: float
+) -> None:
+    """A factor that fewer nodes miss clearly is missed, and one that more nodes meet is met."""
+    smaller_s = 1 + smaller_loss
+    larger_s = smaller_s + further_loss
+    steps = table_of({(1, 1): 1.0, (8, 2): smaller_s, (32, 8): larger_s})
+    result = scale(steps, 4, wish=wish)
+    assert result.wish
+    if wish > 1.031 / smaller_s:
+        assert result.wish.answer == "no"
+    elif wish < 0.97 / larger_s:
+        assert result.wish.answer == "yes"
+    elif 0.972 / larger_s < wish < 1.029 / smaller_s:
+        assert result.wish.answer == "open"
+
+
+def test_neighbours_that_contradict_each_other_answer_no_wish() -> None:
+    contradictory = {(1, 1): 1.0, (8, 2): 1.6, (32, 8): 1.1}
+    for wish in (0.7, 0.8, 0.9):
+        answered = scale(table_of(contradictory), 4, wish=wish).wish
+        assert answered and answered.answer == "open"
+
+
 # -- messages ------------------------------------------------------------------------
 
 
@@ -238,6 +366,27 @@ def test_messages_are_not_shorter_on_more_nodes(
     before_s = costs.cost("all_reduce", nodes, 4 * nodes)(n_bytes)
     after_s = costs.cost("all_reduce", nodes + 1, 4 * nodes + 4)(n_bytes)
     assert after_s >= before_s * (1 - 1e-12)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1e-6, 1e-2), min_size=3, max_size=3).map(sorted))
+def test_messages_between_two_tables_are_no_longer_than_on_more_nodes(
+    startups_s: list[float],
+) -> None:
+    """The times of the tables may grow by less than the law of more nodes."""
+    tables = []
+    for nodes, start_s in zip((2, 4, 8), startups_s, strict=True):
+        times = all_reduces(nodes, sizes=(10, 25))
+        tables.append(times.assign(seconds=times["seconds"] + start_s))
+    result = scale(
+        table_of(COUNTS),
+        range(2, 17),
+        workload=WORKLOAD,
+        collectives=pd.concat(tables),
+    )
+    for name in ("messages_s", "messages_bad_day_s"):
+        times_s = [getattr(count, name) for count in result.counts if count.nodes > 1]
+        assert np.all(np.diff(times_s) >= -1e-12)
 
 
 def test_a_table_that_ends_far_below_the_largest_bucket_is_refused() -> None:
@@ -441,6 +590,31 @@ def test_a_wrong_value_of_a_dataframe_is_one_line(column: str, value: object) ->
     assert column in refused(steps=changed(column, value))
 
 
+@pytest.mark.parametrize("column", ["step", "samples", "nccl", "settings"])
+@pytest.mark.parametrize("missing", [None, float("nan"), pd.NA])
+def test_a_column_without_any_value_is_as_if_it_were_left_out(
+    column: str, missing: object
+) -> None:
+    steps = ALL_COLUMNS.assign(**{column: [missing] * len(ALL_COLUMNS)})
+    expected = scale(ALL_COLUMNS.drop(columns=column), 64)
+    assert scale(steps, 64).to_dict() == expected.to_dict()
+
+
+@pytest.mark.parametrize("column", ["step_s", "gpus", "nodes", "step", "samples"])
+def test_a_refused_number_is_shown_as_its_user_wrote_it(column: str) -> None:
+    """A user of pandas did not write the type of numpy that holds the number."""
+    for kind in (float, np.int64, object):
+        values = np.array([1, -3, 1, 1], dtype=kind)
+        text = refused(steps=ALL_COLUMNS.assign(**{column: values}))
+        assert column in text and "-3" in text and "np." not in text
+
+
+def test_each_finding_of_the_document_has_the_keys_of_other_commands() -> None:
+    findings = scale(table_of(COUNTS), 64).to_dict()["findings"]
+    assert findings
+    assert all(one.keys() == {"what", "layers", "text"} for one in findings)
+
+
 def test_names_may_be_of_any_type() -> None:
     """Numbers and texts beside each other would not sort."""
     named = GOOD_STEPS.assign(job=pd.Series([7, "b", 2.5, (1, 2)]), nccl=2.27)
@@ -469,7 +643,7 @@ def test_other_wrong_arguments_are_one_line() -> None:
         times.assign(seconds="fast"),
         times.assign(bytes=0),
         times.assign(nodes=2.5),
-        times.assign(nccl=None),
+        times.assign(nccl=[None, *["2.27.3"] * (len(times) - 1)]),
         times.head(0),
         "times.csv",
     ):
@@ -535,3 +709,17 @@ def test_the_screen_and_the_drawing_word_the_level_alike(
     show.scaling_factors(ax, scale(table_of(COUNTS), 64))
     (label,) = (text for text in ax.get_legend_handles_labels()[1] if "%" in text)
     assert label in capsys.readouterr().out.splitlines()[0]
+
+
+def test_an_error_that_rounds_to_zero_has_no_sign(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "steps.csv"
+    for shift in (0.9999, 1.0, 1.0001):
+        anchor_s = shift * float(scaling.step_s(1.0, 1.05, 4.0))
+        table_of({(1, 1): 1.0, (8, 2): 1.05, (32, 8): anchor_s}).to_csv(
+            path, index=False
+        )
+        assert cli.main(["scale", "--steps", str(path), "--nodes", "16"]) == 0
+        out = capsys.readouterr().out
+        assert "(0.0%)" in out

@@ -113,7 +113,8 @@ if TYPE_CHECKING:
             type=share,
             metavar="FACTOR",
             help="Say whether this scaling factor, as in 0.8, is met on the largest number "
-            "of nodes.",
+            "of nodes. The wish is answered with yes or no if the whole likely range of the "
+            "factor lies on one side of it, and is open otherwise.",
         ),
     ),
     *group(
@@ -351,9 +352,15 @@ def _hidden(result: Scaling) -> str:
     return (
         f"the step on {_gpus(hidden.gpus)} is predicted from the smaller counts alone as "
         f"{units.format_seconds(hidden.predicted_s)}, and was measured as "
-        f"{units.format_seconds(hidden.measured_s)} ({hidden.error:+.1%}). This single error "
+        f"{units.format_seconds(hidden.measured_s)} ({_signed(hidden.error)}). This single error "
         "says little about the error on more nodes, and no interval is made from it"
     )
+
+
+def _signed(error: float) -> str:
+    """Return an error as a percentage with its sign. An error that rounds to 0 has none."""
+    text = f"{error:+.1%}"
+    return "0.0%" if text in ("+0.0%", "-0.0%") else text
 
 
 def _explained(result: Scaling) -> str:
@@ -361,21 +368,27 @@ def _explained(result: Scaling) -> str:
     explained = result.explained
     if explained.loss_s <= 0:
         return f"a step on {_gpus(explained.gpus)} is not longer than on the smallest count"
-    parts = []
-    if explained.messages_at_most_s is not None:
-        at_most = seconds(max(explained.messages_at_most_s, 0.0))
-        parts.append(f"messages at most {at_most}")
-    if explained.scatter_s is not None:
-        parts.append(f"scatter of single ranks {seconds(explained.scatter_s)}")
     rest = "waiting or input"
     if explained.messages_at_most_s is None:
         rest = "messages, waiting or input"
-    parts.append(f"not explained {seconds(explained.rest_s)} ({rest})")
-    return (
+    longer = (
         f"a step on {_gpus(explained.gpus)} is longer than on the smallest count by "
-        f"{seconds(explained.loss_s)}: "
-        f"{', '.join(parts)}"
+        f"{seconds(explained.loss_s)}"
     )
+    parts = []
+    if explained.messages_at_most_s is not None:
+        at_most = seconds(max(explained.messages_at_most_s, 0.0))
+        if explained.messages_at_most_s < explained.loss_s:
+            parts.append(f"messages explain at most {at_most}")
+        else:
+            parts.append(f"messages, which take up to {at_most}, may explain all of it")
+    if explained.scatter_s is not None:
+        scatter = seconds(explained.scatter_s)
+        parts.append(f"the scatter of single ranks would explain up to {scatter}")
+    if not parts:
+        return f"{longer}. Whether this is {rest} is not known"
+    not_explained = f"{seconds(explained.rest_s)} is not explained ({rest})"
+    return f"{longer}: {', '.join(parts)}, and {not_explained}"
 
 
 def _verdict(result: Scaling, *, has_gradients: bool) -> str:
@@ -434,5 +447,5 @@ def _wish(result: Scaling) -> str:
     assert wish is not None
     return (
         f"a scaling factor of {wish.factor:g} on {_nodes(wish.nodes)}: {wish.answer}, "
-        f"{wish.reason}"
+        f"because {wish.reason}"
     )

@@ -288,7 +288,10 @@ class NodeCosts:
         Returns
         -------
         Table
-            The measured times if these nodes were measured, or else predicted times.
+            The measured times if these nodes were measured, or else predicted times. Between two
+            tables, a predicted time is at most that of the larger number of nodes, because more nodes
+            do not shorten a message. Measured times are kept even where they fall from one table to the
+            next.
 
         Raises
         ------
@@ -307,6 +310,14 @@ class NodeCosts:
         anchor = self.anchor(collective, nodes)
         _refuse_one_size(anchor)
         seconds = self._predicted_s(anchor, nodes, ranks)
+        larger = self._next_larger(anchor, nodes)
+        if larger is not None:
+            larger_s = _table(larger.sizes, larger.seconds, collective, ranks)(
+                anchor.sizes
+            )
+            # A larger table that is faster than the anchor's does not bring the time below it.
+            most_s = np.maximum(larger_s, anchor.seconds)
+            seconds = np.minimum(seconds, most_s)
         is_known = np.isfinite(seconds)
         if is_known.sum() < 2:
             smallest = units.format_bytes(anchor.sizes[0])
@@ -315,6 +326,20 @@ class NodeCosts:
                 f"large to predict for {nodes} nodes: measure smaller sizes"
             )
         return _table(anchor.sizes[is_known], seconds[is_known], collective, ranks)
+
+    def _next_larger(self, anchor: NodeTable, nodes: int) -> NodeTable | None:
+        """Return the table of the next larger number of nodes than a predicted one, or None.
+
+        ``anchor`` is the table from which ``nodes`` nodes are predicted. It has fewer nodes, and both
+        tables have as many GPUs on each node.
+        """
+        if anchor.nodes > nodes:
+            return None
+        for table in self.of_collective(anchor.collective):
+            is_alike = table.ranks * anchor.nodes == anchor.ranks * table.nodes
+            if table.nodes > nodes and is_alike and len(table.sizes) > 1:
+                return table
+        return None
 
     def _predicted_s(self, anchor: NodeTable, nodes: int, ranks: int) -> Floats:
         """Return the predicted seconds of each size of a table, shape (k,).

@@ -166,8 +166,9 @@ class Explained:
     kernels_s : float or None
         The measured time of NCCL's kernels in a step, in seconds. None without sums of kernels.
     scatter_s : float or None
-        How much longer the slowest of all ranks would take than the mean if every rank drew its
-        step from the single steps of the smallest placement. None without single steps.
+        How much of the loss the scatter of single ranks would explain at most. If every rank drew its
+        step from the single steps of the smallest placement, the slowest of all ranks would take
+        longer than the mean by this time. It is at most ``loss_s``. None without single steps.
     rest_s : float
         The loss that neither messages at most nor scatter explain: waiting, or input.
     """
@@ -195,9 +196,9 @@ class Wish:
     answer : str
         "yes" or "no" if the whole likely range of the scaling factor is above or below the wished
         factor, or else "open". The likely range is the interval of the predicted count, but for two
-        things: its upper end is at most the factor of the anchor's fastest job, because more nodes do
-        not shorten a step, and it is as wide as the jobs on the smallest count are apart. The answer is
-        "open", too, if a step that decides it has to be repeated.
+        things. More nodes do not shorten a step, so the nearest measured counts with fewer and with
+        more nodes limit the range. It is also as wide as jobs on the smallest count scatter. The
+        answer is "open", too, if a step that decides it has to be repeated.
     reason : str
         Why this is the answer, in words.
     """
@@ -286,6 +287,14 @@ class Scaling:
         return _slowest_s(self._measured, self.anchor)
 
     @property
+    def anchor_jobs_s(self) -> Interval:
+        """Return the steps of the fastest and the slowest job that the anchor may have, in seconds.
+
+        If one job alone measured the anchor, jobs scatter there as on the other counts.
+        """
+        return _jobs_s(self.anchor, _scatter_of_jobs(self._measured))
+
+    @property
     def _measured(self) -> list[Count]:
         return [count for count in self.counts if count.measured]
 
@@ -303,9 +312,8 @@ class Scaling:
             An entry for each attribute.
         """
         result = asdict(self)
-        result["findings"] = [
-            {"what": finding.what, "text": finding.text} for finding in self.findings
-        ]
+        # `asdict` keeps a finding as a tuple, which JSON would write without its names.
+        result["findings"] = [finding._asdict() for finding in self.findings]
         return result
 
 
@@ -425,25 +433,25 @@ def scale(
         if workload is not None:
             costs = costs.continued_to(_largest_bucket_bytes(workload))
     counts = [_with_messages(count, smallest, workload, costs) for count in counts]
-    findings += _on_messages_that_do_not_fit(counts)
+    findings += _on_messages_that_do_not_fit(counts, _scatter_of_jobs(measured))
     # The anchor is now known with its step if nothing but messages lengthened it.
     anchor = _anchor([count for count in counts if count.measured])
 
     kernels_s = _kernels_s(kernels, kernel_steps, anchor, findings)
     explained = _explained(jobs, smallest, anchor, kernels_s)
     asked = _largest_asked(counts, targets, anchor.gpus_per_node)
-    slowest_s = _slowest_s(measured, anchor)
     findings += _on_factors_above_one(counts)
+    findings += _on_factors_of_fewer_nodes(asked, measured)
     if explained.messages_at_most_s is None:
         missing = _missing_for_messages(costs, workload)
         findings.append(Finding("messages", (), missing))
-    findings += _advice(explained, smallest, anchor, slowest_s, asked, jobs)
+    findings += _advice(explained, measured, asked)
     return Scaling(
         counts=tuple(counts),
         hidden=_hidden(measured),
         explained=explained,
         verdict=_verdict(asked),
-        wish=_wish(wished_factor, asked, smallest, anchor, doubts),
+        wish=_wish(wished_factor, asked, measured, doubts),
         findings=tuple(findings),
         collectives=_message_times(costs, asked),
         asked_nodes=asked.nodes,
@@ -738,6 +746,29 @@ def _slowest_s(measured: Sequence[Count], anchor: Count) -> float:
     )
 
 
+def _scatter_of_jobs(measured: Sequence[Count]) -> float:
+    """Return by how much jobs of a count scatter, as a share of the median of the count.
+
+    This is half the range of all jobs, each of which is compared with the median of its count.
+    Counts with one job tell nothing. The result is 0 if no count has several jobs.
+    """
+    shares = [1.0]
+    for count in measured:
+        shares += [job_s / count.step_s for job_s in count.range_s]
+    return (max(shares) - min(shares)) / 2
+
+
+def _jobs_s(count: Count, scatter: float) -> Interval:
+    """Return the steps of the fastest and the slowest job that a count may have, in seconds.
+
+    If one job alone measured the count, its usual step may differ from this job by ``scatter``, a
+    share, because jobs scatter as much as on other counts.
+    """
+    if count.jobs > 1:
+        return count.range_s
+    return (count.step_s / (1 + scatter), count.step_s * (1 + scatter))
+
+
 def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> None:
     """Raise UserError unless the counts allow a prediction for all targets."""
     first = measured[0]
@@ -907,9 +938,7 @@ def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list
 
     ``targets`` are the numbers of nodes to predict for. Those that were measured stay as they are.
     """
-    smallest = _smallest(measured)
     anchor = _anchor(measured)
-    slowest_s = _slowest_s(measured, anchor)
     known = {(count.gpus, count.nodes) for count in measured}
     counts = [*measured]
     for nodes in targets:
@@ -918,21 +947,26 @@ def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list
         if nodes < anchor.nodes:
             counts.append(_interpolated(measured, anchor.gpus_per_node, nodes))
         else:
-            counts.append(_predicted(smallest, anchor, slowest_s, nodes))
+            counts.append(_predicted(measured, nodes))
     return sorted(counts, key=_by_size)
 
 
-def _predicted(smallest: Count, anchor: Count, slowest_s: float, nodes: int) -> Count:
+def _predicted(measured: Sequence[Count], nodes: int) -> Count:
     """Return the predicted step on more nodes than the anchor has.
 
-    ``anchor`` is the largest measured count, from which the loss grows. Each node has as many
-    GPUs as the anchor's. ``smallest`` is the smallest count, from which the loss is counted.
-    ``slowest_s`` is the slowest step of the anchor and of smaller counts.
+    The loss is counted from the smallest of the measured counts, and grows from the anchor. Each
+    node has as many GPUs as the anchor's.
     """
+    smallest = _smallest(measured)
+    anchor = _anchor(measured)
     ratio = nodes / anchor.nodes
     step_s = float(scaling.step_s(smallest.step_s, anchor.step_s, ratio))
     lower_s, upper_s = scaling.step_interval_s(
-        smallest.step_s, anchor.step_s, ratio, slowest_s, anchor.range_s
+        smallest.step_s,
+        anchor.step_s,
+        ratio,
+        _slowest_s(measured, anchor),
+        _jobs_s(anchor, _scatter_of_jobs(measured)),
     )
     interval_s = (float(lower_s), float(upper_s))
     gpus = nodes * anchor.gpus_per_node
@@ -942,21 +976,19 @@ def _predicted(smallest: Count, anchor: Count, slowest_s: float, nodes: int) -> 
 def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> Count:
     """Return the step on a number of nodes below the anchor's, between its measured neighbours.
 
-    A neighbour has no more GPUs and no more nodes, or at least as many of both. Among these, the
-    nearest ones are taken.
+    Its interval takes into account how jobs scatter on the neighbours.
     """
     gpus = nodes * gpus_per_node
     smallest = _smallest(measured)
-    not_larger = [
-        count for count in measured if count.gpus <= gpus and count.nodes <= nodes
-    ]
-    # The smallest count may have more GPUs than the target, on one node.
-    smaller = max(not_larger, key=_by_size) if not_larger else smallest
-    # The anchor is among these.
-    larger = min(
-        (count for count in measured if count.gpus >= gpus and count.nodes >= nodes),
-        key=_by_size,
-    )
+    smaller, larger = _neighbours(measured, gpus, nodes)
+    if smaller is None:
+        # The smallest count has more GPUs than the target, on one node.
+        smaller = smallest
+    # The anchor is a larger count, so that there is one.
+    assert larger is not None
+    scatter = _scatter_of_jobs(measured)
+    smaller_jobs_s = _jobs_s(smaller, scatter)
+    larger_jobs_s = _jobs_s(larger, scatter)
     step_s = scaling.interpolated_step_s(
         smaller.step_s,
         larger.step_s,
@@ -969,13 +1001,37 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
         larger.step_s,
         nodes / larger.nodes,
         _slowest_s(measured, larger),
-        larger.range_s,
+        larger_jobs_s,
     )
     interval_s = scaling.interpolated_interval_s(
-        smaller.range_s, larger.range_s, (float(lower_s), float(upper_s))
+        smaller_jobs_s, larger_jobs_s, (float(lower_s), float(upper_s))
     )
     count = _unmeasured(smallest, gpus, nodes, step_s, interval_s)
     return replace(count, interpolated=True)
+
+
+def _neighbours(
+    measured: Sequence[Count], gpus: int, nodes: int
+) -> tuple[Count | None, Count | None]:
+    """Return the nearest measured counts that are smaller and larger than a count of others.
+
+    A smaller count has no more GPUs and no more nodes, and a larger one at least as many of both.
+    Either is None if no measured count is so. For more nodes than the anchor has, the smaller count is
+    the anchor, from which such a count is predicted.
+    """
+    anchor = _anchor(measured)
+    if nodes > anchor.nodes:
+        return anchor, None
+    smaller = [
+        count for count in measured if count.gpus <= gpus and count.nodes <= nodes
+    ]
+    larger = [
+        count for count in measured if count.gpus >= gpus and count.nodes >= nodes
+    ]
+    return (
+        max(smaller, key=_by_size, default=None),
+        min(larger, key=_by_size, default=None),
+    )
 
 
 def _unmeasured(
@@ -1163,13 +1219,18 @@ def _message_times(costs: NodeCosts | None, target: Count) -> tuple[MessageTime,
     return tuple(times)
 
 
-def _on_messages_that_do_not_fit(counts: Sequence[Count]) -> list[Finding]:
-    """Return a warning if messages alone take longer than a measured step."""
+def _on_messages_that_do_not_fit(
+    counts: Sequence[Count], scatter: float
+) -> list[Finding]:
+    """Return a warning if messages alone take longer than a measured step.
+
+    ``scatter`` is the share by which jobs of a count scatter.
+    """
     too_long = []
     for count in counts:
         if not count.measured or count.messages_s is None:
             continue
-        _, slowest_s = _likely_range_s(count)
+        _, slowest_s = _likely_range_s(count, scatter)
         if count.messages_s > slowest_s:
             too_long.append(count)
     if not too_long:
@@ -1270,7 +1331,8 @@ def _explained(
     single_s = _jobs_on(smallest, jobs).steps_s
     if len(single_s) > 1:
         slowest_rank_s = scaling.expected_maximum_s(single_s, anchor.gpus)
-        scatter_s = slowest_rank_s - float(np.mean(single_s))
+        # The scatter cannot explain more than there is to explain.
+        scatter_s = min(slowest_rank_s - float(np.mean(single_s)), loss_s)
     explained_s = (at_most_s or 0.0) + (scatter_s or 0.0)
     rest_s = max(0.0, loss_s - explained_s)
     return Explained(
@@ -1310,8 +1372,7 @@ def _verdict(asked: Count) -> str:
 def _wish(
     factor: float | None,
     asked: Count,
-    smallest: Count,
-    anchor: Count,
+    measured: Sequence[Count],
     doubts: Sequence[_Doubt],
 ) -> Wish | None:
     """Return whether a count meets a wished scaling factor, None if none is wished.
@@ -1322,34 +1383,36 @@ def _wish(
         The wished factor.
     asked : Count
         The largest count that the user asks for.
-    smallest : Count
-        The smallest measured count, with which the scaling factor compares.
-    anchor : Count
-        The largest measured count, whose step no larger count undercuts.
+    measured : sequence of Count
+        The measured counts. The scaling factor compares with the smallest one, and the neighbours
+        of ``asked`` limit its step.
     doubts : sequence of _Doubt
-        The counts that have to be measured again. If ``asked`` or ``smallest`` is among
+        The counts that have to be measured again. If ``asked`` or the smallest count is among
         them, the answer is open.
     """
     if factor is None:
         return None
+    smallest = _smallest(measured)
     doubtful = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
     for count in (smallest, asked):
         if count.measured and (count.gpus, count.nodes) in doubtful:
             reason = f"the measurement on {_gpus(count.gpus)} has to be repeated"
             return Wish(factor, asked.nodes, "open", reason)
-    fastest_s, slowest_s = _likely_range_s(asked)
-    limit = ""
-    if not asked.measured and asked.nodes > anchor.nodes:
-        # More nodes do not shorten a step.
-        fastest_on_anchor_s, _ = _likely_range_s(anchor)
-        if fastest_on_anchor_s > fastest_s:
-            fastest_s = fastest_on_anchor_s
-            limit = f", limited by what was measured on {_nodes(anchor.nodes)},"
+    scatter = _scatter_of_jobs(measured)
+    fastest_s, slowest_s = _likely_range_s(asked, scatter)
+    limiting: list[Count] = []
+    if not asked.measured:
+        trusted = [
+            count for count in measured if (count.gpus, count.nodes) not in doubtful
+        ]
+        (fastest_s, slowest_s), limiting = _limited(asked, trusted, measured)
     # Each job on the smallest count may be the one that tells its usual step.
     fastest_smallest_s, slowest_smallest_s = smallest.range_s
+    if scatter > LEAST_SCATTER:
+        fastest_smallest_s, slowest_smallest_s = _jobs_s(smallest, scatter)
     lowest = fastest_smallest_s / slowest_s
     highest = slowest_smallest_s / fastest_s
-    likely = _likely_in_words(asked, smallest, limit, (lowest, highest))
+    likely = _likely_in_words(asked, smallest, limiting, scatter, (lowest, highest))
     if lowest >= factor:
         return Wish(factor, asked.nodes, "yes", f"{likely} lies above it")
     if highest < factor:
@@ -1357,40 +1420,80 @@ def _wish(
     return Wish(factor, asked.nodes, "open", f"{likely} contains it")
 
 
-def _likely_range_s(count: Count) -> Interval:
+def _limited(
+    asked: Count, trusted: Sequence[Count], measured: Sequence[Count]
+) -> tuple[Interval, list[Count]]:
+    """Return the likely steps of a count, limited by its neighbours, and which of these limit it.
+
+    More nodes do not shorten a step. So the step is not shorter than on the nearest smaller count, and
+    not longer than on the nearest larger one. ``trusted`` are the measured counts that need not be
+    measured again.
+    """
+    scatter = _scatter_of_jobs(measured)
+    smaller, larger = _neighbours(trusted, asked.gpus, asked.nodes)
+    fastest_s, slowest_s = _likely_range_s(asked, scatter)
+    limiting = []
+    if smaller is not None:
+        least_s, _ = _likely_range_s(smaller, scatter)
+        if least_s > fastest_s:
+            fastest_s = least_s
+            limiting.append(smaller)
+    if larger is not None:
+        _, most_s = _likely_range_s(larger, scatter)
+        # A count that is clearly faster than a smaller one may itself be wrong.
+        is_credible = _slowest_s(measured, larger) <= most_s
+        if is_credible and most_s < slowest_s:
+            slowest_s = most_s
+            limiting.append(larger)
+    return (fastest_s, slowest_s), limiting
+
+
+def _likely_range_s(count: Count, scatter: float) -> Interval:
     """Return the shortest and the longest step that a count may have, in seconds.
 
     It is the interval of a predicted count and the range of several jobs. Without a second job,
-    another one may differ by `SINGLE_JOB_SHARE`.
+    another one may differ by ``scatter``, the share by which jobs of other counts scatter, or at least
+    by `SINGLE_JOB_SHARE`.
     """
     if count.interval_s is not None:
         return count.interval_s
-    return (
-        count.step_s / (1 + SINGLE_JOB_SHARE),
-        count.step_s * (1 + SINGLE_JOB_SHARE),
-    )
+    return _jobs_s(count, max(scatter, SINGLE_JOB_SHARE))
 
 
 def _likely_in_words(
-    asked: Count, smallest: Count, limit: str, factors: Interval
+    asked: Count,
+    smallest: Count,
+    limiting: Sequence[Count],
+    scatter: float,
+    factors: Interval,
 ) -> str:
     """Return where the scaling factor of a count is likely to lie, as the subject of a sentence.
 
-    ``limit`` says in words what limits the interval of a predicted count, if anything does.
-    ``factors`` are the lowest and the highest likely factor.
+    ``limiting`` are the measured counts that limit the interval of a predicted count. ``scatter`` is
+    the share by which jobs of a count scatter. ``factors`` are the lowest and the highest likely factor.
     """
-    if asked.measured and asked.jobs == 1 and smallest.jobs == 1:
-        return (
-            f"what one job measured, {asked.scaling_factor:.2f} with {SINGLE_JOB_SHARE:.0%} on "
-            "either side,"
-        )
     lowest, highest = factors
-    name = f"the nominal {scaling.NOMINAL:.0%} interval{limit}"
-    if asked.measured:
-        name = "the range of the jobs that measured it,"
-    elif smallest.jobs > 1:
-        name += f" with the range of the jobs on {_gpus(smallest.gpus)},"
-    return f"{name} from {lowest:.2f} to {highest:.2f}"
+    on_smallest = ""
+    if smallest.jobs > 1:
+        on_smallest = f"the range of the jobs on {_gpus(smallest.gpus)}"
+    elif scatter > LEAST_SCATTER:
+        on_smallest = f"as much scatter on {_gpus(smallest.gpus)} as on other counts"
+    if asked.measured and asked.jobs > 1:
+        name = "the range of the jobs that measured it"
+    elif asked.measured:
+        share = max(scatter, SINGLE_JOB_SHARE)
+        name = f"what one job measured, {asked.scaling_factor:.2f} with {share:.0%} on either side"
+        if not on_smallest:
+            return f"{name},"
+        return f"{name} and {on_smallest}, from {lowest:.2f} to {highest:.2f},"
+    else:
+        name = f"the nominal {scaling.NOMINAL:.0%} interval"
+        if limiting:
+            counts = " and ".join(_nodes(count.nodes) for count in limiting)
+            name += f", limited by what was measured on {counts}"
+    if on_smallest:
+        name += f", with {on_smallest}"
+    return f"{name}, from {lowest:.2f} to {highest:.2f},"
 
 
 def _missing_for_messages(costs: Any, workload: Any) -> str:
@@ -1412,18 +1515,13 @@ def _missing_for_messages(costs: Any, workload: Any) -> str:
 
 
 def _advice(
-    explained: Explained,
-    smallest: Count,
-    anchor: Count,
-    slowest_s: float,
-    asked: Count,
-    jobs: Sequence[_Jobs],
+    explained: Explained, measured: Sequence[Count], asked: Count
 ) -> list[Finding]:
     """Return what would help, what would not, and what to measure next.
 
-    ``anchor`` is the count from which others are predicted, ``slowest_s`` the slowest step of it
-    and of smaller counts, and ``asked`` the largest count that the user asks for.
+    ``asked`` is the largest count that the user asks for.
     """
+    smallest = _smallest(measured)
     findings = []
     loss_s = asked.step_s - smallest.step_s
     if explained.messages_at_most_s is not None and explained.loss_s > 0:
@@ -1446,10 +1544,7 @@ def _advice(
         findings.append(Finding("measure", (), text))
         findings.append(Finding("evidence", (), EVIDENCE_BETWEEN))
     elif not asked.measured:
-        anchor_jobs = _jobs_on(anchor, jobs)
-        findings.append(
-            _next_measurement(smallest, anchor, slowest_s, asked, anchor_jobs)
-        )
+        findings.append(_next_measurement(measured, asked))
         findings.append(Finding("evidence", (), EVIDENCE))
     return findings
 
@@ -1491,31 +1586,42 @@ def _in_one_unit(first_s: float, second_s: float) -> tuple[str, str]:
     )
 
 
-def _next_measurement(
-    smallest: Count, anchor: Count, slowest_s: float, asked: Count, jobs: _Jobs
-) -> Finding:
-    """Return which measurement would narrow the interval of a predicted count most.
-
-    ``jobs`` are those of the anchor, and ``slowest_s`` is the slowest step of the anchor and of
-    smaller counts.
-    """
+def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
+    """Return which measurement would narrow the interval of a predicted count most."""
+    smallest = _smallest(measured)
+    anchor = _anchor(measured)
+    scatter = _scatter_of_jobs(measured)
+    fastest_job_s, slowest_job_s = _jobs_s(anchor, scatter)
     least_s, most_s = asked.interval_s or (asked.step_s, asked.step_s)
     width_s = most_s - least_s
+    half_range_s = (slowest_job_s - fastest_job_s) / 2
     # Jobs of the anchor that differ by half of this width are the largest uncertainty.
-    if jobs.scatter > LEAST_SCATTER and jobs.scatter * anchor.step_s > width_s / 4:
+    if half_range_s > max(LEAST_SCATTER * anchor.step_s, width_s / 4):
+        more_jobs = f"measure next: more jobs on {_nodes(anchor.nodes)}"
         text = (
-            f"measure next: more jobs on {_nodes(anchor.nodes)}, whose steps differ by "
-            f"{2 * jobs.scatter:.0%}"
+            f"{more_jobs}, whose steps differ by {2 * half_range_s / anchor.step_s:.0%}"
         )
+        if anchor.jobs == 1:
+            text = (
+                f"{more_jobs}, where one job was measured, because the steps of jobs on other "
+                f"counts differ by {2 * scatter:.0%}"
+            )
         return Finding("measure", (), text)
     itself = f"measure next: one job on {_nodes(asked.nodes)}"
     halfway = _halfway_nodes(anchor.nodes, asked.nodes)
     if halfway is None:
         return Finding("measure", (), f"{itself}, as no count between would help")
-    # If that count measures what is predicted, it becomes the anchor.
-    halfway_s = scaling.step_s(smallest.step_s, anchor.step_s, halfway / anchor.nodes)
+    # If one job on that count measures what is predicted, the count becomes the anchor.
+    halfway_s = float(
+        scaling.step_s(smallest.step_s, anchor.step_s, halfway / anchor.nodes)
+    )
     lower_s, upper_s = scaling.step_interval_s(
-        smallest.step_s, halfway_s, asked.nodes / halfway, slowest_s
+        smallest.step_s,
+        halfway_s,
+        asked.nodes / halfway,
+        _slowest_s(measured, anchor),
+        # Jobs scatter there as on the counts that were measured.
+        (halfway_s / (1 + scatter), halfway_s * (1 + scatter)),
     )
     percent_now = round(100 * width_s / 2 / asked.step_s)
     percent_then = round(100 * float(upper_s - lower_s) / 2 / asked.step_s)
@@ -1573,5 +1679,28 @@ def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
     text = (
         "a scaling factor above 1 is a step shorter than on the smallest count. Steps differ by some "
         "percent from job to job, so this is no gain"
+    )
+    return [Finding("factor", (), text)]
+
+
+def _on_factors_of_fewer_nodes(
+    asked: Count, measured: Sequence[Count]
+) -> list[Finding]:
+    """Return why an interval may reach above the factor on fewer nodes, if it does.
+
+    ``asked`` is the largest count that the user asks for. It is compared with the nearest smaller count
+    that was measured.
+    """
+    smaller, _ = _neighbours(measured, asked.gpus, asked.nodes)
+    if asked.measured or smaller is None or asked.scaling_factor_interval is None:
+        return []
+    _, highest = asked.scaling_factor_interval
+    # Factors are printed with two decimals.
+    if round(highest, 2) <= round(smaller.scaling_factor, 2):
+        return []
+    text = (
+        f"the interval on {_nodes(asked.nodes)} reaches above the scaling factor on "
+        f"{_nodes(smaller.nodes)}, {smaller.scaling_factor:.2f}, because jobs scatter: 24% of the "
+        "published steps were shorter than on fewer nodes"
     )
     return [Finding("factor", (), text)]

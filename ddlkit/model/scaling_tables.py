@@ -125,6 +125,7 @@ def checked_steps(steps: DataFrame) -> DataFrame:
     table = _checked_table(steps, "the steps", ("gpus", "nodes", "job", "step_s"))
     if not len(table):
         raise UserError("there are no steps: measure one GPU and several nodes")
+    table = _without_empty(table, ("step", "samples", "nccl", "settings"))
     whole = "a whole number of at least 1"
     values = {
         "gpus": _numbers(table["gpus"], "the steps", whole, least=1, is_whole=True),
@@ -189,6 +190,7 @@ def checked_times(collectives: DataFrame) -> DataFrame:
     )
     if not len(table):
         raise UserError(f"{what} are none: leave them out, or measure some")
+    table = _without_empty(table, ("nccl", "settings"))
     texts = _texts(table, what, ("collective", "nccl", "settings"))
     for name in texts["collective"].unique():
         find_collective(name)  # raises UserError for a name that it does not know
@@ -263,6 +265,16 @@ def _checked_table(table: Any, what: str, columns: Sequence[str]) -> DataFrame:
     return table.reset_index(drop=True)
 
 
+def _without_empty(table: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Return a table without those of some optional columns in which no row has a value.
+
+    Such a column tells as little as one that is left out. A table that is put together from
+    several sources may have one.
+    """
+    empty = [name for name in columns if name in table and table[name].isna().all()]
+    return table.drop(columns=empty)
+
+
 def _numbers(
     column: Series,
     what: str,
@@ -300,12 +312,22 @@ def _numbers(
         is_right &= values % 1 == 0
     if not is_right.all():
         row = int(np.argmin(is_right))
+        if isinstance(column.iloc[row], str):
+            required += ", as a number and not as a text"
         raise UserError(
-            f"{what}: the column {column.name} has {column.iloc[row]!r} in row {row}, counted from "
-            f"0: give {required}"
+            f"{what}: the column {column.name} has {_shown(column.iloc[row])} in row {row}, counted "
+            f"from 0: give {required}"
         )
     kind = np.int64 if is_whole else np.float64
     return pd.Series(values.astype(kind), index=column.index)
+
+
+def _shown(value: Any) -> str:
+    """Return a value of a table as an error shows it: a number by its digits, a text in quotes."""
+    if isinstance(value, np.generic):
+        # A number of numpy is written as a number of Python.
+        value = value.item()
+    return repr(value)
 
 
 def _texts(table: DataFrame, what: str, columns: Sequence[str]) -> dict[str, Series]:

@@ -18,7 +18,7 @@ from ddlkit.core import scaling
 from ddlkit.core.errors import UserError
 from ddlkit.formats.node_tables import COLUMNS
 from ddlkit.model.node_costs import NodeCosts
-from ddlkit.model.scaling import Scaling, scale
+from ddlkit.model.scaling import SINGLE_JOB_SHARE, Scaling, scale
 from workbook.validate.accuracy import Goal, goals
 from workbook.validate.clusters import EXTERNAL, pollux_iterations, table
 
@@ -201,7 +201,10 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
         data/goals.yml explains, ``curve``, ``anchor`` and ``nodes``, the measured and
         the predicted step, and the relative errors of the rival laws. ``answered`` and
         ``right`` are of the interval alone, by which wishes were answered when the goals
-        were tested. ``answered_today`` and ``right_today`` are of the command as it is.
+        were tested. ``answered_today`` and ``right_today`` are of the command as it is. In seconds,
+        there are ``one_s``, ``fastest_one_s`` and ``slowest_one_s`` of the smallest count and its jobs,
+        ``lower_s`` and ``upper_s``, the limits of the interval, and ``least_s``, below which the step is
+        not taken to lie because of the anchor.
     """
     rows = []
     for name, steps in curves.items():
@@ -251,6 +254,9 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     if answer == "no" and one_s / lower_s >= WISH:
         answer = "open"
     anchor = result.anchor
+    least_s, _ = result.anchor_jobs_s
+    if anchor.jobs == 1:
+        least_s = min(least_s, anchor.step_s / (1 + SINGLE_JOB_SHARE))
     rivals = {
         law: float(scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes))
         / measured_s
@@ -271,6 +277,12 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
         "right": answer == ("yes" if is_met else "no"),
         "answered_today": answer_today != "open",
         "right_today": answer_today == ("yes" if is_met else "no"),
+        "one_s": one_s,
+        "slowest_one_s": result.smallest.range_s[1],
+        "fastest_one_s": result.smallest.range_s[0],
+        "lower_s": lower_s,
+        "upper_s": upper_s,
+        "least_s": least_s,
         **rivals,
     }
 

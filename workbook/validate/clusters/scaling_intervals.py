@@ -81,6 +81,34 @@ def _predicted_steps(steps: pd.DataFrame) -> list[dict[str, float]]:
     return rows
 
 
+def quantile(values: Floats, sets: pd.Series, share: float) -> float:
+    """Return a quantile of values, where each set has the same weight.
+
+    Parameters
+    ----------
+    values : ndarray, shape (n,)
+        The values.
+    sets : Series, shape (n,)
+        The set that each value belongs to.
+    share : float
+        The share of the weight that has at most this value, between 0 and 1.
+
+    Returns
+    -------
+    float
+        The first value, in ascending order, that reaches the share.
+
+    Examples
+    --------
+    >>> quantile(np.array([1.0, 2.0, 3.0]), pd.Series(["a", "a", "b"]), 0.5)
+    2.0
+    """
+    weights = 1 / sets.map(sets.value_counts()).to_numpy(float)
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][int(np.searchsorted(reached, share))])
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A rule for the interval of a step, but for its calibrated number.
@@ -206,14 +234,7 @@ class Comparison:
             The steps that calibrate. By default these are all.
         """
         used = np.ones(len(self.steps), bool) if is_used is None else is_used
-        needed = self._needed[used]
-        of_set = self.steps.loc[used, "set"]
-        weights = 1 / of_set.map(of_set.value_counts()).to_numpy(float)
-        order = np.argsort(needed, kind="stable")
-        inside_up_to = np.cumsum(weights[order]) / weights.sum()
-        # The first step up to which at least 90% of the weight is inside.
-        position = int(np.searchsorted(inside_up_to, law.NOMINAL))
-        return float(needed[order][position])
+        return quantile(self._needed[used], self.steps.loc[used, "set"], law.NOMINAL)
 
     def judged(self) -> pd.DataFrame:
         """Return how each set is predicted by a number from the other sources.

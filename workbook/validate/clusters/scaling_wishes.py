@@ -1,0 +1,216 @@
+"""At which level a wish of `ddlkit scale` would be answered often and rightly.
+
+docs/studies.md has the criterion, which was written down before levels were compared. All curves were
+in sight by then, so that the comparison is exploratory.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+
+from ddlkit.core import scaling as law
+from ddlkit.core.workload import Floats
+from workbook.validate.clusters import scaling
+from workbook.validate.clusters.scaling_intervals import quantile, steps_in_sight
+
+LEVELS = (0.95, 0.925, 0.90, 0.875, 0.85)
+"""The one-sided levels that are compared. The first one is that of the command."""
+LEAST_ANSWERED = 0.60
+LEAST_RIGHT = 0.95
+"""The goals for wishes, as in data/goals.yml."""
+LEAST_ANSWERS = 20
+"""A source with fewer answers does not decide by itself."""
+TOGETHER = "together"
+"""The name of all sets together."""
+
+
+def residuals(steps: pd.DataFrame) -> Floats:
+    """Return how far measured steps lie from their predictions, in half-widths of the 90% interval.
+
+    Parameters
+    ----------
+    steps : DataFrame
+        Steps as `steps_in_sight` returns them, of n rows.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        Absolute values. The half-width is that on the side of the measured step.
+    """
+    smallest_s = steps["smallest_s"]
+    anchor_s = steps["anchor_s"]
+    ratio = steps["ratio"]
+    predicted_s = law.step_s(smallest_s, anchor_s, ratio)
+    lower_s, upper_s = law.step_interval_s(
+        smallest_s, anchor_s, ratio, steps["slowest_s"]
+    )
+    error_s = steps["measured_s"].to_numpy() - predicted_s
+    half_s = np.where(error_s > 0, upper_s - predicted_s, predicted_s - lower_s)
+    return np.abs(error_s) / half_s
+
+
+def width_ratio(level: float, without: str = "") -> float:
+    """Return the half-width of the interval at another level over that of 90%.
+
+    Parameters
+    ----------
+    level : float
+        The one-sided level. The interval between both sides has twice the level less 1.
+    without : str, optional
+        A source in sight whose steps are not used, because they are judged.
+
+    Returns
+    -------
+    float
+        The ratio of two quantiles of `residuals`, where each set has the same weight.
+    """
+    in_sight = _residuals_in_sight()
+    used = in_sight[in_sight["source"] != without]
+    own = used["residual"].to_numpy()
+    wanted = quantile(own, used["set"], 2 * level - 1)
+    return wanted / quantile(own, used["set"], law.NOMINAL)
+
+
+@cache
+def _residuals_in_sight() -> pd.DataFrame:
+    """Return the residual of each step in sight, with its set and source."""
+    steps = steps_in_sight()
+    return steps[["set", "source"]].assign(residual=residuals(steps))
+
+
+def later_cases() -> pd.DataFrame:
+    """Return the cases of the curves that were opened after the law had been committed.
+
+    Returns
+    -------
+    DataFrame
+        The columns of `workbook.validate.clusters.scaling.cases`, with ``set`` and ``source``.
+    """
+    cases = scaling.later_cases()
+    is_p2 = cases["curve"].str.startswith("p2.8xlarge")
+    return cases.assign(set=cases["source"].where(~is_p2, "p2.8xlarge"))
+
+
+def cases_in_sight() -> pd.DataFrame:
+    """Return the cases of the sets on which the law was chosen. This takes some minutes.
+
+    Returns
+    -------
+    DataFrame
+        The columns of `later_cases`.
+    """
+    tables = []
+    for name, curves in scaling.sets().items():
+        source = name.partition(",")[0]
+        own = scaling.cases(curves, scaling.MOST_TIMES)
+        judged_as = name if source == "Pollux" else source
+        tables.append(own.assign(set=judged_as, source=source))
+    return pd.concat(tables, ignore_index=True)
+
+
+def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
+    """Return which wishes would be answered at a level, and whether rightly.
+
+    Parameters
+    ----------
+    cases : DataFrame
+        Cases with ``source``, as `later_cases` returns them, of n rows.
+    level : float
+        The one-sided level.
+
+    Returns
+    -------
+    DataFrame
+        The columns ``answered`` and ``right``, a row for each case. ``right`` is NaN without an answer.
+    """
+    is_answered, is_yes = _answered(cases, np.ones(len(cases)))
+    # What the command leaves open at its own level has to be measured again.
+    is_doubtful = is_answered & ~cases["answered_today"].to_numpy(bool)
+    ratios = {name: width_ratio(level, name) for name in cases["source"].unique()}
+    is_answered, is_yes = _answered(cases, cases["source"].map(ratios).to_numpy())
+    is_answered = is_answered & ~is_doubtful
+    is_met = (cases["one_s"] / cases["measured_s"] >= scaling.WISH).to_numpy()
+    right = np.where(is_answered, is_yes == is_met, np.nan)
+    return pd.DataFrame({"answered": is_answered, "right": right}, index=cases.index)
+
+
+def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[Floats, Floats]:
+    """Return which wishes are answered, and which of them with yes.
+
+    ``ratio``, shape (n,), multiplies the half-widths of the interval of each case.
+    """
+    predicted_s = cases["predicted_s"]
+    lower_s = predicted_s - ratio * (predicted_s - cases["lower_s"])
+    upper_s = predicted_s + ratio * (cases["upper_s"] - predicted_s)
+    # More nodes than the anchor has do not shorten a step.
+    lower_s = np.maximum(lower_s, cases["least_s"])
+    is_yes = (cases["fastest_one_s"] / upper_s >= scaling.WISH).to_numpy()
+    is_no = (cases["slowest_one_s"] / lower_s < scaling.WISH).to_numpy()
+    return is_yes | is_no, is_yes
+
+
+def compared(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the shares of answers and of right ones at each level.
+
+    Parameters
+    ----------
+    cases : DataFrame
+        Cases with ``set`` and ``source``.
+
+    Returns
+    -------
+    DataFrame
+        One row for each level and group, with the columns ``level``, ``kind`` ("set", "source" or
+        `TOGETHER`), ``name``, ``cases``, ``answers`` (a number), ``answered`` and ``right`` (shares).
+    """
+    rows = []
+    for level in LEVELS:
+        own = answers(cases, level)
+        groups = [(TOGETHER, TOGETHER, own)]
+        for kind in ("set", "source"):
+            groups += [
+                (kind, name, part)
+                for name, part in own.groupby(cases[kind], sort=False)
+            ]
+        for kind, name, part in groups:
+            rows.append(
+                {
+                    "level": level,
+                    "kind": kind,
+                    "name": name,
+                    "cases": len(part),
+                    "answers": int(part["answered"].sum()),
+                    "answered": part["answered"].mean(),
+                    "right": part["right"].mean(),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def admissible(table: pd.DataFrame) -> list[float]:
+    """Return the levels that the criterion of docs/studies.md admits.
+
+    Parameters
+    ----------
+    table : DataFrame
+        What `compared` returns.
+
+    Returns
+    -------
+    list of float
+        The one-sided levels.
+    """
+    meets_both = (table["answered"] >= LEAST_ANSWERED) & (table["right"] >= LEAST_RIGHT)
+    table = table.assign(meets_both=meets_both)
+    levels = []
+    for level, own in table.groupby("level"):
+        together = own.loc[own["kind"] == TOGETHER, "meets_both"].all()
+        is_source = (own["kind"] == "source") & (own["answers"] >= LEAST_ANSWERS)
+        sources = (own.loc[is_source, "right"] >= LEAST_RIGHT).all()
+        in_most_sets = own.loc[own["kind"] == "set", "meets_both"].mean() > 0.5
+        if together and sources and in_most_sets:
+            levels.append(float(level))
+    return levels
