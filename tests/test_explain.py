@@ -213,6 +213,43 @@ def test_the_slow_rank_is_named_and_its_cure_is_the_training_without(
     assert lower_s <= cause.gain_s <= upper_s
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_late_update_is_a_cause_of_its_own_iteration(
+    rank: int, in_flight: int
+) -> None:
+    """The other ranks wait for it in the next iteration, which has no delay itself."""
+    delay_s = 0.02
+    healthy = a_schedule(seed=11, in_flight=in_flight)
+    work_s = healthy.work_s.copy()
+    work_s[1::2, rank, -1] += delay_s
+    training = training_of(traced(healthy.with_work(work_s), shift_s=7200.0))
+    odd = training.numbers % 2 == 1
+    truth_s = np.median(healthy.replay().iteration_s[odd])
+    judged = training.numbers[odd].tolist()
+    result = explanation(training, judged)
+    assert result.named == {"rank": rank, "phase": "update"}
+    cause = next(c for c in result.causes if c.rank == rank)
+    assert cause.gain_s == pytest.approx(delay_s, rel=0.05)
+    assert cause.without_s == pytest.approx(truth_s, rel=0.02)
+    even = training.numbers[~odd].tolist()
+    of_others = explanation(training, even)
+    assert of_others.named is None
+    assert of_others.iteration_s == pytest.approx(truth_s, rel=0.02)
+
+
+@given(seed=st.integers(0, 10**6), rank=st.integers(0, 2))
+@settings(max_examples=20, deadline=None)
+def test_iterations_add_up_to_the_whole_run(seed: int, rank: int) -> None:
+    """Whichever iteration a delay is counted in, it is counted once."""
+    schedule = delayed(a_schedule(seed), rank, -1, 0.01)
+    replay = schedule.replay()
+    whole_s = replay.starts_s[-1].max() - replay.starts_s[0].max()
+    assert replay.iteration_s.sum() == pytest.approx(whole_s)
+    training = training_of(traced(schedule, shift_s=-3600.0))
+    assert training.measured_s.sum() == pytest.approx(whole_s, rel=1e-6)
+
+
 def test_a_second_slow_rank_gains_nothing_until_the_first_is_cured() -> None:
     healthy = a_schedule(seed=1)
     slow = delayed(delayed(healthy, 0, 1, 0.03), 2, 1, 0.015)

@@ -148,7 +148,8 @@ class Explanation:
     Attributes
     ----------
     iteration_s, replay_s : float
-        The median iteration, as measured and as played again, in seconds.
+        The median iteration, as measured and as played again, in seconds. An iteration
+        lasts from the end of the last rank in the one before to that in this one.
     compute_s : float
         How long a rank works in an iteration, as the mean over ranks, in seconds.
     exposed_s : float

@@ -67,7 +67,8 @@ class TracedTraining:
     schedule : Schedule
         What the ranks do, as `Schedule.replay` plays it again.
     measured_s : ndarray, shape (I,)
-        How long each iteration took, as the mean over ranks, in seconds.
+        How long each iteration took, from the end of the last rank in the iteration
+        before until the end of the last rank in this one, in seconds.
     numbers : ndarray, shape (I,)
         The numbers of the iterations in the traces.
     messages : tuple of Message
@@ -162,7 +163,7 @@ def training_of(
     return TracedTraining(
         traces=tuple(usable),
         schedule=schedule,
-        measured_s=_measured_s(usable),
+        measured_s=shared.iteration_s,
         numbers=np.array([iteration.number for iteration in usable[0].iterations]),
         messages=messages,
         copies_s=copies_s,
@@ -197,15 +198,6 @@ def _other_runs(traces: Sequence[RankTrace]) -> Iterator[Finding]:
             "one another: give the traces of one run"
         )
         yield Finding(DIFFERENT_RUNS, (), text)
-
-
-def _measured_s(traces: Sequence[RankTrace]) -> Floats:
-    """Return how long each iteration took, as the mean over ranks, shape (I,)."""
-    iterations_of_ranks_s = []
-    for trace in traces:
-        iterations_of_ranks_s.append([i.end_s - i.start_s for i in trace.iterations])
-    mean_s: Floats = np.mean(iterations_of_ranks_s, axis=0)
-    return mean_s
 
 
 # -- which iterations and messages -----------------------------------------------------
@@ -670,21 +662,22 @@ def _taken_s(traces: Sequence[RankTrace]) -> Floats:
 
 
 class _InOneClock(NamedTuple):
-    """What ranks did with messages, in the clock of the first rank, in seconds.
+    """What ranks did, in the clock of the first rank, in seconds.
 
     Attributes
     ----------
     posted_s, started_s, ended_s : ndarray, shape (I, R, K)
         When each rank posted a message, when the message could start on that rank, and
         when it had ended there.
-    first_start_s : ndarray, shape (R,)
-        When each rank starts its first iteration. Time 0 is the earliest start.
+    iteration_starts_s, iteration_ends_s : ndarray, shape (I, R)
+        When each rank starts and ends each iteration.
     """
 
     posted_s: Floats
     started_s: Floats
     ended_s: Floats
-    first_start_s: Floats
+    iteration_starts_s: Floats
+    iteration_ends_s: Floats
 
     @classmethod
     def of(cls, traces: Sequence[RankTrace]) -> _InOneClock:
@@ -715,14 +708,32 @@ class _InOneClock(NamedTuple):
             nearby = slice(max(0, i - NEARBY_ITERATIONS), i + NEARBY_ITERATIONS + 1)
             offsets_s[i] = np.median(ahead_s[nearby], axis=(0, 2))
         instants_s = instants_s - offsets_s[:, :, None, None]
-        own_starts_s = [trace.iterations[0].start_s for trace in traces]
-        starts_s = np.array(own_starts_s) - offsets_s[0]
+        own_starts_s = [[i.start_s for i in trace.iterations] for trace in traces]
+        own_ends_s = [[i.end_s for i in trace.iterations] for trace in traces]
         return cls(
             posted_s=instants_s[..., 0],
             started_s=instants_s[..., 1],
             ended_s=instants_s[..., 2],
-            first_start_s=starts_s - starts_s.min(),
+            iteration_starts_s=np.transpose(own_starts_s) - offsets_s,
+            iteration_ends_s=np.transpose(own_ends_s) - offsets_s,
         )
+
+    @property
+    def first_start_s(self) -> Floats:
+        """Return when each rank starts, shape (R,). Time 0 is the earliest start."""
+        starts_s = self.iteration_starts_s[0]
+        return np.asarray(starts_s - starts_s.min())
+
+    @property
+    def iteration_s(self) -> Floats:
+        """Return how long iterations took until their last rank ended, shape (I,).
+
+        As in `ddlkit.core.replay.Replay.iteration_s`, the delay of a rank in its update
+        counts in the iteration in which the rank is late.
+        """
+        last_start_s = self.iteration_starts_s.max(axis=1)
+        last_end_s = self.iteration_ends_s.max(axis=1)
+        return np.asarray(last_end_s - last_start_s)
 
 
 def _messages_alone_s(
