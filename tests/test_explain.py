@@ -28,9 +28,12 @@ from ddlkit.formats.rank_trace import (
 )
 from ddlkit.formats.trace_stream import read_trace
 from ddlkit.model.explanation import (
+    LEVEL,
+    Comparison,
     bounds,
     explain,
     explanation,
+    share_beyond,
     without_delay,
     without_waiting,
 )
@@ -211,6 +214,35 @@ def test_the_slow_rank_is_named_and_its_cure_is_the_training_without(
     assert cause.without_s == pytest.approx(truth_s, rel=0.02)
     lower_s, upper_s = cause.interval_s
     assert lower_s <= cause.gain_s <= upper_s
+
+
+def compared_by(gains_s: np.ndarray) -> Comparison:
+    """Return a comparison of iterations of 1 s, as many as there are gains."""
+    n = len(gains_s)
+    every = np.ones(n, dtype=bool)
+    resamples = np.random.default_rng(1).integers(n, size=(500, n))
+    seconds = np.ones(n)
+    return Comparison(seconds, seconds, every, np.arange(n), 0.0, resamples)
+
+
+@pytest.mark.parametrize("n", [8, 16])
+def test_intervals_of_few_iterations_hold_the_gain_of_many(n: int) -> None:
+    """Of 400 samples, at least 93% hold it: 95% less twice the error of that share."""
+    rng = np.random.default_rng(n)
+    held = 0
+    for _ in range(400):
+        gains_s = rng.normal(0.02, 0.005, n)
+        lower_s, upper_s = compared_by(gains_s).interval_s(gains_s)
+        held += lower_s <= 0.02 <= upper_s
+    assert held >= 0.93 * 400
+
+
+def test_an_interval_is_wider_the_fewer_iterations_there_are() -> None:
+    shares = [share_beyond(n) for n in (2, 4, 8, 16, 64, 10_000)]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx((1 - LEVEL) / 2, rel=1e-2)
+    alike_s = np.full(8, 0.01)
+    assert compared_by(alike_s).interval_s(alike_s) == (0.01, 0.01)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
