@@ -29,7 +29,9 @@ from ddlkit.formats.rank_trace import (
 from ddlkit.formats.trace_stream import read_trace
 from ddlkit.model.explanation import (
     LEVEL,
+    Cause,
     Comparison,
+    Remedy,
     bounds,
     explain,
     explanation,
@@ -325,6 +327,65 @@ def test_a_faster_link_and_other_buckets_are_what_a_replay_with_them_takes() -> 
     no_bytes = slow.with_messages(np.full_like(message_s, 0.002))
     truth_s = np.median(no_bytes.replay().iteration_s)
     assert causes["bandwidth"].without_s == pytest.approx(truth_s, rel=0.01)
+
+
+STARTUP_S = 0.002
+BYTE_S = 3e-6
+
+
+def with_noisy_messages(seed: int, noise: float) -> TracedTraining:
+    """Return a training whose messages have one start-up, and sizes four times apart.
+
+    Each message takes up to a share of ``noise`` more or less, by chance. All else is
+    alike in all iterations.
+    """
+    schedule = a_schedule(seed=5, n_messages=4, in_flight=1)
+    work_s = schedule.work_s.mean(axis=(0, 1)) * np.ones_like(schedule.work_s)
+    exact_s = STARTUP_S + BYTE_S * np.array([1000.0, 2000.0, 3000.0, 4000.0])
+    factors = np.random.default_rng(seed).uniform(
+        1 - noise, 1 + noise, schedule.message_s.shape
+    )
+    noisy = schedule.with_work(work_s).with_messages(exact_s * factors)
+    return training_of(traced(noisy, gradients=True))
+
+
+def changes_by_fit(training: TracedTraining) -> dict[str, Cause | Remedy]:
+    """Return the causes and remedies that rest on a fit to the trace's messages."""
+    result = explanation(training)
+    changes: dict[str, Cause | Remedy] = {}
+    for cause in result.causes:
+        if cause.cause in ("start-up", "bandwidth"):
+            changes[cause.cause] = cause
+    for remedy in result.remedies:
+        changes[remedy.setting] = remedy
+    assert {"start-up", "bandwidth", "a link of twice the rate"} <= {*changes}
+    return changes
+
+
+def test_a_fit_to_messages_that_scatter_makes_intervals_wide() -> None:
+    """They scatter by chance, so that other iterations would give other start-ups."""
+    for name, change in changes_by_fit(with_noisy_messages(seed=1, noise=0.0)).items():
+        lower_s, upper_s = change.interval_s
+        assert lower_s == pytest.approx(upper_s, abs=1e-8), name
+    for name, change in changes_by_fit(with_noisy_messages(seed=1, noise=0.1)).items():
+        lower_s, upper_s = change.interval_s
+        assert upper_s - lower_s > 1e-5, name
+        assert lower_s <= change.gain_s <= upper_s
+
+
+def test_intervals_of_start_up_and_bandwidth_hold_the_truth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At least 16 of 20 do, which 95% intervals miss once in 400 times."""
+    monkeypatch.setattr("ddlkit.model.explanation.SAMPLES", 400)
+    truth = changes_by_fit(with_noisy_messages(seed=0, noise=0.0))
+    held = {"start-up": 0, "bandwidth": 0}
+    for seed in range(20):
+        changes = changes_by_fit(with_noisy_messages(seed, noise=0.1))
+        for name in held:
+            lower_s, upper_s = changes[name].interval_s
+            held[name] += lower_s <= truth[name].gain_s <= upper_s
+    assert min(held.values()) >= 16
 
 
 def test_one_rank_gives_bounds_that_hold_the_truth() -> None:

@@ -26,13 +26,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import Finding, UserError
-from ddlkit.core.plan import ddp, exact
+from ddlkit.core.plan import FusionPlan, ddp, exact
 from ddlkit.core.replay import MARK, PHASES, POST, WAIT, Schedule, Segment
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
@@ -82,6 +82,13 @@ CAPS_MIB = (1, 5, 10, 25, 50, 100)
 """Bucket caps that are tried as a remedy, in MiB."""
 MOST_BUCKETS = 2
 """How many choices of buckets are remedies, the best ones first."""
+REST_ON_COST = ("start-up", "bandwidth")
+"""Causes whose gains rest on what messages cost by their size."""
+FITS_TRIED = 12
+"""With how many of the resampled costs the iterations are played again.
+
+The gains by the others lie on a plane through these. With all of 150 samples played again,
+the ends of intervals moved by less than a tenth of their width."""
 ALWAYS_LISTED = ("waiting", "start-up", "bandwidth")
 """Causes that are listed even if no iteration gains anything without them."""
 
@@ -329,13 +336,16 @@ class Comparison:
     def interval_s(self, gains_s: Floats) -> tuple[float, float]:
         """Return the bootstrap interval of the median gain, in seconds.
 
-        ``gains_s``, shape (J,), is what each judged iteration gains. The interval is one
+        ``gains_s`` is what each judged iteration gains, shape (J,), or what it gains in
+        each of the bootstrap samples, shape (SAMPLES, J). The interval is one
         of the gain of many iterations like these. The times of a few more iterations
         would scatter themselves, which it does not contain.
         """
-        # Each row of ``gains_s[self.resamples]`` has the gains of one bootstrap sample.
-        medians_s = np.median(gains_s[self.resamples], axis=1)
-        tail = share_beyond(len(gains_s))
+        gains_of_samples_s = np.broadcast_to(gains_s, self.resamples.shape)
+        # Each row has the gains of the iterations that are in one bootstrap sample.
+        drawn_s = np.take_along_axis(gains_of_samples_s, self.resamples, axis=1)
+        medians_s = np.median(drawn_s, axis=1)
+        tail = share_beyond(len(self.measured_s))
         lower_s, upper_s = np.quantile(medians_s, [tail, 1 - tail])
         return _without_rounding(lower_s), _without_rounding(upper_s)
 
@@ -345,16 +355,21 @@ class Comparison:
         gains_s: Floats,
         rank: int | None = None,
         phase: str | None = None,
+        by_sample_s: Floats | None = None,
     ) -> Cause:
         """Return a cause from what each judged iteration gains without it, shape (J,).
 
-        ``rank`` and ``phase`` are for a cause that is the delay of one rank. No gain is
+        ``rank`` and ``phase`` are for a cause that is the delay of one rank.
+        ``by_sample_s`` is for a cause whose gains rest on a fit: what iterations gain by
+        the fit to each bootstrap sample, shape (SAMPLES, J). No gain is
         below 0, because a rank that is ready sooner could always wait. The replay can
         show a small loss, because messages that are posted sooner can share the link
         with others.
         """
         gain_s = max(0.0, _without_rounding(np.median(gains_s)))
-        lower_s, upper_s = self.interval_s(gains_s)
+        lower_s, upper_s = self.interval_s(
+            gains_s if by_sample_s is None else by_sample_s
+        )
         return Cause(
             cause=name,
             rank=rank,
@@ -365,17 +380,25 @@ class Comparison:
             interval_s=(max(0.0, lower_s), max(0.0, upper_s)),
         )
 
-    def remedy(self, setting: str, gains_s: Floats, *, at_most: bool = False) -> Remedy:
+    def remedy(
+        self,
+        setting: str,
+        gains_s: Floats,
+        *,
+        at_most: bool = False,
+        by_sample_s: Floats | None = None,
+    ) -> Remedy:
         """Return a remedy from what each judged iteration gains by it, shape (J,).
 
-        ``at_most`` says that this is the most that iterations may gain.
+        ``at_most`` says that this is the most that iterations may gain, and
+        ``by_sample_s`` is as in `cause`.
         """
         gain_s = _without_rounding(np.median(gains_s))
         return Remedy(
             setting,
             with_s=self.iteration_s - gain_s,
             gain_s=gain_s,
-            interval_s=self.interval_s(gains_s),
+            interval_s=self.interval_s(gains_s if by_sample_s is None else by_sample_s),
             at_most=at_most,
         )
 
@@ -464,9 +487,10 @@ def explanation(
     _refuse_wrong_replay(compared)
     if reference is not None:
         _refuse_slow_reference(training, reference)
-    cost = reference
-    if cost is None:
-        cost = _cost_of_traced_messages(training)
+        costs: _Costs | None = _Costs(reference)
+    else:
+        costs = _costs_of_traced_messages(training, compared)
+    cost = costs.cost if costs else None
 
     schedule = training.schedule
     gains_by_rank_s = _gains_by_rank_s(training, compared)
@@ -476,8 +500,12 @@ def explanation(
     removals = _removals(training, cost)
     for name, removal in removals.items():
         gains_s = compared.gains_s(removal(schedule))
+        by_sample_s = None
+        if costs and name in REST_ON_COST:
+            gains_by_cost = partial(_gains_without_s, training, compared, name)
+            by_sample_s = _gains_by_sample_s(costs, gains_by_cost)
         if gains_s.any() or name in ALWAYS_LISTED:
-            causes.append(compared.cause(name, gains_s))
+            causes.append(compared.cause(name, gains_s, by_sample_s=by_sample_s))
     causes.sort(key=lambda cause: -cause.gain_s)
 
     compute_s = _typical_work_s(schedule, judged)
@@ -491,7 +519,7 @@ def explanation(
         named=named,
         causes=tuple(causes),
         waterfall=_waterfall(schedule, compared, removals),
-        remedies=tuple(_remedies(training, compared, cost)),
+        remedies=tuple(_remedies(training, compared, costs)),
         messages=_described_messages(training),
         findings=tuple(_findings(training, compared, cost, reference)),
         device=training.traces[0].device,
@@ -499,6 +527,17 @@ def explanation(
         each_s=np.array([compared.measured_s, compared.replayed_s]),
         why_none_named=why_none_named,
     )
+
+
+def _gains_without_s(
+    training: TracedTraining, compared: Comparison, name: str, cost: MessageCost
+) -> Floats:
+    """Return what judged iterations gain without a cause that rests on a cost, shape (J,).
+
+    ``name`` is one of `REST_ON_COST`.
+    """
+    removal = _removals(training, cost)[name]
+    return compared.gains_s(removal(training.schedule))
 
 
 def _refuse_wrong_replay(compared: Comparison) -> None:
@@ -994,31 +1033,100 @@ def _refuse_slow_reference(training: TracedTraining, reference: MessageCost) -> 
         )
 
 
-def _cost_of_traced_messages(training: TracedTraining) -> MessageCost | None:
+class _Costs(NamedTuple):
+    """What messages cost by their size, and what other iterations would tell of it.
+
+    Attributes
+    ----------
+    cost : MessageCost
+        The cost.
+    resampled : tuple of AlphaBeta
+        The cost as it is fitted to each of the bootstrap samples. It is empty for a
+        reference, whose cost is given.
+    """
+
+    cost: MessageCost
+    resampled: tuple[AlphaBeta, ...] = ()
+
+
+def _costs_of_traced_messages(
+    training: TracedTraining, compared: Comparison
+) -> _Costs | None:
     """Return what messages cost by their size: a line through those of the trace.
 
-    The result is None if their sizes are too much alike to tell the start-up from the
-    bytes, or if their times do not grow with their sizes.
+    It goes through the medians over the judged iterations, and for each bootstrap sample
+    through those over its iterations. The result is None if the sizes are too much alike
+    to tell the start-up from the bytes, or if their times do not grow with their sizes.
     """
     gradients = _of_gradients(training)
     sizes = training.message_bytes[gradients]
     if len(sizes) < 2 or sizes.max() < LEAST_SIZE_RATIO * sizes.min():
         return None
-    # The median of each message over iterations.
-    seconds = np.median(training.schedule.message_s, axis=0)[gradients]
+    # Shape (J, number of messages with gradients).
+    message_s = training.schedule.message_s[compared.judged][:, gradients]
     # The fit divides by these times.
-    if not (seconds > 0).all():
+    if not (message_s > 0).all():
         return None
-    # Solve (alpha + beta * size) / seconds = 1, so that relative errors count. Neither the
-    # start-up alpha nor the time beta of a byte can be negative.
+    cost = _line_through(sizes, np.median(message_s, axis=0))
+    if cost.beta_s_per_byte <= 0:
+        return None
+    resampled = []
+    for sample in compared.resamples:
+        medians_s = np.median(message_s[sample], axis=0)
+        resampled.append(_line_through(sizes, medians_s))
+    return _Costs(cost, tuple(resampled))
+
+
+def _gains_by_sample_s(
+    costs: _Costs, gains_by_cost_s: Callable[[MessageCost], Floats]
+) -> Floats | None:
+    """Return what iterations gain by the cost of each bootstrap sample, shape (SAMPLES, J).
+
+    ``gains_by_cost_s`` returns what each judged iteration gains if messages cost so much,
+    shape (J,). The result is None if the cost was not fitted.
+
+    To play the iterations again with every cost would take a minute. A few of them tell
+    how gains change with the start-up and with the time of a byte, and the gains by all
+    others are read off this plane.
+    """
+    if not costs.resampled:
+        return None
+    fitted = costs.cost
+    # Only lines through the messages of a trace are resampled.
+    assert isinstance(fitted, AlphaBeta)
+    lines = [(line.alpha_s, line.beta_s_per_byte) for line in costs.resampled]
+    changes = np.array(lines) - [fitted.alpha_s, fitted.beta_s_per_byte]
+    # Seconds and seconds per byte are brought to the same scale. Where iterations are all
+    # alike, nothing changes, and there is no scale.
+    scale = changes.std(axis=0)
+    changes = changes / np.where(scale > 0, scale, 1.0)
+    gains_s = gains_by_cost_s(fitted)
+    tried = costs.resampled[:FITS_TRIED]
+    changes_of_gains_s = [gains_by_cost_s(cost) - gains_s for cost in tried]
+    # The slopes of the plane, shape (2, J): one for each number of the line.
+    slopes, *_ = np.linalg.lstsq(
+        changes[:FITS_TRIED], np.array(changes_of_gains_s), rcond=None
+    )
+    by_sample_s: Floats = gains_s + changes @ slopes
+    return by_sample_s
+
+
+def _line_through(sizes: Floats, seconds: Floats) -> AlphaBeta:
+    """Return the line through the times of messages by size, both of shape (K,).
+
+    Relative errors count. Neither the start-up nor the time of a byte is negative.
+    """
+    # Solve (alpha + beta * size) / seconds = 1.
     design = np.column_stack([1 / seconds, sizes / seconds])
     (alpha_s, beta_s), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
-    if beta_s <= 0:
-        return None
     if alpha_s < 0:
         # Without a start-up, each message tells the time of a byte by itself.
         alpha_s = 0.0
         beta_s = float(np.median(seconds / sizes))
+    if beta_s < 0:
+        # Without a time of bytes, each message tells the start-up by itself.
+        beta_s = 0.0
+        alpha_s = float(np.median(seconds))
     return AlphaBeta(float(alpha_s), float(beta_s))
 
 
@@ -1051,11 +1159,11 @@ def _described_messages(training: TracedTraining) -> tuple[dict[str, Any], ...]:
 
 
 def _remedies(
-    training: TracedTraining, compared: Comparison, cost: MessageCost | None
+    training: TracedTraining, compared: Comparison, costs: _Costs | None
 ) -> Iterator[Remedy]:
     """Yield what can be changed, with what the iteration would take then.
 
-    ``cost`` is what messages cost by their size. Without it, nothing is known of
+    ``costs`` is what messages cost by their size. Without it, nothing is known of
     another link and of other buckets.
     """
     schedule = training.schedule
@@ -1073,12 +1181,15 @@ def _remedies(
     if of_buffers.any():
         gains_s = compared.gains_s(_without_messages(schedule, of_buffers))
         yield compared.remedy("broadcast_buffers=False", gains_s)
-    if cost is None:
+    if costs is None:
         return
+    gains_of_link_s = partial(_gains_of_link_s, training, compared)
     yield compared.remedy(
-        "a link of twice the rate", _gains_of_link_s(training, compared, cost)
+        "a link of twice the rate",
+        gains_of_link_s(costs.cost),
+        by_sample_s=_gains_by_sample_s(costs, gains_of_link_s),
     )
-    yield from _bucket_remedies(training, compared, cost)
+    yield from _bucket_remedies(training, compared, costs)
 
 
 def _gains_of_link_s(
@@ -1104,24 +1215,27 @@ def _gains_of_link_s(
 
 
 def _bucket_remedies(
-    training: TracedTraining, compared: Comparison, cost: MessageCost
+    training: TracedTraining, compared: Comparison, costs: _Costs
 ) -> Iterator[Remedy]:
     """Yield the best choices of other buckets, as far as they gain anything.
 
-    ``cost`` is what messages of other sizes take.
+    ``costs`` is what messages of other sizes take.
 
     These are at most `MOST_BUCKETS` of DDP's default, of other caps on the size of a
     bucket, and of the best buckets that a list of caps can impose.
     """
-    buckets = Buckets.of(training, cost)
+    buckets = Buckets.of(training, costs.cost)
     if buckets is None:
         # `_findings` says that nothing is known of other buckets.
         return
     plans = {"the default buckets of DDP": ddp(buckets.workload)}
     for cap_mib in CAPS_MIB:
         plans[f"bucket_cap_mb={cap_mib}"] = ddp(buckets.workload, cap_mib * MIB)
-    plans["the exact buckets (bucket_cap_mb_list)"] = exact(buckets.workload, cost)
+    plans["the exact buckets (bucket_cap_mb_list)"] = exact(
+        buckets.workload, costs.cost
+    )
     gains_by_setting: dict[str, Floats] = {}
+    plan_of_setting: dict[str, FusionPlan] = {}
     # Several caps can give the same buckets, or those that the training has already.
     # Buckets are the same if they end behind the same gradients.
     tried: list[tuple[int, ...]] = [buckets.current.ends]
@@ -1130,11 +1244,26 @@ def _bucket_remedies(
             tried.append(plan.ends)
             name = f"{setting}: {len(plan.ends)} messages"
             gains_by_setting[name] = buckets.gains_s(plan, compared.judged)
+            plan_of_setting[name] = plan
     medians_s = {name: np.median(gains) for name, gains in gains_by_setting.items()}
     by_gain = sorted(medians_s, key=lambda name: -medians_s[name])
     for name in by_gain[:MOST_BUCKETS]:
         if medians_s[name] > 0:
-            yield compared.remedy(name, gains_by_setting[name])
+            gains_by_cost_s = partial(
+                _gains_of_plan_s, buckets, plan_of_setting[name], compared.judged
+            )
+            yield compared.remedy(
+                name,
+                gains_by_setting[name],
+                by_sample_s=_gains_by_sample_s(costs, gains_by_cost_s),
+            )
+
+
+def _gains_of_plan_s(
+    buckets: Buckets, plan: FusionPlan, judged: np.ndarray, cost: MessageCost
+) -> Floats:
+    """Return what judged iterations gain by a plan if messages cost so much, shape (J,)."""
+    return replace(buckets, cost=cost).gains_s(plan, judged)
 
 
 # -- one rank alone --------------------------------------------------------------------
