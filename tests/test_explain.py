@@ -224,7 +224,7 @@ def compared_by(gains_s: np.ndarray) -> Comparison:
     every = np.ones(n, dtype=bool)
     resamples = np.random.default_rng(1).integers(n, size=(500, n))
     seconds = np.ones(n)
-    return Comparison(seconds, seconds, every, np.arange(n), 0.0, resamples)
+    return Comparison(seconds, seconds, every, np.arange(n), seconds, resamples)
 
 
 @pytest.mark.parametrize("n", [8, 16])
@@ -479,15 +479,37 @@ def test_a_rank_that_is_late_in_too_few_iterations_is_spoken_of_and_not_named() 
     assert {*alike.to_dict()} == {*seven.to_dict()}
 
 
-def test_traces_of_two_runs_are_found_and_those_of_one_run_are_not() -> None:
+def test_traces_of_two_runs_are_refused_and_those_of_one_run_are_not() -> None:
     """A rank that is late is no other run, because the others wait for it."""
     runs = [traced(delayed(a_schedule(seed=8), 1, 1, s)) for s in (0.0, 0.05)]
-    mixed = training_of([runs[0][0], runs[1][1], runs[0][2]])
-    (finding,) = [f for f in mixed.findings if f.what == "different runs"]
-    assert "rank1.json" in finding.text
     for run in runs:
-        kinds = {finding.what for finding in training_of(run).findings}
-        assert "different runs" not in kinds
+        training_of(run)
+    with pytest.raises(UserError) as error:
+        training_of([runs[0][0], runs[1][1], runs[0][2]])
+    assert "rank0.json" in str(error.value) and "rank1.json" in str(error.value)
+
+
+@pytest.mark.parametrize("shift_s", [0.0, 7200.0])
+def test_runs_whose_iterations_differ_by_chance_alone_are_refused(
+    shift_s: float,
+) -> None:
+    """As many iterations of the same training take other times in each run."""
+    schedules = []
+    for seed in (1, 2):
+        by_chance = np.random.default_rng(seed).uniform(0.9, 1.1, (N_ITERATIONS, 1, 1))
+        schedule = a_schedule(seed=8)
+        schedules.append(schedule.with_work(schedule.work_s * by_chance))
+    first, second = (traced(schedule, shift_s=shift_s) for schedule in schedules)
+    training_of(first)
+    training_of(second)
+    refused([first[0], second[1], first[2]], "rank0.json", "rank1.json")
+
+
+def test_clocks_that_drift_apart_are_of_one_run() -> None:
+    """A tenth of a millisecond a second is usual for two machines."""
+    first, second, third = traced(a_schedule(seed=8), scale=1.0)
+    drifting = traced(a_schedule(seed=8), scale=1.0001, shift_s=3600.0)[1]
+    training_of([first, drifting, third])
 
 
 def test_a_pause_of_one_rank_at_the_end_is_no_other_run() -> None:
@@ -496,8 +518,7 @@ def test_a_pause_of_one_rank_at_the_end_is_no_other_run() -> None:
     *earlier, last = second.iterations
     paused = replace(last, end_s=last.end_s + 4 * (last.end_s - last.start_s))
     second = replace(second, iterations=(*earlier, paused))
-    kinds = {f.what for f in training_of([first, second, third]).findings}
-    assert "different runs" not in kinds
+    assert explanation(training_of([first, second, third])).ranks == 3
 
 
 def test_traces_of_trainings_of_different_sizes_are_named_and_no_rank_is_missed() -> (
@@ -555,6 +576,14 @@ def test_ranks_that_wake_up_late_are_played_again(
     replayed_s = training.schedule.replay().iteration_s
     assert replayed_s == pytest.approx(training.measured_s, rel=0.01)
     explanation(training)
+
+
+def test_the_replay_without_lags_is_told_beside_the_replay() -> None:
+    schedule = lagging(a_schedule(seed=6), most_s=0.0005)
+    result = explanation(training_of(traced(schedule)))
+    without_s = np.median(replace(schedule, lag_s=None).replay().iteration_s)
+    assert result.replay_without_lags_s == pytest.approx(without_s, rel=0.01)
+    assert "replay_without_lags_s" in result.to_dict()
 
 
 def test_ranks_that_see_the_ends_of_messages_far_apart_are_refused() -> None:

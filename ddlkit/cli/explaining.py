@@ -172,8 +172,6 @@ def screen(explanation: Any) -> list[str]:
     list of str
         A title, and a line for each fact.
     """
-    from ddlkit.model.ranks import DIFFERENT_RUNS
-
     iteration_s = explanation.iteration_s
     replay_error = explanation.replay_s / iteration_s - 1
     of_ranks = ", the mean over ranks" if explanation.waterfall else ""
@@ -200,12 +198,7 @@ def screen(explanation: Any) -> list[str]:
         lines += _remedy_lines(explanation, remedy)
     lines += ["", f"first: {_first(explanation)}"]
     for finding in explanation.findings:
-        line = f"{finding.what}: {finding.text}"
-        if finding.what == DIFFERENT_RUNS:
-            # Nothing else holds, so that this comes before anything else.
-            lines = [line, "", *lines]
-        else:
-            lines.append(line)
+        lines.append(f"{finding.what}: {finding.text}")
     return lines
 
 

@@ -24,10 +24,12 @@ from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import Floats
 from ddlkit.formats.rank_trace import Copy, Message, RankIteration, RankTrace
 
-DIFFERENT_RUNS = "different runs"
-"""The kind of the finding that traces seem to be of different runs."""
-MOST_APART = 0.5
-"""Ranks of one run are apart by less than this share of an iteration when they end."""
+MOST_DRIFT = 500e-6
+"""By how many seconds a second the clocks of two machines drift apart at most.
+
+Clocks that follow a time server are corrected by this much at most."""
+SHARE_NOT_COMPARED = 0.02
+"""The share of messages that may contradict one run, because a trace has single faults."""
 LEAST_ITERATIONS = 8
 """With fewer iterations than these, no interval can be given."""
 NEARBY_ITERATIONS = 4
@@ -120,8 +122,8 @@ def training_of(
     Raises
     ------
     UserError
-        If a rank is missing or is there twice, or if ranks have other iterations or
-        other messages than each other.
+        If a rank is missing or is there twice, if ranks have other iterations or other
+        messages than each other, or if their traces are of different runs.
     """
     ordered = _in_order(traces)
     for trace in ordered:
@@ -130,6 +132,7 @@ def training_of(
     # A GPU goes on after a message when the message has ended on its stream, whatever its
     # host does meanwhile.
     usable = [_with_seen_ends(t) if t.device == "cpu" else t for t in alike]
+    _refuse_other_runs(usable)
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
     taken_s = _taken_s(usable)
@@ -168,36 +171,58 @@ def training_of(
         messages=messages,
         copies_s=copies_s,
         contention_s=contention_s,
-        findings=(*findings, *_other_runs(usable), *unknown_contention),
+        findings=(*findings, *unknown_contention),
     )
 
 
-def _other_runs(traces: Sequence[RankTrace]) -> Iterator[Finding]:
-    """Yield a finding if the traces seem to be of different runs of a training.
+def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
+    """Raise UserError if a trace cannot be of the same run as the first one.
 
-    Ranks of one run wait for one another in each iteration. Whatever delays them, they
-    cannot be far apart at its end, and so all iterations together take them equally long.
-    A single pause, such as that of a profiler which ends, may part the totals of a small
-    model. The ranks' iterations must therefore also differ in their median.
+    A rank has the sum of an all-reduce only after every rank has posted it. Of two ranks,
+    neither therefore sees a message end before the other one posts it. This bounds by how
+    much the clock of one is ahead, from both sides. Two runs drift apart, because their
+    iterations take different times, and soon no difference of clocks is left that agrees
+    with all messages. The difference itself may have any size.
     """
-    taken_s = np.array([[i.end_s - i.start_s for i in t.iterations] for t in traces])
-    totals_s = taken_s.sum(axis=1)
-    shortest = int(np.argmin(totals_s))
-    longest = int(np.argmax(totals_s))
-    n_iterations = len(traces[0].iterations)
-    most_apart_s = MOST_APART * totals_s[shortest] / n_iterations
-    differences_s = taken_s[longest] - taken_s[shortest]
-    are_totals_apart = totals_s[longest] - totals_s[shortest] > most_apart_s
-    is_median_apart = np.median(differences_s) > most_apart_s / n_iterations
-    if are_totals_apart and is_median_apart:
-        text = (
-            f"{traces[shortest].source} and {traces[longest].source} seem to be of "
-            f"different runs, and nothing here holds then: their {n_iterations} "
-            f"iterations take {format_seconds(totals_s[shortest])} and "
-            f"{format_seconds(totals_s[longest])}, although ranks of one run wait for "
-            "one another: give the traces of one run"
+    first, *others = traces
+    first_posted_s, first_ended_s = _posts_and_ends_s(first)
+    if not first_posted_s.size:
+        # Broadcasts alone tell nothing.
+        return
+    for other in others:
+        other_posted_s, other_ended_s = _posts_and_ends_s(other)
+        ahead_at_least_s = np.quantile(
+            other_posted_s - first_ended_s, 1 - SHARE_NOT_COMPARED
         )
-        yield Finding(DIFFERENT_RUNS, (), text)
+        ahead_at_most_s = np.quantile(
+            other_ended_s - first_posted_s, SHARE_NOT_COMPARED
+        )
+        lasted_s = first_ended_s.max() - first_posted_s.min()
+        apart_s = ahead_at_least_s - ahead_at_most_s
+        if apart_s > MOST_DRIFT * lasted_s:
+            raise UserError(
+                f"{first.source} and {other.source} are of different runs: whatever the "
+                "difference of their clocks, a message would end on one rank before the "
+                f"other has posted it, by {format_seconds(apart_s / 2)}: give the traces of "
+                "one run"
+            )
+
+
+def _posts_and_ends_s(trace: RankTrace) -> tuple[Floats, Floats]:
+    """Return when a rank posted its messages and when they ended, in seconds.
+
+    Both arrays have an entry for each message of all iterations. Broadcasts are left out,
+    because their root does not wait for the other ranks.
+    """
+    messages = [
+        message
+        for iteration in trace.iterations
+        for message in iteration.messages
+        if message.collective != "broadcast"
+    ]
+    posted_s = np.array([message.posted_s for message in messages])
+    ended_s = np.array([message.ended_s for message in messages])
+    return posted_s, ended_s
 
 
 # -- which iterations and messages -----------------------------------------------------
