@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ddlkit import cli
 from ddlkit.cli import explaining
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.link import Link, Parts
 from ddlkit.core.replay import MARK, POST, WAIT, Schedule, Segment, alone_s
 from ddlkit.formats.rank_trace import (
@@ -656,6 +656,37 @@ def test_without_all_causes_only_the_quickest_rank_is_left() -> None:
     assert last_s <= np.median(quickest_s) * 1.001
 
 
+def fits(lines: list[str]) -> bool:
+    """Return whether lines fit a screen of 25 lines and 80 columns."""
+    return len(lines) <= 25 and max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("n_findings", [0, 3, 8, 30])
+def test_everything_that_can_be_said_fits_one_screen(n_findings: int) -> None:
+    """What does not fit is counted, and is in the JSON document."""
+    iterations = ",".join(map(str, range(0, 60, 2)))
+    result = explanation(training_of(traced(late_in_some(7))))
+    causes = [replace(result.causes[0], gain_s=0.01, share=0.1) for _ in range(9)]
+    remedy = Remedy("the exact buckets (bucket_cap_mb_list): 12 messages", 1, 1, (1, 2))
+    finding = Finding("not known", (), "why " + 30 * "words " + "end")
+    full = replace(
+        result,
+        causes=tuple(causes),
+        waterfall=tuple((f"cause {i}", 1.0 - i / 10) for i in range(7)),
+        remedies=3 * (remedy,),
+        why_none_named=f"rank 1 is late: to judge these, give --iterations {iterations}",
+        findings=n_findings * (finding,),
+    )
+    lines = explaining.screen(full)
+    assert fits(lines)
+    shown = sum(line.startswith("not known: why") for line in lines)
+    assert shown < n_findings or n_findings < 3
+    left = n_findings - shown
+    assert left == 0 or str(left) in lines[-1]
+    assert len(full.to_dict()["findings"]) == n_findings
+    assert fits(explaining.screen(bounds(traced(a_schedule(seed=1))[0])))
+
+
 # -- files ---------------------------------------------------------------------------
 
 
@@ -777,6 +808,20 @@ def test_of_gpus_the_last_kernel_before_a_message_makes_it_ready(
     assert result.messages[0]["seconds"] == pytest.approx(400e-6)
     cause = next(cause for cause in result.causes if cause.rank == 1)
     assert cause.gain_s == pytest.approx(1100e-6, rel=1e-3)
+
+
+def test_each_screen_of_nccl_says_once_that_nothing_was_validated(
+    tmp_path: Path,
+) -> None:
+    paths = [
+        written(tmp_path / f"rank{rank}.json", a_gpu_document(rank))
+        for rank in range(2)
+    ]
+    for result in (explain(paths), explain(paths[:1])):
+        text = " ".join(explaining.screen(result))
+        assert text.count("NCCL") == 1
+    of_gloo = explanation(training_of(traced(a_schedule(seed=1))))
+    assert "NCCL" not in " ".join(explaining.screen(of_gloo))
 
 
 def test_a_host_that_launches_late_is_the_slow_rank(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ MOST_LAG = 0.05
 
 It is the share by which iterations would change if all ranks saw every end at once. The
 replay without these lags must meet `MOST_REPLAY_ERROR`, because the replay with them is
-exact whatever else goes on between ranks. The share is at most 0.3% in all 30 recordings
+exact whatever else goes on between ranks. The share is at most 0.4% in all 30 recordings
 with known delays, and was 3% in a training of 20 ms on a machine with three times as many
 processes as processors.
 """
@@ -596,6 +596,7 @@ def _findings(
     ``cost`` is ``reference``, or without one the cost that was fitted to the messages
     of the trace. It is None if none could be fitted.
     """
+    yield _finding_of_profiler(training.traces[0])
     yield from training.findings
     yield from _slow_iterations(compared)
     # A finding of the kind "not known" names first what the explanation lacks.
@@ -630,11 +631,18 @@ def _findings(
             f"needs {LEAST_ITERATIONS}"
         )
         yield Finding("not known", (), text)
-    if training.traces[0].device == "cpu":
-        text = "the profiler makes iterations longer, by a median of 6% in our runs"
+
+
+def _finding_of_profiler(trace: RankTrace) -> Finding:
+    """Return what is known of the times of a trace as a whole."""
+    if trace.uses_nccl:
+        text = "explain has not been validated on NCCL, and the profiler costs some percent"
+        return Finding("not validated", (), text)
+    if trace.device != "cpu":
+        text = "the profiler makes iterations longer, by some percent"
     else:
-        text = "explain has not been validated on NCCL; the profiler costs some percent"
-    yield Finding("profiler", (), text)
+        text = "the profiler makes iterations longer, by a median of 6% in our runs"
+    return Finding("profiler", (), text)
 
 
 def _nearest_to_median(training: TracedTraining, judged: np.ndarray) -> int:
@@ -1341,6 +1349,7 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         remedies=(),
         messages=_described_messages(alone),
         findings=(
+            _finding_of_profiler(trace),
             *alone.findings,
             *_findings_of_one_rank(trace, int(judged.sum()), upper_s),
         ),
@@ -1358,7 +1367,9 @@ def _findings_of_one_rank(
     """
     missing = "the traces of the other ranks"
     # A trace that does not say how many ranks there were has 0 for it.
-    if trace.ranks:
+    if trace.ranks == 2:
+        missing = "the trace of the other rank"
+    elif trace.ranks:
         missing = f"the traces of the other {trace.ranks - 1} of {trace.ranks} ranks"
     text = (
         f"{missing}: waiting costs at most {format_seconds(most_waiting_s)} an "
