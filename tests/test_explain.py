@@ -425,6 +425,10 @@ def test_what_does_not_fit_together_is_refused() -> None:
     refused(
         [traces[0], traces[1], replace(traces[1], source="again.json")], "again.json"
     )
+    refused([traces[0], traces[0], traces[2]], "rank0.json", "twice")
+    refused([traces[0], replace(traces[1], rank=3), traces[2]], "rank1.json", "rank 3")
+    far = replace(traces[1], rank=10**9, ranks=0)
+    refused([replace(traces[0], ranks=0), far], "missing rank 1, 2")
     refused(traces[:2], "rank 2")
     fewer = replace(traces[1], iterations=traces[1].iterations[:9])
     refused([traces[0], fewer, traces[2]], "rank1.json", "9")

@@ -235,7 +235,14 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
     """
     by_rank: dict[int, RankTrace] = {}
     for trace in traces:
+        if trace.ranks and trace.rank >= trace.ranks:
+            raise UserError(
+                f"{trace.source}: says that it is of rank {trace.rank} of {trace.ranks} "
+                "(distributedInfo), which are counted from 0: export the trace again"
+            )
         other = by_rank.get(trace.rank)
+        if other is not None and other.source == trace.source:
+            raise UserError(f"{trace.source}: is given twice: give each trace once")
         if other is not None:
             # A trace that names no rank counts as one of rank 0. It does not say how many
             # ranks there were, either.
@@ -255,7 +262,10 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
     # case there were as many as the largest number of a rank says, counted from 0.
     _refuse_two_trainings(traces)
     expected = max([trace.ranks for trace in traces] + [max(by_rank) + 1])
-    missing = [str(rank) for rank in range(expected) if rank not in by_rank]
+    # Of the missing ranks, eight are named. They are among the first numbers, so that a
+    # damaged number of a rank costs no time.
+    first_numbers = range(min(expected, len(by_rank) + 8))
+    missing = [str(rank) for rank in first_numbers if rank not in by_rank]
     if missing:
         raise UserError(
             f"traces of {len(by_rank)} of {expected} ranks: missing rank "
