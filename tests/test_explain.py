@@ -373,6 +373,16 @@ def test_a_fit_to_messages_that_scatter_makes_intervals_wide() -> None:
         assert lower_s <= change.gain_s <= upper_s
 
 
+def test_a_message_that_took_no_time_once_leaves_the_fit_as_it_was() -> None:
+    training = with_noisy_messages(seed=1, noise=0.0)
+    message_s = training.schedule.message_s.copy()
+    message_s[3, 0] = 0.0
+    once = replace(training.schedule, message_s=message_s)
+    with_gap = changes_by_fit(training_of(traced(once, gradients=True)))
+    for name, change in changes_by_fit(training).items():
+        assert with_gap[name].gain_s == pytest.approx(change.gain_s, rel=1e-3)
+
+
 def test_intervals_of_start_up_and_bandwidth_hold_the_truth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -259,10 +259,13 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
         for cause in explanation.causes[:MOST_CAUSES]
         if cause.share >= LEAST_SHOWN_SHARE
     ]
-    if not shown:
-        yield _line("without any one cause", "the iteration would gain less than 0.2%")
-        return
-    yield _line("without", _head_of_gains(explanation))
+    if shown:
+        yield _line("without", _head_of_gains(explanation))
+    else:
+        least = f"{LEAST_SHOWN_SHARE:.1%}"
+        yield _line(
+            "without any one cause", f"the iteration is less than {least} shorter"
+        )
     for cause in shown:
         times = f"{_ms(cause.without_s)} ({_gain_with_interval(explanation, cause)})"
         name = _name_of_cause(cause)
@@ -288,7 +291,8 @@ def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
             last = _ms(seconds)
             steps.append(f"{name} {last}")
     if not steps:
-        return f"{last} without all of them"
+        names = [name for name, _ in waterfall[1:]]
+        return f"still {last} without {', '.join(names)}"
     return "without " + ", then ".join(steps)
 
 

@@ -1085,16 +1085,19 @@ def _costs_of_traced_messages(
         return None
     # Shape (J, number of messages with gradients).
     message_s = training.schedule.message_s[compared.judged][:, gradients]
+    typical_s = np.median(message_s, axis=0)
     # The fit divides by these times.
-    if not (message_s > 0).all():
+    if not (typical_s > 0).all():
         return None
-    cost = _line_through(sizes, np.median(message_s, axis=0))
+    cost = _line_through(sizes, typical_s)
     if cost.beta_s_per_byte <= 0:
         return None
     resampled = []
     for sample in compared.resamples:
         medians_s = np.median(message_s[sample], axis=0)
-        resampled.append(_line_through(sizes, medians_s))
+        # A message that takes no time in most iterations of a sample tells nothing there.
+        telling = medians_s > 0
+        resampled.append(_line_through(sizes[telling], medians_s[telling]))
     return _Costs(cost, tuple(resampled))
 
 
