@@ -67,6 +67,16 @@ def test_odd_iterations_have_all_that_is_stated_and_even_ones_nothing(
                 assert total_s <= stated_s + jitter_s + 1e-9
 
 
+def test_iterations_without_a_delay_compute_one_as_the_others_do() -> None:
+    """Otherwise those with a delay would take longer on every rank."""
+    odd_only, even_first = (Delays(SCENARIOS["jitter"], rank=0) for _ in range(2))
+    odd_only.iteration = 1
+    odd_only.seconds("forward", 0)
+    even_first.seconds("forward", 0)
+    even_first.iteration = 1
+    assert even_first.seconds("forward", 1) == odd_only.seconds("forward", 1)
+
+
 def test_a_delay_in_backward_comes_before_the_gradients_of_its_own_layer() -> None:
     scenario = SCENARIOS["backward_middle"]
     (delay,) = scenario.inject

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from ddlkit.core.errors import UserError
 
 NAME_COLUMNS = 30
 """The width of the names at the left of the lines."""
+COLUMNS = 80
+"""How wide a line is at most."""
+MOST_LINES = 25
+"""How many lines a screen has. Findings that do not fit are left to --json."""
 LEAST_SHOWN_SHARE = 0.002
 """Causes that gain less than this share of the iteration are not shown."""
 MOST_CAUSES = 5
@@ -124,7 +129,8 @@ def explain(arguments: argparse.Namespace) -> None:
     if arguments.html:
         from ddlkit.show_explanation import write_explanation
 
-        write_explanation(explanation, screen(explanation), arguments.html)
+        lines = [_title(explanation), *_facts(explanation), *_findings(explanation)]
+        write_explanation(explanation, lines, arguments.html)
 
 
 def _reference(path: Path, ranks: int) -> Any:
@@ -173,21 +179,60 @@ def screen(explanation: Any) -> list[str]:
     Returns
     -------
     list of str
-        A title, and a line for each fact.
+        A title, and a line for each fact: at most `MOST_LINES` lines of `COLUMNS`
+        columns. If there are more findings than fit, the last line says how many.
     """
-    from ddlkit.model.ranks import DIFFERENT_RUNS
+    lines = _wrapped(_title(explanation))
+    for fact in _facts(explanation):
+        lines += _wrapped(fact)
+    findings = [_wrapped(finding) for finding in _findings(explanation)]
+    if len(lines) + sum(map(len, findings)) > MOST_LINES:
+        # Blank lines are the first that a full screen does without.
+        lines = [line for line in lines if line]
+    for number, finding in enumerate(findings):
+        # A line is kept for the number of those that are left, unless this is the last.
+        is_last = number == len(findings) - 1
+        room = MOST_LINES - len(lines) - (0 if is_last else 1)
+        if len(finding) > room:
+            lines.append(f"findings left out: {len(findings) - number} (give --json)")
+            break
+        lines += finding
+    return lines
 
+
+def _wrapped(line: str) -> list[str]:
+    """Return a line as lines of at most `COLUMNS` columns.
+
+    The text beside a name goes on below this text.
+    """
+    if not line:
+        return [""]
+    indent = "  "
+    # `_line` has put a name, or spaces instead of one, into the first column.
+    has_name = line[NAME_COLUMNS : NAME_COLUMNS + 1] == " " and "  " in line
+    if has_name or line.startswith(" "):
+        indent = " " * (NAME_COLUMNS + 1)
+    return textwrap.wrap(
+        line, COLUMNS, subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
+def _title(explanation: Any) -> str:
+    """Return the first line: how much was traced, and whether one rank is slow."""
+    return f"{_count(explanation)}: {_headline(explanation)}"
+
+
+def _facts(explanation: Any) -> list[str]:
+    """Return the lines between the title and the findings, of any width."""
     iteration_s = explanation.iteration_s
-    # Rounded before it is printed, and 0 is added, so that a tiny error is no "-0.0%".
-    replay_error = round(explanation.replay_s / iteration_s - 1, 3) + 0.0
+    replay_error = abs(explanation.replay_s / iteration_s - 1)
     of_ranks = ", the mean over ranks" if explanation.waterfall else ""
     lines = [
-        f"{_count(explanation)}: {_headline(explanation)}",
         "",
         _line(
             "iteration",
             f"{_ms(iteration_s)} measured, {_ms(explanation.replay_s)} played again "
-            f"({replay_error:+.1%})",
+            f"({replay_error:.1%} off)",
         ),
         _line("compute", _ms(explanation.compute_s) + of_ranks),
         _line(
@@ -202,23 +247,29 @@ def screen(explanation: Any) -> list[str]:
     by_gain = sorted(explanation.remedies, key=_gain_s, reverse=True)
     for remedy in by_gain[:MOST_REMEDIES]:
         lines += _remedy_lines(explanation, remedy)
-    lines += ["", f"first: {_first(explanation)}"]
-    for finding in explanation.findings:
-        line = f"{finding.what}: {finding.text}"
-        if finding.what == DIFFERENT_RUNS:
-            # Nothing else holds, so that this comes before anything else.
-            lines = [line, "", *lines]
-        else:
-            lines.append(line)
-    return lines
+    return [*lines, "", f"first: {_first(explanation)}"]
+
+
+def _findings(explanation: Any) -> list[str]:
+    """Return a line of any width for each finding."""
+    return [f"{finding.what}: {finding.text}" for finding in explanation.findings]
 
 
 def _cause_lines(explanation: Any) -> Iterator[str]:
     """Yield what the iteration would take without each cause, and without all of them."""
-    yield _line("without", _head_of_gains(explanation))
-    for cause in explanation.causes[:MOST_CAUSES]:
-        if cause.share < LEAST_SHOWN_SHARE:
-            continue
+    shown = [
+        cause
+        for cause in explanation.causes[:MOST_CAUSES]
+        if cause.share >= LEAST_SHOWN_SHARE
+    ]
+    if shown:
+        yield _line("without", _head_of_gains(explanation))
+    else:
+        least = f"{LEAST_SHOWN_SHARE:.1%}"
+        yield _line(
+            "without any one cause", f"the iteration is less than {least} shorter"
+        )
+    for cause in shown:
         times = f"{_ms(cause.without_s)} ({_gain_with_interval(explanation, cause)})"
         name = _name_of_cause(cause)
         if not explanation.waterfall:
@@ -227,9 +278,25 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
             name = "any waiting (a bound)"
         yield _line(name, times)
     if explanation.waterfall:
-        # The first entry is the iteration itself, from which nothing is removed.
-        steps = [f"{_ms(s)} without {name}" for name, s in explanation.waterfall[1:]]
-        yield _line("one after the other", ", then ".join(steps))
+        yield _line("one after the other", _removals_in_turn(explanation.waterfall))
+
+
+def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
+    """Return what the iteration takes as one cause after the other is removed.
+
+    ``waterfall`` is that of the explanation, whose first entry is the iteration itself.
+    Removals that change nothing that would be printed are left out.
+    """
+    steps = []
+    last = _ms(waterfall[0][1])
+    for name, seconds in waterfall[1:]:
+        if _ms(seconds) != last:
+            last = _ms(seconds)
+            steps.append(f"{name} {last}")
+    if not steps:
+        names = [name for name, _ in waterfall[1:]]
+        return f"still {last} without {', '.join(names)}"
+    return "without " + ", then ".join(steps)
 
 
 def _count(explanation: Any) -> str:
@@ -331,7 +398,7 @@ def _remedy_lines(explanation: Any, remedy: Any) -> Iterator[str]:
     gain = _gain_with_interval(explanation, remedy)
     times = f"{_ms(remedy.with_s)} ({gain})"
     if remedy.at_most:
-        times = f"{_ms(remedy.with_s)} at least (at most {gain})"
+        times = f"{_ms(remedy.with_s)} at best ({gain})"
     # A name that is longer than its column has a line of its own.
     if len(remedy.setting) > NAME_COLUMNS:
         yield remedy.setting
@@ -349,7 +416,7 @@ def _has_intervals(explanation: Any) -> bool:
 
 def _head_of_gains(explanation: Any) -> str:
     """Return what the column of `_gain_with_interval` says."""
-    gain = "gain, with its 95% interval" if _has_intervals(explanation) else "gain"
+    gain = "gain, 95% interval" if _has_intervals(explanation) else "gain"
     return f"the iteration would take ({gain})"
 
 
@@ -357,8 +424,12 @@ def _gain_with_interval(explanation: Any, change: Any) -> str:
     """Return the gain of a cause that is removed, or of a remedy, with its interval."""
     if not _has_intervals(explanation):
         return _ms(change.gain_s)
-    lower_s, upper_s = change.interval_s
-    return f"{_ms(change.gain_s)}, {_ms(lower_s)} to {_ms(upper_s)}"
+    lower, upper = (_ms(seconds) for seconds in change.interval_s)
+    # Both ends have a unit, which is said once if it is the same.
+    lower_number, _, lower_unit = lower.partition(" ")
+    if upper.endswith(f" {lower_unit}"):
+        lower = lower_number
+    return f"{_ms(change.gain_s)}, {lower} to {upper}"
 
 
 def _ms(seconds: float) -> str:

@@ -439,10 +439,17 @@ class Replay:
 
     @property
     def iteration_s(self) -> Floats:
-        """Return how long iterations take, shape (I,), as the mean over ranks."""
-        # From the start of each iteration to the start of the next one, shape (I, R).
-        durations_s = np.diff(self.starts_s, axis=0)
-        return np.asarray(durations_s.mean(axis=1))
+        """Return how long iterations take until their last rank ends, shape (I,).
+
+        Notes
+        -----
+        With E_i as the instant at which the last rank ends iteration i, that iteration
+        takes E_i - E_(i-1). A rank that is late after its last message, in the update,
+        makes the other ranks wait in the next iteration only. Its delay counts in the
+        iteration in which it is late, because this rank ends it late.
+        """
+        last_start_s = self.starts_s.max(axis=1)
+        return np.asarray(np.diff(last_start_s))
 
 
 def alone_s(

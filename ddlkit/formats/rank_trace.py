@@ -206,6 +206,14 @@ class RankTrace:
     in_flight: int
     iterations: tuple[RankIteration, ...]
 
+    @property
+    def uses_nccl(self) -> bool:
+        """Return whether messages went through NCCL, which sends them one by one.
+
+        Gloo sends several at once, also those of a training on GPUs.
+        """
+        return self.device != "cpu" and self.in_flight < GLOO_THREADS
+
 
 def rank_trace(trace: KinetoTrace) -> RankTrace:
     """Return what a rank did in each iteration, from its trace.

@@ -26,13 +26,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import Finding, UserError
-from ddlkit.core.plan import ddp, exact
+from ddlkit.core.plan import FusionPlan, ddp, exact
 from ddlkit.core.replay import MARK, PHASES, POST, WAIT, Schedule, Segment
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
@@ -44,14 +44,19 @@ from ddlkit.model.ranks import LEAST_ITERATIONS, TracedTraining, training_of
 
 MOST_REPLAY_ERROR = 0.05
 """If the replay misses iterations by more than this share, nothing is explained."""
-MOST_LAG = 0.25
+MOST_LAG = 0.05
 """If ranks see the ends of messages this far apart, nothing is explained.
 
-It is the share by which iterations would change if all ranks saw every end at once."""
-LARGE_LAG = 0.05
-"""From this share on, a finding says how far apart ranks see the ends of messages."""
+It is the share by which iterations would change if all ranks saw every end at once. The
+replay without these lags must meet `MOST_REPLAY_ERROR`, because the replay with them is
+exact whatever else goes on between ranks. The share is at most 0.4% in all 30 recordings
+with known delays, and was 3% in a training of 20 ms on a machine with three times as many
+processes as processors.
+"""
 LEAST_SHARE = 0.03
 """A rank is named only if it costs more than this share of the iteration."""
+LARGE_LAG = LEAST_SHARE
+"""From this share on, a finding says how far apart ranks see the ends of messages."""
 TIMES_NEXT = 2.0
 """A rank is named only if it costs so many times as much as the next rank."""
 IN_ITERATIONS = 0.6
@@ -82,6 +87,13 @@ CAPS_MIB = (1, 5, 10, 25, 50, 100)
 """Bucket caps that are tried as a remedy, in MiB."""
 MOST_BUCKETS = 2
 """How many choices of buckets are remedies, the best ones first."""
+REST_ON_COST = ("start-up", "bandwidth")
+"""Causes whose gains rest on what messages cost by their size."""
+FITS_TRIED = 12
+"""With how many of the resampled costs the iterations are played again.
+
+The gains by the others lie on a plane through these. With all of 150 samples played again,
+the ends of intervals moved by less than a tenth of their width."""
 ALWAYS_LISTED = ("waiting", "start-up", "bandwidth")
 """Causes that are listed even if no iteration gains anything without them."""
 
@@ -148,7 +160,11 @@ class Explanation:
     Attributes
     ----------
     iteration_s, replay_s : float
-        The median iteration, as measured and as played again, in seconds.
+        The median iteration, as measured and as played again, in seconds. An iteration
+        lasts from the end of the last rank in the one before to that in this one.
+    replay_without_lags_s : float
+        The median iteration, played again as if all ranks saw the end of a message at
+        once, in seconds. It tests the replay more than ``replay_s`` does.
     compute_s : float
         How long a rank works in an iteration, as the mean over ranks, in seconds.
     exposed_s : float
@@ -186,6 +202,7 @@ class Explanation:
 
     iteration_s: float
     replay_s: float
+    replay_without_lags_s: float
     compute_s: float
     exposed_s: float
     ranks: int
@@ -278,9 +295,8 @@ class Comparison:
         Which of all iterations are judged.
     numbers : ndarray of int, shape (J,)
         The numbers of the judged iterations, as the user gives them.
-    lag_share : float
-        By which share iterations would be longer or shorter if all ranks saw the end of
-        a message at once: the median over iterations.
+    without_lags_s : ndarray, shape (J,)
+        The same iterations if all ranks saw the end of a message at once, in seconds.
     resamples : ndarray of int, shape (SAMPLES, J)
         The bootstrap samples: each row has J positions among the judged iterations, drawn
         with replacement.
@@ -290,7 +306,7 @@ class Comparison:
     replayed_s: Floats
     judged: np.ndarray
     numbers: np.ndarray
-    lag_share: float
+    without_lags_s: Floats
     resamples: np.ndarray = field(repr=False)
 
     @classmethod
@@ -300,8 +316,7 @@ class Comparison:
         ``judged``, shape (I,) of bool, says which of its iterations are judged.
         """
         replayed_s = training.schedule.replay().iteration_s[judged]
-        without_lag = replace(training.schedule, lag_s=None)
-        without_lag_s = without_lag.replay().iteration_s[judged]
+        without_lags = replace(training.schedule, lag_s=None)
         n_judged = int(judged.sum())
         # The same samples serve every change, and a fixed seed makes them repeatable.
         generator = np.random.default_rng(0)
@@ -311,7 +326,7 @@ class Comparison:
             replayed_s=replayed_s,
             judged=judged,
             numbers=training.numbers[judged],
-            lag_share=float(np.median(np.abs(without_lag_s / replayed_s - 1))),
+            without_lags_s=without_lags.replay().iteration_s[judged],
             resamples=resamples,
         )
 
@@ -319,6 +334,11 @@ class Comparison:
     def iteration_s(self) -> float:
         """Return the median of the measured iterations, in seconds."""
         return float(np.median(self.measured_s))
+
+    @property
+    def lag_share(self) -> float:
+        """Return by which share lags change iterations, as the median over these."""
+        return float(np.median(np.abs(self.without_lags_s / self.replayed_s - 1)))
 
     def gains_s(self, changed: Schedule) -> Floats:
         """Return what each judged iteration gains by a change, shape (J,), in seconds."""
@@ -328,11 +348,16 @@ class Comparison:
     def interval_s(self, gains_s: Floats) -> tuple[float, float]:
         """Return the bootstrap interval of the median gain, in seconds.
 
-        ``gains_s``, shape (J,), is what each judged iteration gains.
+        ``gains_s`` is what each judged iteration gains, shape (J,), or what it gains in
+        each of the bootstrap samples, shape (SAMPLES, J). The interval is one
+        of the gain of many iterations like these. The times of a few more iterations
+        would scatter themselves, which it does not contain.
         """
-        # Each row of ``gains_s[self.resamples]`` has the gains of one bootstrap sample.
-        medians_s = np.median(gains_s[self.resamples], axis=1)
-        tail = (1 - LEVEL) / 2
+        gains_of_samples_s = np.broadcast_to(gains_s, self.resamples.shape)
+        # Each row has the gains of the iterations that are in one bootstrap sample.
+        drawn_s = np.take_along_axis(gains_of_samples_s, self.resamples, axis=1)
+        medians_s = np.median(drawn_s, axis=1)
+        tail = share_beyond(len(self.measured_s))
         lower_s, upper_s = np.quantile(medians_s, [tail, 1 - tail])
         return _without_rounding(lower_s), _without_rounding(upper_s)
 
@@ -342,16 +367,21 @@ class Comparison:
         gains_s: Floats,
         rank: int | None = None,
         phase: str | None = None,
+        by_sample_s: Floats | None = None,
     ) -> Cause:
         """Return a cause from what each judged iteration gains without it, shape (J,).
 
-        ``rank`` and ``phase`` are for a cause that is the delay of one rank. No gain is
+        ``rank`` and ``phase`` are for a cause that is the delay of one rank.
+        ``by_sample_s`` is for a cause whose gains rest on a fit: what iterations gain by
+        the fit to each bootstrap sample, shape (SAMPLES, J). No gain is
         below 0, because a rank that is ready sooner could always wait. The replay can
         show a small loss, because messages that are posted sooner can share the link
         with others.
         """
         gain_s = max(0.0, _without_rounding(np.median(gains_s)))
-        lower_s, upper_s = self.interval_s(gains_s)
+        lower_s, upper_s = self.interval_s(
+            gains_s if by_sample_s is None else by_sample_s
+        )
         return Cause(
             cause=name,
             rank=rank,
@@ -362,19 +392,74 @@ class Comparison:
             interval_s=(max(0.0, lower_s), max(0.0, upper_s)),
         )
 
-    def remedy(self, setting: str, gains_s: Floats, *, at_most: bool = False) -> Remedy:
+    def remedy(
+        self,
+        setting: str,
+        gains_s: Floats,
+        *,
+        at_most: bool = False,
+        by_sample_s: Floats | None = None,
+    ) -> Remedy:
         """Return a remedy from what each judged iteration gains by it, shape (J,).
 
-        ``at_most`` says that this is the most that iterations may gain.
+        ``at_most`` says that this is the most that iterations may gain, and
+        ``by_sample_s`` is as in `cause`.
         """
         gain_s = _without_rounding(np.median(gains_s))
         return Remedy(
             setting,
             with_s=self.iteration_s - gain_s,
             gain_s=gain_s,
-            interval_s=self.interval_s(gains_s),
+            interval_s=self.interval_s(gains_s if by_sample_s is None else by_sample_s),
             at_most=at_most,
         )
+
+
+def share_beyond(n: int) -> float:
+    """Return which share of bootstrap samples lies beyond each end of an interval.
+
+    Parameters
+    ----------
+    n : int
+        How many iterations are resampled.
+
+    Returns
+    -------
+    float
+        The share. It is 0 for a single iteration, of which all samples are alike.
+
+    Notes
+    -----
+    Quantiles of bootstrap samples make intervals of few values too narrow: the samples
+    scatter by sqrt((n - 1) / n) of what they should, and the quantile of a normal
+    distribution stands for that of Student's t. Both are corrected by the *expanded
+    percentile interval* [1]_. For n iterations and the nominal coverage c, the share is
+
+        Phi(-sqrt(n / (n - 1)) * t),
+
+    where t is the quantile (1 + c) / 2 of Student's t with n - 1 degrees of freedom, and
+    Phi is the standard normal distribution. As n grows, the share becomes (1 - c) / 2.
+
+    References
+    ----------
+    .. [1] T. C. Hesterberg, "What Teachers Should Know About the Bootstrap", The American
+       Statistician 69(4), 2015, section 4.4.
+
+    Examples
+    --------
+    >>> round(share_beyond(8), 4)
+    0.0057
+    >>> round(share_beyond(10_000), 4)
+    0.025
+    """
+    if n < 2:
+        return 0.0
+    # `scipy.stats` has the same functions, but takes three times as long to import.
+    from scipy.special import ndtr as normal_share
+    from scipy.special import stdtrit as student_quantile
+
+    quantile = student_quantile(n - 1, (1 + LEVEL) / 2)
+    return float(normal_share(-math.sqrt(n / (n - 1)) * quantile))
 
 
 def _without_rounding(seconds: float) -> float:
@@ -414,9 +499,10 @@ def explanation(
     _refuse_wrong_replay(compared)
     if reference is not None:
         _refuse_slow_reference(training, reference)
-    cost = reference
-    if cost is None:
-        cost = _cost_of_traced_messages(training)
+        costs: _Costs | None = _Costs(reference)
+    else:
+        costs = _costs_of_traced_messages(training, compared)
+    cost = costs.cost if costs else None
 
     schedule = training.schedule
     gains_by_rank_s = _gains_by_rank_s(training, compared)
@@ -426,14 +512,19 @@ def explanation(
     removals = _removals(training, cost)
     for name, removal in removals.items():
         gains_s = compared.gains_s(removal(schedule))
+        by_sample_s = None
+        if costs and name in REST_ON_COST:
+            gains_by_cost = partial(_gains_without_s, training, compared, name)
+            by_sample_s = _gains_by_sample_s(costs, gains_by_cost)
         if gains_s.any() or name in ALWAYS_LISTED:
-            causes.append(compared.cause(name, gains_s))
+            causes.append(compared.cause(name, gains_s, by_sample_s=by_sample_s))
     causes.sort(key=lambda cause: -cause.gain_s)
 
     compute_s = _typical_work_s(schedule, judged)
     return Explanation(
         iteration_s=compared.iteration_s,
         replay_s=float(np.median(compared.replayed_s)),
+        replay_without_lags_s=float(np.median(compared.without_lags_s)),
         compute_s=compute_s,
         exposed_s=max(0.0, compared.iteration_s - compute_s),
         ranks=schedule.n_ranks,
@@ -441,7 +532,7 @@ def explanation(
         named=named,
         causes=tuple(causes),
         waterfall=_waterfall(schedule, compared, removals),
-        remedies=tuple(_remedies(training, compared, cost)),
+        remedies=tuple(_remedies(training, compared, costs)),
         messages=_described_messages(training),
         findings=tuple(_findings(training, compared, cost, reference)),
         device=training.traces[0].device,
@@ -449,6 +540,17 @@ def explanation(
         each_s=np.array([compared.measured_s, compared.replayed_s]),
         why_none_named=why_none_named,
     )
+
+
+def _gains_without_s(
+    training: TracedTraining, compared: Comparison, name: str, cost: MessageCost
+) -> Floats:
+    """Return what judged iterations gain without a cause that rests on a cost, shape (J,).
+
+    ``name`` is one of `REST_ON_COST`.
+    """
+    removal = _removals(training, cost)[name]
+    return compared.gains_s(removal(training.schedule))
 
 
 def _refuse_wrong_replay(compared: Comparison) -> None:
@@ -494,6 +596,7 @@ def _findings(
     ``cost`` is ``reference``, or without one the cost that was fitted to the messages
     of the trace. It is None if none could be fitted.
     """
+    yield _finding_of_profiler(training.traces[0])
     yield from training.findings
     yield from _slow_iterations(compared)
     # A finding of the kind "not known" names first what the explanation lacks.
@@ -528,11 +631,18 @@ def _findings(
             f"needs {LEAST_ITERATIONS}"
         )
         yield Finding("not known", (), text)
-    if training.traces[0].device == "cpu":
-        text = "the profiler makes iterations longer, by a median of 6% in our runs"
+
+
+def _finding_of_profiler(trace: RankTrace) -> Finding:
+    """Return what is known of the times of a trace as a whole."""
+    if trace.uses_nccl:
+        text = "explain has not been validated on NCCL, and the profiler costs some percent"
+        return Finding("not validated", (), text)
+    if trace.device != "cpu":
+        text = "the profiler makes iterations longer, by some percent"
     else:
-        text = "explain has not been validated on NCCL; the profiler costs some percent"
-    yield Finding("profiler", (), text)
+        text = "the profiler makes iterations longer, by a median of 6% in our runs"
+    return Finding("profiler", (), text)
 
 
 def _nearest_to_median(training: TracedTraining, judged: np.ndarray) -> int:
@@ -944,31 +1054,103 @@ def _refuse_slow_reference(training: TracedTraining, reference: MessageCost) -> 
         )
 
 
-def _cost_of_traced_messages(training: TracedTraining) -> MessageCost | None:
+class _Costs(NamedTuple):
+    """What messages cost by their size, and what other iterations would tell of it.
+
+    Attributes
+    ----------
+    cost : MessageCost
+        The cost.
+    resampled : tuple of AlphaBeta
+        The cost as it is fitted to each of the bootstrap samples. It is empty for a
+        reference, whose cost is given.
+    """
+
+    cost: MessageCost
+    resampled: tuple[AlphaBeta, ...] = ()
+
+
+def _costs_of_traced_messages(
+    training: TracedTraining, compared: Comparison
+) -> _Costs | None:
     """Return what messages cost by their size: a line through those of the trace.
 
-    The result is None if their sizes are too much alike to tell the start-up from the
-    bytes, or if their times do not grow with their sizes.
+    It goes through the medians over the judged iterations, and for each bootstrap sample
+    through those over its iterations. The result is None if the sizes are too much alike
+    to tell the start-up from the bytes, or if their times do not grow with their sizes.
     """
     gradients = _of_gradients(training)
     sizes = training.message_bytes[gradients]
     if len(sizes) < 2 or sizes.max() < LEAST_SIZE_RATIO * sizes.min():
         return None
-    # The median of each message over iterations.
-    seconds = np.median(training.schedule.message_s, axis=0)[gradients]
+    # Shape (J, number of messages with gradients).
+    message_s = training.schedule.message_s[compared.judged][:, gradients]
+    typical_s = np.median(message_s, axis=0)
     # The fit divides by these times.
-    if not (seconds > 0).all():
+    if not (typical_s > 0).all():
         return None
-    # Solve (alpha + beta * size) / seconds = 1, so that relative errors count. Neither the
-    # start-up alpha nor the time beta of a byte can be negative.
+    cost = _line_through(sizes, typical_s)
+    if cost.beta_s_per_byte <= 0:
+        return None
+    resampled = []
+    for sample in compared.resamples:
+        medians_s = np.median(message_s[sample], axis=0)
+        # A message that takes no time in most iterations of a sample tells nothing there.
+        telling = medians_s > 0
+        resampled.append(_line_through(sizes[telling], medians_s[telling]))
+    return _Costs(cost, tuple(resampled))
+
+
+def _gains_by_sample_s(
+    costs: _Costs, gains_by_cost_s: Callable[[MessageCost], Floats]
+) -> Floats | None:
+    """Return what iterations gain by the cost of each bootstrap sample, shape (SAMPLES, J).
+
+    ``gains_by_cost_s`` returns what each judged iteration gains if messages cost so much,
+    shape (J,). The result is None if the cost was not fitted.
+
+    To play the iterations again with every cost would take a minute. A few of them tell
+    how gains change with the start-up and with the time of a byte, and the gains by all
+    others are read off this plane.
+    """
+    if not costs.resampled:
+        return None
+    fitted = costs.cost
+    # Only lines through the messages of a trace are resampled.
+    assert isinstance(fitted, AlphaBeta)
+    lines = [(line.alpha_s, line.beta_s_per_byte) for line in costs.resampled]
+    changes = np.array(lines) - [fitted.alpha_s, fitted.beta_s_per_byte]
+    # Seconds and seconds per byte are brought to the same scale. Where iterations are all
+    # alike, nothing changes, and there is no scale.
+    scale = changes.std(axis=0)
+    changes = changes / np.where(scale > 0, scale, 1.0)
+    gains_s = gains_by_cost_s(fitted)
+    tried = costs.resampled[:FITS_TRIED]
+    changes_of_gains_s = [gains_by_cost_s(cost) - gains_s for cost in tried]
+    # The slopes of the plane, shape (2, J): one for each number of the line.
+    slopes, *_ = np.linalg.lstsq(
+        changes[:FITS_TRIED], np.array(changes_of_gains_s), rcond=None
+    )
+    by_sample_s: Floats = gains_s + changes @ slopes
+    return by_sample_s
+
+
+def _line_through(sizes: Floats, seconds: Floats) -> AlphaBeta:
+    """Return the line through the times of messages by size, both of shape (K,).
+
+    Relative errors count. Neither the start-up nor the time of a byte is negative.
+    """
+    # Solve (alpha + beta * size) / seconds = 1.
     design = np.column_stack([1 / seconds, sizes / seconds])
     (alpha_s, beta_s), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
-    if beta_s <= 0:
-        return None
     if alpha_s < 0:
         # Without a start-up, each message tells the time of a byte by itself.
         alpha_s = 0.0
         beta_s = float(np.median(seconds / sizes))
+    if beta_s < 0:
+        # Without a time of bytes, each message tells the start-up by itself.
+        beta_s = 0.0
+        alpha_s = float(np.median(seconds))
     return AlphaBeta(float(alpha_s), float(beta_s))
 
 
@@ -1001,11 +1183,11 @@ def _described_messages(training: TracedTraining) -> tuple[dict[str, Any], ...]:
 
 
 def _remedies(
-    training: TracedTraining, compared: Comparison, cost: MessageCost | None
+    training: TracedTraining, compared: Comparison, costs: _Costs | None
 ) -> Iterator[Remedy]:
     """Yield what can be changed, with what the iteration would take then.
 
-    ``cost`` is what messages cost by their size. Without it, nothing is known of
+    ``costs`` is what messages cost by their size. Without it, nothing is known of
     another link and of other buckets.
     """
     schedule = training.schedule
@@ -1023,12 +1205,15 @@ def _remedies(
     if of_buffers.any():
         gains_s = compared.gains_s(_without_messages(schedule, of_buffers))
         yield compared.remedy("broadcast_buffers=False", gains_s)
-    if cost is None:
+    if costs is None:
         return
+    gains_of_link_s = partial(_gains_of_link_s, training, compared)
     yield compared.remedy(
-        "a link of twice the rate", _gains_of_link_s(training, compared, cost)
+        "a link of twice the rate",
+        gains_of_link_s(costs.cost),
+        by_sample_s=_gains_by_sample_s(costs, gains_of_link_s),
     )
-    yield from _bucket_remedies(training, compared, cost)
+    yield from _bucket_remedies(training, compared, costs)
 
 
 def _gains_of_link_s(
@@ -1054,24 +1239,27 @@ def _gains_of_link_s(
 
 
 def _bucket_remedies(
-    training: TracedTraining, compared: Comparison, cost: MessageCost
+    training: TracedTraining, compared: Comparison, costs: _Costs
 ) -> Iterator[Remedy]:
     """Yield the best choices of other buckets, as far as they gain anything.
 
-    ``cost`` is what messages of other sizes take.
+    ``costs`` is what messages of other sizes take.
 
     These are at most `MOST_BUCKETS` of DDP's default, of other caps on the size of a
     bucket, and of the best buckets that a list of caps can impose.
     """
-    buckets = Buckets.of(training, cost)
+    buckets = Buckets.of(training, costs.cost)
     if buckets is None:
         # `_findings` says that nothing is known of other buckets.
         return
     plans = {"the default buckets of DDP": ddp(buckets.workload)}
     for cap_mib in CAPS_MIB:
         plans[f"bucket_cap_mb={cap_mib}"] = ddp(buckets.workload, cap_mib * MIB)
-    plans["the exact buckets (bucket_cap_mb_list)"] = exact(buckets.workload, cost)
+    plans["the exact buckets (bucket_cap_mb_list)"] = exact(
+        buckets.workload, costs.cost
+    )
     gains_by_setting: dict[str, Floats] = {}
+    plan_of_setting: dict[str, FusionPlan] = {}
     # Several caps can give the same buckets, or those that the training has already.
     # Buckets are the same if they end behind the same gradients.
     tried: list[tuple[int, ...]] = [buckets.current.ends]
@@ -1080,11 +1268,26 @@ def _bucket_remedies(
             tried.append(plan.ends)
             name = f"{setting}: {len(plan.ends)} messages"
             gains_by_setting[name] = buckets.gains_s(plan, compared.judged)
+            plan_of_setting[name] = plan
     medians_s = {name: np.median(gains) for name, gains in gains_by_setting.items()}
     by_gain = sorted(medians_s, key=lambda name: -medians_s[name])
     for name in by_gain[:MOST_BUCKETS]:
         if medians_s[name] > 0:
-            yield compared.remedy(name, gains_by_setting[name])
+            gains_by_cost_s = partial(
+                _gains_of_plan_s, buckets, plan_of_setting[name], compared.judged
+            )
+            yield compared.remedy(
+                name,
+                gains_by_setting[name],
+                by_sample_s=_gains_by_sample_s(costs, gains_by_cost_s),
+            )
+
+
+def _gains_of_plan_s(
+    buckets: Buckets, plan: FusionPlan, judged: np.ndarray, cost: MessageCost
+) -> Floats:
+    """Return what judged iterations gain by a plan if messages cost so much, shape (J,)."""
+    return replace(buckets, cost=cost).gains_s(plan, judged)
 
 
 # -- one rank alone --------------------------------------------------------------------
@@ -1138,6 +1341,7 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     return Explanation(
         iteration_s=compared.iteration_s,
         replay_s=float(np.median(compared.replayed_s)),
+        replay_without_lags_s=float(np.median(compared.without_lags_s)),
         compute_s=compute_s,
         exposed_s=max(0.0, compared.iteration_s - compute_s),
         ranks=trace.ranks,
@@ -1148,6 +1352,7 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         remedies=(),
         messages=_described_messages(alone),
         findings=(
+            _finding_of_profiler(trace),
             *alone.findings,
             *_findings_of_one_rank(trace, int(judged.sum()), upper_s),
         ),
@@ -1165,7 +1370,9 @@ def _findings_of_one_rank(
     """
     missing = "the traces of the other ranks"
     # A trace that does not say how many ranks there were has 0 for it.
-    if trace.ranks:
+    if trace.ranks == 2:
+        missing = "the trace of the other rank"
+    elif trace.ranks:
         missing = f"the traces of the other {trace.ranks - 1} of {trace.ranks} ranks"
     text = (
         f"{missing}: waiting costs at most {format_seconds(most_waiting_s)} an "

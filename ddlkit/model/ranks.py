@@ -24,10 +24,12 @@ from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import Floats
 from ddlkit.formats.rank_trace import Copy, Message, RankIteration, RankTrace
 
-DIFFERENT_RUNS = "different runs"
-"""The kind of the finding that traces seem to be of different runs."""
-MOST_APART = 0.5
-"""Ranks of one run are apart by less than this share of an iteration when they end."""
+MOST_DRIFT = 500e-6
+"""By how many seconds a second the clocks of two machines drift apart at most.
+
+Clocks that follow a time server are corrected by this much at most."""
+SHARE_NOT_COMPARED = 0.02
+"""The share of messages that may contradict one run, because a trace has single faults."""
 LEAST_ITERATIONS = 8
 """With fewer iterations than these, no interval can be given."""
 NEARBY_ITERATIONS = 4
@@ -67,7 +69,8 @@ class TracedTraining:
     schedule : Schedule
         What the ranks do, as `Schedule.replay` plays it again.
     measured_s : ndarray, shape (I,)
-        How long each iteration took, as the mean over ranks, in seconds.
+        How long each iteration took, from the end of the last rank in the iteration
+        before until the end of the last rank in this one, in seconds.
     numbers : ndarray, shape (I,)
         The numbers of the iterations in the traces.
     messages : tuple of Message
@@ -119,8 +122,8 @@ def training_of(
     Raises
     ------
     UserError
-        If a rank is missing or is there twice, or if ranks have other iterations or
-        other messages than each other.
+        If a rank is missing or is there twice, if ranks have other iterations or other
+        messages than each other, or if their traces are of different runs.
     """
     ordered = _in_order(traces)
     for trace in ordered:
@@ -129,6 +132,7 @@ def training_of(
     # A GPU goes on after a message when the message has ended on its stream, whatever its
     # host does meanwhile.
     usable = [_with_seen_ends(t) if t.device == "cpu" else t for t in alike]
+    _refuse_other_runs(usable)
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
     taken_s = _taken_s(usable)
@@ -164,50 +168,63 @@ def training_of(
     return TracedTraining(
         traces=tuple(usable),
         schedule=schedule,
-        measured_s=_measured_s(usable),
+        measured_s=shared.iteration_s,
         numbers=np.array([iteration.number for iteration in usable[0].iterations]),
         messages=messages,
         copies_s=copies_s,
         contention_s=contention_s,
-        findings=(*findings, *_other_runs(usable), *unknown_contention),
+        findings=(*findings, *unknown_contention),
     )
 
 
-def _other_runs(traces: Sequence[RankTrace]) -> Iterator[Finding]:
-    """Yield a finding if the traces seem to be of different runs of a training.
+def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
+    """Raise UserError if a trace cannot be of the same run as the first one.
 
-    Ranks of one run wait for one another in each iteration. Whatever delays them, they
-    cannot be far apart at its end, and so all iterations together take them equally long.
-    A single pause, such as that of a profiler which ends, may part the totals of a small
-    model. The ranks' iterations must therefore also differ in their median.
+    A rank has the sum of an all-reduce only after every rank has posted it. Of two ranks,
+    neither therefore sees a message end before the other one posts it. This bounds by how
+    much the clock of one is ahead, from both sides. Two runs drift apart, because their
+    iterations take different times, and soon no difference of clocks is left that agrees
+    with all messages. The difference itself may have any size.
     """
-    taken_s = np.array([[i.end_s - i.start_s for i in t.iterations] for t in traces])
-    totals_s = taken_s.sum(axis=1)
-    shortest = int(np.argmin(totals_s))
-    longest = int(np.argmax(totals_s))
-    n_iterations = len(traces[0].iterations)
-    most_apart_s = MOST_APART * totals_s[shortest] / n_iterations
-    differences_s = taken_s[longest] - taken_s[shortest]
-    are_totals_apart = totals_s[longest] - totals_s[shortest] > most_apart_s
-    is_median_apart = np.median(differences_s) > most_apart_s / n_iterations
-    if are_totals_apart and is_median_apart:
-        text = (
-            f"{traces[shortest].source} and {traces[longest].source} seem to be of "
-            f"different runs, and nothing here holds then: their {n_iterations} "
-            f"iterations take {format_seconds(totals_s[shortest])} and "
-            f"{format_seconds(totals_s[longest])}, although ranks of one run wait for "
-            "one another: give the traces of one run"
+    first, *others = traces
+    first_posted_s, first_ended_s = _posts_and_ends_s(first)
+    if not first_posted_s.size:
+        # Broadcasts alone tell nothing.
+        return
+    for other in others:
+        other_posted_s, other_ended_s = _posts_and_ends_s(other)
+        ahead_at_least_s = np.quantile(
+            other_posted_s - first_ended_s, 1 - SHARE_NOT_COMPARED
         )
-        yield Finding(DIFFERENT_RUNS, (), text)
+        ahead_at_most_s = np.quantile(
+            other_ended_s - first_posted_s, SHARE_NOT_COMPARED
+        )
+        lasted_s = first_ended_s.max() - first_posted_s.min()
+        apart_s = ahead_at_least_s - ahead_at_most_s
+        if apart_s > MOST_DRIFT * lasted_s:
+            raise UserError(
+                f"{first.source} and {other.source} are of different runs: whatever the "
+                "difference of their clocks, a message would end on one rank before the "
+                f"other has posted it, by {format_seconds(apart_s / 2)}: give the traces of "
+                "one run"
+            )
 
 
-def _measured_s(traces: Sequence[RankTrace]) -> Floats:
-    """Return how long each iteration took, as the mean over ranks, shape (I,)."""
-    iterations_of_ranks_s = []
-    for trace in traces:
-        iterations_of_ranks_s.append([i.end_s - i.start_s for i in trace.iterations])
-    mean_s: Floats = np.mean(iterations_of_ranks_s, axis=0)
-    return mean_s
+def _posts_and_ends_s(trace: RankTrace) -> tuple[Floats, Floats]:
+    """Return when a rank posted its messages and when they ended, in seconds.
+
+    Both arrays have an entry for each message of all iterations. Broadcasts are left out,
+    because their root does not wait for the other ranks.
+    """
+    messages = [
+        message
+        for iteration in trace.iterations
+        for message in iteration.messages
+        if message.collective != "broadcast"
+    ]
+    posted_s = np.array([message.posted_s for message in messages])
+    ended_s = np.array([message.ended_s for message in messages])
+    return posted_s, ended_s
 
 
 # -- which iterations and messages -----------------------------------------------------
@@ -220,7 +237,14 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
     """
     by_rank: dict[int, RankTrace] = {}
     for trace in traces:
+        if trace.ranks and trace.rank >= trace.ranks:
+            raise UserError(
+                f"{trace.source}: says that it is of rank {trace.rank} of {trace.ranks} "
+                "(distributedInfo), which are counted from 0: export the trace again"
+            )
         other = by_rank.get(trace.rank)
+        if other is not None and other.source == trace.source:
+            raise UserError(f"{trace.source}: is given twice: give each trace once")
         if other is not None:
             # A trace that names no rank counts as one of rank 0. It does not say how many
             # ranks there were, either.
@@ -240,7 +264,10 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
     # case there were as many as the largest number of a rank says, counted from 0.
     _refuse_two_trainings(traces)
     expected = max([trace.ranks for trace in traces] + [max(by_rank) + 1])
-    missing = [str(rank) for rank in range(expected) if rank not in by_rank]
+    # Of the missing ranks, eight are named. They are among the first numbers, so that a
+    # damaged number of a rank costs no time.
+    first_numbers = range(min(expected, len(by_rank) + 8))
+    missing = [str(rank) for rank in first_numbers if rank not in by_rank]
     if missing:
         raise UserError(
             f"traces of {len(by_rank)} of {expected} ranks: missing rank "
@@ -672,21 +699,22 @@ def _taken_s(traces: Sequence[RankTrace]) -> Floats:
 
 
 class _InOneClock(NamedTuple):
-    """What ranks did with messages, in the clock of the first rank, in seconds.
+    """What ranks did, in the clock of the first rank, in seconds.
 
     Attributes
     ----------
     posted_s, started_s, ended_s : ndarray, shape (I, R, K)
         When each rank posted a message, when the message could start on that rank, and
         when it had ended there.
-    first_start_s : ndarray, shape (R,)
-        When each rank starts its first iteration. Time 0 is the earliest start.
+    iteration_starts_s, iteration_ends_s : ndarray, shape (I, R)
+        When each rank starts and ends each iteration.
     """
 
     posted_s: Floats
     started_s: Floats
     ended_s: Floats
-    first_start_s: Floats
+    iteration_starts_s: Floats
+    iteration_ends_s: Floats
 
     @classmethod
     def of(cls, traces: Sequence[RankTrace]) -> _InOneClock:
@@ -708,14 +736,32 @@ class _InOneClock(NamedTuple):
         instants_s = instants_of_ranks_s.transpose(1, 0, 2, 3)
         offsets_s = _ahead_of_first_rank_s(instants_s[..., 2])
         instants_s = instants_s - offsets_s[:, :, None, None]
-        own_starts_s = [trace.iterations[0].start_s for trace in traces]
-        starts_s = np.array(own_starts_s) - offsets_s[0]
+        own_starts_s = [[i.start_s for i in trace.iterations] for trace in traces]
+        own_ends_s = [[i.end_s for i in trace.iterations] for trace in traces]
         return cls(
             posted_s=instants_s[..., 0],
             started_s=instants_s[..., 1],
             ended_s=instants_s[..., 2],
-            first_start_s=starts_s - starts_s.min(),
+            iteration_starts_s=np.transpose(own_starts_s) - offsets_s,
+            iteration_ends_s=np.transpose(own_ends_s) - offsets_s,
         )
+
+    @property
+    def first_start_s(self) -> Floats:
+        """Return when each rank starts, shape (R,). Time 0 is the earliest start."""
+        starts_s = self.iteration_starts_s[0]
+        return np.asarray(starts_s - starts_s.min())
+
+    @property
+    def iteration_s(self) -> Floats:
+        """Return how long iterations took until their last rank ended, shape (I,).
+
+        As in `ddlkit.core.replay.Replay.iteration_s`, the delay of a rank in its update
+        counts in the iteration in which the rank is late.
+        """
+        last_start_s = self.iteration_starts_s.max(axis=1)
+        last_end_s = self.iteration_ends_s.max(axis=1)
+        return np.asarray(last_end_s - last_start_s)
 
 
 def _ahead_of_first_rank_s(ends_s: Floats) -> Floats:

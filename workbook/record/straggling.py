@@ -347,9 +347,11 @@ class Delays:
         self._random = np.random.default_rng(rank)
 
     def seconds(self, phase: str, layer: int | None = None) -> float:
-        """Return the delay of a phase, or of one layer in this phase, in seconds."""
-        if self.iteration % 2 == 0:
-            return 0.0
+        """Return the delay of a phase, or of one layer in this phase, in seconds.
+
+        Iterations of an even number compute the delay as well, and leave it out. Otherwise
+        this computation would make those of an odd number longer on every rank.
+        """
         total_s = 0.0
         for delay in self._own:
             has_layer = delay.layer is None or delay.layer == layer
@@ -357,6 +359,8 @@ class Delays:
                 total_s += delay.seconds
         if layer is not None:
             total_s += self._random.uniform(0, self._jitter_s)
+        if self.iteration % 2 == 0:
+            return 0.0
         return total_s
 
 
