@@ -17,7 +17,7 @@ from workbook.record.straggling import MODELS, Delays, Layer, scenarios
 from workbook.validate import straggling as straggling_judged
 
 SCENARIOS = scenarios()
-PHASES = ("input", "forward", "backward")
+PHASES = ("input", "forward", "backward", "update")
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -56,7 +56,7 @@ def test_odd_iterations_have_all_that_is_stated_and_even_ones_nothing(
         )
         for iteration in range(4):
             delays.iteration = iteration
-            total_s = delays.seconds("input")
+            total_s = delays.seconds("input") + delays.seconds("update")
             for phase in ("forward", "backward"):
                 for layer in range(layers):
                     total_s += delays.seconds(phase, layer)

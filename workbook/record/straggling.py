@@ -13,7 +13,7 @@ import dataclasses
 import gzip
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ class Injection:
     rank : int
         The rank.
     phase : str
-        "input", "forward" or "backward".
+        "input", "forward", "backward" or "update".
     seconds : float
         The delay, of each layer that has it.
     layer : int or None
@@ -120,7 +120,9 @@ class Injection:
 
     def total_s(self, layers: int) -> float:
         """Return the seconds of the delay in one iteration of so many layers."""
-        if self.phase == "input" or self.layer is not None:
+        # Batches are loaded, and parameters are updated, once in an iteration.
+        happens_once = self.phase in ("input", "update")
+        if happens_once or self.layer is not None:
             return self.seconds
         return layers * self.seconds
 
@@ -307,7 +309,7 @@ def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
         bucket_cap_mb=scenario.bucket_cap_mb,
         process_group=process_group_of_users(me),
     )
-    optimizer = SleepingSGD(ddp.parameters(), lr=1e-6)
+    optimizer = SleepingSGD(ddp.parameters(), delays)
     loader = DataLoader(Batches(shape, delays), batch_size=None)
     batches = iter(loader)
 
@@ -445,11 +447,15 @@ class Batches(Dataset[Tensor]):
 
 
 class SleepingSGD(torch.optim.SGD):
-    """Stochastic gradient descent that also sleeps."""
+    """Stochastic gradient descent that also sleeps, and longer where it is delayed."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], delays: Delays) -> None:
+        super().__init__(parameters, lr=1e-6)
+        self.delays = delays
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Sleep, and then update the parameters."""
-        time.sleep(UPDATE_S)
+        time.sleep(UPDATE_S + self.delays.seconds("update"))
         return super().step(closure)
 
 
@@ -563,7 +569,7 @@ def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
     -------
     list of dict
         A row for each rank with delays, or one with an empty rank if there is none. Seconds of
-        iterations are medians of the spans ``ProfilerStep#`` over all ranks.
+        iterations are medians of those that `iterations_s` returns.
     """
     even_s, odd_s = iterations_s(folder)
     layers = MODELS[scenario.model].layers
@@ -590,27 +596,37 @@ def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
 
 
 def iterations_s(folder: Path) -> tuple[list[float], list[float]]:
-    """Return how long iterations took on each rank, even ones and odd ones, in seconds.
+    """Return how long the iterations of a training took, in seconds.
+
+    An iteration lasts from the end of the last rank in the iteration before to the end of
+    the last rank in this one. A rank that is late in its update then makes this iteration
+    longer, and not the next one, in which the other ranks wait for it.
 
     Parameters
     ----------
     folder : Path
-        The folder of the traces.
+        The folder of the traces, which share one clock.
 
     Returns
     -------
     even_s, odd_s : list of float
-        The durations of the spans ``ProfilerStep#`` with even and with odd numbers.
+        The iterations with even and with odd numbers, without the first iteration, whose
+        beginning no trace shows.
     """
-    even_s: list[float] = []
-    odd_s: list[float] = []
+    # The end of an iteration on its last rank, in microseconds, by the iteration's number.
+    ends_us: dict[int, float] = {}
     for path in sorted(folder.glob("rank*.json.gz")):
         trace = json.loads(gzip.decompress(path.read_bytes()))
         for event in trace["traceEvents"]:
             _, is_step, number = event["name"].partition("ProfilerStep#")
             if is_step and event.get("ph") == "X":
-                same_kind_s = odd_s if int(number) % 2 else even_s
-                same_kind_s.append(event["dur"] / 1e6)
+                end_us = event["ts"] + event["dur"]
+                ends_us[int(number)] = max(end_us, ends_us.get(int(number), end_us))
+    even_s: list[float] = []
+    odd_s: list[float] = []
+    for number in sorted(ends_us)[1:]:
+        same_kind_s = odd_s if number % 2 else even_s
+        same_kind_s.append((ends_us[number] - ends_us[number - 1]) / 1e6)
     return even_s, odd_s
 
 

@@ -367,6 +367,7 @@ TITLES = {
     "backward_middle": "backward,\nmiddle",
     "backward_last": "backward,\nbefore the last bucket",
     "loader": "data loader",
+    "update": "update",
     "throughout": "all layers",
     "small": "backward, small",
     "real": "backward,\nreal compute",
