@@ -75,7 +75,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--shuffle", type=int, default=0, help="run tests in an order of chance"
     )
     parser.addoption(
-        "--long", action="store_true", help="the long fuzz, and grids of half the step"
+        "--long",
+        action="store_true",
+        help="the long fuzz, grids of half the step, and all cases of slow tests",
     )
     parser.addoption(
         "--write", action="store_true", help="data/halved.csv anew, with --long"
