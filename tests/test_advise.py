@@ -497,7 +497,9 @@ def test_recorded_advice_reaches_what_was_frozen(
         for path in store.list_tables(ADVISED, "trials-*.csv")
     }
     pairs = sorted(names)
-    all_of_them = request.config.getoption("--long") or request.config.getoption("--write")
+    all_of_them = request.config.getoption("--long") or request.config.getoption(
+        "--write"
+    )
     chosen = pairs if all_of_them else pairs[::2]
     table = pd.DataFrame([as_recorded(name) for name in chosen])
     frozen = places.DATA / "advised.csv"

@@ -351,9 +351,7 @@ def two_agents(*what: object, module: str = "ddlkit") -> list[str]:
     return said
 
 
-def ended_agents(
-    *what: object, module: str = "ddlkit"
-) -> tuple[list[int], list[str]]:
+def ended_agents(*what: object, module: str = "ddlkit") -> tuple[list[int], list[str]]:
     """The exit statuses of two agents of torchrun, of one rank each, and what they print."""
     where = [
         "--nnodes",
