@@ -67,6 +67,6 @@ def look_at_yardstick() -> None:
         patch.object(torch, "empty", empty_unpinned),
         patch.object(dist, "init_process_group", join_gloo),
         # Without instructions for bf16, a processor takes seconds for a step of ResNet-50.
-        patch.object(torchvision.models, "resnet50", torchvision.models.resnet18),
+        patch.object(torchvision.models, "resnet50", torchvision.models.squeezenet1_1),
     ):
         yardstick.main()
