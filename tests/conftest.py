@@ -17,12 +17,15 @@ from hypothesis import HealthCheck, settings
 
 # How long an example takes is this machine's affair, and the same tree is tried with the same examples:
 # what is accepted once is accepted again. With DDLKIT_EXAMPLES=new they are others each time.
-settings.register_profile(
-    "any machine",
-    deadline=None,
-    derandomize=os.environ.get("DDLKIT_EXAMPLES") != "new",
-    suppress_health_check=[HealthCheck.too_slow],
-)
+# A law that does not say how many examples it takes has half as many as with --long.
+for _name, _examples in (("any machine", 50), ("long", 100)):
+    settings.register_profile(
+        _name,
+        deadline=None,
+        derandomize=os.environ.get("DDLKIT_EXAMPLES") != "new",
+        suppress_health_check=[HealthCheck.too_slow],
+        max_examples=_examples,
+    )
 settings.load_profile("any machine")
 
 REQUIRE_ALL = os.environ.get("DDLKIT_REQUIRE_ALL") == "1"
@@ -75,7 +78,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--shuffle", type=int, default=0, help="run tests in an order of chance"
     )
     parser.addoption(
-        "--long", action="store_true", help="the long fuzz, and grids of half the step"
+        "--long",
+        action="store_true",
+        help="the long fuzz, grids of half the step, and all cases of slow tests",
     )
     parser.addoption(
         "--write", action="store_true", help="data/halved.csv anew, with --long"
@@ -94,6 +99,12 @@ def pytest_collection_modifyitems(
         return
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the number of examples before the tests, which keep it, are imported."""
+    if config.getoption("--long"):
+        settings.load_profile("long")
 
 
 TOGETHER = {

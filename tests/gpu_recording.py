@@ -36,6 +36,18 @@ HOST_BOUND = ("bf16", 1)
 ROUNDS = 8
 NETWORKS = ("alexnet", "vgg16", "resnet18", "resnet50")
 BATCHES = (64, 128, 32, 16)
+MEASURED_CLAIMS = {
+    *("dag-fig04-alexnet-most", "dag-fig04-googlenet-most"),
+    *("dag-fig04-resnet50-most", "dag-finding2"),
+    *("omgs-best-of-all", "omgs-eq12", "omgs-merged-message"),
+    *("osf-eq4-backward", "osf-fig03-csf-least", "osf-fig03-osf-most"),
+    *("osf-fig03-reduction-each", "osf-fig05-negotiate", "osf-fig05-vgg16"),
+    *("osf-fig06-falls", "osf-fig09-accuracy", "osf-fig09-lower"),
+    *("osf-fig10-all", "osf-fig10-small"),
+}
+"""The claims that measurements of this repository judge, so that a recording may move them."""
+COUNTED_IN_NOTE = "omgs-tab5-omgs-resnet50"
+"""A claim whose note says how many of the recordings are of GPUs."""
 
 
 def scattered(seconds: float, seed: int, count: int = ROUNDS) -> np.ndarray[Any, Any]:

@@ -173,8 +173,15 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     (tmp_path / "mine.py").write_text(MINE)
     out = tmp_path / "out"
     words = ["--model", f"{tmp_path / 'mine.py'}:net", "--out", out]
-    words += ["--minutes", 0.05, "--confirm-minutes", 0.1]
-    said = ask(capsys, *words)
+    # On a machine that others keep busy, the refusal of too little time is followed.
+    for minutes in (0.05, 0.2):
+        given_time = ["--minutes", minutes, "--confirm-minutes", 0.1]
+        status = cli.main(["advise", *map(str, words), *map(str, given_time), "--json"])
+        printed = capsys.readouterr()
+        if f"--minutes {minutes:g}: too short" not in printed.err:
+            break
+    assert status == 0, printed.err
+    said = json.loads(printed.out)
     trials = store.load_table(out / "trials.csv", "trials")
     assert said["workers"] == 2 and said["snippet"].startswith("Distrib")
     assert 6 <= said["rounds"] == trials["repeat"].nunique() <= models.LOOKS[-1]
@@ -481,21 +488,31 @@ def as_recorded(pair: str) -> dict[str, Any]:
 def test_recorded_advice_reaches_what_was_frozen(
     request: pytest.FixtureRequest,
 ) -> None:
-    """Twelve pairs of a network and a link: data/advised.csv by their tables, reports/goals.csv by it."""
+    """Twelve pairs of a network and a link: data/advised.csv by their tables, reports/goals.csv by it.
+
+    Without ``--long`` only every other pair is predicted anew.
+    """
     names = {
         path.stem.partition("-")[2]
         for path in store.list_tables(ADVISED, "trials-*.csv")
     }
-    table = pd.DataFrame([as_recorded(name) for name in sorted(names)])
+    pairs = sorted(names)
+    all_of_them = request.config.getoption("--long") or request.config.getoption(
+        "--write"
+    )
+    chosen = pairs if all_of_them else pairs[::2]
+    table = pd.DataFrame([as_recorded(name) for name in chosen])
     frozen = places.DATA / "advised.csv"
     if request.config.getoption("--write"):
         table.to_csv(frozen, index=False, lineterminator="\n")
     kept = pd.read_csv(frozen)
-    pd.testing.assert_frame_equal(table, kept, rtol=1e-3, atol=1e-4)
+    again = kept[kept["pair"].isin(chosen)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(table, again, rtol=1e-3, atol=1e-4)
     goals = pd.read_csv(places.ROOT / "reports" / "goals.csv", keep_default_na=False)
     rows = goals[goals["campaign"] == "advised"].set_index("goal")
     for goal in accuracy.goals("advise"):
         now, row = goal.judged(kept), rows.loc[goal.goal]
         assert float(row["reached"]) == pytest.approx(now["reached"], rel=1e-5)
         assert (row["wanted"], row["held"]) == (now["wanted"], str(now["holds"]))
-    assert len(table) == 12 and set(table.loc[table["named"], "pair"]) == NAMED
+    assert kept["pair"].tolist() == pairs and len(pairs) == 12
+    assert set(kept.loc[kept["named"], "pair"]) == NAMED

@@ -22,6 +22,12 @@ CURVES = {
 GOALS = pd.read_csv(places.ROOT / "reports" / "goals.csv", keep_default_na=False)
 
 
+@pytest.fixture(scope="module")
+def later() -> pd.DataFrame:
+    """The cases of all later curves, which take seconds to predict."""
+    return scaling.later_cases()
+
+
 def test_every_curve_is_one_that_counts() -> None:
     """It has four counts, two of them of several nodes, and is no copy of another one."""
     for steps in CURVES.values():
@@ -47,9 +53,8 @@ def test_a_prediction_does_not_depend_on_what_it_predicts() -> None:
         assert changed[changed["anchor"] == nodes]["predicted_s"].equals(before)
 
 
-def test_the_later_curves_reach_what_was_reported() -> None:
+def test_the_later_curves_reach_what_was_reported(later: pd.DataFrame) -> None:
     """The law has not changed since it was committed before these curves were opened."""
-    later = scaling.later_cases()
     reported = {"scaling-blind-again": True, "scaling-not-blind": False}
     for campaign, is_blind in reported.items():
         cases = later[later["is_blind"] == is_blind]
@@ -63,13 +68,14 @@ def test_the_later_curves_reach_what_was_reported() -> None:
             assert float(row.reached) == pytest.approx(own["reached"], rel=1e-5)
             assert (row.wanted, row.held) == (own["wanted"], str(own["holds"]))
             assert int(row.n) == len(cases)
-    assert scaling.blind_cases().equals(later[later["is_blind"]].reset_index(drop=True))
     assert {*scaling.NOT_BLIND} <= {*CURVES}
 
 
-def test_the_anchor_answers_wishes_that_the_interval_leaves_open() -> None:
+def test_the_anchor_answers_wishes_that_the_interval_leaves_open(
+    later: pd.DataFrame,
+) -> None:
     """No answer is taken back, and those that are given are right as often as was asked."""
-    cases = scaling.later_cases()
+    cases = later
     assert cases.loc[cases["answered"], "answered_today"].all()
     assert cases["answered_today"].sum() > cases["answered"].sum()
     assert cases.loc[cases["answered_today"], "right_today"].mean() >= 0.95
@@ -131,7 +137,9 @@ def test_resampled_curves_vary_around_what_is_reached() -> None:
     assert limits["lower"].iloc[0] < limits["upper"].iloc[0] == 0.5
 
 
-def test_further_curves_are_cases_of_the_blind_test_too(tmp_path: Path) -> None:
+def test_further_curves_are_cases_of_the_blind_test_too(
+    later: pd.DataFrame, tmp_path: Path
+) -> None:
     """Each folder with rates is a source; rates in another unit change no relative error."""
     with pytest.raises(UserError, match="no curves"):
         scaling.blind_cases(tmp_path)
@@ -140,9 +148,12 @@ def test_further_curves_are_cases_of_the_blind_test_too(tmp_path: Path) -> None:
         (tmp_path / source).mkdir()
         other = rates.assign(samples_per_s=unit * rates["samples_per_s"])
         other.to_csv(tmp_path / source / "rates.csv", index=False)
-    errors = dict(iter(scaling.blind_cases(tmp_path).groupby("source")["error"]))
-    of_blind = {*scaling.blind_cases()["source"]}
-    assert errors.keys() == {"slower", "faster"} | of_blind
+    cases = scaling.blind_cases(tmp_path)
+    is_further = cases["source"].isin(["slower", "faster"])
+    blind = later[later["is_blind"]].reset_index(drop=True)
+    assert cases[~is_further].reset_index(drop=True)[blind.columns].equals(blind)
+    errors = dict(iter(cases[is_further].groupby("source")["error"]))
+    assert errors.keys() == {"slower", "faster"}
     assert errors["slower"].to_numpy() == pytest.approx(errors["faster"].to_numpy())
 
 

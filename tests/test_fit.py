@@ -218,12 +218,13 @@ def log(path: Path) -> tuple[np.ndarray, np.ndarray]:
     ("form", "least"), [("auto", 0.9), ("table", 0.92), ("alpha_beta", 0.95)]
 )
 def test_intervals_hold_a_size_that_the_fit_has_not_seen(
-    form: str, least: float
+    form: str, least: float, request: pytest.FixtureRequest
 ) -> None:
-    """On twelve nccl-tests logs, every fourth inner size held out."""
+    """On twelve nccl-tests logs, every eighth inner size held out, and with --long every fourth."""
+    step = 4 if request.config.getoption("--long") else 8
     inside = []
     for sizes, seconds in map(log, LOGS):
-        for k in range(1, len(sizes) - 1, 4):
+        for k in range(1, len(sizes) - 1, step):
             kept = np.arange(len(sizes)) != k
             low_s, high_s = fit(form, sizes[kept], seconds[kept]).interval(sizes[k])
             inside.append(low_s <= seconds[k] <= high_s)

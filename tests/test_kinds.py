@@ -192,17 +192,6 @@ def test_replays_and_training_in_a_lab_follow_what_is_measured_there(
     assert kinds == {"replay", "training"}
 
 
-@pytest.mark.slow
-@pytest.mark.lab
-@pytest.mark.usefixtures("require_lab")
-def test_a_campaign_measures_what_its_replays_need(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    described, tables = SMALLEST["campaign"]
-    out = measured(tmp_path, capsys, {**described, "measure": "campaign"})
-    assert tables_of(out) == tables
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != grammar.CAMPAIGN])
 def test_the_arguments_of_a_point_fit_the_function_that_measures(

@@ -22,6 +22,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.lab import network
 from ddlkit.measure.session import Point
 from places import ROOT, alive, ranks_below, wait_for
+from test_kinds import SMALLEST, tables_of
 from workbook.common.source import Source
 from workbook.record import campaigns, grammar
 from workbook.record.campaigns import AFTER, BEFORE, DIGITS, LabPoints
@@ -186,8 +187,9 @@ class TestLab:
     def test_neither_kill_nor_interrupt_loses_a_finished_case(
         self, tmp_path: Path
     ) -> None:
-        # Long enough that the kill comes in the middle even on a busy machine.
-        rounds = 25
+        # Long enough that the kill comes in the middle even on a busy machine: 8 rows, 8 more,
+        # and half of them are left.
+        rounds = 16
         file = written(tmp_path, {**WHOLE, "rounds": rounds})
         out = tmp_path / "out"
         with (
@@ -247,7 +249,10 @@ class TestLab:
     def test_predictions_come_before_their_runs_and_runs_say_which(
         self, tmp_path: Path
     ) -> None:
-        file, out = written(tmp_path, {**WHOLE, "rounds": 1}), tmp_path / "out"
+        described, tables = SMALLEST["campaign"]
+        campaign = {**described, "measure": "campaign", "plans": ["none", "single"]}
+        asked = {"points": [campaign]}
+        file, out = written(tmp_path, asked), tmp_path / "out"
         record(str(file), out=out, predict=True)
         said = store.load_table(out / "predicted-cases.csv", "predicted")
         assert not [*out.glob("runs-*")]
@@ -255,6 +260,7 @@ class TestLab:
         sessions = pd.concat(map(store.load_table, calibrated))["session"]
         assert set(sessions) == {BEFORE, AFTER}
         record(str(file), out=out)
+        assert tables_of(out) == tables | {"predicted"}, "what its replays need"
         runs = store.load_table(out / "runs-p2-1gbit.csv", "runs")
         digest = store.load_stamp(out / "predicted-cases.csv")["sha256"]
         assert set(runs["predicted"]) == {digest[:DIGITS]}
@@ -264,9 +270,8 @@ class TestLab:
         }
         found = accuracy.joined(Source((out,)))
         assert found["model_error"].notna().all() and (found["runs"] == 1).all()
-        more = written(
-            tmp_path, {**WHOLE, "rounds": 1, "plans": ["none", "single", "buffer:64KB"]}
-        )
+        more_plans = [*campaign["plans"], "buffer:64KB"]
+        more = written(tmp_path, {"points": [{**campaign, "plans": more_plans}]})
         with pytest.raises(
             UserError, match="buffer:64KB.*: name another file, and predict before"
         ):

@@ -210,7 +210,8 @@ def spread(path: Path) -> Iterator[str]:
         if ast.unparse(callee) in ("partial", "functools.partial"):
             callee = node.args[0]
         name, last = ast.unparse(callee), getattr(callee, "attr", None)
-        root, in_tests = name.partition(".")[0], "tests" in path.parts
+        root = name.partition(".")[0]
+        in_tests = path.is_relative_to(ROOT / "tests")
         helper = in_tests and last is None and root not in ours
         if root in ours or not (
             root in others or helper or last not in (None, *defined())

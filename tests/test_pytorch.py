@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils import _runtime_estimation
 
 from ddlkit import cli
 from ddlkit.core.collective import COLLECTIVES
@@ -120,6 +119,9 @@ def test_equations_6_3_and_8_are_what_was_recorded() -> None:
     flops, peak = 2 * 8192**3, recorded()["roofline flops_per_s bf16 H100 0 0"]
     rate = recorded()["roofline flops_per_s product H100 0 0"]
     assert flops / rate == pytest.approx(float(pytorch.roofline_s(flops, 0, peak, 1.0)))
+    # It imports PyTorch's compiler, for which workers that run other tests need not wait.
+    from torch.utils import _runtime_estimation
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(_runtime_estimation, "get_gpu_dram_gbps", lambda: 3350)
         took_ns = _runtime_estimation.get_transfer_time(

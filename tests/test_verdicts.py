@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpu_recording
 from workbook.common import catalog, claims, places, source, specs
 from workbook.dag import settings as dag
 from workbook.omgs import claims as omgs
@@ -43,6 +44,14 @@ def test_every_claim_has_either_a_check_or_a_reason() -> None:
     assert len({claim.id for claim in listed}) == len(listed)
     notebooks = {entry.notebook for entry in catalog.load()}
     assert set(without_check["notebook"]) <= notebooks | {""}
+
+
+def test_the_claims_that_a_recording_may_move_are_those_that_are_measured(
+    verdicts: pd.DataFrame,
+) -> None:
+    """Of these alone a test asks whether a recording of a GPU moves them."""
+    is_measured = verdicts["evidence"] == claims.Evidence.MEASURED
+    assert {*verdicts["id"][is_measured]} == gpu_recording.MEASURED_CLAIMS
 
 
 def test_what_readers_see_is_written_once_and_read_back_unchanged(
