@@ -898,7 +898,10 @@ def named_networks(text: str | None) -> list[tuple[str, int]]:
 def _measure_own_model(arguments: argparse.Namespace) -> None:
     """Measure the layers of a user's own model, write their table, and print totals."""
     if not arguments.model:
-        raise UserError("--accumulate needs --model: give both, or neither")
+        raise UserError(
+            "--accumulate needs --model, for which the part is layers: leave it out, or run "
+            "ddlkit measure layers --model FILE.py:FUNCTION --accumulate N"
+        )
     if arguments.part != "layers":
         raise UserError(
             f"--model goes with the part layers alone, not with {arguments.part}: "

@@ -551,7 +551,7 @@ def export(arguments: argparse.Namespace) -> None:
 
     if arguments.positional_cost and arguments.cost:
         raise UserError(
-            "the cost is given twice, with --cost and without: leave one out"
+            "the cost is given twice, as COST and with --cost: leave one out"
         )
     arguments.cost = arguments.positional_cost or arguments.cost
     # The release of PyTorch that reads the file. An untested one is refused.

@@ -789,8 +789,8 @@ def make_plan(
         # colon.
         usable = ", ".join(known.examples[0] for known in PLANNERS.values())
         raise UserError(
-            f"unknown plan {shown(name)}: use a name such as {usable}; "
-            "ddlkit predict and ddlkit plan also take search"
+            f"unknown plan {shown(name)}: use a name such as {usable}; the commands of "
+            "ddlkit also take search (docs/GLOSSARY.md explains the names)"
         )
     known = PLANNERS[name]
     if not known.takes(text):
