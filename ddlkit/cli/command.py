@@ -489,7 +489,8 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             "--networks",
             metavar="NAME:BATCH,...",
             help="For the parts layers, slowdown and training: the networks and their "
-            "batch sizes, as in resnet50:32,vgg16:8. [default: resnet50:4]",
+            "batch sizes, as in resnet50:32,vgg16:8. A network without a batch size has "
+            "the batch size 4. [default: resnet50:4]",
         ),
         arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
         arg(
@@ -963,9 +964,18 @@ def machine(arguments: argparse.Namespace) -> None:
     if cpu["quota_cores"]:
         quota = f"a container's quota of {cpu['quota_cores']:g} cores"
     gpus = [gpu["model"] for gpu in description["gpus"]]
+    nics = [
+        f"{nic['name']} ({nic['kind']}, rate {nic['rate']})"
+        for nic in description["nics"]
+    ]
+    variables = [
+        f"{name}={value}" for name, value in description["nccl_variables"].items()
+    ]
     in_words = {
         "cpu": f"{cpu['model']}, {cores}, {quota}",
         "gpus": ", ".join(gpus) or "none",
+        "nics": ", ".join(nics) or "none",
+        "nccl_variables": ", ".join(variables) or "none",
     }
     show({**description, **in_words}, as_json=False)
 
@@ -1021,7 +1031,8 @@ lab, clean removes what is left of labs whose process has ended."""
             "--delay",
             metavar="TIME",
             help="With --engine emulated: the delay of each link, as in 250us. A "
-            "round trip passes four links. [default: 0s]",
+            "round trip passes four links. A time without a unit is in seconds. [default: "
+            "0s]",
         ),
         arg(
             "--loss",
@@ -1067,7 +1078,10 @@ def _print_labs() -> None:
         ranks = "an unknown number of ranks"
         if row["ranks"]:
             ranks = count_of(row["ranks"], "rank")
-        print(f"{row['label']}: {ranks} over {row['link']}, {row['owner']}, {state}")
+        owner = row["owner"]
+        if owner == "persistent":
+            owner = "kept until ddlkit lab down"
+        print(f"{row['label']}: {ranks} over {row['link']}, {owner}, {state}")
     if not rows:
         print("no labs are up")
 

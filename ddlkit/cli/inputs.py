@@ -1138,9 +1138,10 @@ NOT_IN_THE_GRAPH = (
     "accumulate",
     "copy_s_per_byte",
     "in_flight",
+    "selection",
 )
-"""Inputs that the graph of training's tasks does not model."""
-_NOT_SHARDED = (*NOT_IN_THE_GRAPH, "selection", "plan", "html")
+"""Inputs that the graph of training's tasks does not model, as names of parsed arguments."""
+_NOT_SHARDED = (*NOT_IN_THE_GRAPH, "plan", "html")
 """Options that the model of sharded training does not take."""
 PREDICTED = (
     "iteration_s",

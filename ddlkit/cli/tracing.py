@@ -112,9 +112,7 @@ def trace(arguments: argparse.Namespace) -> None:
 def _refuse_few(option: str, number: int, fewest: int, reason: str) -> None:
     """Raise UserError, with a reason, if an option asks for too few iterations."""
     if number < fewest:
-        raise UserError(
-            f"{option} {number}: use at least {fewest}, because {reason}"
-        )
+        raise UserError(f"{option} {number}: use at least {fewest}, because {reason}")
 
 
 def _refuse_directory(out: Path) -> None:

@@ -177,8 +177,8 @@ def _rate(options: ImportOptions, file: str, batch_flops: float) -> tuple[float,
     elif peak is None and utilisation is None and 0 < compute_s < math.inf:
         return batch_flops / compute_s, 1.0
     raise UserError(
-        f"{file}: has FLOP counts and no times: give --peak and --utilisation together, "
-        "or --compute-s, a time above zero, without them"
+        f"{file}: has FLOP counts and no times: give --peak (FLOP/s) and --utilisation "
+        "together, or --compute-s, a time above zero, without them"
     )
 
 
@@ -189,6 +189,4 @@ def _refuse_wrong_rate(peak_flops_per_s: float, utilisation: float) -> None:
             f"--peak {peak_flops_per_s:g}: must be finite and above zero FLOP per second"
         )
     if not 0 < utilisation <= 1:
-        raise UserError(
-            f"--utilisation {utilisation:g}: must be above 0 and at most 1"
-        )
+        raise UserError(f"--utilisation {utilisation:g}: must be above 0 and at most 1")
