@@ -93,6 +93,8 @@ def measure_model(
     # An empty precision leaves the settings that the user's own code has made.
     with joined(MEETING_S) as me, compute_on(user_model, me.device, precision=""):
         training = loaded_together(user_model, accumulate, me, notes)
+        longest = format_seconds(budget.max_s)
+        me.say(f"timing iterations of {training.network}; --budget is {longest}")
         tables, profile = layers_of(training, budget, me)
         order = order_compared_with_ddp(training, profile)
         notes += other_than_predicted(training, profile)

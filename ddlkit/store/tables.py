@@ -321,7 +321,7 @@ def _check_kind(path: Path, stamp: Mapping[str, Any], schema: str | None) -> Non
     if schema not in (None, kind):
         raise UserError(
             f"{path}: is a table of {kind}, but a table of {schema} is needed here: give "
-            "such a table"
+            f"one, such as {schema}-NAME.csv"
         )
 
 

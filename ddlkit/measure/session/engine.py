@@ -285,7 +285,7 @@ class _Session:
             self._record_outcome(row)
             return False
         if row.estimate_s > left_s:
-            needed = f"would take about {row.estimate_s:.0f} s"
+            needed = f"it would take about {row.estimate_s:.0f} s"
             reason = f"{needed}, but only {max(0.0, left_s):.0f} s were left"
             self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
             return False
