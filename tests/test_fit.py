@@ -145,7 +145,7 @@ def test_another_run_is_predicted_by_costs_that_have_not_seen_the_size() -> None
         ("alpha_beta", [1, 2], [1, 2, 3], "2 sizes but 3 times"),
         ("piecewise", [1, 2, 3, 4], [1, 2, 3, 4], "at least 5 different sizes"),
         ("spline", [1, 2, 3], [1, 2, 3], "unknown cost form 'spline'"),
-        ("segments:2KB", [1, 2, 3], [1, 2, 3], "write segments, nothing behind it"),
+        ("segments:2KB", [1, 2, 3], [1, 2, 3], "write segments alone"),
         (
             "alpha_beta:nan",
             [1, 2, 3],

@@ -113,6 +113,7 @@ def test_exact_sends_once_where_every_grouping_ties(
         ("greedy", "unknown plan 'greedy'"),
         ("buffer:0", "must be above zero"),
         ("buffer:25", "write buffer:25MB"),
+        ("ddp:25", "write ddp:25MiB"),
         ("buffer:1MB:0s", "timeout"),
         ("exact", "needs a message cost"),
         ("cuts:3,2", "must increase"),

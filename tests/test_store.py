@@ -559,7 +559,7 @@ def test_missing_files_stamps_and_other_schemas_are_refused(tmp_path: Path) -> N
     assert str(tmp_path) in refusal(lambda: store.load_table(tmp_path))
     path = save(tmp_path, collectives())
     line = refusal(lambda: store.load_table(path, "layers"))
-    assert "collectives, expected one of layers" in line
+    assert "collectives, but a table of layers" in line
     assert "unknown schema 'nope'" in refusal(
         lambda: save(tmp_path, collectives(), schema="nope")
     )

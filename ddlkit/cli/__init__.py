@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import io
 import json
@@ -379,6 +380,23 @@ def _interrupt(number: int, _: object) -> None:
 # ---------------------------------------------------------------- parsing
 
 
+def _unknown_choice(match: re.Match[str]) -> str:
+    """Return in words that an argument is none of its choices, and the most similar one.
+
+    The parts of ``match`` are the name of the argument, its value in quotes, and the
+    choices in quotes, separated by commas.
+    """
+    name, value, quoted_choices = match.groups()
+    choices = [choice.strip(" '") for choice in quoted_choices.split(",")]
+    similar = difflib.get_close_matches(value.strip("'"), choices, n=1)
+    advice = f"use one of {', '.join(choices)}"
+    if similar:
+        advice = f"did you mean {similar[0]!r}?"
+    if name == "COMMAND":
+        return f"there is no command {value}: {advice}"
+    return f"{name} {value}: {advice}"
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that raises UserError for a wrong word, and names the help to read."""
 
@@ -394,6 +412,11 @@ class _Parser(argparse.ArgumentParser):
         problem = re.sub(
             r"ignored explicit argument '(.*)'$",
             r"takes no value: leave =\1 out",
+            problem,
+        )
+        problem = re.sub(
+            r"^(.*): invalid choice: (.*) \(choose from (.*)\)$",
+            _unknown_choice,
             problem,
         )
         # The second part is the separator, which is empty if the message has none.

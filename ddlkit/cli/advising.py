@@ -61,7 +61,7 @@ UNIT_SIZES = ("size:2MB", "size:10MB", "size:50MB", "size:250MB")
 
 _MODEL = f"""Measure the training of your own model, which the function FUNCTION in
 FILE.py returns. {MODEL_FUNCTION} Under torchrun or srun the ranks are their
-processes; otherwise --ranks processes of this machine, 2 by default."""
+processes; otherwise --ranks processes of this machine."""
 
 
 def _explained_with_model(argument: Argument) -> Argument:
@@ -73,7 +73,9 @@ def _explained_with_model(argument: Argument) -> Argument:
         return argument
     text = (
         "With --model: the number of processes to start on this machine. "
-        f"With tables: {argument.options['help']}"
+        "With tables: the number of ranks between which the messages were measured. It "
+        "chooses rows of the file; if the file does not say, it states the number. "
+        "[default: 2 with --model, and as the file says with tables]"
     )
     return argument._replace(options={**argument.options, "help": text})
 
@@ -318,7 +320,8 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
 
     if arguments.model or not arguments.profile:
         raise UserError(
-            "advise --strategy fsdp: give --profile and --collectives, no --model"
+            "advise --strategy fsdp predicts from tables: give --profile and --collectives, "
+            "and leave --model out"
         )
     specs_of_user = [spec for spec in (arguments.units or "").split(";") if spec]
     rows = predict_sharded(arguments, *specs_of_user, *UNIT_SIZES)

@@ -489,7 +489,8 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             "--networks",
             metavar="NAME:BATCH,...",
             help="For the parts layers, slowdown and training: the networks and their "
-            "batch sizes, as in resnet50:32,vgg16:8. [default: resnet50:4]",
+            "batch sizes, as in resnet50:32,vgg16:8. A network without a batch size has "
+            "the batch size 4. [default: resnet50:4]",
         ),
         arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
         arg(
@@ -898,7 +899,10 @@ def named_networks(text: str | None) -> list[tuple[str, int]]:
 def _measure_own_model(arguments: argparse.Namespace) -> None:
     """Measure the layers of a user's own model, write their table, and print totals."""
     if not arguments.model:
-        raise UserError("--accumulate needs --model: give both, or neither")
+        raise UserError(
+            "--accumulate needs --model, for which the part is layers: leave it out, or run "
+            "ddlkit measure layers --model FILE.py:FUNCTION --accumulate N"
+        )
     if arguments.part != "layers":
         raise UserError(
             f"--model goes with the part layers alone, not with {arguments.part}: "
@@ -960,9 +964,18 @@ def machine(arguments: argparse.Namespace) -> None:
     if cpu["quota_cores"]:
         quota = f"a container's quota of {cpu['quota_cores']:g} cores"
     gpus = [gpu["model"] for gpu in description["gpus"]]
+    nics = [
+        f"{nic['name']} ({nic['kind']}, rate {nic['rate']})"
+        for nic in description["nics"]
+    ]
+    variables = [
+        f"{name}={value}" for name, value in description["nccl_variables"].items()
+    ]
     in_words = {
         "cpu": f"{cpu['model']}, {cores}, {quota}",
         "gpus": ", ".join(gpus) or "none",
+        "nics": ", ".join(nics) or "none",
+        "nccl_variables": ", ".join(variables) or "none",
     }
     show({**description, **in_words}, as_json=False)
 
@@ -1018,7 +1031,8 @@ lab, clean removes what is left of labs whose process has ended."""
             "--delay",
             metavar="TIME",
             help="With --engine emulated: the delay of each link, as in 250us. A "
-            "round trip passes four links. [default: 0s]",
+            "round trip passes four links. A time without a unit is in seconds. [default: "
+            "0s]",
         ),
         arg(
             "--loss",
@@ -1064,7 +1078,10 @@ def _print_labs() -> None:
         ranks = "an unknown number of ranks"
         if row["ranks"]:
             ranks = count_of(row["ranks"], "rank")
-        print(f"{row['label']}: {ranks} over {row['link']}, {row['owner']}, {state}")
+        owner = row["owner"]
+        if owner == "persistent":
+            owner = "kept until ddlkit lab down"
+        print(f"{row['label']}: {ranks} over {row['link']}, {owner}, {state}")
     if not rows:
         print("no labs are up")
 

@@ -70,9 +70,12 @@ def iteration_numbers(text: str) -> tuple[int, ...]:
         ),
         arg(
             "--kind",
-            help="The format of the file: trace (a layer-wise trace), kineto (a Chrome "
-            "trace of torch.profiler), flops (FLOP counts) or transformer (shapes of "
-            "transformers). [default: recognized by the content]",
+            help="The format of the file: trace (a layer-wise trace with the six columns "
+            "id, name, forward, backward, comm and size), kineto (a Chrome trace of "
+            "torch.profiler), flops (FLOP counts, a CSV with the columns tensor, "
+            "parameters and flops) or transformer (shapes of transformers, a CSV with the "
+            "columns name, layers, d_model, heads, d_ff and vocabulary). [default: "
+            "recognized by the content]",
         ),
         arg(
             "--network",
@@ -186,7 +189,8 @@ def import_(arguments: argparse.Namespace) -> None:
         listed = [finding._asdict() for finding in findings]
         show({**result, "findings": listed}, as_json=True)
         return
-    show(result, as_json=False)
+    written = {"profile": str(arguments.out)} if arguments.out else {}
+    show({**result, **written}, as_json=False)
     for finding in findings:
         layers = f" ({', '.join(finding.layers)})" if finding.layers else ""
         print(f"  {finding.what}{layers}: {finding.text}")
@@ -302,7 +306,8 @@ def _messages_of_profiler(arguments: argparse.Namespace) -> tuple[str, Finding]:
             "file",
             type=Path,
             metavar="FILE",
-            help="The recorded timeline, a CSV (also .gz).",
+            help="The recorded timeline, a CSV (also .gz), as ddlkit measure training "
+            "writes it.",
         ),
         arg(
             "--case",

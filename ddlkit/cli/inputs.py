@@ -156,10 +156,9 @@ INPUTS = (
         TABLE,
         flag(
             "--assume-ring",
-            "Predict for a number of ranks that was not measured, which --ranks names "
-            "(with what-if, --gpus): fit a line to the measured times, and take it to "
-            "that number as the cost of a ring whose links are all like the measured "
-            "ones.",
+            "Predict for a number of ranks that was not measured, which --ranks names: "
+            "fit a line to the measured times, and take it to that number as the cost of "
+            "a ring whose links are all like the measured ones.",
         ),
         arg(
             "--in-flight",
@@ -207,8 +206,9 @@ INPUTS = (
             type=seconds,
             metavar="TIME",
             default=0.0,
-            help="The same time as a number: seconds per byte, as in 1e-10, or with a "
-            "unit, as in 0.1ns. [default: 0]",
+            help="The time to copy a byte of a gradient into and out of a message, "
+            "instead of --copies: seconds per byte, as in 1e-10, or with a unit, as in "
+            "0.1ns. [default: 0]",
         ),
     ),
     *group(
@@ -292,6 +292,10 @@ NO_CONTENTION = (
     "compute and messages are assumed not to slow each other down, so that an iteration "
     "may take longer than predicted (in this project's measurements over loopback, by up "
     "to 31%): measure with ddlkit measure slowdown, and give its table with --slowdown"
+)
+NO_CONTENTION_OF_GRAPH = (
+    "compute and messages are assumed not to slow each other down, which no option of "
+    "what-if changes: iterations may take longer than simulated"
 )
 NO_CONTENTION_OF_SHARDS = (
     "compute and messages are assumed not to slow each other down, which no option "
@@ -1026,7 +1030,10 @@ def _with_contention(
     from ddlkit.store.readers import read_copy_s_per_byte
 
     if not (arguments.slowdown or arguments.copies):
-        notes.append(NO_CONTENTION)
+        note = NO_CONTENTION
+        if _is_what_if(arguments):
+            note = NO_CONTENTION_OF_GRAPH
+        notes.append(note)
         return messages
     contention = Contention.none()
     refuse_other_than_recorded(
@@ -1131,9 +1138,10 @@ NOT_IN_THE_GRAPH = (
     "accumulate",
     "copy_s_per_byte",
     "in_flight",
+    "selection",
 )
-"""Inputs that the graph of training's tasks does not model."""
-_NOT_SHARDED = (*NOT_IN_THE_GRAPH, "selection", "plan", "html")
+"""Inputs that the graph of training's tasks does not model, as names of parsed arguments."""
+_NOT_SHARDED = (*NOT_IN_THE_GRAPH, "plan", "html")
 """Options that the model of sharded training does not take."""
 PREDICTED = (
     "iteration_s",
@@ -1391,5 +1399,5 @@ def _refuse_options_of_ddp(arguments: argparse.Namespace) -> None:
     refuse_given(
         arguments,
         _NOT_SHARDED,
-        "has no effect with --strategy fsdp, whose model lacks it",
+        "has no effect with --strategy fsdp, whose simulation leaves it out",
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddlkit.cli.command import (
     JSON,
     OUTPUT,
+    Argument,
     arg,
     choice,
     collective_name,
@@ -90,8 +91,8 @@ benchmark, a log of Ascend's hccl_test, or a log of nccom-test of AWS Neuron"""
             metavar="NAME",
             help="The collective whose times are used, as in all_reduce or "
             "all_gather. It chooses rows of the file; if the file does not say, "
-            "it states the collective. [default: as the file says, else "
-            "all_reduce]",
+            "it states the collective. [default: the file's, if it has only one, "
+            "or all_reduce if it names none]",
         ),
         arg(
             "--link",
@@ -465,6 +466,9 @@ def plan(arguments: argparse.Namespace) -> None:
         "iteration_s": iteration_s,
     }
     show({**facts, **proof, **assumption(arguments)}, as_json=False)
+    print(
+        "messages in the order in which they are sent, and their first and last tensor:"
+    )
     for message, gradients in enumerate(chosen.members):
         first = tensors[gradients[0]]
         last = tensors[gradients[-1]]
@@ -551,7 +555,7 @@ def export(arguments: argparse.Namespace) -> None:
 
     if arguments.positional_cost and arguments.cost:
         raise UserError(
-            "the cost is given twice, with --cost and without: leave one out"
+            "the cost is given twice, as COST and with --cost: leave one out"
         )
     arguments.cost = arguments.positional_cost or arguments.cost
     # The release of PyTorch that reads the file. An untested one is refused.
@@ -614,6 +618,34 @@ ITERATIONS = 10
 """How many iterations of training are simulated."""
 
 
+def _parsed_name(argument: Argument) -> str:
+    """Return the name that the value of an option has among the parsed arguments."""
+    return argument.names[0].removeprefix("--").replace("-", "_")
+
+
+_IN_THE_GRAPH = tuple(
+    argument for argument in INPUTS if _parsed_name(argument) not in NOT_IN_THE_GRAPH
+)
+"""The options of a prediction that the graph of training's tasks models."""
+
+
+def _named_for_what_if(argument: Argument) -> Argument:
+    """Return an option of a prediction, whose help names the options of what-if.
+
+    --assume-ring takes its number of ranks from --gpus here, and the plan search is the
+    plan exact, because the options are missing that make them differ. Any other option is
+    returned as it is.
+    """
+    text = " ".join(argument.options["help"].split())
+    if argument.names == ("--assume-ring",):
+        text = text.replace("--ranks", "--gpus")
+    text = text.replace(
+        "the best plan that is found with --slowdown or --copies, and otherwise exact",
+        "the same as exact in this command",
+    )
+    return argument._replace(options={**argument.options, "help": text})
+
+
 @command(
     "Change tasks in the graph of a training, and see how long an iteration then "
     "takes and what limits it. The tasks are reads of the input, copies to the GPU, "
@@ -626,9 +658,12 @@ ITERATIONS = 10
             default=[],
             metavar="WHAT=FACTOR",
             help="Multiply the times of some tasks by a factor, as in all_reduce=0.5. "
-            "WHAT is a kind of task, a resource, rank:NUMBER (what a rank computes), or "
-            "layer:NUMBER (what the layer computes, and the message that its gradient "
-            "completes; layers are counted from 1, in forward order).",
+            "WHAT is a kind of task: io (reading the input), h2d (copying it to the GPU), "
+            "forward, backward, update or all_reduce (the collective that is sent). Or it "
+            "is a resource: disk, cpu, copy, gpu or link. Or it is rank:NUMBER (what a rank "
+            "computes, counted from 0), or layer:NUMBER (what the layer computes, and the "
+            "message that its gradient completes; layers are counted from 1, in forward "
+            "order).",
         ),
         arg(
             "--straggler",
@@ -678,8 +713,8 @@ ITERATIONS = 10
             "[default: no input is read]",
         ),
     ),
-    *group("plan", PLAN),
-    *INPUTS,
+    *group("plan", _named_for_what_if(PLAN)),
+    *(_named_for_what_if(argument) for argument in _IN_THE_GRAPH),
     example="ddlkit what-if --profile profile.csv --cost cost.json --scale "
     "all_reduce=0.5",
 )
@@ -688,11 +723,12 @@ def what_if(arguments: argparse.Namespace) -> None:
     from ddlkit.core.iteration import Iteration
     from ddlkit.core.taskgraph import effect_of_change, schedule
 
-    refuse_given(
-        arguments,
-        NOT_IN_THE_GRAPH,
-        "has no effect on what-if, because the graph has no task for it",
-    )
+    # The options of a prediction that the graph has no tasks for are no options of this
+    # command. A prediction takes their defaults.
+    for argument in INPUTS:
+        if argument not in _IN_THE_GRAPH:
+            default = argument.options.get("default")
+            setattr(arguments, _parsed_name(argument), default)
     # --scale and --straggler change tasks of the graph. --layer changes the profile, from
     # which the graph after the change is made.
     changes = _changes_of_tasks(arguments)
@@ -726,6 +762,11 @@ def what_if(arguments: argparse.Namespace) -> None:
     graph = _graph(arguments, before, profile, changed_ranks=set())
     graph_after = _changed_graph(arguments, profile_after, plan, cost_after, changes)
     compared = effect_of_change(schedule(graph), schedule(graph_after))
+    if not (changes or layer_factors or gpus_after != gpus):
+        notes.append(
+            "nothing is changed, so that the values after the change are those before it: "
+            "give --scale, --straggler, --layer or --gpus"
+        )
     # Remarks are printed when nothing can be refused any more. An error would be hidden
     # among them.
     print_remarks(notes, warnings)

@@ -78,8 +78,18 @@ machine."""
 )
 def trace(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit trace``."""
-    _refuse_few("--iterations", arguments.iterations, FEWEST_ITERATIONS)
-    _refuse_few("--warmup", arguments.warmup, FEWEST_WARMUP)
+    _refuse_few(
+        "--iterations",
+        arguments.iterations,
+        FEWEST_ITERATIONS,
+        "ddlkit explain tells chance from cause only with so many",
+    )
+    _refuse_few(
+        "--warmup",
+        arguments.warmup,
+        FEWEST_WARMUP,
+        "DDP rebuilds its buckets in these iterations",
+    )
     # Refused now, because recording first imports torch, which takes seconds.
     require_model_file(arguments.model)
     out = arguments.out
@@ -99,14 +109,10 @@ def trace(arguments: argparse.Namespace) -> None:
         print(f"next: ddlkit explain {out}/rank*.json.gz")
 
 
-def _refuse_few(option: str, number: int, fewest: int) -> None:
-    """Raise UserError if an option asks for fewer iterations than `explain` needs."""
-    # For --iterations chance and cause must be told apart, and for --warmup DDP must
-    # have rebuilt its buckets, as the constants above say.
+def _refuse_few(option: str, number: int, fewest: int, reason: str) -> None:
+    """Raise UserError, with a reason, if an option asks for too few iterations."""
     if number < fewest:
-        raise UserError(
-            f"{option} {number}: use at least {fewest}, from which ddlkit explain can judge"
-        )
+        raise UserError(f"{option} {number}: use at least {fewest}, because {reason}")
 
 
 def _refuse_directory(out: Path) -> None:

@@ -428,7 +428,7 @@ def _refuse_too_few_sizes(sizes: Floats, form: str, least_sizes: int) -> None:
     if n_sizes < least_sizes:
         raise UserError(
             f"a cost of the form {form} needs at least {least_sizes} different sizes, but "
-            f"has only {n_sizes}"
+            f"has only {n_sizes}: measure more sizes"
         )
 
 
@@ -481,7 +481,7 @@ def _method(form: str) -> _Method:
     name, colon, variant = form.partition(":")
     # The error for a variant of a form without variants, and for an empty variant
     # ("name:").
-    variant_refused = UserError(f"cost form {form!r}: write {name}, nothing behind it")
+    variant_refused = UserError(f"cost form {form!r}: write {name} alone")
     # "auto" itself is replaced by the chosen form before this function is called.
     if name == AUTO and colon:
         raise variant_refused

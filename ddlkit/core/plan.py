@@ -789,8 +789,8 @@ def make_plan(
         # colon.
         usable = ", ".join(known.examples[0] for known in PLANNERS.values())
         raise UserError(
-            f"unknown plan {shown(name)}: use a name such as {usable}; "
-            "ddlkit predict and ddlkit plan also take search"
+            f"unknown plan {shown(name)}: use a name such as {usable}; the commands of "
+            "ddlkit also take search (docs/GLOSSARY.md explains the names)"
         )
     known = PLANNERS[name]
     if not known.takes(text):
@@ -892,6 +892,12 @@ def _ddp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """Return the plan `ddp`. ``text`` is the cap of a bucket, "" for PyTorch's caps."""
     if not text:
         return ddp(workload)
+    # Whoever writes ddp:25 means mebibytes, the unit of DDP's bucket_cap_mb.
+    if units.is_small_number(text):
+        raise UserError(
+            f"plan {shown(f'ddp:{text}')}: a bucket of {text} bytes: write ddp:{text}MiB, "
+            f"or ddp:{text}B if bytes are meant"
+        )
     return ddp(workload, cap_bytes=units.parse_bytes(text))
 
 

@@ -101,7 +101,8 @@ def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> f
         raise UserError(f"{what} {text!r} is too large: write for example {example}")
     if unit not in units:
         # The empty unit, for a number without one, is not listed.
-        *others, last = [known for known in units if known]
+        # Units of bytes are upper-case keys, and KIB is written KiB.
+        *others, last = [known.replace("IB", "iB") for known in units if known]
         raise UserError(
             f"{what} {text!r} has unit {unit!r}: use {', '.join(others)} or {last}"
         )
@@ -255,7 +256,7 @@ def parse_seconds(text: str) -> float:
     terms = re.split(r"(?<=[hms])(?=[0-9])", text)
     if len(terms) > 1:
         return sum(parse_seconds(term) for term in terms)
-    return _parsed(text, "time", "8m or 90s", _SECONDS)
+    return _parsed(text, "time", "90s or 250ms", _SECONDS)
 
 
 def format_bytes(n_bytes: float) -> str:

@@ -514,8 +514,8 @@ class LayerProfile:
                 # Some layers without repetition, in their order.
                 examples = ", ".join(dict.fromkeys(self.layer[:3]))
                 raise UserError(
-                    f"no layer or tensor {name!r}: use one of the profile's, as "
-                    f"{examples}"
+                    f"no layer or tensor {name!r}: use one of the profile's, such "
+                    f"as {examples}"
                 )
             if not 0 < factor < np.inf:
                 raise UserError(

@@ -155,7 +155,7 @@ def profile_of(
     )
     text = (
         f"{sum(flops):.4g} forward FLOP a sample, "
-        "three times that with backward; no update"
+        "three times as many with the backward pass; the update takes no time"
     )
     return ReadProfile(profile, (Finding("flops", (), text),))
 
@@ -172,10 +172,21 @@ def _rate(options: ImportOptions, file: str, batch_flops: float) -> tuple[float,
     compute_s = options.compute_s
     if compute_s is None:
         if peak is not None and utilisation is not None:
+            _refuse_wrong_rate(peak, utilisation)
             return peak, utilisation
     elif peak is None and utilisation is None and 0 < compute_s < math.inf:
         return batch_flops / compute_s, 1.0
     raise UserError(
-        f"{file}: counts become times by a rate: give --peak (FLOP/s) and "
-        "--utilisation (0..1) together, or --compute-s (above 0) alone"
+        f"{file}: has FLOP counts and no times: give --peak (FLOP/s) and --utilisation "
+        "together, or --compute-s, a time above zero, without them"
     )
+
+
+def _refuse_wrong_rate(peak_flops_per_s: float, utilisation: float) -> None:
+    """Raise UserError if --peak is not above zero, or if --utilisation is no share."""
+    if not 0 < peak_flops_per_s < math.inf:
+        raise UserError(
+            f"--peak {peak_flops_per_s:g}: must be finite and above zero FLOP per second"
+        )
+    if not 0 < utilisation <= 1:
+        raise UserError(f"--utilisation {utilisation:g}: must be above 0 and at most 1")

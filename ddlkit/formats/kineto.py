@@ -844,7 +844,8 @@ def _chosen_iterations(
     unknown = sorted(set(chosen) - set(numbers))
     if unknown:
         raise UserError(
-            f"{source}: --iterations {unknown[0]}: there are {_ranges(numbers)}"
+            f"{source}: has no iteration {unknown[0]}, for which --iterations asks: it has "
+            f"the iterations {_ranges(numbers)}"
         )
     return [iteration for iteration in traced if iteration.number in chosen]
 

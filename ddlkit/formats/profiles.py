@@ -76,7 +76,7 @@ def import_file(
     options = options or ImportOptions()
     if options.batch is not None and not 1 <= options.batch <= MOST_BATCH:
         raise UserError(
-            f"batch size is {options.batch}: must be from 1 to {MOST_BATCH}"
+            f"--batch {options.batch}: a batch has 1 to {MOST_BATCH} samples"
         )
     path = Path(path)
     text = files.read_text(path)
@@ -98,7 +98,7 @@ def import_file(
     if options.gradient_bytes is not None:
         profile = profile.sent_as(options.gradient_bytes)
     if options.batch is None:
-        problem = "the file does not state the batch size: 1 is taken"
+        problem = "the file does not state the batch size, so that 1 is assumed: give it with --batch"
         findings = (*findings, Finding("batch", (), problem))
     return Imported(kind, profile, findings)
 

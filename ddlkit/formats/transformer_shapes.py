@@ -81,7 +81,9 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
         listed = ", ".join(shapes)
         raise UserError(f"{file}: {problem}: choose one by --network: {listed}")
     if options.sequence is None:
-        raise UserError(f"{file}: FLOP depend on the sequence: give --sequence")
+        raise UserError(
+            f"{file}: the FLOP count depends on the number of tokens in a sample: give --sequence"
+        )
     try:
         tensors = list(shapes[name].tensors(options.sequence))
     except UserError as error:

@@ -93,6 +93,8 @@ def measure_model(
     # An empty precision leaves the settings that the user's own code has made.
     with joined(MEETING_S) as me, compute_on(user_model, me.device, precision=""):
         training = loaded_together(user_model, accumulate, me, notes)
+        longest = format_seconds(budget.max_s)
+        me.say(f"timing iterations of {training.network}; --budget is {longest}")
         tables, profile = layers_of(training, budget, me)
         order = order_compared_with_ddp(training, profile)
         notes += other_than_predicted(training, profile)
@@ -123,9 +125,10 @@ def _scattered(hooked_over_unhooked: float) -> list[str]:
     if hooked_over_unhooked >= LEAST_HOOKED:
         return []
     return [
-        f"iterations in which layers were timed took {hooked_over_unhooked:.2f} times the "
-        "others, although timing makes none shorter: the times scatter too much, so "
-        "measure longer with --budget, on a machine that does nothing else"
+        f"iterations in which layers were timed took {hooked_over_unhooked:.2f} times as long "
+        "as the other iterations, although timing layers cannot make an iteration "
+        "shorter. The times scatter too much: measure longer with --budget, on a machine "
+        "that does nothing else"
     ]
 
 
@@ -311,7 +314,10 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
     # A profile has tensors in forward order. Gradients become ready in reverse order.
     ready = profile.tensor[::-1]
     if len(trained) > len(ready):
-        return "not rebuilt by DDP, which needs find_unused_parameters"
+        return (
+            "not compared: some parameters get no gradient, so that DDP needs "
+            "find_unused_parameters=True and rebuilds no buckets"
+        )
     try:
         if not training.ddp:
             wrap_alone(training)
@@ -338,8 +344,11 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
         if profiled != logged_by_ddp:
             n_differing += 1
     if n_differing:
-        return f"other than DDP's in {n_differing} of {len(profiled_order)} tensors"
-    return "as DDP rebuilds"
+        return (
+            "gradients become ready in another order than that of the buckets that DDP "
+            f"rebuilds, for {n_differing} of {len(profiled_order)} tensors"
+        )
+    return "gradients become ready in the order of the buckets that DDP rebuilds"
 
 
 def _order_in_rebuilt_buckets(training: Training) -> list[str]:

@@ -656,7 +656,27 @@ def _function_of_user(user_model: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{file} has no function {shown(name)}")
+    if isinstance(function, nn.Module):
+        raise UserError(
+            f"{user_model} is a model: name a function that returns (model, loss)"
+        )
+    _refuse_needed_parameters(function, user_model)
     return cast(Callable[..., Any], function)
+
+
+def _refuse_needed_parameters(function: Callable[..., Any], user_model: str) -> None:
+    """Raise UserError if a user's function needs a parameter other than ``device``."""
+    without_value = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for name, parameter in inspect.signature(function).parameters.items():
+        is_needed = (
+            parameter.default is inspect.Parameter.empty
+            and parameter.kind not in without_value
+        )
+        if is_needed and name != "device":
+            raise UserError(
+                f"{user_model} needs the parameter {shown(name)}: write a function whose "
+                "only parameter is device, or that has none"
+            )
 
 
 def _call_with_device(function: Callable[..., Any], device: torch.device) -> Any:
@@ -762,7 +782,17 @@ def _refuse_result(result: Any, user_model: str) -> None:
     )
     if not is_valid:
         needed = "(model, loss) or (model, loss, optimizer)"
-        raise UserError(f"{user_model} must return {needed}, gave {shown(result)}")
+        raise UserError(f"{user_model} must return {needed}, gave {_types_of(result)}")
+
+
+def _types_of(result: Any) -> str:
+    """Return in words of which types a result is that is no model and loss."""
+    if result is None:
+        return "None"
+    if not isinstance(result, tuple):
+        return f"a value of type {type(result).__name__}"
+    types = ", ".join(type(item).__name__ for item in result)
+    return f"({types})"
 
 
 def _refuse_parameters(model: nn.Module, user_model: str) -> None:

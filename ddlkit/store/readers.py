@@ -80,7 +80,10 @@ class NoSuchRowsError(UserError):
     def __init__(self, path: Path, key: str, value: Any, values: Sequence[Any]) -> None:
         self.key = key
         self.listed = _listed(values)
-        there = f"all rows have {key} {self.listed}: choose it"
+        there = (
+            f"all rows have {key} {self.listed}: give {self.listed}, or leave the "
+            "option out"
+        )
         if len(values) > 1:
             there = f"the rows have {key} {self.listed}: choose one of these"
         super().__init__(f"{path}: no row with {key} {value}: {there}")

@@ -194,7 +194,8 @@ def read_sheet(text: str, file: str) -> Sheet:
         numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise UserError(
-            f"{file}: line {reader.line_num} is not CSV ({error})"
+            f"{file}: line {reader.line_num} is not CSV ({error}): a CSV table with a header "
+            "line is needed here"
         ) from error
     _refuse_wrong_header(header, file)
     if not numbered:

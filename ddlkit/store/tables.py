@@ -319,7 +319,10 @@ def _check_kind(path: Path, stamp: Mapping[str, Any], schema: str | None) -> Non
     """Raise UserError if a table is of another kind than ``schema``, unless that is None."""
     kind = stamp["schema"]
     if schema not in (None, kind):
-        raise UserError(f"{path}: a table of {kind}, expected one of {schema}")
+        raise UserError(
+            f"{path}: is a table of {kind}, but a table of {schema} is needed here: give "
+            f"one, such as {schema}-NAME.csv"
+        )
 
 
 def load_stamp(path: Path | str) -> dict[str, Any]:

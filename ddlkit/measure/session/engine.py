@@ -285,8 +285,8 @@ class _Session:
             self._record_outcome(row)
             return False
         if row.estimate_s > left_s:
-            needed = f"would take about {row.estimate_s:.0f} s"
-            reason = f"{needed}, {max(0.0, left_s):.0f} s were left"
+            needed = f"it would take about {row.estimate_s:.0f} s"
+            reason = f"{needed}, but only {max(0.0, left_s):.0f} s were left"
             self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
             return False
         if row.estimate_s:
@@ -361,7 +361,7 @@ class _Session:
         progress = f"{n_with_tables}/{len(self.rows)}"
         left_s = self.deadline_s - time.monotonic()
         if math.isfinite(left_s):
-            progress += f", {format_seconds(max(0.0, left_s))} left"
+            progress += f", {format_seconds(max(0.0, left_s))} of the budget left"
         line = f"[{progress}] {row.key}: {row.outcome}"
         if row.seconds:
             line += f" in {format_seconds(row.seconds)}"
@@ -408,8 +408,11 @@ class _Session:
             say(f"missing, {outcome}: {', '.join(keys)}")
         if self.rows and not n_with_tables:
             row = next(iter(self.rows.values()))
+            advice = ""
+            if row.outcome == sessions.NO_TIME:
+                advice = ": give more time with --budget"
             raise UserError(
-                f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}"
+                f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}{advice}"
             )
         if self.strict:
             self._refuse_failures()
