@@ -408,8 +408,11 @@ class _Session:
             say(f"missing, {outcome}: {', '.join(keys)}")
         if self.rows and not n_with_tables:
             row = next(iter(self.rows.values()))
+            advice = ""
+            if row.outcome == sessions.NO_TIME:
+                advice = ": give more time with --budget"
             raise UserError(
-                f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}"
+                f"nothing could be measured: {row.key}: {row.outcome}, {row.reason}{advice}"
             )
         if self.strict:
             self._refuse_failures()
