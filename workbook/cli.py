@@ -161,8 +161,11 @@ def texts(arguments: argparse.Namespace) -> int:
     from workbook.site import passages
 
     if not arguments.check:
-        for name in passages.write():
-            print(name)
+        written = passages.write()
+        for name in written:
+            print(f"wrote {name}")
+        if not written:
+            print("all numbers in README.md and docs/ were current already")
         return 0
     outdated = passages.outdated()
     for name in outdated:

@@ -645,7 +645,7 @@ class Segments(MessageCost):
         self.check(
             fits_together and np.all(np.diff(breaks) > 0),
             f"{breaks.size} breaks_bytes, {alpha_s.size} alpha_s and {beta.size} "
-            "beta_s_per_byte: k pieces need k - 1 breaks_bytes, which increase, and k "
+            "beta_s_per_byte: k pieces need k-1 breaks_bytes, which increase, and k "
             "values of each of the others",
         )
 

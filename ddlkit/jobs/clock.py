@@ -63,16 +63,18 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not self.warmup >= 0:
-            raise UserError(f"warmup is {self.warmup}: must be 0 or more")
+            raise UserError(f"warmup of the budget is {self.warmup}: must be 0 or more")
         if not self.min_repeats >= 1:
-            raise UserError(f"min_repeats is {self.min_repeats}: must be 1 or more")
+            raise UserError(
+                f"min_repeats of the budget is {self.min_repeats}: must be 1 or more"
+            )
         if not self.max_repeats >= self.min_repeats:
             raise UserError(
-                f"max_repeats is {self.max_repeats}: must be at least min_repeats, which "
-                f"is {self.min_repeats}"
+                f"max_repeats of the budget is {self.max_repeats}: must be at least "
+                f"min_repeats, which is {self.min_repeats}"
             )
         if not self.max_s > 0:
-            raise UserError(f"max_s is {self.max_s}: must be above zero")
+            raise UserError(f"max_s of the budget is {self.max_s}: must be above zero")
 
     def settled(self, samples: list[float]) -> bool:
         """Return whether the median of samples is known well enough.
