@@ -338,8 +338,9 @@ def read(name: str | Path, parts: Sequence[str] = ()) -> Suite:
         if key not in known:
             raise UserError(f"{file}: {key}: unknown key: {_advice_on_key(key, known)}")
     # Of a wrong value at the top, the error names the file and not the first point, too.
-    for key in KEYS.keys() & of_points.keys():
-        _checked_key(of_points[key], key, str(file))
+    for key, value in of_points.items():
+        if key in KEYS:
+            _checked_key(value, key, str(file))
     # The first attribute is the file itself.
     arguments = read_keys(of_suite, Suite, str(file), skip=1)
     arguments["points"] = [
