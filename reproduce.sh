@@ -18,8 +18,8 @@ Sets up what is needed, measures this machine, runs all notebooks and builds the
 An interrupted run goes on where it stopped. Logs of the stages are in build/logs.
 
   test          set up if needed, then run the tests (pytest, with ruff and mypy among them)
-  test --long   and those that take minutes: the long fuzz
-  --recorded    measure nothing: take every number from data/recorded
+  test --long   run also the tests that take minutes, which are the long fuzz tests
+  --recorded    measure nothing, and take every number from data/recorded
   --full        measure with the long profile, into build/measured-full
   --only NN,NN  run only the notebooks with these numbers
   --help        print this
@@ -253,7 +253,7 @@ main() {
       --only)
         only=${2-}
         [[ $only =~ ^[0-9]{2}(,[0-9]{2})*$ ]] ||
-          die 2 "--only needs the two-digit numbers of notebooks, as in --only 10,20"
+          die 2 "--only needs the two-digit numbers of notebooks, as in --only 02,04"
         shift
         ;;
       -h | --help) usage && exit 0 ;;
@@ -261,9 +261,9 @@ main() {
     esac
     shift
   done
-  if [[ -n $recorded && -n $full ]]; then die 2 "--recorded and --full exclude each other"; fi
-  if [[ $command == test && -n $recorded$full$only ]]; then die 2 "test takes --long alone"; fi
-  if [[ $command != test && ${#long[@]} -gt 0 ]]; then die 2 "--long belongs to test"; fi
+  if [[ -n $recorded && -n $full ]]; then die 2 "--recorded and --full exclude each other: leave one of them out"; fi
+  if [[ $command == test && -n $recorded$full$only ]]; then die 2 "test takes no option but --long: leave the other options out"; fi
+  if [[ $command != test && ${#long[@]} -gt 0 ]]; then die 2 "--long has an effect on the tests only: run ./reproduce.sh test --long"; fi
 
   trap 'die 130 "interrupted; the same command goes on from here"' INT
   trap 'die 143 "terminated; the same command goes on from here"' TERM HUP

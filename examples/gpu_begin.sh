@@ -8,8 +8,12 @@
 #     machine   the name of this machine
 # All that is printed also goes to a file in DIR, which is named check.log or record.log.
 
-if (($# != 1)); then
-  sed -n '2,7p' "$0" >&2 # how the script is called, from its own head
+if [[ ${1-} == -h || ${1-} == --help ]]; then
+  sed -n '2,7p' "$0" # how the script is called, from its own head
+  exit 0
+fi
+if (($# != 1)) || [[ $1 == -* ]]; then
+  sed -n '2,7p' "$0" >&2
   exit 2
 fi
 script=$(basename -- "$0" .sh)
@@ -89,7 +93,7 @@ fail() { # STATUS WORD...: says why the script ends, and ends it
 }
 
 lacking=$(absent torch torchvision numpy pandas scipy psutil) || fail 2 "at the start of $python"
-[[ -z $lacking ]] || fail 2 "because these packages are not installed: $lacking"
+[[ -z $lacking ]] || fail 2 "because these packages are not installed: $lacking: install requirements.txt for $python, or name another interpreter with PYTHON"
 described=$("$python" -c '
 from ddlkit.store import machine
 

@@ -14,6 +14,10 @@
 #SBATCH --time=00:15:00
 set -euo pipefail
 
+if [[ -z ${SLURM_JOB_ID-} || -z ${SLURM_JOB_NODELIST-} ]]; then
+    echo "slurm_collectives.sh: this is no job of Slurm: submit it, as in sbatch examples/slurm_collectives.sh" >&2
+    exit 2
+fi
 out=${1:-collectives-$SLURM_JOB_ID}
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

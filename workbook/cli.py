@@ -19,6 +19,7 @@ from ddlkit.cli.command import (
     group,
     interrupt_says_kept,
     named_networks,
+    refuse_impossible_outputs,
     refuse_unknown_networks,
     session_budget_s,
     session_options,
@@ -76,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         arg(
             "--only",
             metavar="NUMBERS",
-            default="",
             help="Run only the notebooks with these numbers, as in 02,04. [default: "
             "all]",
         ),
@@ -97,7 +97,14 @@ def build(arguments: argparse.Namespace) -> None:
     """Run the command ``python -m workbook build``."""
     from workbook.site import book
 
-    numbers = [number for number in arguments.only.split(",") if number]
+    numbers = []
+    if arguments.only is not None:
+        numbers = [number for number in arguments.only.split(",") if number]
+        if not numbers:
+            raise UserError(
+                "--only names no notebook: give numbers as in 02,04, or leave --only out "
+                "to run all notebooks"
+            )
     front_page = book.build(
         recorded=arguments.recorded,
         data=arguments.data,
@@ -154,8 +161,11 @@ def texts(arguments: argparse.Namespace) -> int:
     from workbook.site import passages
 
     if not arguments.check:
-        for name in passages.write():
-            print(name)
+        written = passages.write()
+        for name in written:
+            print(f"wrote {name}")
+        if not written:
+            print("all numbers in README.md and docs/ were current already")
         return 0
     outdated = passages.outdated()
     for name in outdated:
@@ -206,8 +216,8 @@ def _session_options() -> tuple[Argument, ...]:
             "--profile",
             "quick",
             "full",
-            default="quick",
-            help="The suite to which the part belongs. [default: quick]",
+            help="For one part of a suite: the suite to which the part belongs. "
+            "[default: quick]",
         ),
         choice(
             "--device",
@@ -243,7 +253,10 @@ def record(arguments: argparse.Namespace) -> int | None:
     devices = {"cpu": "cpu", "gpu": "cuda", "gpu-long": "cuda"}
     device = arguments.device or devices.get(arguments.name)
     if device is None:
-        raise UserError("--preflight: name a suite, cpu or gpu, or give --device")
+        raise UserError(
+            f"--preflight: {arguments.name} can be measured on a CPU or on a GPU: add "
+            "--device cpu or --device cuda"
+        )
     return preflight(device)
 
 
@@ -254,6 +267,12 @@ def _record(arguments: argparse.Namespace) -> None:
         return
     from workbook.record import recording
 
+    if arguments.profile and arguments.name not in recording.PARTS:
+        raise UserError(
+            f"--profile has no effect on {arguments.name}, only on one part of a suite, "
+            "such as layers: leave it out"
+        )
+    refuse_impossible_outputs(arguments.out, arguments.pack)
     networks = named_networks(arguments.networks)
     if networks:
         # Importing the zoo registers the networks of the papers.
@@ -266,7 +285,7 @@ def _record(arguments: argparse.Namespace) -> None:
     with interrupt_says_kept(arguments.out):
         directory = recording.record(
             arguments.name,
-            profile=arguments.profile,
+            profile=arguments.profile or "quick",
             device=arguments.device or "",
             out=arguments.out,
             dry_run=arguments.dry_run,
@@ -308,8 +327,14 @@ def _record_straggling(arguments: argparse.Namespace) -> None:
 )
 def campaign(arguments: argparse.Namespace) -> None:
     """Run the command ``python -m workbook campaign``."""
+    if not Path(arguments.name).suffix:
+        raise UserError(
+            f"campaign {arguments.name}: is no file .yml or .json: name a file that lists "
+            "cases, as examples/campaign.yml; suites are measured by python -m workbook "
+            "record"
+        )
     # A campaign is recorded as a suite is, without the options that choose a part of a suite.
-    arguments.profile = "quick"
+    arguments.profile = None
     arguments.device = None
     arguments.networks = None
     _record(arguments)
@@ -350,5 +375,8 @@ def pack(arguments: argparse.Namespace) -> None:
     for directory in directories:
         with store.lock(directory / ".lock"):
             packed += tables.pack(directory)
+    if not packed:
+        print(f"{folder}: every table was packed already")
+        return
     noun = "table" if len(packed) == 1 else "tables"
     print(f"{folder}: packed {len(packed)} {noun}")

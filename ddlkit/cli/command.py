@@ -662,11 +662,15 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
         print(path)
 
 
-def refuse_impossible_outputs(out: Path, pack: Path | None = None) -> None:
-    """Raise UserError if the directory of --out or the file of --pack cannot be written."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file, not a directory: name another")
-    refuse_unwritable("--out", out, out)
+def refuse_impossible_outputs(out: Path | None, pack: Path | None = None) -> None:
+    """Raise UserError if the directory of --out or the file of --pack cannot be written.
+
+    An option that is not given is None, and is not refused.
+    """
+    if out is not None:
+        if out.exists() and not out.is_dir():
+            raise UserError(f"--out {out}: is a file, not a directory: name another")
+        refuse_unwritable("--out", out, out)
     if pack is None:
         return
     if not pack.name.endswith((".tgz", ".tar.gz")):
@@ -884,12 +888,17 @@ def require_model_file(spec: str) -> None:
 def named_networks(text: str | None) -> list[tuple[str, int]]:
     """Return names and batch sizes of networks that a user lists, as in resnet50:32,vgg16.
 
-    The list is empty if ``text`` is None or "".
+    The list is empty if ``text`` is None, which stands for an option that is not given.
     """
     from ddlkit.measure.named import network_of
 
-    if not text:
+    if text is None:
         return []
+    if not text:
+        raise UserError(
+            "--networks names no network: give networks as in resnet50:32,vgg16, or "
+            "leave --networks out"
+        )
     try:
         return [network_of(name) for name in text.split(",")]
     except (ValueError, UserError) as error:
@@ -964,20 +973,22 @@ def machine(arguments: argparse.Namespace) -> None:
     if cpu["quota_cores"]:
         quota = f"a container's quota of {cpu['quota_cores']:g} cores"
     gpus = [gpu["model"] for gpu in description["gpus"]]
-    nics = [
-        f"{nic['name']} ({nic['kind']}, rate {nic['rate']})"
-        for nic in description["nics"]
-    ]
-    variables = [
-        f"{name}={value}" for name, value in description["nccl_variables"].items()
-    ]
+    variables = description["nccl_variables"]
     in_words = {
         "cpu": f"{cpu['model']}, {cores}, {quota}",
         "gpus": ", ".join(gpus) or "none",
-        "nics": ", ".join(nics) or "none",
-        "nccl_variables": ", ".join(variables) or "none",
+        "nics": ", ".join(map(_adapter_in_words, description["nics"])) or "none",
+        "nccl_variables": ", ".join(map("=".join, variables.items())) or "none",
     }
     show({**description, **in_words}, as_json=False)
+
+
+def _adapter_in_words(adapter: Mapping[str, str]) -> str:
+    """Return a network adapter with its kind and its rate, as in "eth0 (network, 25000 Mb/s)"."""
+    rate = adapter["rate"]
+    if rate in ("", "unknown"):
+        rate = "rate unknown"
+    return f"{adapter['name']} ({adapter['kind']}, {rate})"
 
 
 EMULATED_OPTIONS = ("delay", "loss")

@@ -500,7 +500,8 @@ class Table(MessageCost):
         # `Form` has checked above that all numbers are finite.
         self.check(
             sizes.ndim == 1 and sizes.shape == seconds.shape,
-            "bytes and seconds must be lists of equal length, all finite",
+            "bytes and seconds must be lists of equal length, but have the shapes "
+            f"{sizes.shape} and {seconds.shape}",
         )
         # Sizes that increase from 0 on are all above zero.
         increase_from_0 = np.all(np.diff(sizes, prepend=0.0) > 0)
@@ -643,7 +644,9 @@ class Segments(MessageCost):
         fits_together = alpha_s.shape == beta.shape == (breaks.size + 1,)
         self.check(
             fits_together and np.all(np.diff(breaks) > 0),
-            "k pieces need k-1 increasing breaks_bytes, k alpha_s and beta_s_per_byte",
+            f"{breaks.size} breaks_bytes, {alpha_s.size} alpha_s and {beta.size} "
+            "beta_s_per_byte: k pieces need k-1 breaks_bytes, which increase, and k "
+            "values of each of the others",
         )
 
     def _seconds(self, sizes: Floats) -> Floats:

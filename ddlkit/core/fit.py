@@ -120,7 +120,7 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
     Raises
     ------
     UserError
-        If the level is not between 0 and 1.
+        If the level is not between 0 and 1, or if there are no draws.
 
     Examples
     --------
@@ -135,6 +135,10 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
     # result of the subtraction would differ from 0.025 in its last bit.
     tail = round((1 - level) / 2, 12)
     values = np.asarray(draws, dtype=float)
+    if not values.size:
+        raise UserError(
+            "there are no draws, and so no interval: give at least one draw"
+        )
     return np.asarray(np.quantile(values, [tail, 1 - tail], axis=0))
 
 
@@ -354,8 +358,8 @@ def fit(
     Raises
     ------
     UserError
-        If the form is unknown, if there are too few or too many sizes, or if a size or
-        a time is not above zero.
+        If the form is unknown, if there are too few or too many sizes, if a size or a
+        time is not above zero, or if ``draws`` is negative.
 
     Examples
     --------
@@ -363,6 +367,8 @@ def fit(
     >>> round(line.cost.alpha_s, 6), round(line.cost.beta_s_per_byte * 1e6, 6)
     (0.5, 0.5)
     """
+    if draws < 0:
+        raise UserError(f"draws is {draws}: must be 0 or more")
     sizes, seconds = _checked(sizes, seconds)
     why = ""
     errors: HeldOutErrors | None = None
@@ -507,7 +513,7 @@ def _checked(sizes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
     seconds = np.asarray(seconds, dtype=float).ravel()
     if sizes.shape != seconds.shape:
         raise UserError(
-            f"{sizes.size} sizes but {seconds.size} times: give one time a size"
+            f"{sizes.size} sizes but {seconds.size} times: give one time for each size"
         )
     if sizes.size > MOST_ROWS or np.unique(sizes).size > MOST_SIZES:
         raise UserError(

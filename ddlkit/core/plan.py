@@ -747,7 +747,10 @@ def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
     planner ``planner``.
     """
     if cost is None:
-        raise UserError(f"planner {planner!r} needs a message cost: give --cost")
+        raise UserError(
+            f"planner {planner!r} needs a message cost: give --cost, or in Python the "
+            "argument cost"
+        )
     return cost
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ddlkit.core.errors import UserError
 
@@ -63,7 +63,13 @@ _NUMBER_AND_UNIT = re.compile(
 )
 
 
-def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> float:
+def _parsed(
+    text: str,
+    what: str,
+    example: str,
+    units: Mapping[str, float],
+    spelled: Callable[[str], str] = str,
+) -> float:
     """Return a number times the factor of its unit.
 
     Parameters
@@ -76,6 +82,9 @@ def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> f
         Numbers with their units as they may be written, for errors.
     units : mapping of str to float
         The factor of each unit.
+    spelled : callable, optional
+        Takes a unit as it was written, and returns it as ``units`` spells it. By default
+        a unit must be written as in ``units``.
 
     Returns
     -------
@@ -96,16 +105,16 @@ def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> f
             f"{what} {text!r} is not a number with a unit: write for example {example}"
         )
     value = float(match[1])
-    unit = match[2]
+    unit = spelled(match[2])
     if value > MOST_WHOLE:
         raise UserError(f"{what} {text!r} is too large: write for example {example}")
     if unit not in units:
         # The empty unit, for a number without one, is not listed.
-        # Units of bytes are upper-case keys, and KIB is written KiB.
-        *others, last = [known.replace("IB", "iB") for known in units if known]
-        raise UserError(
-            f"{what} {text!r} has unit {unit!r}: use {', '.join(others)} or {last}"
-        )
+        # Binary prefixes are in capital letters in BYTES, and have a small i in print.
+        known_units = [known.replace("IB", "iB") for known in units if known]
+        *others, last = known_units
+        fault = f"has unit {match[2]!r}" if match[2] else "has no unit"
+        raise UserError(f"{what} {text!r} {fault}: use {', '.join(others)} or {last}")
     return value * units[unit]
 
 
@@ -132,11 +141,17 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("25MB"), parse_bytes("1 KiB")
     (25000000, 1024)
     """
-    # A small b at the end stands for bits. It stays small, so that the unit is unknown
-    # and refused.
-    means_bits = text.rstrip().endswith("b")
-    spelled = text if means_bits else text.upper()
-    return round(_parsed(spelled, "size", "25MB or 64MiB", BYTES))
+    return round(_parsed(text, "size", "25MB or 64MiB", BYTES, _unit_of_bytes))
+
+
+def _unit_of_bytes(unit: str) -> str:
+    """Return a unit of sizes in capital letters, as `BYTES` spells it.
+
+    A small b at the end stands for bits. Such a unit is returned as it is, and is unknown.
+    """
+    if unit.endswith("b"):
+        return unit
+    return unit.upper()
 
 
 def is_small_number(text: str) -> bool:
@@ -221,11 +236,15 @@ def parse_bits_per_s(text: str) -> float:
     >>> parse_bits_per_s("25 Gbit/s")
     25000000000.0
     """
-    spelled = text.lower().rstrip().removesuffix("/s")
-    rate = _parsed(spelled, "rate", "1gbit or 200mbit", _BITS_PER_S)
+    rate = _parsed(text, "rate", "1gbit or 200mbit", _BITS_PER_S, _unit_of_bits)
     if rate <= 0:
         raise UserError(f"rate {text!r} must be above zero")
     return rate
+
+
+def _unit_of_bits(unit: str) -> str:
+    """Return a unit of rates in small letters and without "/s", as `_BITS_PER_S` spells it."""
+    return unit.lower().removesuffix("/s")
 
 
 def parse_seconds(text: str) -> float:
@@ -256,7 +275,7 @@ def parse_seconds(text: str) -> float:
     terms = re.split(r"(?<=[hms])(?=[0-9])", text)
     if len(terms) > 1:
         return sum(parse_seconds(term) for term in terms)
-    return _parsed(text, "time", "90s or 250ms", _SECONDS)
+    return _parsed(text, "time", "2ms, 90s or 8m30s", _SECONDS)
 
 
 def format_bytes(n_bytes: float) -> str:

@@ -62,14 +62,19 @@ class Budget:
     relative_halfwidth: float = 0.02
 
     def __post_init__(self) -> None:
-        is_valid = (
-            self.warmup >= 0
-            and 1 <= self.min_repeats <= self.max_repeats
-            and self.max_s > 0
-        )
-        if not is_valid:
-            needed = "warm-up >= 0, 1 <= fewest <= most repeats, and a time above zero"
-            raise UserError(f"budget {self}: needs {needed}")
+        if not self.warmup >= 0:
+            raise UserError(f"warmup of the budget is {self.warmup}: must be 0 or more")
+        if not self.min_repeats >= 1:
+            raise UserError(
+                f"min_repeats of the budget is {self.min_repeats}: must be 1 or more"
+            )
+        if not self.max_repeats >= self.min_repeats:
+            raise UserError(
+                f"max_repeats of the budget is {self.max_repeats}: must be at least "
+                f"min_repeats, which is {self.min_repeats}"
+            )
+        if not self.max_s > 0:
+            raise UserError(f"max_s of the budget is {self.max_s}: must be above zero")
 
     def settled(self, samples: list[float]) -> bool:
         """Return whether the median of samples is known well enough.

@@ -694,6 +694,8 @@ def _imported(file: str, user_model: str) -> ModuleType:
     # With this prefix, a user's file torch.py does not take the place of torch.
     name = f"given_{Path(file).stem}"
     spec = importlib.util.spec_from_file_location(name, file)
+    if Path(file).suffix == ".py" and not Path(file).is_file():
+        raise UserError(f"model {shown(user_model)}: there is no file {file}")
     if not (spec and spec.loader and Path(file).is_file()):
         raise UserError(
             f"model {shown(user_model)}: name a file and its function, as in mine.py:net, "

@@ -16,7 +16,7 @@ import numpy as np
 from pandas import DataFrame
 
 from ddlkit.core.case import Case
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import LEVEL, interval
 from ddlkit.core.iteration import Iteration, Prediction
 from ddlkit.core.plan import FusionPlan, improved, make_plan
@@ -187,6 +187,11 @@ def forecast(
     >>> predicted.prediction.iteration_s, np.round(predicted.interval_s, 1).tolist()
     (15.5, [15.4, 15.6])
     """
+    if not isinstance(communication, Communication):
+        raise UserError(
+            f"communication is {shown(communication)}: give a Communication, such as "
+            "Communication(cost) for a message cost"
+        )
     cost = communication.cost
     contention = communication.contention
     # A sparse message sends selected elements, and selecting them takes compute.

@@ -65,7 +65,7 @@ def whole(least: int) -> Check:
         # A bool is an int, but no number in a file.
         return type(value) is int and least <= value <= MOST
 
-    return rule(f"a whole number, at least {least} and at most {MOST}", fits)
+    return rule(f"a whole number from {least} to {MOST:,}", fits)
 
 
 def number(low: float, high: float) -> Check:
@@ -84,8 +84,19 @@ def text(requirement: str, parse: Check) -> Check:
 
 
 def one_of(names: Sequence[str]) -> Check:
-    """Return a check for one of these words."""
-    return rule(" or ".join(names), lambda value: value in names)
+    """Return a check for one of these words, of which an empty one is not named in an error."""
+    # The empty word stands for a key that is not given.
+    listed = " or ".join(name for name in names if name)
+
+    def check(value: Any) -> Any:
+        if value in names:
+            return value
+        similar = difflib.get_close_matches(str(value), names, n=1, cutoff=0.75)
+        if similar:
+            raise ValueError(f"unknown: did you mean {similar[0]!r}?")
+        raise ValueError(f"must be {listed}")
+
+    return check
 
 
 def budget(value: Any) -> Any:
@@ -222,13 +233,21 @@ def read_keys(
     arguments = {}
     for name, parameter in keys.items():
         if name in given:
-            try:
-                arguments[name] = _checked(given[name], KEYS[name])
-            except UserError as error:
-                raise UserError(f"{where}: {name}: {error}") from None
+            arguments[name] = _checked_key(given[name], name, where)
         elif parameter.default is Parameter.empty:
-            raise UserError(f"{where}: {name}: missing: give a value")
+            raise UserError(
+                f"{where}: {name}: the key is missing: add it, as in the files of "
+                "examples/ and workbook/record/suites/"
+            )
     return arguments
+
+
+def _checked_key(value: Any, name: str, where: str) -> Any:
+    """Return the meaning of the value of a key. Raises UserError that names the place and the key."""
+    try:
+        return _checked(value, KEYS[name])
+    except UserError as error:
+        raise UserError(f"{where}: {name}: {error}") from None
 
 
 def _advice_on_key(name: object, keys: Collection[str]) -> str:
@@ -281,10 +300,17 @@ class Suite:
         return words if words.startswith(CAMPAIGN) else f"{CAMPAIGN}-{words}"
 
 
-def read(name: str | Path) -> Suite:
+def read(name: str | Path, parts: Sequence[str] = ()) -> Suite:
     """Return the suite of that name, or the one that a YAML or JSON file describes.
 
     A key of the file that is no attribute of `Suite` holds for all points that lack the key.
+
+    Parameters
+    ----------
+    name : str or Path
+        The name of a suite, or a file.
+    parts : sequence of str, optional
+        What the user may name as well, and the caller reads. Only the error lists it.
 
     Raises
     ------
@@ -296,10 +322,12 @@ def read(name: str | Path) -> Suite:
     if str(name) in suites:
         file = suites[str(name)]
     elif not file.suffix:
-        raise UserError(
-            f"{name}: no such suite: use {', '.join(sorted(suites))}, or a file .yml "
-            "or .json"
-        )
+        if file.is_dir():
+            raise UserError(f"{name}: is a directory: name a file .yml or .json in it")
+        advice = f"use {', '.join(sorted(suites))}"
+        if parts:
+            advice += f", a part of a suite ({', '.join(parts)})"
+        raise UserError(f"{name}: no such suite: {advice}, or a file .yml or .json")
     given = _parsed(file)
     attributes = signature(Suite).parameters
     of_suite = {key: value for key, value in given.items() if key in attributes}
@@ -309,6 +337,10 @@ def read(name: str | Path) -> Suite:
     for key in of_points:
         if key not in known:
             raise UserError(f"{file}: {key}: unknown key: {_advice_on_key(key, known)}")
+    # Of a wrong value at the top, the error names the file and not the first point, too.
+    for key, value in of_points.items():
+        if key in KEYS:
+            _checked_key(value, key, str(file))
     # The first attribute is the file itself.
     arguments = read_keys(of_suite, Suite, str(file), skip=1)
     arguments["points"] = [
@@ -425,7 +457,10 @@ def points(
     torch_device = "cuda" if torch.cuda.is_available() else "cpu"
     device = device or suite.device or torch_device
     if networks and part != "layers":
-        raise UserError(f"networks can be chosen for layers only, not for {part}")
+        raise UserError(
+            f"--networks has an effect on the part layers only, not on {part}: leave it "
+            "out, or run python -m workbook record layers --networks"
+        )
     if device == "cuda" and torch_device != "cuda":
         raise UserError(
             f"torch {torch.__version__} sees no GPU: install a CUDA build that fits the "
@@ -436,8 +471,11 @@ def points(
     listed = with_predictions(listed, out, predict)
     has_predictions = any(point.what == "predicted" for point in listed)
     if predict and not (suite.is_campaign or has_predictions):
+        # The user names a suite of the workbook without its folder and its ending.
+        named = suite.file.stem if suite.file.parent == SUITES else suite.file
         raise UserError(
-            f"--predict: {suite.file} is no campaign: only its cases are predicted"
+            f"--predict: {named} has no cases that can be predicted: leave --predict out, "
+            "or name the file of a campaign, as examples/campaign.yml"
         )
     if grids:
         listed += campaign(labs_of(grids, out, str(suite.file), device), predict)

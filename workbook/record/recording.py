@@ -81,7 +81,7 @@ def record(
     """
     name = profile if what in PARTS else what
     part = what if what in PARTS else "all"
-    suite = read(name)
+    suite = read(name, parts=PARTS)
     device = _checked_device(suite, device)
     out = out or _default_out(suite, device)
     make_points = partial(

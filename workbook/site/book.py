@@ -140,7 +140,8 @@ def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path
     for number in only:
         if number not in paths:
             raise UserError(
-                f"no notebook {number!r} in {folder}: there are {', '.join(paths)}"
+                f"no notebook {number!r} in {folder}: there are {', '.join(paths)}: "
+                "give two digits each, with commas between, as in 02,04"
             )
     return [path for number, path in paths.items() if not only or number in only]
 

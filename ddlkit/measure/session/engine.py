@@ -412,7 +412,7 @@ class _Session:
             if row.outcome == sessions.NO_TIME:
                 advice = ": give more time with --budget"
             raise UserError(
-                f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}{advice}"
+                f"nothing could be measured: {row.key}: {row.outcome}, {row.reason}{advice}"
             )
         if self.strict:
             self._refuse_failures()
