@@ -562,6 +562,12 @@ def test_the_scatter_grows_only_with_ranks_beyond_the_smallest_count(
     assert result.explained.scatter_s == pytest.approx(expected_s)
 
 
+def test_a_copy_is_named_with_its_own_count() -> None:
+    steps = table_of({(8, 1): 0.512345, (16, 2): 0.512345})
+    text = refused(steps=steps, nodes=4)
+    assert "8 GPUs" in text.replace("16 GPUs", "") and "16 GPUs" in text
+
+
 def test_a_recording_that_begins_late_keeps_its_first_step() -> None:
     late = scale(single_steps(500, [1.2, 0.9, 0.9]), 64)
     assert late.anchor.step_s == pytest.approx(1.1)
@@ -789,3 +795,38 @@ def test_an_error_that_rounds_to_zero_has_no_sign(
         assert cli.main(["scale", "--steps", str(path), "--nodes", "16"]) == 0
         out = capsys.readouterr().out
         assert "(0.0%)" in out
+
+
+def test_no_line_of_the_screen_is_wider_than_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The widest rows have a range of jobs and messages alone."""
+    monkeypatch.chdir(tmp_path)
+    jobs = {(4, 1): [0.2111, 0.2222], (8, 2): [0.2133, 0.2244], (32, 8): [0.25, 0.2777]}
+    jobs_of(jobs).to_csv("steps.csv", index=False)
+    all_reduces(2, 4, 8).to_csv("times.csv", index=False)
+    layers = pd.DataFrame(
+        {
+            "network": "net",
+            "device": "gpu",
+            "batch": 8,
+            "precision": "fp32",
+            "ranks": 1,
+            "threads": 1,
+            "tensor": [f"layer{number}.weight" for number in range(4)],
+            "layer": [f"layer{number}" for number in range(4)],
+            "parameters": 2**22,
+            "gradient_bytes": 2**24,
+            "forward_s": 0.01,
+            "backward_s": 0.02,
+            "flops": 1e9,
+            "update_s": 0.001,
+        }
+    )
+    layers.to_csv("layers.csv", index=False)
+    words = "scale --steps steps.csv --nodes 16 64 --wish 0.8 --profile layers.csv"
+    assert cli.main([*words.split(), "--collectives", "times.csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    # The target has its time with messages alone in the row.
+    assert any(line.split()[:2] == ["256", "64"] for line in lines)

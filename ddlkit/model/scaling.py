@@ -653,7 +653,8 @@ def _refuse_copies(steps: DataFrame, findings: list[Finding]) -> None:
             seen[times] = (gpus, job)
             continue
         first_gpus, first_job = seen[times]
-        problem = f"the jobs {first_job} and {job} on {_gpus(gpus)} have equal times"
+        on_first = "" if gpus == first_gpus else f" on {_gpus(first_gpus)}"
+        problem = f"the jobs {first_job}{on_first} and {job} on {_gpus(gpus)} have equal times"
         # Times that repeat within a job make equality by chance no less likely.
         n_digits = sum(_digits(time_s) for time_s in set(times))
         if n_digits > DIGITS_OF_CHANCE:
@@ -1253,7 +1254,8 @@ def _on_messages_that_do_not_fit(
         f"with nothing but messages, a step on {_nodes(count.nodes)} would take "
         f"{units.format_seconds(count.messages_s or 0.0)}, longer than the measured "
         f"{units.format_seconds(count.step_s)}: the tables or the gradients do not fit this training, so "
-        "messages and the verdict are too slow: measure the tables on its nodes, with its NCCL and settings"
+        "the times of messages are too long, and the verdict may be too bad: measure the tables on "
+        "its nodes, with its NCCL and settings"
     )
     return [Finding("warning", (), text)]
 
