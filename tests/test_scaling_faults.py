@@ -340,6 +340,28 @@ def test_a_wish_between_measured_counts_is_limited_by_both(
         assert result.wish.answer == "open"
 
 
+@given(st.floats(0.972, 1.028))
+def test_one_job_on_the_smallest_count_decides_no_wish_that_is_near_to_it(
+    near: float,
+) -> None:
+    """Several jobs on the count that is asked for tell nothing of the scatter on the smallest one."""
+    wish = 0.8
+    asked_s = near / wish
+    jobs = {(8, 1): [1.0], (32, 4): [asked_s, asked_s * 1.0001]}
+    result = scale(jobs_of(jobs), 4, wish=wish)
+    assert result.wish and result.wish.answer == "open"
+    clear = scale(jobs_of(jobs | {(32, 4): [1.4, 1.401]}), 4, wish=wish)
+    assert clear.wish and clear.wish.answer == "no"
+
+
+@given(st.floats(0.01, 0.99), st.lists(st.floats(0.95, 1.05), min_size=1, max_size=3))
+def test_the_smallest_count_meets_each_wish(wish: float, jobs_s: list[float]) -> None:
+    """Its scaling factor is 1 by definition, however much its jobs scatter."""
+    jobs = {(8, 1): [round(job_s, 3) for job_s in jobs_s], (32, 4): [1.1]}
+    result = scale(jobs_of(jobs), 1, wish=wish)
+    assert result.wish and result.wish.answer == "yes"
+
+
 def test_neighbours_that_contradict_each_other_answer_no_wish() -> None:
     contradictory = {(1, 1): 1.0, (8, 2): 1.6, (32, 8): 1.1}
     for wish in (0.7, 0.8, 0.9):
@@ -507,6 +529,43 @@ def test_a_row_with_the_number_of_a_first_step_is_a_launch() -> None:
     result = scale(pd.concat([steps, launch]), 64)
     assert result.target == scale(table_of(COUNTS), 64).target
     assert found(result, "launch")
+
+
+@given(st.integers(1, 40))
+def test_a_row_for_each_rank_changes_no_step(n_ranks: int) -> None:
+    """Each row of the first step is a launch, and no others are left out."""
+    steps = single_steps(0, [30.0, 0.9, 1.1, 5.0, 1.0, 0.95])
+    of_ranks = pd.concat([steps] * n_ranks)
+    one = scale(steps, 16)
+    several = scale(of_ranks, 16)
+    assert found(several, "launch") == found(one, "launch")
+    times = [[count.step_s for count in result.counts] for result in (one, several)]
+    assert times[1] == pytest.approx(times[0])
+    assert several.explained.scatter_s == pytest.approx(one.explained.scatter_s)
+
+
+@given(st.integers(1, 8), st.integers(1, 8))
+def test_the_scatter_grows_only_with_ranks_beyond_the_smallest_count(
+    per_node: int, nodes: int
+) -> None:
+    """A step on several GPUs is already that of the slowest one."""
+    usual_s = [1.0, 1.2, 0.9, 1.1]
+    rows = []
+    for own_nodes, factor in ((1, 1.0), (nodes + 1, 2.0)):
+        gpus = own_nodes * per_node
+        for number, step_s in enumerate([9.0, *usual_s]):
+            rows.append((gpus, own_nodes, "a", number, factor * step_s))
+    columns = ["gpus", "nodes", "job", "step", "step_s"]
+    result = scale(pd.DataFrame(rows, columns=columns), 10)
+    slowest_s = scaling.expected_maximum_s(usual_s, nodes + 1)
+    expected_s = slowest_s - np.mean(usual_s)
+    assert result.explained.scatter_s == pytest.approx(expected_s)
+
+
+def test_a_copy_is_named_with_its_own_count() -> None:
+    steps = table_of({(8, 1): 0.512345, (16, 2): 0.512345})
+    text = refused(steps=steps, nodes=4)
+    assert "8 GPUs" in text.replace("16 GPUs", "") and "16 GPUs" in text
 
 
 def test_a_recording_that_begins_late_keeps_its_first_step() -> None:
@@ -690,6 +749,19 @@ def test_steps_that_shrink_are_warned_of_unless_samples_are_known() -> None:
     assert not found(scale(table_of(COUNTS), 16), "warning")
 
 
+@given(st.floats(0.0, 0.5))
+def test_advice_names_a_gain_that_is_seen(loss: float) -> None:
+    """Two factors that are printed alike are no gain."""
+    anchor_s = round(1.0 + loss, 4)
+    result = scale(table_of({(1, 1): 1.0, (8, 2): anchor_s}), 4)
+    factor = result.target.scaling_factor
+    for text in found(result, "helps"):
+        assert f"instead of {factor:.2f}" in text
+        assert f"scaling factor {factor:.2f}" not in text
+    if loss > 0.05:
+        assert found(result, "helps")
+
+
 def test_a_factor_above_one_is_explained() -> None:
     above = scale(table_of({(1, 1): 1.0, (8, 2): 0.99}), 4)
     assert above.target.scaling_factor > 1 and found(above, "factor")
@@ -723,3 +795,38 @@ def test_an_error_that_rounds_to_zero_has_no_sign(
         assert cli.main(["scale", "--steps", str(path), "--nodes", "16"]) == 0
         out = capsys.readouterr().out
         assert "(0.0%)" in out
+
+
+def test_no_line_of_the_screen_is_wider_than_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The widest rows have a range of jobs and messages alone."""
+    monkeypatch.chdir(tmp_path)
+    jobs = {(4, 1): [0.2111, 0.2222], (8, 2): [0.2133, 0.2244], (32, 8): [0.25, 0.2777]}
+    jobs_of(jobs).to_csv("steps.csv", index=False)
+    all_reduces(2, 4, 8).to_csv("times.csv", index=False)
+    layers = pd.DataFrame(
+        {
+            "network": "net",
+            "device": "gpu",
+            "batch": 8,
+            "precision": "fp32",
+            "ranks": 1,
+            "threads": 1,
+            "tensor": [f"layer{number}.weight" for number in range(4)],
+            "layer": [f"layer{number}" for number in range(4)],
+            "parameters": 2**22,
+            "gradient_bytes": 2**24,
+            "forward_s": 0.01,
+            "backward_s": 0.02,
+            "flops": 1e9,
+            "update_s": 0.001,
+        }
+    )
+    layers.to_csv("layers.csv", index=False)
+    words = "scale --steps steps.csv --nodes 16 64 --wish 0.8 --profile layers.csv"
+    assert cli.main([*words.split(), "--collectives", "times.csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    # The target has its time with messages alone in the row.
+    assert any(line.split()[:2] == ["256", "64"] for line in lines)

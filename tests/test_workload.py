@@ -103,6 +103,14 @@ def test_accumulated_batches_come_before_the_one_whose_gradients_travel(
     )
 
 
+@given(st.floats(1e-8, 9e5))
+def test_times_are_printed_without_an_exponent(seconds: float) -> None:
+    """Rounding up must not leave a thousand of the smaller unit."""
+    number, unit = units.format_seconds(seconds).split()
+    assert "e" not in number
+    assert unit == "s" or float(number) < 1000
+
+
 @given(st.integers(0, 2**40), st.floats(1e-8, 1e4))
 def test_bytes_and_times_print_and_parse_back(n: int, seconds: float) -> None:
     assert units.parse_bytes(units.format_bytes(n)) == pytest.approx(

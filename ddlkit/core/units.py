@@ -49,6 +49,8 @@ _SECONDS = {
     "m": 60.0,
     "h": 3600.0,
 }
+_ROUNDS_TO_1 = 0.9995
+"""From this number on, three digits round up to 1."""
 _ELEMENT_BYTES = {
     "fp32": 4,
     "float32": 4,
@@ -299,10 +301,23 @@ def format_seconds(seconds: float) -> str:
     --------
     >>> format_seconds(0.00123)
     '1.23 ms'
+    >>> format_seconds(0.9999), format_seconds(12345.6)
+    ('1 s', '12346 s')
     """
     if seconds == 0 or not math.isfinite(seconds):
         return f"{seconds:g} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(seconds) >= size:
-            return f"{seconds / size:.3g} {unit}"
+        # A time that three digits round up to the next unit has that unit: 0.9999 s are not 1e+03 ms.
+        if abs(seconds) >= _ROUNDS_TO_1 * size:
+            return f"{_three_digits(seconds / size)} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def _three_digits(number: float) -> str:
+    """Return a number with three digits, or as a whole number if that has more digits.
+
+    Numbers of a million or more have an exponent.
+    """
+    if 1000 * _ROUNDS_TO_1 <= abs(number) < 1e6:
+        return f"{number:.0f}"
+    return f"{number:.3g}"

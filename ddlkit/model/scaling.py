@@ -168,7 +168,8 @@ class Explained:
     scatter_s : float or None
         How much of the loss the scatter of single ranks would explain at most. If every rank drew its
         step from the single steps of the smallest placement, the slowest of all ranks would take
-        longer than the mean by this time. It is at most ``loss_s``. None without single steps.
+        longer than the mean by this time. If that placement has several GPUs, they draw one step
+        together. It is at most ``loss_s``. None without single steps.
     rest_s : float
         The loss that neither messages at most nor scatter explain: waiting, or input.
     """
@@ -471,6 +472,7 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     ``steps`` has been checked by `checked_steps`. What was left out of it is added to ``findings``.
     """
     steps = _of_equal_samples(steps, findings)
+    steps = _without_repeats(steps)
     steps = _without_launches(steps, findings)
     _refuse_copies(steps, findings)
     _refuse_other_unit(steps)
@@ -482,6 +484,17 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
         single_s = tuple(rows.loc[rows["is_single"], "step_s"])
         jobs.append(_Jobs(int(gpus), int(nodes), means_s, single_s))
     return jobs
+
+
+def _without_repeats(steps: DataFrame) -> DataFrame:
+    """Return the steps with one row for each number of a step of a job, if steps have numbers.
+
+    A table with a row for each rank has the number of a step several times. Ranks wait for one another, so
+    the step is the mean of their times. Of the other columns, only those that distinguish jobs are kept.
+    """
+    if "step" not in steps:
+        return steps
+    return steps.groupby([*_JOB, "step"], as_index=False)["step_s"].mean()
 
 
 def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
@@ -640,7 +653,8 @@ def _refuse_copies(steps: DataFrame, findings: list[Finding]) -> None:
             seen[times] = (gpus, job)
             continue
         first_gpus, first_job = seen[times]
-        problem = f"the jobs {first_job} and {job} on {_gpus(gpus)} have equal times"
+        on_first = "" if gpus == first_gpus else f" on {_gpus(first_gpus)}"
+        problem = f"the jobs {first_job}{on_first} and {job} on {_gpus(gpus)} have equal times"
         # Times that repeat within a job make equality by chance no less likely.
         n_digits = sum(_digits(time_s) for time_s in set(times))
         if n_digits > DIGITS_OF_CHANCE:
@@ -1240,7 +1254,8 @@ def _on_messages_that_do_not_fit(
         f"with nothing but messages, a step on {_nodes(count.nodes)} would take "
         f"{units.format_seconds(count.messages_s or 0.0)}, longer than the measured "
         f"{units.format_seconds(count.step_s)}: the tables or the gradients do not fit this training, so "
-        "messages and the verdict are too slow: measure the tables on its nodes, with its NCCL and settings"
+        "the times of messages are too long, and the verdict may be too bad: measure the tables on "
+        "its nodes, with its NCCL and settings"
     )
     return [Finding("warning", (), text)]
 
@@ -1330,7 +1345,9 @@ def _explained(
     scatter_s = None
     single_s = _jobs_on(smallest, jobs).steps_s
     if len(single_s) > 1:
-        slowest_rank_s = scaling.expected_maximum_s(single_s, anchor.gpus)
+        # A step on several GPUs is that of the slowest one, so these GPUs together draw one step.
+        draws = math.ceil(anchor.gpus / smallest.gpus)
+        slowest_rank_s = scaling.expected_maximum_s(single_s, draws)
         # The scatter cannot explain more than there is to explain.
         scatter_s = min(slowest_rank_s - float(np.mean(single_s)), loss_s)
     explained_s = (at_most_s or 0.0) + (scatter_s or 0.0)
@@ -1393,6 +1410,9 @@ def _wish(
     if factor is None:
         return None
     smallest = _smallest(measured)
+    if _by_size(asked) == _by_size(smallest):
+        reason = "scaling factors compare with this count, so that its own is 1"
+        return Wish(factor, asked.nodes, "yes", reason)
     doubtful = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
     for count in (smallest, asked):
         if count.measured and (count.gpus, count.nodes) in doubtful:
@@ -1406,10 +1426,7 @@ def _wish(
             count for count in measured if (count.gpus, count.nodes) not in doubtful
         ]
         (fastest_s, slowest_s), limiting = _limited(asked, trusted, measured)
-    # Each job on the smallest count may be the one that tells its usual step.
-    fastest_smallest_s, slowest_smallest_s = smallest.range_s
-    if scatter > LEAST_SCATTER:
-        fastest_smallest_s, slowest_smallest_s = _jobs_s(smallest, scatter)
+    fastest_smallest_s, slowest_smallest_s = _smallest_range_s(smallest, asked, scatter)
     lowest = fastest_smallest_s / slowest_s
     highest = slowest_smallest_s / fastest_s
     likely = _likely_in_words(asked, smallest, limiting, scatter, (lowest, highest))
@@ -1460,6 +1477,21 @@ def _likely_range_s(count: Count, scatter: float) -> Interval:
     return _jobs_s(count, max(scatter, SINGLE_JOB_SHARE))
 
 
+def _smallest_range_s(smallest: Count, asked: Count, scatter: float) -> Interval:
+    """Return the shortest and the longest step that the smallest count may have, in seconds.
+
+    Each job on it may be the one that tells its usual step. One job alone may differ by ``scatter``, the
+    share by which jobs of other counts scatter. If this is too little to count, but several jobs measured
+    ``asked``, it may differ by `SINGLE_JOB_SHARE`. One job on ``asked``, or the interval of a prediction,
+    has this allowance already.
+    """
+    if scatter > LEAST_SCATTER:
+        return _jobs_s(smallest, scatter)
+    if asked.jobs > 1:
+        return _jobs_s(smallest, SINGLE_JOB_SHARE)
+    return smallest.range_s
+
+
 def _likely_in_words(
     asked: Count,
     smallest: Count,
@@ -1478,6 +1510,8 @@ def _likely_in_words(
         on_smallest = f"the range of the jobs on {_gpus(smallest.gpus)}"
     elif scatter > LEAST_SCATTER:
         on_smallest = f"as much scatter on {_gpus(smallest.gpus)} as on other counts"
+    elif asked.jobs > 1:
+        on_smallest = f"{SINGLE_JOB_SHARE:.0%} on either side of the one job on {_gpus(smallest.gpus)}"
     if asked.measured and asked.jobs > 1:
         name = "the range of the jobs that measured it"
     elif asked.measured:
@@ -1526,9 +1560,10 @@ def _advice(
     loss_s = asked.step_s - smallest.step_s
     if explained.messages_at_most_s is not None and explained.loss_s > 0:
         findings.append(_on_messages(explained))
-    if loss_s > 0:
-        # Two batches compute for two steps of the smallest placement, and lose once.
-        twice = 2 * smallest.step_s / (2 * smallest.step_s + loss_s)
+    # Two batches compute for two steps of the smallest placement, and lose once.
+    twice = 2 * smallest.step_s / (2 * smallest.step_s + loss_s)
+    # Factors are printed with two decimals, so a smaller gain would not be seen.
+    if round(twice, 2) > round(asked.scaling_factor, 2):
         text = (
             "helps: accumulating two batches before each update. If every step loses the "
             "same time, however many batches it has, this halves the loss per sample: "
