@@ -140,6 +140,8 @@ def figures(arguments: argparse.Namespace) -> int:
     """Run the command ``python -m workbook figures``."""
     from workbook.common import catalog
 
+    if arguments.check and arguments.write:
+        raise UserError("--check and --write exclude each other: leave one out")
     if arguments.reports and not arguments.reports.is_dir():
         raise UserError(f"--reports {arguments.reports}: no such directory")
     return catalog.command(

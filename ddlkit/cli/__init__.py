@@ -380,6 +380,10 @@ def _interrupt(number: int, _: object) -> None:
 # ---------------------------------------------------------------- parsing
 
 
+MOST_NAMED_CHOICES = 4
+"""So many choices of an argument are all named in an error."""
+
+
 def _unknown_choice(match: re.Match[str]) -> str:
     """Return in words that an argument is none of its choices, and the most similar one.
 
@@ -390,7 +394,8 @@ def _unknown_choice(match: re.Match[str]) -> str:
     choices = [choice.strip(" '") for choice in quoted_choices.split(",")]
     similar = difflib.get_close_matches(value.strip("'"), choices, n=1)
     advice = f"use one of {', '.join(choices)}"
-    if similar:
+    # A guess helps where there are many choices. A few are all named instead.
+    if similar and len(choices) > MOST_NAMED_CHOICES:
         advice = f"did you mean {similar[0]!r}?"
     if name == "COMMAND":
         return f"there is no command {value}: {advice}"

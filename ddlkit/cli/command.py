@@ -582,7 +582,7 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     out = arguments.out or Path("measured")
     refuse_impossible_outputs(out, arguments.pack)
     if arguments.dry_run:
-        print(engine.estimate(make_points, out))
+        print(engine.estimate(make_points, out, session_budget_s(arguments)))
         return
     # The ranks find out by themselves which device they have. The call only tells the
     # user, and links of a lab join processors anyway.

@@ -257,6 +257,8 @@ def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
     has_messages = any(row.messages_s is not None for row in result.counts)
     origins = [_origin(row) for row in result.counts]
     origin_head = f"({level})"
+    if any(row.measured and row.jobs > 1 for row in result.counts):
+        origin_head = f"(jobs, or {level})"
     width = max(map(len, [origin_head, *origins]))
     head = (
         f"{'GPUs':>6} {'nodes':>6} {'step':>9}  {origin_head:<{width}} "

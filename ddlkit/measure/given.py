@@ -6,12 +6,13 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import logging
 import os
 import random
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -623,7 +624,7 @@ def check(user_model: str) -> None:
     fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
     # The command prints its result on standard output, which must hold nothing else.
     no_result = contextlib.redirect_stdout(sys.stderr)
-    with no_result, fake_tensors:
+    with no_result, _without_torch_log(), fake_tensors:
         try:
             result = _call_with_device(function, torch.device("cpu"))
         except (Exception, SystemExit):
@@ -797,6 +798,21 @@ def _types_of(result: Any) -> str:
     return f"({types})"
 
 
+@contextmanager
+def _without_torch_log() -> Iterator[None]:
+    """Keep torch from logging a traceback of its own for each operator that fails.
+
+    The ranks show the user's mistake once, without torch's inner frames.
+    """
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = was_disabled
+
+
 def _refuse_parameters(model: nn.Module, user_model: str) -> None:
     """Raise UserError if no parameter is trained, or if devices differ."""
     if not any(p.requires_grad for p in model.parameters()):
@@ -844,6 +860,19 @@ def errors_of_user_code(what: str) -> Iterator[None]:
         report.stack = traceback.StackSummary.from_list(frames)
         sys.stderr.writelines(report.format())
         # `from None`, because the traceback of the cause is printed already.
+        where = _line_of_user(frames)
         raise UserError(
-            f"{what}: {type(error).__name__}: {one_line(str(error))}"
+            f"{what}: {type(error).__name__}: {one_line(str(error))}{where}"
         ) from None
+
+
+def _line_of_user(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return which line of the user's own code was the last one to run, or nothing.
+
+    Frames of installed packages, such as those of torch, are not the user's.
+    """
+    for frame in reversed(frames):
+        is_installed = "site-packages" in Path(frame.filename).parts
+        if not is_installed and Path(frame.filename).is_file():
+            return f" (line {frame.lineno} of {Path(frame.filename).name})"
+    return ""

@@ -1429,12 +1429,17 @@ def _wish(
     fastest_smallest_s, slowest_smallest_s = _smallest_range_s(smallest, asked, scatter)
     lowest = fastest_smallest_s / slowest_s
     highest = slowest_smallest_s / fastest_s
-    likely = _likely_in_words(asked, smallest, limiting, scatter, (lowest, highest))
+    answer = "open"
+    where = f"so that {factor:g} may be reached or missed"
     if lowest >= factor:
-        return Wish(factor, asked.nodes, "yes", f"{likely} lies above it")
-    if highest < factor:
-        return Wish(factor, asked.nodes, "no", f"{likely} lies below it")
-    return Wish(factor, asked.nodes, "open", f"{likely} contains it")
+        answer = "yes"
+        where = f"not below {factor:g}"
+    elif highest < factor:
+        answer = "no"
+        where = f"below {factor:g}"
+    origin = _origin_of_likely_factors(asked, smallest, limiting, scatter)
+    reason = f"the factor is likely between {lowest:.2f} and {highest:.2f}, {where} ({origin})"
+    return Wish(factor, asked.nodes, answer, reason)
 
 
 def _limited(
@@ -1492,42 +1497,35 @@ def _smallest_range_s(smallest: Count, asked: Count, scatter: float) -> Interval
     return smallest.range_s
 
 
-def _likely_in_words(
-    asked: Count,
-    smallest: Count,
-    limiting: Sequence[Count],
-    scatter: float,
-    factors: Interval,
+def _origin_of_likely_factors(
+    asked: Count, smallest: Count, limiting: Sequence[Count], scatter: float
 ) -> str:
-    """Return where the scaling factor of a count is likely to lie, as the subject of a sentence.
+    """Return in words why the scaling factor of a count is likely to lie where it does.
 
     ``limiting`` are the measured counts that limit the interval of a predicted count. ``scatter`` is
-    the share by which jobs of a count scatter. ``factors`` are the lowest and the highest likely factor.
+    the share by which jobs of a count scatter.
     """
-    lowest, highest = factors
-    on_smallest = ""
-    if smallest.jobs > 1:
-        on_smallest = f"the range of the jobs on {_gpus(smallest.gpus)}"
-    elif scatter > LEAST_SCATTER:
-        on_smallest = f"as much scatter on {_gpus(smallest.gpus)} as on other counts"
-    elif asked.jobs > 1:
-        on_smallest = f"{SINGLE_JOB_SHARE:.0%} on either side of the one job on {_gpus(smallest.gpus)}"
     if asked.measured and asked.jobs > 1:
-        name = "the range of the jobs that measured it"
+        origin = "the range of the jobs that measured it"
     elif asked.measured:
-        share = max(scatter, SINGLE_JOB_SHARE)
-        name = f"what one job measured, {asked.scaling_factor:.2f} with {share:.0%} on either side"
-        if not on_smallest:
-            return f"{name},"
-        return f"{name} and {on_smallest}, from {lowest:.2f} to {highest:.2f},"
+        origin = f"one job measured {asked.scaling_factor:.2f}, and "
+        if scatter > SINGLE_JOB_SHARE:
+            origin += f"jobs of other counts differ by {scatter:.0%}"
+        else:
+            origin += f"another job may differ by {SINGLE_JOB_SHARE:.0%}"
     else:
-        name = f"the nominal {scaling.NOMINAL:.0%} interval"
+        origin = f"the nominal {scaling.NOMINAL:.0%} interval"
         if limiting:
             counts = " and ".join(_nodes(count.nodes) for count in limiting)
-            name += f", limited by what was measured on {counts}"
-    if on_smallest:
-        name += f", with {on_smallest}"
-    return f"{name}, from {lowest:.2f} to {highest:.2f},"
+            origin += f", limited by what was measured on {counts}"
+    on_smallest = _gpus(smallest.gpus)
+    if smallest.jobs > 1:
+        return f"{origin}; on {on_smallest}, the range of the jobs"
+    if scatter > LEAST_SCATTER:
+        return f"{origin}; the one job on {on_smallest} may differ as much as those of other counts"
+    if asked.jobs > 1:
+        return f"{origin}; the one job on {on_smallest} may differ by {SINGLE_JOB_SHARE:.0%}"
+    return origin
 
 
 def _missing_for_messages(costs: Any, workload: Any) -> str:

@@ -41,7 +41,12 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot {verb} {path}: {error.strerror or error}") from error
+        reason = error.strerror or error
+        # Where a parent is a file, the operating system says of making it that it exists.
+        for parent in path.parents:
+            if parent.exists() and not parent.is_dir():
+                reason = f"{parent} is a file, not a directory"
+        raise UserError(f"cannot {verb} {path}: {reason}") from error
 
 
 # -- Reading ---------------------------------------------------------------------------

@@ -508,7 +508,7 @@ def _refuse_several_cases(frame: DataFrame, path: Path) -> None:
             described.append(f"{key} ({facts})")
     raise UserError(
         f"{path}: has {len(keys)} cases: choose one with --case KEY: "
-        f"{_listed(described)}; the table {runs_path} has all of them"
+        f"{_listed(described)}; its column case has all of them"
     )
 
 

@@ -96,7 +96,7 @@ def record(
     if is_full:
         _refuse_short_tables(out)
     if dry_run:
-        return estimate(make_points, out)
+        return estimate(make_points, out, budget_s)
     if suite.is_campaign or part == CAMPAIGN:
         lacking = network.why_unavailable()
         if lacking:

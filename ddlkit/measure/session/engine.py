@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import re
@@ -144,7 +145,7 @@ def run_session(
     return out
 
 
-def estimate(make: MakePoints, out: Path) -> str:
+def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     """Return a listing of the points whose tables a directory lacks.
 
     Parameters
@@ -153,11 +154,14 @@ def estimate(make: MakePoints, out: Path) -> str:
         Returns the points.
     out : Path
         The directory of the session.
+    budget_s : float, optional
+        How long the session may measure, in seconds.
 
     Returns
     -------
     str
-        A line for each missing point with its expected duration, and a line for all.
+        A line for each missing point with its expected duration, and a line for all. If
+        not all can be measured within the budget, the last line says how many can.
 
     Raises
     ------
@@ -178,6 +182,13 @@ def estimate(make: MakePoints, out: Path) -> str:
     rest_min = sum(point.estimate_s for point in missing) / 60
     progress = f"{len(points) - len(missing)} of {_counted(len(points))} measured"
     lines.append(f"{progress}; the rest takes about {rest_min:.1f} min")
+    spent_s = list(itertools.accumulate(point.estimate_s for point in missing))
+    within = sum(end_s <= budget_s for end_s in spent_s)
+    if within < len(missing):
+        lines.append(
+            f"the budget of {budget_s / 60:.3g} min is enough for about {within} of "
+            f"these {len(missing)}; the next run continues with the rest"
+        )
     return "\n".join(lines)
 
 
