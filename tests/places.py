@@ -59,7 +59,13 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def ranks_below(pid: int) -> list[psutil.Process]:
-    return those(lambda process: process.name().startswith("ddlkit-rank"), family(pid))
+    def is_rank(process: psutil.Process) -> bool:
+        # Until it runs a program, a child of a rank has the name of the rank.
+        parent = process.parent()
+        of_rank = parent is not None and parent.name().startswith("ddlkit-rank")
+        return process.name().startswith("ddlkit-rank") and not of_rank
+
+    return those(is_rank, family(pid))
 
 
 def those(

@@ -94,7 +94,7 @@ def test_gradients_become_ready_in_the_order_in_which_ddp_rebuilds(
 def test_what_ddp_could_not_train_is_said() -> None:
     _, profile, order, notes = given("frozen_and_unused")
     assert profile.tensor == tuple(NET[2:])
-    assert order == "not rebuilt by DDP, which needs find_unused_parameters"
+    assert "find_unused_parameters" in order
     assert (
         "2 tensors get no gradient and have no row: unused.weight, unused.bias" in notes
     )

@@ -348,7 +348,7 @@ def test_the_command_says_what_the_model_does(
             ["predict", *words[:2], *words[4:], "--units", "x", "--cost", str(cost)],
             "takes no --cost",
         ),
-        (["advise", "--strategy", "fsdp", "--model", "x.py:f"], "no --model"),
+        (["advise", "--strategy", "fsdp", "--model", "x.py:f"], "leave --model out"),
         (
             ["predict", *words, "--units", "x", "--accumulate", "2"],
             "--accumulate has no effect with --strategy fsdp",
