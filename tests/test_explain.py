@@ -629,6 +629,41 @@ def test_work_behind_a_wait_does_not_make_up_for_work_before_it() -> None:
     np.testing.assert_allclose(cured.work_s, healthy.work_s)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_late_update_and_a_late_forward_before_it_do_not_make_up_for_each_other(
+    ranks: int,
+) -> None:
+    """All ranks wait for the messages between the two, so that each delay costs time."""
+    healthy = a_schedule(seed=3, ranks=ranks)
+    late_in_forward = np.zeros_like(healthy.work_s)
+    late_in_update = np.zeros_like(healthy.work_s)
+    late_in_forward[1::2, 0, 1] = 0.02
+    late_in_update[1::2, 1, -1] = 0.02
+    both = healthy.with_work(healthy.work_s + late_in_forward + late_in_update)
+    training = training_of(traced(both))
+    odd = training.numbers % 2 == 1
+    result = explanation(training, training.numbers[odd].tolist())
+    gains_s = {c.rank: c.gain_s for c in result.causes if c.cause == "waiting"}
+    for rank, delay_s in ((0, late_in_forward), (1, late_in_update)):
+        cured = both.with_work(both.work_s - delay_s)
+        truth_s = both.replay().iteration_s - cured.replay().iteration_s
+        assert gains_s[rank] == pytest.approx(np.median(truth_s[odd]), rel=0.05)
+
+
+def test_work_beyond_the_last_wait_of_a_schedule_makes_up_for_the_next_beginning() -> (
+    None
+):
+    """No rank waits between an update and the input that follows it."""
+    even = a_schedule(seed=3, ranks=2)
+    work_s = even.work_s.mean(axis=1, keepdims=True) * np.ones((1, 2, 1))
+    work_s[1:-1:2, 0, -1] += 0.02
+    work_s[2::2, 1, 0] += 0.02
+    balanced = even.with_work(work_s)
+    for rank in range(2):
+        cured = without_delay(balanced, rank, ("input", "update"))
+        np.testing.assert_allclose(cured.work_s, balanced.work_s)
+
+
 def test_the_root_of_a_broadcast_does_not_wait_for_the_others() -> None:
     segments = (Segment("forward", POST, 0), Segment("forward", WAIT, 0))
     work_s = np.array([[[1.0, 0.0], [5.0, 0.0], [0.5, 0.0]]])

@@ -716,19 +716,20 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     """
     others = np.arange(schedule.n_ranks) != rank
     in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
-    work_s = schedule.work_s.copy()
+    rounds_s = _in_rounds(schedule)
+    shorter_s = rounds_s.copy()
     # Work after a wait of all ranks cannot make up for work before it, so each stretch
     # between two waits is shortened by itself.
     for stretch in _stretches(schedule):
         chosen = stretch & in_phases
-        # The work of the other ranks, shape (I, R - 1, number of chosen segments).
-        others_s = schedule.work_s[:, others][:, :, chosen]
-        work_s[:, rank, chosen] = _without_excess_s(
-            own_s=schedule.work_s[:, rank][:, chosen],
+        # The work of the other ranks, shape (I + 1, R - 1, number of chosen segments).
+        others_s = rounds_s[:, others][:, :, chosen]
+        shorter_s[:, rank, chosen] = _without_excess_s(
+            own_s=rounds_s[:, rank][:, chosen],
             other_s=np.median(others_s, axis=1),
             other_total_s=np.median(others_s.sum(axis=2), axis=1),
         )
-    return schedule.with_work(work_s)
+    return schedule.with_work(_of_iterations(schedule, shorter_s))
 
 
 def without_waiting(schedule: Schedule) -> Schedule:
@@ -745,25 +746,60 @@ def without_waiting(schedule: Schedule) -> Schedule:
         The schedule, in which no rank works longer in a phase than the rank that works
         least in it, between two instants at which ranks wait for each other.
     """
-    work_s = schedule.work_s.copy()
-    iterations = np.arange(len(work_s))
+    rounds_s = _in_rounds(schedule)
+    shorter_s = rounds_s.copy()
+    rounds = np.arange(len(rounds_s))
     phase_of_segment = np.array([segment.phase for segment in schedule.segments])
     # As in `without_delay`, each stretch between two waits is shortened by itself.
     for stretch in _stretches(schedule):
         for phase in PHASES:
             chosen = stretch & (phase_of_segment == phase)
-            chosen_s = schedule.work_s[:, :, chosen]
+            chosen_s = rounds_s[:, :, chosen]
             totals_s = chosen_s.sum(axis=2)
-            # The work of the rank that is quickest in each iteration, shape (I, number
-            # of chosen segments).
-            quickest_s = chosen_s[iterations, totals_s.argmin(axis=1)]
+            # The work of the rank that is quickest in each round, shape (I + 1, number of
+            # chosen segments).
+            quickest_s = chosen_s[rounds, totals_s.argmin(axis=1)]
             for rank in range(schedule.n_ranks):
-                work_s[:, rank, chosen] = _without_excess_s(
+                shorter_s[:, rank, chosen] = _without_excess_s(
                     own_s=chosen_s[:, rank],
                     other_s=quickest_s,
                     other_total_s=totals_s.min(axis=1),
                 )
-    return schedule.with_work(work_s)
+    return schedule.with_work(_of_iterations(schedule, shorter_s))
+
+
+def _behind_last_wait(schedule: Schedule) -> np.ndarray:
+    """Return for each segment, shape (S,), whether it lies behind the last wait."""
+    is_wait = [segment.action == WAIT for segment in schedule.segments]
+    # Counted from the end, no wait has come yet.
+    waits_to_come = np.cumsum(is_wait[::-1])[::-1]
+    return np.asarray(waits_to_come == 0)
+
+
+def _in_rounds(schedule: Schedule) -> Floats:
+    """Return the work of a schedule by rounds, shape (I + 1, R, S), in seconds.
+
+    A round lasts from the last wait of an iteration to the last wait of the next one. It
+    has the work behind the last wait of the earlier iteration, such as the update, and the
+    work of the later iteration up to its last wait. Ranks do not wait for each other
+    between the two, so that only work of the same round can make up for other work.
+    Before the first iteration and behind the last one there is no work.
+    """
+    behind = _behind_last_wait(schedule)
+    n_iterations, n_ranks, n_segments = schedule.work_s.shape
+    rounds_s = np.zeros((n_iterations + 1, n_ranks, n_segments))
+    rounds_s[1:, :, behind] = schedule.work_s[:, :, behind]
+    rounds_s[:-1, :, ~behind] = schedule.work_s[:, :, ~behind]
+    return rounds_s
+
+
+def _of_iterations(schedule: Schedule, rounds_s: Floats) -> Floats:
+    """Return work by iterations, shape (I, R, S), from that by rounds (`_in_rounds`)."""
+    behind = _behind_last_wait(schedule)
+    work_s = np.empty_like(schedule.work_s)
+    work_s[:, :, behind] = rounds_s[1:, :, behind]
+    work_s[:, :, ~behind] = rounds_s[:-1, :, ~behind]
+    return work_s
 
 
 def _stretches(schedule: Schedule) -> list[np.ndarray]:
