@@ -673,6 +673,21 @@ def test_the_root_of_a_broadcast_does_not_wait_for_the_others() -> None:
     assert schedule.replay().starts_s[1].tolist() == [1.0, 7.0, 3.0]
 
 
+def test_with_gloo_the_root_of_a_broadcast_waits_until_all_others_are_ready() -> None:
+    segments = (Segment("forward", POST, 0), Segment("forward", WAIT, 0))
+    work_s = np.array([[[1.0, 0.0], [5.0, 0.0], [0.5, 0.0]]])
+    schedule = Schedule(
+        segments,
+        work_s,
+        np.array([[2.0]]),
+        np.zeros(3),
+        in_flight=2,
+        rooted=(0,),
+        root_waits=True,
+    )
+    assert schedule.replay().starts_s[1].tolist() == [7.0, 7.0, 3.0]
+
+
 @pytest.mark.parametrize("rooted", [(), (0,)])
 def test_ranks_end_an_iteration_in_the_drawing_as_in_the_replay(
     rooted: tuple[int, ...],
@@ -919,6 +934,66 @@ def test_on_gpus_gloo_still_sends_two_messages_at_once(tmp_path: Path) -> None:
 def written(path: Path, document: dict) -> Path:
     path.write_text(json.dumps(document))
     return path
+
+
+def a_document_with_buffers(rank: int, input_us: float, forward_us: float) -> dict:
+    """Return a trace of gloo in which rank 1 is ready for the buffers 400 us later.
+
+    After the broadcast of buffers, rank 0 runs forward for 300 us longer than rank 1.
+    """
+    entries = []
+    for i in range(10):
+        t = i * 2000.0
+        sent_us = t + 420
+        forward_end_us = sent_us + forward_us
+        entries += [
+            {**span(f"ProfilerStep#{i}", t, 1990), "cat": "user_annotation"},
+            span("DistributedDataParallel.forward", t + input_us, 5),
+            span("c10d::broadcast_", t + input_us, 5, **{"Input Dims": [[[8]]]}),
+            span(
+                "gloo:broadcast",
+                t + input_us + 5,
+                sent_us - (t + input_us + 5),
+                **{"Input Dims": [[8]]},
+            ),
+            span("aten::linear", sent_us, forward_us, **{"Sequence number": i}),
+            span(
+                "autograd::engine::evaluate_function: LinearBackward",
+                forward_end_us,
+                100,
+                **{"Sequence number": i},
+            ),
+            span(
+                "c10d::allreduce_",
+                forward_end_us + 80,
+                10,
+                **{"Input Dims": [[[100]], [], []]},
+            ),
+            span(
+                "gloo:all_reduce",
+                forward_end_us + 95,
+                t + 1200 - (forward_end_us + 95),
+                **{"Input Dims": [[100]]},
+            ),
+            span("Optimizer.step#SGD.step", t + 1200, 100),
+        ]
+    distributed = {"rank": rank, "world_size": 2}
+    return {"schemaVersion": 1, "distributedInfo": distributed, "traceEvents": entries}
+
+
+def test_two_delays_around_a_broadcast_of_buffers_both_cost_what_they_take(
+    tmp_path: Path,
+) -> None:
+    """Rank 0 waits for the late rank 1 at the broadcast, and is late itself behind it."""
+    paths = [
+        written(tmp_path / "rank0.json", a_document_with_buffers(0, 10, 400)),
+        written(tmp_path / "rank1.json", a_document_with_buffers(1, 410, 100)),
+    ]
+    result = explain(paths)
+    assert result.replay_s == pytest.approx(result.iteration_s, rel=1e-3)
+    gains_s = {c.rank: c.gain_s for c in result.causes if c.rank is not None}
+    assert gains_s[0] == pytest.approx(300e-6, rel=0.05)
+    assert gains_s[1] == pytest.approx(400e-6, rel=0.05)
 
 
 def test_a_trace_is_read_in_pieces_as_in_one(

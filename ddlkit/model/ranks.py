@@ -164,6 +164,7 @@ def training_of(
         # A rank that waits wakes up some tenths of a millisecond earlier or later than
         # another rank, which counts in short iterations.
         lag_s=shared.ended_s - ends_s[:, None, :],
+        root_waits=not usable[0].uses_nccl,
     )
     return TracedTraining(
         traces=tuple(usable),
