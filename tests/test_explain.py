@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ddlkit import cli
 from ddlkit.cli import explaining
+from ddlkit.cli.converting import iteration_numbers
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.link import Link, Parts
@@ -565,6 +566,25 @@ def test_an_interval_is_shown_only_if_there_are_enough_iterations(
     assert (" to " in of_rank) == are_enough
 
 
+def test_what_is_not_known_of_few_iterations_is_null_in_the_document() -> None:
+    training = training_of(traced(delayed(a_schedule(seed=2), 1, 1, 0.02)))
+    few, enough = (explanation(training, iterations=range(n)) for n in (7, 8))
+    assert {cause["interval_s"] for cause in few.to_dict()["causes"]} == {None}
+    assert None not in [cause["interval_s"] for cause in enough.to_dict()["causes"]]
+
+
+def test_many_late_iterations_fit_a_screen_and_can_be_given_to_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(f"{__name__}.N_ITERATIONS", 120)
+    lines = explaining.screen(explanation(training_of(traced(late_in_some(65)))))
+    assert fits(lines)
+    words = " ".join(lines).split()
+    numbers = iteration_numbers(words[words.index("--iterations") + 1])
+    assert len(numbers) >= 8 and set(numbers) <= set(range(65))
+    assert any(line.startswith("first:") for line in lines)
+
+
 def test_a_trace_that_names_no_rank_is_not_taken_for_that_of_rank_0() -> None:
     traces = traced(a_schedule(seed=4))
     silent = replace(traces[1], rank=0, ranks=0)
@@ -1040,6 +1060,7 @@ def test_damaged_and_strange_files_are_one_line(
         "no_list.json": '{"traceEvents": 3}',
         "numbers.json": '{"traceEvents": [1, 2]}',
         "steps.json": json.dumps(without_steps),
+        "not_packed.json.gz": good,
     }
     for name, text in texts.items():
         path = tmp_path / name
@@ -1052,7 +1073,8 @@ def test_damaged_and_strange_files_are_one_line(
     (tmp_path / "short.json.gz").write_bytes(packed[:-30])
     packed[len(packed) // 2] ^= 255
     (tmp_path / "damaged.json.gz").write_bytes(packed)
-    for name in ("short.json.gz", "damaged.json.gz", "absent.json"):
+    (tmp_path / "packed.json").write_bytes(gzip.compress(good.encode()))
+    for name in ("short.json.gz", "damaged.json.gz", "packed.json", "absent.json"):
         assert cli.main(["explain", str(tmp_path / name)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert (

@@ -81,6 +81,8 @@ LEAST_LISTED = 0.01
 """A rank is listed as a cause from this share of the iteration on."""
 LEAST_JUDGED = 4
 """With fewer judged iterations, no rank is named."""
+MOST_NUMBERS = 12
+"""How many late iterations are listed by their numbers, so that these fit a line."""
 LEAST_SHOWN_S = 1e-9
 """Shorter gains are rounding errors, and count as none."""
 CAPS_MIB = (1, 5, 10, 25, 50, 100)
@@ -231,6 +233,10 @@ class Explanation:
             for name, seconds in self.waterfall
         ]
         description["findings"] = [finding._asdict() for finding in self.findings]
+        if self.iterations < LEAST_ITERATIONS:
+            # A value that is not known is null in the document.
+            for change in (*description["causes"], *description["remedies"]):
+                change["interval_s"] = None
         return description
 
 
@@ -631,8 +637,8 @@ def _findings(
     n_judged = len(compared.measured_s)
     if n_judged < LEAST_ITERATIONS:
         text = (
-            f"how sure this is: {n_judged} iterations are too few for an interval, which "
-            f"needs {LEAST_ITERATIONS}"
+            f"how sure this is: an interval needs {LEAST_ITERATIONS} judged iterations, and "
+            f"there are {n_judged}"
         )
         yield Finding("not known", (), text)
 
@@ -1049,10 +1055,9 @@ def _named(
     if not is_frequent:
         late = compared.numbers[stands_out]
         return None, (
-            f"rank {first} is late in {stands_out.sum()} of {n_judged} iterations, and a "
-            f"rank is named only if it is late in at least {IN_ITERATIONS:.0%} of them. To "
-            "judge its late iterations alone, give --iterations "
-            f"{','.join(map(str, late))}"
+            f"rank {first} is late in {len(late)} of {n_judged} iterations, and a rank is "
+            f"named only if it is late in at least {IN_ITERATIONS:.0%} of "
+            f"them{_advice_to_judge(late)}"
         )
     if not is_surely_large:
         return None, (
@@ -1061,6 +1066,20 @@ def _named(
             f"{format_seconds(least_s)} is ({LEAST_SHARE:.0%} of the iteration)"
         )
     return {"rank": slowest.rank, "phase": slowest.phase}, ""
+
+
+def _advice_to_judge(late: np.ndarray) -> str:
+    """Return how to judge late iterations alone, "" if too few of them are late.
+
+    ``late`` has the numbers of the iterations in which a rank is late.
+    """
+    if len(late) < LEAST_JUDGED:
+        return ""
+    which = "its late iterations"
+    if len(late) > MOST_NUMBERS:
+        which = f"the first {MOST_NUMBERS} of these iterations"
+    numbers = ",".join(map(str, late[:MOST_NUMBERS]))
+    return f". To judge {which} alone, give --iterations {numbers}"
 
 
 # -- messages --------------------------------------------------------------------------
@@ -1421,7 +1440,7 @@ def _findings_of_one_rank(
     yield Finding("not known", (), text)
     if n_judged < LEAST_ITERATIONS:
         text = (
-            f"how sure this is: {n_judged} iterations are too few for an interval, which "
-            f"needs {LEAST_ITERATIONS}"
+            f"how sure this is: an interval needs {LEAST_ITERATIONS} judged iterations, and "
+            f"there are {n_judged}"
         )
         yield Finding("not known", (), text)
