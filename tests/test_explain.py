@@ -334,20 +334,26 @@ STARTUP_S = 0.002
 BYTE_S = 3e-6
 
 
-def with_noisy_messages(seed: int, noise: float) -> TracedTraining:
+def with_noisy_messages(seed: int, noise: float, in_flight: int = 1) -> TracedTraining:
     """Return a training whose messages have one start-up, and sizes four times apart.
 
     Each message takes up to a share of ``noise`` more or less, by chance. All else is
     alike in all iterations.
     """
-    schedule = a_schedule(seed=5, n_messages=4, in_flight=1)
+    noisy = noisy_schedule(seed, noise, in_flight)
+    return training_of(traced(noisy, gradients=True))
+
+
+def noisy_schedule(seed: int, noise: float, in_flight: int) -> Schedule:
+    """Return the schedule of `with_noisy_messages`."""
+    schedule = a_schedule(seed=5, n_messages=4, in_flight=in_flight)
     work_s = schedule.work_s.mean(axis=(0, 1)) * np.ones_like(schedule.work_s)
     exact_s = STARTUP_S + BYTE_S * np.array([1000.0, 2000.0, 3000.0, 4000.0])
     factors = np.random.default_rng(seed).uniform(
         1 - noise, 1 + noise, schedule.message_s.shape
     )
-    noisy = schedule.with_work(work_s).with_messages(exact_s * factors)
-    return training_of(traced(noisy, gradients=True))
+    startups_s = np.full_like(factors, STARTUP_S)
+    return schedule.with_work(work_s).with_messages(exact_s * factors, startups_s)
 
 
 def changes_by_fit(training: TracedTraining) -> dict[str, Cause | Remedy]:
@@ -397,6 +403,20 @@ def test_intervals_of_start_up_and_bandwidth_hold_the_truth(
             lower_s, upper_s = changes[name].interval_s
             held[name] += lower_s <= truth[name].gain_s <= upper_s
     assert min(held.values()) >= 16
+
+
+def test_messages_that_share_a_link_tell_their_start_up_as_others_do() -> None:
+    """Two at a time, as with gloo, share the link and not their start-ups."""
+    exact = noisy_schedule(seed=0, noise=0.0, in_flight=2)
+    startups_s = np.full_like(exact.message_s, STARTUP_S)
+    changed = {
+        "start-up": exact.with_messages(exact.message_s - STARTUP_S, 0 * startups_s),
+        "bandwidth": exact.with_messages(startups_s, startups_s),
+    }
+    found = changes_by_fit(with_noisy_messages(seed=0, noise=0.0, in_flight=2))
+    for name, without in changed.items():
+        truth_s = exact.replay().iteration_s - without.replay().iteration_s
+        assert found[name].gain_s == pytest.approx(np.median(truth_s), rel=0.05)
 
 
 def test_one_rank_gives_bounds_that_hold_the_truth() -> None:

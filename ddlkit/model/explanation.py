@@ -40,7 +40,12 @@ from ddlkit.core.workload import Floats
 from ddlkit.formats.rank_trace import RankTrace, rank_trace
 from ddlkit.formats.trace_stream import read_trace
 from ddlkit.model.other_buckets import Buckets, costed_messages_s, of_backward
-from ddlkit.model.ranks import LEAST_ITERATIONS, TracedTraining, training_of
+from ddlkit.model.ranks import (
+    LEAST_ITERATIONS,
+    TracedTraining,
+    training_of,
+    with_startup,
+)
 
 MOST_REPLAY_ERROR = 0.05
 """If the replay misses iterations by more than this share, nothing is explained."""
@@ -69,6 +74,10 @@ MOST_TIMES_TYPICAL = 1.5
 """An iteration is called slow if it takes more than this many times the median."""
 MOST_RANKS_TRIED = 16
 """For how many ranks the removal of each phase is played again."""
+MOST_FITS = 12
+"""How often the start-up of messages that share a link is fitted at most."""
+CLOSE_STARTUP = 0.005
+"""It is no longer fitted once it changes by no more than this share."""
 LEAST_SIZE_RATIO = 4.0
 """Start-up and time per byte are only fitted to sizes that differ by this factor."""
 MOST_REFERENCE = 1.3
@@ -507,6 +516,9 @@ def explanation(
         _refuse_slow_reference(training, reference)
         costs: _Costs | None = _Costs(reference)
     else:
+        if training.schedule.in_flight > 1:
+            training = _with_fitted_startup(training, compared)
+            compared = Comparison.of(training, judged)
         costs = _costs_of_traced_messages(training, compared)
     cost = costs.cost if costs else None
 
@@ -1158,6 +1170,32 @@ def _costs_of_traced_messages(
         telling = medians_s > 0
         resampled.append(_line_through(sizes[telling], medians_s[telling]))
     return _Costs(cost, tuple(resampled))
+
+
+def _with_fitted_startup(
+    training: TracedTraining, compared: Comparison
+) -> TracedTraining:
+    """Return a training with the start-up that a line through its messages has.
+
+    Messages that are under way together share the link, but not their start-ups. What
+    messages take alone therefore depends on the start-up, which is fitted to what they
+    take alone. Both are computed in turn until the start-up hardly changes. The training
+    stays as it is if no line can be fitted.
+    """
+    startup_s = 0.0
+    fitted = training
+    # The line alone is needed here, and none through bootstrap samples.
+    without_samples = replace(compared, resamples=compared.resamples[:0])
+    for _ in range(MOST_FITS):
+        costs = _costs_of_traced_messages(fitted, without_samples)
+        if costs is None:
+            return training
+        change_s = abs(costs.cost.startup_s() - startup_s)
+        startup_s = costs.cost.startup_s()
+        fitted = with_startup(training, startup_s)
+        if change_s <= CLOSE_STARTUP * startup_s:
+            break
+    return fitted
 
 
 def _gains_by_sample_s(
