@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ddlkit import cli
 from ddlkit.cli import explaining
+from ddlkit.cli.converting import iteration_numbers
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.link import Link, Parts
@@ -333,20 +334,26 @@ STARTUP_S = 0.002
 BYTE_S = 3e-6
 
 
-def with_noisy_messages(seed: int, noise: float) -> TracedTraining:
+def with_noisy_messages(seed: int, noise: float, in_flight: int = 1) -> TracedTraining:
     """Return a training whose messages have one start-up, and sizes four times apart.
 
     Each message takes up to a share of ``noise`` more or less, by chance. All else is
     alike in all iterations.
     """
-    schedule = a_schedule(seed=5, n_messages=4, in_flight=1)
+    noisy = noisy_schedule(seed, noise, in_flight)
+    return training_of(traced(noisy, gradients=True))
+
+
+def noisy_schedule(seed: int, noise: float, in_flight: int) -> Schedule:
+    """Return the schedule of `with_noisy_messages`."""
+    schedule = a_schedule(seed=5, n_messages=4, in_flight=in_flight)
     work_s = schedule.work_s.mean(axis=(0, 1)) * np.ones_like(schedule.work_s)
     exact_s = STARTUP_S + BYTE_S * np.array([1000.0, 2000.0, 3000.0, 4000.0])
     factors = np.random.default_rng(seed).uniform(
         1 - noise, 1 + noise, schedule.message_s.shape
     )
-    noisy = schedule.with_work(work_s).with_messages(exact_s * factors)
-    return training_of(traced(noisy, gradients=True))
+    startups_s = np.full_like(factors, STARTUP_S)
+    return schedule.with_work(work_s).with_messages(exact_s * factors, startups_s)
 
 
 def changes_by_fit(training: TracedTraining) -> dict[str, Cause | Remedy]:
@@ -396,6 +403,20 @@ def test_intervals_of_start_up_and_bandwidth_hold_the_truth(
             lower_s, upper_s = changes[name].interval_s
             held[name] += lower_s <= truth[name].gain_s <= upper_s
     assert min(held.values()) >= 16
+
+
+def test_messages_that_share_a_link_tell_their_start_up_as_others_do() -> None:
+    """Two at a time, as with gloo, share the link and not their start-ups."""
+    exact = noisy_schedule(seed=0, noise=0.0, in_flight=2)
+    startups_s = np.full_like(exact.message_s, STARTUP_S)
+    changed = {
+        "start-up": exact.with_messages(exact.message_s - STARTUP_S, 0 * startups_s),
+        "bandwidth": exact.with_messages(startups_s, startups_s),
+    }
+    found = changes_by_fit(with_noisy_messages(seed=0, noise=0.0, in_flight=2))
+    for name, without in changed.items():
+        truth_s = exact.replay().iteration_s - without.replay().iteration_s
+        assert found[name].gain_s == pytest.approx(np.median(truth_s), rel=0.05)
 
 
 def test_one_rank_gives_bounds_that_hold_the_truth() -> None:
@@ -565,6 +586,25 @@ def test_an_interval_is_shown_only_if_there_are_enough_iterations(
     assert (" to " in of_rank) == are_enough
 
 
+def test_what_is_not_known_of_few_iterations_is_null_in_the_document() -> None:
+    training = training_of(traced(delayed(a_schedule(seed=2), 1, 1, 0.02)))
+    few, enough = (explanation(training, iterations=range(n)) for n in (7, 8))
+    assert {cause["interval_s"] for cause in few.to_dict()["causes"]} == {None}
+    assert None not in [cause["interval_s"] for cause in enough.to_dict()["causes"]]
+
+
+def test_many_late_iterations_fit_a_screen_and_can_be_given_to_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(f"{__name__}.N_ITERATIONS", 120)
+    lines = explaining.screen(explanation(training_of(traced(late_in_some(65)))))
+    assert fits(lines)
+    words = " ".join(lines).split()
+    numbers = iteration_numbers(words[words.index("--iterations") + 1])
+    assert len(numbers) >= 8 and set(numbers) <= set(range(65))
+    assert any(line.startswith("first:") for line in lines)
+
+
 def test_a_trace_that_names_no_rank_is_not_taken_for_that_of_rank_0() -> None:
     traces = traced(a_schedule(seed=4))
     silent = replace(traces[1], rank=0, ranks=0)
@@ -629,6 +669,41 @@ def test_work_behind_a_wait_does_not_make_up_for_work_before_it() -> None:
     np.testing.assert_allclose(cured.work_s, healthy.work_s)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_late_update_and_a_late_forward_before_it_do_not_make_up_for_each_other(
+    ranks: int,
+) -> None:
+    """All ranks wait for the messages between the two, so that each delay costs time."""
+    healthy = a_schedule(seed=3, ranks=ranks)
+    late_in_forward = np.zeros_like(healthy.work_s)
+    late_in_update = np.zeros_like(healthy.work_s)
+    late_in_forward[1::2, 0, 1] = 0.02
+    late_in_update[1::2, 1, -1] = 0.02
+    both = healthy.with_work(healthy.work_s + late_in_forward + late_in_update)
+    training = training_of(traced(both))
+    odd = training.numbers % 2 == 1
+    result = explanation(training, training.numbers[odd].tolist())
+    gains_s = {c.rank: c.gain_s for c in result.causes if c.cause == "waiting"}
+    for rank, delay_s in ((0, late_in_forward), (1, late_in_update)):
+        cured = both.with_work(both.work_s - delay_s)
+        truth_s = both.replay().iteration_s - cured.replay().iteration_s
+        assert gains_s[rank] == pytest.approx(np.median(truth_s[odd]), rel=0.05)
+
+
+def test_work_beyond_the_last_wait_of_a_schedule_makes_up_for_the_next_beginning() -> (
+    None
+):
+    """No rank waits between an update and the input that follows it."""
+    even = a_schedule(seed=3, ranks=2)
+    work_s = even.work_s.mean(axis=1, keepdims=True) * np.ones((1, 2, 1))
+    work_s[1:-1:2, 0, -1] += 0.02
+    work_s[2::2, 1, 0] += 0.02
+    balanced = even.with_work(work_s)
+    for rank in range(2):
+        cured = without_delay(balanced, rank, ("input", "update"))
+        np.testing.assert_allclose(cured.work_s, balanced.work_s)
+
+
 def test_the_root_of_a_broadcast_does_not_wait_for_the_others() -> None:
     segments = (Segment("forward", POST, 0), Segment("forward", WAIT, 0))
     work_s = np.array([[[1.0, 0.0], [5.0, 0.0], [0.5, 0.0]]])
@@ -636,6 +711,21 @@ def test_the_root_of_a_broadcast_does_not_wait_for_the_others() -> None:
         segments, work_s, np.array([[2.0]]), np.zeros(3), in_flight=2, rooted=(0,)
     )
     assert schedule.replay().starts_s[1].tolist() == [1.0, 7.0, 3.0]
+
+
+def test_with_gloo_the_root_of_a_broadcast_waits_until_all_others_are_ready() -> None:
+    segments = (Segment("forward", POST, 0), Segment("forward", WAIT, 0))
+    work_s = np.array([[[1.0, 0.0], [5.0, 0.0], [0.5, 0.0]]])
+    schedule = Schedule(
+        segments,
+        work_s,
+        np.array([[2.0]]),
+        np.zeros(3),
+        in_flight=2,
+        rooted=(0,),
+        root_waits=True,
+    )
+    assert schedule.replay().starts_s[1].tolist() == [7.0, 7.0, 3.0]
 
 
 @pytest.mark.parametrize("rooted", [(), (0,)])
@@ -886,6 +976,66 @@ def written(path: Path, document: dict) -> Path:
     return path
 
 
+def a_document_with_buffers(rank: int, input_us: float, forward_us: float) -> dict:
+    """Return a trace of gloo in which rank 1 is ready for the buffers 400 us later.
+
+    After the broadcast of buffers, rank 0 runs forward for 300 us longer than rank 1.
+    """
+    entries = []
+    for i in range(10):
+        t = i * 2000.0
+        sent_us = t + 420
+        forward_end_us = sent_us + forward_us
+        entries += [
+            {**span(f"ProfilerStep#{i}", t, 1990), "cat": "user_annotation"},
+            span("DistributedDataParallel.forward", t + input_us, 5),
+            span("c10d::broadcast_", t + input_us, 5, **{"Input Dims": [[[8]]]}),
+            span(
+                "gloo:broadcast",
+                t + input_us + 5,
+                sent_us - (t + input_us + 5),
+                **{"Input Dims": [[8]]},
+            ),
+            span("aten::linear", sent_us, forward_us, **{"Sequence number": i}),
+            span(
+                "autograd::engine::evaluate_function: LinearBackward",
+                forward_end_us,
+                100,
+                **{"Sequence number": i},
+            ),
+            span(
+                "c10d::allreduce_",
+                forward_end_us + 80,
+                10,
+                **{"Input Dims": [[[100]], [], []]},
+            ),
+            span(
+                "gloo:all_reduce",
+                forward_end_us + 95,
+                t + 1200 - (forward_end_us + 95),
+                **{"Input Dims": [[100]]},
+            ),
+            span("Optimizer.step#SGD.step", t + 1200, 100),
+        ]
+    distributed = {"rank": rank, "world_size": 2}
+    return {"schemaVersion": 1, "distributedInfo": distributed, "traceEvents": entries}
+
+
+def test_two_delays_around_a_broadcast_of_buffers_both_cost_what_they_take(
+    tmp_path: Path,
+) -> None:
+    """Rank 0 waits for the late rank 1 at the broadcast, and is late itself behind it."""
+    paths = [
+        written(tmp_path / "rank0.json", a_document_with_buffers(0, 10, 400)),
+        written(tmp_path / "rank1.json", a_document_with_buffers(1, 410, 100)),
+    ]
+    result = explain(paths)
+    assert result.replay_s == pytest.approx(result.iteration_s, rel=1e-3)
+    gains_s = {c.rank: c.gain_s for c in result.causes if c.rank is not None}
+    assert gains_s[0] == pytest.approx(300e-6, rel=0.05)
+    assert gains_s[1] == pytest.approx(400e-6, rel=0.05)
+
+
 def test_a_trace_is_read_in_pieces_as_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -930,6 +1080,7 @@ def test_damaged_and_strange_files_are_one_line(
         "no_list.json": '{"traceEvents": 3}',
         "numbers.json": '{"traceEvents": [1, 2]}',
         "steps.json": json.dumps(without_steps),
+        "not_packed.json.gz": good,
     }
     for name, text in texts.items():
         path = tmp_path / name
@@ -942,7 +1093,8 @@ def test_damaged_and_strange_files_are_one_line(
     (tmp_path / "short.json.gz").write_bytes(packed[:-30])
     packed[len(packed) // 2] ^= 255
     (tmp_path / "damaged.json.gz").write_bytes(packed)
-    for name in ("short.json.gz", "damaged.json.gz", "absent.json"):
+    (tmp_path / "packed.json").write_bytes(gzip.compress(good.encode()))
+    for name in ("short.json.gz", "damaged.json.gz", "packed.json", "absent.json"):
         assert cli.main(["explain", str(tmp_path / name)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert (

@@ -306,7 +306,8 @@ def _count(explanation: Any) -> str:
     many.
     """
     ranks = f"{explanation.ranks} ranks" if explanation.ranks else "one rank of several"
-    return f"{ranks}, {explanation.iterations} iterations"
+    plural = "" if explanation.iterations == 1 else "s"
+    return f"{ranks}, {explanation.iterations} iteration{plural}"
 
 
 def _headline(explanation: Any) -> str:

@@ -78,8 +78,12 @@ class Schedule:
         How much of ``message_s`` is start-up, in which a message does not use the link.
         By default none is.
     rooted : tuple of int, optional
-        The numbers of messages that only rank 0 sends, as in a broadcast. Rank 0 does not
-        wait for them, and another rank waits for rank 0 alone. They do not share the link.
+        The numbers of messages that only rank 0 sends, as in a broadcast. A rank other than
+        rank 0 waits for rank 0 alone. These messages do not share the link.
+    root_waits : bool, optional
+        Whether rank 0 waits in ``rooted`` messages until all other ranks have posted them.
+        Gloo hands the bytes of rank 0 over to ranks that are ready, so that rank 0 waits.
+        NCCL stores small messages on the way, so that rank 0 goes on. This is the default.
     lag_s : ndarray, shape (I, R, K), optional
         How much later than the message ends a rank goes on that waits for it, in seconds.
         A negative lag is an earlier end on this rank. By default there is none.
@@ -113,6 +117,7 @@ class Schedule:
     startup_s: Floats | None = None
     rooted: tuple[int, ...] = ()
     lag_s: Floats | None = None
+    root_waits: bool = False
 
     def __post_init__(self) -> None:
         n_iterations, n_ranks, n_segments = self.work_s.shape
@@ -305,10 +310,14 @@ class Schedule:
         """
         if k not in self.rooted:
             return np.maximum(now_s, end_s)
-        # In a broadcast, rank 0 hands its bytes over and goes on. Another rank has them
-        # ``time_s`` after both rank 0 and this rank have posted it.
+        # In a broadcast, another rank has the bytes ``time_s`` after both rank 0 and this
+        # rank have posted it.
         received_s = np.maximum(posted_s, posted_s[0]) + time_s
-        received_s[0] = posted_s[0]
+        if self.root_waits:
+            # Rank 0 goes on when the last of the other ranks has the bytes.
+            received_s[0] = received_s[1:].max(initial=posted_s[0])
+        else:
+            received_s[0] = posted_s[0]
         return np.maximum(now_s, received_s)
 
     def timeline(self, i: int) -> Timeline:

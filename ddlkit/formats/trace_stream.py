@@ -83,8 +83,13 @@ def read_trace(path: Path | str) -> KinetoTrace:
     except (EOFError, zlib.error):
         # Python's gzip raises these for a packed file that is cut short or damaged.
         raise _cut_short(source) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    except (gzip.BadGzipFile, UnicodeDecodeError):
+        raise UserError(
+            f"{source}: cannot be read as text: the name of a file must end in .gz if the "
+            "file is packed by gzip, and only then"
+        ) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
         raise UserError(f"{source}: cannot be read: {reason}") from error
     return trace_of_document(document, source)
 

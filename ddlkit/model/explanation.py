@@ -40,7 +40,12 @@ from ddlkit.core.workload import Floats
 from ddlkit.formats.rank_trace import RankTrace, rank_trace
 from ddlkit.formats.trace_stream import read_trace
 from ddlkit.model.other_buckets import Buckets, costed_messages_s, of_backward
-from ddlkit.model.ranks import LEAST_ITERATIONS, TracedTraining, training_of
+from ddlkit.model.ranks import (
+    LEAST_ITERATIONS,
+    TracedTraining,
+    training_of,
+    with_startup,
+)
 
 MOST_REPLAY_ERROR = 0.05
 """If the replay misses iterations by more than this share, nothing is explained."""
@@ -69,6 +74,10 @@ MOST_TIMES_TYPICAL = 1.5
 """An iteration is called slow if it takes more than this many times the median."""
 MOST_RANKS_TRIED = 16
 """For how many ranks the removal of each phase is played again."""
+MOST_FITS = 12
+"""How often the start-up of messages that share a link is fitted at most."""
+CLOSE_STARTUP = 0.005
+"""It is no longer fitted once it changes by no more than this share."""
 LEAST_SIZE_RATIO = 4.0
 """Start-up and time per byte are only fitted to sizes that differ by this factor."""
 MOST_REFERENCE = 1.3
@@ -81,6 +90,8 @@ LEAST_LISTED = 0.01
 """A rank is listed as a cause from this share of the iteration on."""
 LEAST_JUDGED = 4
 """With fewer judged iterations, no rank is named."""
+MOST_NUMBERS = 12
+"""How many late iterations are listed by their numbers, so that these fit a line."""
 LEAST_SHOWN_S = 1e-9
 """Shorter gains are rounding errors, and count as none."""
 CAPS_MIB = (1, 5, 10, 25, 50, 100)
@@ -231,6 +242,10 @@ class Explanation:
             for name, seconds in self.waterfall
         ]
         description["findings"] = [finding._asdict() for finding in self.findings]
+        if self.iterations < LEAST_ITERATIONS:
+            # A value that is not known is null in the document.
+            for change in (*description["causes"], *description["remedies"]):
+                change["interval_s"] = None
         return description
 
 
@@ -501,6 +516,9 @@ def explanation(
         _refuse_slow_reference(training, reference)
         costs: _Costs | None = _Costs(reference)
     else:
+        if training.schedule.in_flight > 1:
+            training = _with_fitted_startup(training, compared)
+            compared = Comparison.of(training, judged)
         costs = _costs_of_traced_messages(training, compared)
     cost = costs.cost if costs else None
 
@@ -556,9 +574,13 @@ def _gains_without_s(
 def _refuse_wrong_replay(compared: Comparison) -> None:
     """Raise UserError if the replay misses what was measured, or rests on large lags."""
     advice = "record longer iterations on machines that do nothing else"
-    error = float(np.median(np.abs(compared.replayed_s / compared.measured_s - 1)))
+    of_single = float(np.median(np.abs(compared.replayed_s / compared.measured_s - 1)))
+    replay_s = float(np.median(compared.replayed_s))
+    # Single iterations can be played again well, and their median badly, if iterations
+    # are of several kinds. The screen shows the error of the median.
+    of_median = abs(replay_s / compared.iteration_s - 1)
+    error = max(of_single, of_median)
     if error > MOST_REPLAY_ERROR:
-        replay_s = float(np.median(compared.replayed_s))
         raise UserError(
             f"explain: played again, iterations are off by {error:.1%} (median; the "
             f"typical one takes {format_seconds(replay_s)} instead of "
@@ -627,8 +649,8 @@ def _findings(
     n_judged = len(compared.measured_s)
     if n_judged < LEAST_ITERATIONS:
         text = (
-            f"how sure this is: {n_judged} iterations are too few for an interval, which "
-            f"needs {LEAST_ITERATIONS}"
+            f"how sure this is: an interval needs {LEAST_ITERATIONS} judged iterations, and "
+            f"there are {n_judged}"
         )
         yield Finding("not known", (), text)
 
@@ -716,19 +738,20 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     """
     others = np.arange(schedule.n_ranks) != rank
     in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
-    work_s = schedule.work_s.copy()
+    rounds_s = _in_rounds(schedule)
+    shorter_s = rounds_s.copy()
     # Work after a wait of all ranks cannot make up for work before it, so each stretch
     # between two waits is shortened by itself.
     for stretch in _stretches(schedule):
         chosen = stretch & in_phases
-        # The work of the other ranks, shape (I, R - 1, number of chosen segments).
-        others_s = schedule.work_s[:, others][:, :, chosen]
-        work_s[:, rank, chosen] = _without_excess_s(
-            own_s=schedule.work_s[:, rank][:, chosen],
+        # The work of the other ranks, shape (I + 1, R - 1, number of chosen segments).
+        others_s = rounds_s[:, others][:, :, chosen]
+        shorter_s[:, rank, chosen] = _without_excess_s(
+            own_s=rounds_s[:, rank][:, chosen],
             other_s=np.median(others_s, axis=1),
             other_total_s=np.median(others_s.sum(axis=2), axis=1),
         )
-    return schedule.with_work(work_s)
+    return schedule.with_work(_of_iterations(schedule, shorter_s))
 
 
 def without_waiting(schedule: Schedule) -> Schedule:
@@ -745,25 +768,60 @@ def without_waiting(schedule: Schedule) -> Schedule:
         The schedule, in which no rank works longer in a phase than the rank that works
         least in it, between two instants at which ranks wait for each other.
     """
-    work_s = schedule.work_s.copy()
-    iterations = np.arange(len(work_s))
+    rounds_s = _in_rounds(schedule)
+    shorter_s = rounds_s.copy()
+    rounds = np.arange(len(rounds_s))
     phase_of_segment = np.array([segment.phase for segment in schedule.segments])
     # As in `without_delay`, each stretch between two waits is shortened by itself.
     for stretch in _stretches(schedule):
         for phase in PHASES:
             chosen = stretch & (phase_of_segment == phase)
-            chosen_s = schedule.work_s[:, :, chosen]
+            chosen_s = rounds_s[:, :, chosen]
             totals_s = chosen_s.sum(axis=2)
-            # The work of the rank that is quickest in each iteration, shape (I, number
-            # of chosen segments).
-            quickest_s = chosen_s[iterations, totals_s.argmin(axis=1)]
+            # The work of the rank that is quickest in each round, shape (I + 1, number of
+            # chosen segments).
+            quickest_s = chosen_s[rounds, totals_s.argmin(axis=1)]
             for rank in range(schedule.n_ranks):
-                work_s[:, rank, chosen] = _without_excess_s(
+                shorter_s[:, rank, chosen] = _without_excess_s(
                     own_s=chosen_s[:, rank],
                     other_s=quickest_s,
                     other_total_s=totals_s.min(axis=1),
                 )
-    return schedule.with_work(work_s)
+    return schedule.with_work(_of_iterations(schedule, shorter_s))
+
+
+def _behind_last_wait(schedule: Schedule) -> np.ndarray:
+    """Return for each segment, shape (S,), whether it lies behind the last wait."""
+    is_wait = [segment.action == WAIT for segment in schedule.segments]
+    # Counted from the end, no wait has come yet.
+    waits_to_come = np.cumsum(is_wait[::-1])[::-1]
+    return np.asarray(waits_to_come == 0)
+
+
+def _in_rounds(schedule: Schedule) -> Floats:
+    """Return the work of a schedule by rounds, shape (I + 1, R, S), in seconds.
+
+    A round lasts from the last wait of an iteration to the last wait of the next one. It
+    has the work behind the last wait of the earlier iteration, such as the update, and the
+    work of the later iteration up to its last wait. Ranks do not wait for each other
+    between the two, so that only work of the same round can make up for other work.
+    Before the first iteration and behind the last one there is no work.
+    """
+    behind = _behind_last_wait(schedule)
+    n_iterations, n_ranks, n_segments = schedule.work_s.shape
+    rounds_s = np.zeros((n_iterations + 1, n_ranks, n_segments))
+    rounds_s[1:, :, behind] = schedule.work_s[:, :, behind]
+    rounds_s[:-1, :, ~behind] = schedule.work_s[:, :, ~behind]
+    return rounds_s
+
+
+def _of_iterations(schedule: Schedule, rounds_s: Floats) -> Floats:
+    """Return work by iterations, shape (I, R, S), from that by rounds (`_in_rounds`)."""
+    behind = _behind_last_wait(schedule)
+    work_s = np.empty_like(schedule.work_s)
+    work_s[:, :, behind] = rounds_s[1:, :, behind]
+    work_s[:, :, ~behind] = rounds_s[:-1, :, ~behind]
+    return work_s
 
 
 def _stretches(schedule: Schedule) -> list[np.ndarray]:
@@ -1009,10 +1067,9 @@ def _named(
     if not is_frequent:
         late = compared.numbers[stands_out]
         return None, (
-            f"rank {first} is late in {stands_out.sum()} of {n_judged} iterations, and a "
-            f"rank is named only if it is late in at least {IN_ITERATIONS:.0%} of them. To "
-            "judge its late iterations alone, give --iterations "
-            f"{','.join(map(str, late))}"
+            f"rank {first} is late in {len(late)} of {n_judged} iterations, and a rank is "
+            f"named only if it is late in at least {IN_ITERATIONS:.0%} of "
+            f"them{_advice_to_judge(late)}"
         )
     if not is_surely_large:
         return None, (
@@ -1021,6 +1078,20 @@ def _named(
             f"{format_seconds(least_s)} is ({LEAST_SHARE:.0%} of the iteration)"
         )
     return {"rank": slowest.rank, "phase": slowest.phase}, ""
+
+
+def _advice_to_judge(late: np.ndarray) -> str:
+    """Return how to judge late iterations alone, "" if too few of them are late.
+
+    ``late`` has the numbers of the iterations in which a rank is late.
+    """
+    if len(late) < LEAST_JUDGED:
+        return ""
+    which = "its late iterations"
+    if len(late) > MOST_NUMBERS:
+        which = f"the first {MOST_NUMBERS} of these iterations"
+    numbers = ",".join(map(str, late[:MOST_NUMBERS]))
+    return f". To judge {which} alone, give --iterations {numbers}"
 
 
 # -- messages --------------------------------------------------------------------------
@@ -1099,6 +1170,32 @@ def _costs_of_traced_messages(
         telling = medians_s > 0
         resampled.append(_line_through(sizes[telling], medians_s[telling]))
     return _Costs(cost, tuple(resampled))
+
+
+def _with_fitted_startup(
+    training: TracedTraining, compared: Comparison
+) -> TracedTraining:
+    """Return a training with the start-up that a line through its messages has.
+
+    Messages that are under way together share the link, but not their start-ups. What
+    messages take alone therefore depends on the start-up, which is fitted to what they
+    take alone. Both are computed in turn until the start-up hardly changes. The training
+    stays as it is if no line can be fitted.
+    """
+    startup_s = 0.0
+    fitted = training
+    # The line alone is needed here, and none through bootstrap samples.
+    without_samples = replace(compared, resamples=compared.resamples[:0])
+    for _ in range(MOST_FITS):
+        costs = _costs_of_traced_messages(fitted, without_samples)
+        if costs is None:
+            return training
+        change_s = abs(costs.cost.startup_s() - startup_s)
+        startup_s = costs.cost.startup_s()
+        fitted = with_startup(training, startup_s)
+        if change_s <= CLOSE_STARTUP * startup_s:
+            break
+    return fitted
 
 
 def _gains_by_sample_s(
@@ -1381,7 +1478,7 @@ def _findings_of_one_rank(
     yield Finding("not known", (), text)
     if n_judged < LEAST_ITERATIONS:
         text = (
-            f"how sure this is: {n_judged} iterations are too few for an interval, which "
-            f"needs {LEAST_ITERATIONS}"
+            f"how sure this is: an interval needs {LEAST_ITERATIONS} judged iterations, and "
+            f"there are {n_judged}"
         )
         yield Finding("not known", (), text)

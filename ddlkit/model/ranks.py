@@ -164,6 +164,7 @@ def training_of(
         # A rank that waits wakes up some tenths of a millisecond earlier or later than
         # another rank, which counts in short iterations.
         lag_s=shared.ended_s - ends_s[:, None, :],
+        root_waits=not usable[0].uses_nccl,
     )
     return TracedTraining(
         traces=tuple(usable),
@@ -175,6 +176,34 @@ def training_of(
         contention_s=contention_s,
         findings=(*findings, *unknown_contention),
     )
+
+
+def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
+    """Return a training whose messages have another start-up.
+
+    Parameters
+    ----------
+    training : TracedTraining
+        The training, in which several messages may share the link.
+    startup_s : float
+        The start-up of a message in seconds, in which it does not use the link.
+
+    Returns
+    -------
+    TracedTraining
+        The training, in which messages take other times alone but end as they did.
+    """
+    schedule = training.schedule
+    if schedule.in_flight == 1:
+        startups_s = np.minimum(startup_s, schedule.message_s)
+        return replace(training, schedule=replace(schedule, startup_s=startups_s))
+    shared = _InOneClock.of(training.traces)
+    ends_s = shared.started_s.max(axis=1) + _taken_s(training.traces)
+    message_s, startups_s = _messages_alone_s(
+        shared.posted_s.max(axis=1), ends_s, startup_s, schedule.in_flight
+    )
+    changed = schedule.with_messages(message_s, startups_s)
+    return replace(training, schedule=changed)
 
 
 def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
