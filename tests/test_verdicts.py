@@ -29,9 +29,28 @@ CLAIM = claims.Claim(
 values = st.floats(0.01, 1e6)
 
 
+GATE = Path(__file__).with_name("gate.csv")
+"""What came out of every claim before."""
+
+
 @pytest.fixture(scope="module")
 def verdicts() -> pd.DataFrame:
     return papers.evaluate()
+
+
+@pytest.mark.slow
+def test_claims_come_out_as_they_did(verdicts: pd.DataFrame) -> None:
+    """A change of the code's form may not move what is said of a paper."""
+    before = pd.read_csv(GATE).set_index("id").sort_index()
+    now = verdicts.set_index("id").sort_index()
+    new = now.loc[now.index.difference(before.index), ["low", "high", "outcome"]]
+    rows = new.to_csv(header=False, float_format="%.6g")
+    assert new.empty, f"append the new claims to tests/gate.csv:\n{rows}"
+    assert before["outcome"].to_dict() == now["outcome"].to_dict()
+    for end in ("low", "high"):
+        assert before[end].tolist() == pytest.approx(
+            now[end].tolist(), rel=1e-5, nan_ok=True
+        )
 
 
 def test_every_claim_has_either_a_check_or_a_reason() -> None:
