@@ -275,8 +275,8 @@ main() {
   keep_bytecode
   set_up "$base"
   if [[ $command == test ]]; then
-    # Three at a time on two cores: a third of a worker's time is waiting, for sleeps and for others.
-    stage 04-test python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not alone" ${long[@]+"${long[@]}"}
+    # Four at a time on two cores: of the time of three, a fifth is waiting, for sleeps and for others.
+    stage 04-test python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not alone" ${long[@]+"${long[@]}"}
     stage 05-alone measuring_tests
   else
     if [[ -n $recorded ]]; then

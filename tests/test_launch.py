@@ -263,7 +263,8 @@ def test_a_job_over_different_machines_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
-        UserError, match="^cannot write .*file/out/rank-logs/.*: Not a directory"
+        UserError,
+        match="^cannot write .*file/out/rank-logs/.*: .*file is a file, not a directory",
     ):
         run_endless(tmp_path / "file" / "out", Loopback())
 
