@@ -275,8 +275,8 @@ main() {
   keep_bytecode
   set_up "$base"
   if [[ $command == test ]]; then
-    # Four at a time on two cores: of the time of three, a fifth is waiting, for sleeps and for others.
-    stage 04-test python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not alone" ${long[@]+"${long[@]}"}
+    # Three at a time on two cores: a fifth of the time is waiting, and four take as long as three.
+    stage 04-test python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not alone" ${long[@]+"${long[@]}"}
     stage 05-alone measuring_tests
   else
     if [[ -n $recorded ]]; then
