@@ -203,7 +203,8 @@ def screen(explanation: Any) -> list[str]:
 def _wrapped(line: str) -> list[str]:
     """Return a line as lines of at most `COLUMNS` columns.
 
-    The text beside a name goes on below this text.
+    A line may begin with a name in a column of its own. The text to the
+    right of the name continues in that second column.
     """
     if not line:
         return [""]

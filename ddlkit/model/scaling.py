@@ -1517,7 +1517,7 @@ def _origin_of_likely_factors(
         origin = f"the nominal {scaling.NOMINAL:.0%} interval"
         if limiting:
             counts = " and ".join(_nodes(count.nodes) for count in limiting)
-            origin += f", limited by what was measured on {counts}"
+            origin += f", limited by the measurements on {counts}"
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"{origin}; on {on_smallest}, the range of the jobs"

@@ -44,7 +44,9 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
         reason = error.strerror or error
         # Where a parent is a file, the operating system says of making it that it exists.
         for parent in path.parents:
-            if parent.exists() and not parent.is_dir():
+            # Unlike the method of a path, this function asks without raising an error
+            # where a directory may not be searched.
+            if os.path.isfile(parent):
                 reason = f"{parent} is a file, not a directory"
         raise UserError(f"cannot {verb} {path}: {reason}") from error
 
