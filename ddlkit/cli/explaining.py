@@ -179,8 +179,9 @@ def screen(explanation: Any) -> list[str]:
     Returns
     -------
     list of str
-        A title, and a line for each fact: at most `MOST_LINES` lines of `COLUMNS`
-        columns. If there are more findings than fit, the last line says how many.
+        A title, the facts and the findings, in lines of at most `COLUMNS` columns.
+        Findings that do not fit into `MOST_LINES` lines are left out, and the last line
+        says how many. Facts are never left out.
     """
     lines = _wrapped(_title(explanation))
     for fact in _facts(explanation):

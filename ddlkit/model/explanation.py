@@ -53,8 +53,8 @@ MOST_LAG = 0.05
 """If ranks see the ends of messages this far apart, nothing is explained.
 
 It is the share by which iterations would change if all ranks saw every end at once. The
-replay without these lags must meet `MOST_REPLAY_ERROR`, because the replay with them is
-exact whatever else goes on between ranks. The share is at most 0.4% in all 30 recordings
+replay with these lags is exact whatever else goes on between ranks, so that it must not
+differ more from the replay without them. The share is at most 0.4% in all 30 recordings
 with known delays, and was 3% in a training of 20 ms on a machine with three times as many
 processes as processors.
 """
@@ -103,7 +103,7 @@ REST_ON_COST = ("start-up", "bandwidth")
 FITS_TRIED = 12
 """With how many of the resampled costs the iterations are played again.
 
-The gains by the others lie on a plane through these. With all of 150 samples played again,
+The gains by all samples are read off a plane that is fitted to these. With all of 150 samples played again,
 the ends of intervals moved by less than a tenth of their width."""
 ALWAYS_LISTED = ("waiting", "start-up", "bandwidth")
 """Causes that are listed even if no iteration gains anything without them."""
@@ -352,7 +352,7 @@ class Comparison:
 
     @property
     def lag_share(self) -> float:
-        """Return by which share lags change iterations, as the median over these."""
+        """Return the median share by which lags change an iteration."""
         return float(np.median(np.abs(self.without_lags_s / self.replayed_s - 1)))
 
     def gains_s(self, changed: Schedule) -> Floats:
@@ -365,8 +365,8 @@ class Comparison:
 
         ``gains_s`` is what each judged iteration gains, shape (J,), or what it gains in
         each of the bootstrap samples, shape (SAMPLES, J). The interval is one
-        of the gain of many iterations like these. The times of a few more iterations
-        would scatter themselves, which it does not contain.
+        of the gain of many iterations like these. It does not contain the scatter of a few
+        further iterations.
         """
         gains_of_samples_s = np.broadcast_to(gains_s, self.resamples.shape)
         # Each row has the gains of the iterations that are in one bootstrap sample.
@@ -646,7 +646,11 @@ def _findings(
             "start-up and bandwidth are told apart by the sizes of the trace's messages"
         )
         yield Finding("messages", (), text)
-    n_judged = len(compared.measured_s)
+    yield from _finding_of_few_iterations(len(compared.measured_s))
+
+
+def _finding_of_few_iterations(n_judged: int) -> Iterator[Finding]:
+    """Yield that no interval is known, if too few iterations are judged for one."""
     if n_judged < LEAST_ITERATIONS:
         text = (
             f"how sure this is: an interval needs {LEAST_ITERATIONS} judged iterations, and "
@@ -793,7 +797,7 @@ def without_waiting(schedule: Schedule) -> Schedule:
 def _behind_last_wait(schedule: Schedule) -> np.ndarray:
     """Return for each segment, shape (S,), whether it lies behind the last wait."""
     is_wait = [segment.action == WAIT for segment in schedule.segments]
-    # Counted from the end, no wait has come yet.
+    # How many waits there are from each segment on, itself included.
     waits_to_come = np.cumsum(is_wait[::-1])[::-1]
     return np.asarray(waits_to_come == 0)
 
@@ -1476,9 +1480,4 @@ def _findings_of_one_rank(
         "iteration, and may be the time of messages or the lateness of other ranks"
     )
     yield Finding("not known", (), text)
-    if n_judged < LEAST_ITERATIONS:
-        text = (
-            f"how sure this is: an interval needs {LEAST_ITERATIONS} judged iterations, and "
-            f"there are {n_judged}"
-        )
-        yield Finding("not known", (), text)
+    yield from _finding_of_few_iterations(n_judged)

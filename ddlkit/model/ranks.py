@@ -28,7 +28,7 @@ MOST_DRIFT = 500e-6
 """By how many seconds a second the clocks of two machines drift apart at most.
 
 Clocks that follow a time server are corrected by this much at most."""
-SHARE_NOT_COMPARED = 0.02
+SHARE_CONTRADICTING = 0.02
 """The share of messages that may contradict one run, because a trace has single faults."""
 LEAST_ITERATIONS = 8
 """With fewer iterations than these, no interval can be given."""
@@ -223,10 +223,10 @@ def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
     for other in others:
         other_posted_s, other_ended_s = _posts_and_ends_s(other)
         ahead_at_least_s = np.quantile(
-            other_posted_s - first_ended_s, 1 - SHARE_NOT_COMPARED
+            other_posted_s - first_ended_s, 1 - SHARE_CONTRADICTING
         )
         ahead_at_most_s = np.quantile(
-            other_ended_s - first_posted_s, SHARE_NOT_COMPARED
+            other_ended_s - first_posted_s, SHARE_CONTRADICTING
         )
         lasted_s = first_ended_s.max() - first_posted_s.min()
         apart_s = ahead_at_least_s - ahead_at_most_s

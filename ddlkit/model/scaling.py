@@ -195,10 +195,10 @@ class Wish:
     nodes : int
         The number of nodes.
     answer : str
-        "yes" or "no" if the whole likely range of the scaling factor is above or below the wished
-        factor, or else "open". The likely range is the interval of the predicted count, but for two
-        things. More nodes do not shorten a step, so the nearest measured counts with fewer and with
-        more nodes limit the range. It is also as wide as jobs on the smallest count scatter. The
+        "yes" if the whole likely range of the scaling factor is at or above the wished factor, "no"
+        if the whole range is below, or else "open". The range follows from the likely steps of this
+        count and of the smallest one. More nodes do not shorten a step, so the nearest measured
+        counts with fewer and with more nodes limit a predicted step. The
         answer is "open", too, if a step that decides it has to be repeated.
     reason : str
         Why this is the answer, in words.
@@ -1027,10 +1027,10 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
 def _neighbours(
     measured: Sequence[Count], gpus: int, nodes: int
 ) -> tuple[Count | None, Count | None]:
-    """Return the nearest measured counts that are smaller and larger than a count of others.
+    """Return the nearest smaller and larger measured counts of some GPUs and nodes.
 
     A smaller count has no more GPUs and no more nodes, and a larger one at least as many of both.
-    Either is None if no measured count is so. For more nodes than the anchor has, the smaller count is
+    Either is None if there is no such count. For more nodes than the anchor has, the smaller count is
     the anchor, from which such a count is predicted.
     """
     anchor = _anchor(measured)
@@ -1510,7 +1510,7 @@ def _origin_of_likely_factors(
     elif asked.measured:
         origin = f"one job measured {asked.scaling_factor:.2f}, and "
         if scatter > SINGLE_JOB_SHARE:
-            origin += f"jobs of other counts differ by {scatter:.0%}"
+            origin += f"jobs of other counts differ by {scatter:.0%} either way"
         else:
             origin += f"another job may differ by {SINGLE_JOB_SHARE:.0%}"
     else:

@@ -58,7 +58,7 @@ def width_ratio(level: float, without: str = "") -> float:
     Parameters
     ----------
     level : float
-        The one-sided level. The interval between both sides has twice the level less 1.
+        The one-sided level p. The interval between both sides has the level 2 p - 1.
     without : str, optional
         A source in sight whose steps are not used, because they are judged.
 
@@ -137,7 +137,7 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
     return pd.DataFrame({"answered": is_answered, "right": right}, index=cases.index)
 
 
-def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[Floats, Floats]:
+def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[np.ndarray, np.ndarray]:
     """Return which wishes are answered, and which of them with yes.
 
     ``ratio``, shape (n,), multiplies the half-widths of the interval of each case.
