@@ -354,6 +354,18 @@ def test_one_job_on_the_smallest_count_decides_no_wish_that_is_near_to_it(
     assert clear.wish and clear.wish.answer == "no"
 
 
+@pytest.mark.parametrize("scatter", [0.0, 0.01, 0.019, 0.021, 0.025, 0.029, 0.04])
+def test_more_scatter_of_other_jobs_answers_no_further_wish(scatter: float) -> None:
+    """One job on the smallest count may differ by 3%, however little other jobs do."""
+    jobs = {
+        (8, 1): [1.0],
+        (16, 2): [1.1 * (1 - scatter), 1.1, 1.1 * (1 + scatter)],
+        (32, 4): [1.218 * (1 - scatter), 1.218],
+    }
+    answered = scale(jobs_of(jobs), 4, wish=0.8).wish
+    assert answered and answered.answer == "open"
+
+
 @given(st.floats(0.01, 0.99), st.lists(st.floats(0.95, 1.05), min_size=1, max_size=3))
 def test_the_smallest_count_meets_each_wish(wish: float, jobs_s: list[float]) -> None:
     """Its scaling factor is 1 by definition, however much its jobs scatter."""

@@ -1486,14 +1486,14 @@ def _smallest_range_s(smallest: Count, asked: Count, scatter: float) -> Interval
     """Return the shortest and the longest step that the smallest count may have, in seconds.
 
     Each job on it may be the one that tells its usual step. One job alone may differ by ``scatter``, the
-    share by which jobs of other counts scatter. If this is too little to count, but several jobs measured
-    ``asked``, it may differ by `SINGLE_JOB_SHARE`. One job on ``asked``, or the interval of a prediction,
-    has this allowance already.
+    share by which jobs of other counts scatter, if this is not too little to count. If several jobs
+    measured ``asked``, it may differ by `SINGLE_JOB_SHARE` at least. One job on ``asked``, or the interval
+    of a prediction, has this allowance already.
     """
+    if asked.jobs > 1:
+        return _jobs_s(smallest, max(scatter, SINGLE_JOB_SHARE))
     if scatter > LEAST_SCATTER:
         return _jobs_s(smallest, scatter)
-    if asked.jobs > 1:
-        return _jobs_s(smallest, SINGLE_JOB_SHARE)
     return smallest.range_s
 
 
@@ -1521,10 +1521,10 @@ def _origin_of_likely_factors(
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"{origin}; on {on_smallest}, the range of the jobs"
+    if asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE:
+        return f"{origin}; the one job on {on_smallest} may differ by {SINGLE_JOB_SHARE:.0%}"
     if scatter > LEAST_SCATTER:
         return f"{origin}; the one job on {on_smallest} may differ as much as those of other counts"
-    if asked.jobs > 1:
-        return f"{origin}; the one job on {on_smallest} may differ by {SINGLE_JOB_SHARE:.0%}"
     return origin
 
 
