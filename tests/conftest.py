@@ -83,6 +83,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the long fuzz, grids of half the step, and all cases of slow tests",
     )
     parser.addoption(
+        "--rehearsals",
+        action="store_true",
+        help="also tests that repeat at full length what shorter tests hold; --long includes them",
+    )
+    parser.addoption(
         "--write", action="store_true", help="data/halved.csv anew, with --long"
     )
 
@@ -90,10 +95,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Let files with a slow test come first: workers end together.
+    """Skip rehearsals unless they are asked for, and let files with a slow test come first.
 
-    With ``--shuffle SEED`` all tests are in an order of chance instead: none may need another before it.
+    Workers then end together. With ``--shuffle SEED`` all tests are in an order of chance instead: none may need another before it.
     """
+    if not (config.getoption("--long") or config.getoption("--rehearsals")):
+        skipped = pytest.mark.skip(reason="a rehearsal: needs --rehearsals or --long")
+        for item in items:
+            if item.get_closest_marker("rehearsal"):
+                item.add_marker(skipped)
     if seed := config.getoption("--shuffle"):
         random.Random(seed).shuffle(items)
         return
