@@ -97,7 +97,8 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Skip rehearsals unless they are asked for, and let files with a slow test come first.
 
-    Workers then end together. With ``--shuffle SEED`` all tests are in an order of chance instead: none may need another before it.
+    Workers then end together. With ``--shuffle SEED`` all tests are in an order of chance instead:
+    none may need another before it.
     """
     if not (config.getoption("--long") or config.getoption("--rehearsals")):
         skipped = pytest.mark.skip(reason="a rehearsal: needs --rehearsals or --long")
