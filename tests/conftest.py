@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import random
 import re
@@ -142,6 +143,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return groups.get(Path(file).stem.removeprefix("test_"), file)
 
     return Together(config, log)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def measurements_do_not_wait_until_others_are_quiet() -> None:
+    """Neither in this process nor in the ranks of its jobs."""
+    importlib.import_module("impatient")
 
 
 @pytest.fixture(autouse=True, scope="session")

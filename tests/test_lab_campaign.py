@@ -207,13 +207,21 @@ class TestLab:
         argv = [
             sys.executable,
             "-m",
+            "impatient",
             "workbook",
             "campaign",
             str(file),
             "--out",
             str(out),
         ]
-        killed = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        killed = subprocess.Popen(
+            argv,
+            env={**os.environ, "PYTHONPATH": paths},
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         assert wait_for(lambda: rows_so_far(out) > kept + 8)
         ranks = ranks_below(killed.pid)
         killed.kill()

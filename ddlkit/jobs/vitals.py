@@ -43,6 +43,8 @@ TRIES = 3
 """How many times a recording makes one measurement at most, if others disturb it."""
 RETRY_S = 2.0
 """Seconds between two tries, in which others may end what disturbs."""
+RETRIES = 8
+"""How often a job repeats a measurement at most, if others disturb it."""
 LINK = "DDLKIT_LINK"
 """In a rank's environment: the file in which its emulated link counts packets."""
 
@@ -202,11 +204,11 @@ class Retries:
     Parameters
     ----------
     most : int, optional
-        How often the job may repeat.
+        How often the job may repeat. By default this is `RETRIES`.
     """
 
-    def __init__(self, most: int = 8) -> None:
-        self._left = most
+    def __init__(self, most: int | None = None) -> None:
+        self._left = RETRIES if most is None else most
 
     @classmethod
     def on(cls, device: str) -> Retries:
