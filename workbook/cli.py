@@ -19,6 +19,7 @@ from ddlkit.cli.command import (
     group,
     interrupt_says_kept,
     named_networks,
+    refuse_impossible_directory,
     refuse_impossible_outputs,
     refuse_unknown_networks,
     session_budget_s,
@@ -105,6 +106,18 @@ def build(arguments: argparse.Namespace) -> None:
                 "--only names no notebook: give numbers as in 02,04, or leave --only out "
                 "to run all notebooks"
             )
+    if arguments.recorded and arguments.data is not None:
+        raise UserError(
+            "--data has no effect with --recorded, which shows nothing that was measured on "
+            "this machine: leave one of them out"
+        )
+    if arguments.data is not None and not arguments.data.is_dir():
+        raise UserError(
+            f"--data {arguments.data}: is no directory: name the one in which "
+            "python -m workbook record wrote its tables"
+        )
+    if arguments.reports is not None:
+        refuse_impossible_directory("--reports", arguments.reports)
     front_page = book.build(
         recorded=arguments.recorded,
         data=arguments.data,

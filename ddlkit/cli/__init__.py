@@ -407,6 +407,8 @@ class _Parser(argparse.ArgumentParser):
 
     command = ""
     """The name of the command that is parsed, "" for the words before a command."""
+    example = ""
+    """A line for a shell that calls the command."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError in place of argparse's own message, of which this makes it."""
@@ -428,6 +430,8 @@ class _Parser(argparse.ArgumentParser):
         _, is_required, names = problem.partition("arguments are required: ")
         if is_required:
             problem = f"{self.command or self.prog} needs {names}"
+            if self.example:
+                problem += f", as in: {self.example}"
         elif self.command:
             problem = f"{self.command} {problem}"
         raise UserError(f"{problem} (see {self.prog} --help)")
@@ -488,6 +492,7 @@ def _parser(
         subparser._negative_number_matcher = re.compile(r"-\.?\d")
         # Error messages begin with the name of the command.
         subparser.command = name
+        subparser.example = command.example
         subparser.set_defaults(run=command.run, command=name)
         _add_arguments(subparser, command.arguments, with_defaults=with_defaults)
     return parser

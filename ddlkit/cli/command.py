@@ -668,9 +668,7 @@ def refuse_impossible_outputs(out: Path | None, pack: Path | None = None) -> Non
     An option that is not given is None, and is not refused.
     """
     if out is not None:
-        if out.exists() and not out.is_dir():
-            raise UserError(f"--out {out}: is a file, not a directory: name another")
-        refuse_unwritable("--out", out, out)
+        refuse_impossible_directory("--out", out)
     if pack is None:
         return
     if not pack.name.endswith((".tgz", ".tar.gz")):
@@ -678,6 +676,28 @@ def refuse_impossible_outputs(out: Path | None, pack: Path | None = None) -> Non
     if pack.is_dir():
         raise UserError(f"--pack {pack}: is a directory: name a file")
     refuse_unwritable("--pack", pack, pack.parent)
+
+
+def refuse_impossible_directory(option: str, directory: Path) -> None:
+    """Refuse a directory that is a file, or in which files cannot be made.
+
+    Parameters
+    ----------
+    option : str
+        The option that names the directory.
+    directory : Path
+        The directory, which need not exist.
+
+    Raises
+    ------
+    UserError
+        If the path is a file, or if the operating system refuses.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UserError(
+            f"{option} {directory}: is a file, not a directory: name another"
+        )
+    refuse_unwritable(option, directory, directory)
 
 
 def refuse_unwritable(option: str, path: Path, directory: Path) -> None:

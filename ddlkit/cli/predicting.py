@@ -380,12 +380,15 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
 
 
 def _level_in_words(result: dict[str, Any]) -> Any:
-    """Return the level of a predicted interval, or why it is not known, in words."""
+    """Return the level of a predicted interval, or why there is none, in words."""
     if result["level"] is not None:
         return result["level"]
     if result["interval_s"] is None:
-        return "not known, because there is no interval"
-    return "not known, because contention was not measured"
+        return "none, because there is no interval"
+    return (
+        "none, because the interval leaves out contention, which was not measured: add "
+        "--slowdown or --copies"
+    )
 
 
 def _contention_in_words(contention: dict[str, float] | None) -> str | None:

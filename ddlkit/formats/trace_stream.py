@@ -184,6 +184,8 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
     the file is neither that nor an object with a list "traceEvents".
     """
     first = buffer.next_character()
+    if not first:
+        raise UserError(f"{source}: the file is empty: restore it, or write it again")
     if first == "[":
         buffer.position += 1
         return None

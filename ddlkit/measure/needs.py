@@ -175,7 +175,8 @@ class Needs(Generic[Settings]):
         -------
         Point
             The point itself if the machine has all that it needs. Otherwise a point that
-            is expected to take no time, and whose measurement raises `Unavailable`.
+            is expected to take no time, whose note says why, and whose measurement
+            raises `Unavailable`.
 
         Raises
         ------
@@ -189,7 +190,9 @@ class Needs(Generic[Settings]):
         def refuse() -> Tables:
             raise Unavailable(reason)
 
-        return replace(point, measure=refuse, estimate_s=0.0)
+        return replace(
+            point, measure=refuse, estimate_s=0.0, note=f"will be skipped: {reason}"
+        )
 
 
 # -- how long each kind takes ----------------------------------------------------------

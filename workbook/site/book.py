@@ -199,7 +199,7 @@ def run(
                     executed=executed,
                     reports=reports,
                     state=_state(notebook, common),
-                    label=f"book: [{number}/{len(chosen)}] {notebook.stem}",
+                    label=f"workbook: [{number}/{len(chosen)}] {notebook.stem}",
                     directory=folder / str(number),
                 )
             )
