@@ -166,7 +166,7 @@ def ask(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
     return dict(json.loads(capsys.readouterr().out))
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_a_models_file_is_measured_advised_on_and_tried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     out = tmp_path / "out"
     words = ["--model", f"{tmp_path / 'mine.py'}:net", "--out", out]
     # On a machine that others keep busy, the refusal of too little time is followed.
-    for minutes in (0.05, 0.2):
+    for minutes in (0.05, 0.2, 1.0):
         given_time = ["--minutes", minutes, "--confirm-minutes", 0.1]
         status = cli.main(["advise", *map(str, words), *map(str, given_time), "--json"])
         printed = capsys.readouterr()

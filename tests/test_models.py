@@ -421,6 +421,7 @@ def test_ranks_that_torchrun_counts_measure_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.rehearsal
 def test_two_agents_of_torchrun_are_advised_together(tmp_path: Path) -> None:
     """On a machine that others keep busy, the refusal of too little time is followed."""
     words = ["advise", "--model", f"{FILE}:pure_bf16", "--out", tmp_path]
