@@ -18,7 +18,7 @@ Sets up what is needed, measures this machine, runs all notebooks and builds the
 An interrupted run goes on where it stopped. Logs of the stages are in build/logs.
 
   test          set up if needed, then run the tests (pytest, with ruff and mypy among them)
-  test --long   run also the tests that take minutes, which are the long fuzz tests
+  test --long   run also the tests that take minutes: rehearsals at full length, long fuzz tests
   --recorded    measure nothing, and take every number from data/recorded
   --full        measure with the long profile, into build/measured-full
   --only NN,NN  run only the notebooks with these numbers
