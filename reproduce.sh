@@ -243,7 +243,7 @@ take_lock() {  # PYTHON: one run at a time; the kernel frees the lock however th
 
 main() {
   local command=report profile=quick data=build/measured book=(build) base long=()
-  local recorded="" full="" only=""
+  local recorded="" full="" only="" number
   while (($#)); do
     case $1 in
       test) command=test ;;
@@ -254,6 +254,10 @@ main() {
         only=${2-}
         [[ $only =~ ^[0-9]{2}(,[0-9]{2})*$ ]] ||
           die 2 "--only needs the two-digit numbers of notebooks, as in --only 02,04"
+        for number in ${only//,/ }; do
+          compgen -G "notebooks/${number}_*.ipynb" >/dev/null ||
+            die 2 "--only $number: there is no such notebook in notebooks/"
+        done
         shift
         ;;
       -h | --help) usage && exit 0 ;;

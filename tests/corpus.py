@@ -18,7 +18,12 @@ def _fit(text: str, *options: str) -> Input:
     return Input(("fit", "t.csv", *options, "--json"), {"t.csv": text.encode()})
 
 
-ENDS = {"below": 0.1, "above": 0.1, "apart": 1.0, "at_bytes": [1e3, 1e7]}
+ENDS = {
+    "growth_below": 0.1,
+    "growth_above": 0.1,
+    "gap_power": 1.0,
+    "at_bytes": [1e3, 1e7],
+}
 ERRORS = {
     "from_bytes": 1e3,
     "to_bytes": 1e7,

@@ -355,7 +355,7 @@ def test_a_gap_is_how_far_apart_the_nearest_two_sizes_lie_and_twice_as_far_is_fo
     np.testing.assert_allclose(around, np.log([2, 2, 2, 2, 8, 8, 8]))
     sizes, seconds = log(LOGS[0])
     held_out = fit("chords", sizes, seconds).held_out
-    assert held_out is not None and held_out.apart == 2
+    assert held_out is not None and held_out.gap_power == 2
     few, many = (
         fit("chords", sizes[::step], seconds[::step], draws=0).cost for step in (2, 1)
     )
@@ -366,9 +366,9 @@ def test_a_gap_is_how_far_apart_the_nearest_two_sizes_lie_and_twice_as_far_is_fo
 WHOLE = {
     "at_bytes": [1.0, 2.0],
     "log_errors": [0.1, 0.1],
-    "below": 0,
-    "above": 0,
-    "apart": 0,
+    "growth_below": 0,
+    "growth_above": 0,
+    "gap_power": 0,
 }
 
 

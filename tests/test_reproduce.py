@@ -62,6 +62,9 @@ def clone(tmp_path: Path) -> Clone:
     path, environment = tmp_path / "clone", tmp_path / "environment"
     for package in ("ddlkit", "workbook"):
         (path / package).mkdir(parents=True)
+    (path / "notebooks").mkdir()
+    for name in ("10_a", "40_d", "90_z"):
+        (path / "notebooks" / f"{name}.ipynb").touch()
     for name in ("reproduce.sh", "requirements.txt", "ddlkit/__init__.py"):
         shutil.copy(ROOT / name, path / name)
     venv.create(environment, with_pip=False, symlinks=True)
@@ -84,7 +87,9 @@ def wait_for(path: Path) -> list[str]:
     raise AssertionError(f"{path.name} did not appear")
 
 
-@pytest.mark.parametrize("words", ["--fast", "--recorded --full", "test --full"])
+@pytest.mark.parametrize(
+    "words", ["--fast", "--recorded --full", "test --full", "--only 41"]
+)
 def test_wrong_arguments_are_one_line(clone: Clone, words: str) -> None:
     done = clone.run(*words.split())
     assert done.returncode == 2 and done.stdout == ""

@@ -157,6 +157,10 @@ def figures(arguments: argparse.Namespace) -> int:
         raise UserError("--check and --write exclude each other: leave one out")
     if arguments.reports and not arguments.reports.is_dir():
         raise UserError(f"--reports {arguments.reports}: no such directory")
+    if arguments.reports and not arguments.check:
+        raise UserError(
+            "--reports has an effect with --check only: leave it out, or add --check"
+        )
     return catalog.command(
         check=arguments.check, write=arguments.write, reports=arguments.reports
     )
@@ -198,11 +202,15 @@ def texts(arguments: argparse.Namespace) -> int:
 # -- recordings ------------------------------------------------------------------------
 
 _NAME = """What to measure: a suite (quick, full, cpu, gpu, gpu-long, smoke), a file of
-points (see examples/), or one part of a suite: layers, collectives, slowdown, copies,
-training, replay, campaign, convergence, input, estimators (PyTorch's own cost
-models), or all. Of the suite quick, all leaves out copies, campaign, convergence,
-input and estimators, which are measured only if they are asked for by name. Or
-straggling: traces of trainings with known delays, written into data/straggling, which
+points (see examples/), or one part of a suite: layers (the time of each layer),
+collectives (the time of messages), slowdown (how much layers and messages slow each
+other down), copies (the time of copying gradients into buckets), training (iterations of
+data-parallel training), replay (iterations whose layers sleep as long as they were
+measured to compute), campaign (replays on many emulated links, compared with
+predictions), convergence (training until the loss no longer falls), input (reading and
+decoding of pictures), estimators (PyTorch's own cost models), or all. Of the suite
+quick, all leaves out copies, campaign, convergence, input and estimators, which are
+measured only if they are asked for by name. Or straggling: traces of trainings with known delays, written into data/straggling, which
 no suite contains and which takes no option but --out."""
 STRAGGLING = "straggling"
 _PREDICT = """For a campaign: calibrate its labs and write down what the models
@@ -391,7 +399,7 @@ def pack(arguments: argparse.Namespace) -> None:
         with store.lock(directory / ".lock"):
             packed += tables.pack(directory)
     if not packed:
-        print(f"{folder}: every table was packed already")
+        print(f"{folder}: no recorded table is left to pack")
         return
     noun = "table" if len(packed) == 1 else "tables"
     print(f"{folder}: packed {len(packed)} {noun}")

@@ -201,6 +201,7 @@ def advise(arguments: argparse.Namespace) -> None:
             facts=result["origin"],
             name_of_best=in_words(result["best"]),
         )
+        print_remarks([f"the page was written: {arguments.html}"], [])
 
 
 def _refuse_wrong_combination(arguments: argparse.Namespace) -> None:

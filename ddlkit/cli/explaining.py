@@ -18,6 +18,7 @@ from ddlkit.cli.command import (
     show,
 )
 from ddlkit.cli.converting import iteration_numbers
+from ddlkit.cli.inputs import print_remarks
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 
@@ -131,6 +132,7 @@ def explain(arguments: argparse.Namespace) -> None:
 
         lines = [_title(explanation), *_facts(explanation), *_findings(explanation)]
         write_explanation(explanation, lines, arguments.html)
+        print_remarks([f"the page was written: {arguments.html}"], [])
 
 
 def _reference(path: Path, ranks: int) -> Any:
@@ -280,7 +282,7 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
             name = "any waiting (a bound)"
         yield _line(name, times)
     if explanation.waterfall:
-        yield _line("one after the other", _removals_in_turn(explanation.waterfall))
+        yield _line("removed in turn", _removals_in_turn(explanation.waterfall))
 
 
 def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
@@ -386,7 +388,7 @@ def _name_of_cause(cause: Any) -> str:
     if cause.rank is not None:
         return f"the delay of rank {cause.rank} ({cause.phase})"
     if cause.cause == "waiting":
-        return "work beyond the quickest rank"
+        return "waiting for slower ranks"
     return {
         "start-up": "start-up of messages",
         "bandwidth": "the bytes of messages",

@@ -750,6 +750,11 @@ def what_if(arguments: argparse.Namespace) -> None:
     # A cost that does not state a number of ranks counts as the cost for one rank.
     gpus = cost.workers or 1
     gpus_after = gpus if arguments.gpus is None else arguments.gpus
+    if not cost.workers:
+        notes.append(
+            "the cost of messages does not say between how many ranks they were sent, so that "
+            "one GPU is assumed in gpus and samples_per_s: give --ranks"
+        )
     _refuse_unknown_stragglers(
         arguments.straggler, ranks=gpus_after, ranks_of_cost=cost.workers
     )

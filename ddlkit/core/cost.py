@@ -683,11 +683,11 @@ class HeldOut(Form):
         Sizes, increasing, from the first to the last one of the fit.
     log_errors : ndarray, shape (k,)
         The mean error near each size. For a table this is divided by the `gap` between
-        the neighbours of the size to the power ``apart``.
-    below, above : float
+        the neighbours of the size to the power ``gap_power``.
+    growth_below, growth_above : float
         How much the error grows from the smallest size of the fit to a size that is
         smaller by the factor e, and from the largest size to one that is larger by e.
-    apart : float
+    gap_power : float
         The power of the gap between two sizes with which the errors of a table grow. 0
         stands for errors that do not depend on gaps.
 
@@ -701,9 +701,9 @@ class HeldOut(Form):
     form: ClassVar[str] = "held_out"
     at_bytes: Floats
     log_errors: Floats
-    below: float
-    above: float
-    apart: float
+    growth_below: float
+    growth_above: float
+    gap_power: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -716,7 +716,9 @@ class HeldOut(Form):
             increase and sizes.shape == errors.shape,
             "at_bytes must increase, and there must be an error for each size",
         )
-        least_value = min(errors.min(), self.below, self.above, self.apart)
+        least_value = min(
+            errors.min(), self.growth_below, self.growth_above, self.gap_power
+        )
         self.check(least_value >= 0, "errors must not be below zero")
 
     def log_error(self, sizes: ArrayLike, cost: MessageCost) -> Floats:
@@ -741,12 +743,13 @@ class HeldOut(Form):
         # Outside the fitted sizes `np.interp` returns the error at the nearest one.
         error = np.interp(log_bytes, fitted_log_bytes, self.log_errors)
         # The errors of a table were divided by the gap around their size, to this power.
-        if self.apart and isinstance(cost, Table):
-            error = error * gap(cost.bytes, sizes) ** self.apart
+        if self.gap_power and isinstance(cost, Table):
+            error = error * gap(cost.bytes, sizes) ** self.gap_power
         # How far each size lies outside the fitted ones, 0 for a size within them.
         log_below = np.maximum(fitted_log_bytes[0] - log_bytes, 0.0)
         log_above = np.maximum(log_bytes - fitted_log_bytes[-1], 0.0)
-        return np.asarray(error + self.below * log_below + self.above * log_above)
+        growth = self.growth_below * log_below + self.growth_above * log_above
+        return np.asarray(error + growth)
 
     def draws(self, cost: MessageCost, count: int) -> tuple[MessageCost, ...]:
         """Return draws of a cost: costs that are off by multiples of its expected error.

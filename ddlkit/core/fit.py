@@ -747,8 +747,8 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
         why += f"; the others' are {', '.join(others)}"
     if chosen in THROUGH_ALL:
         why += (
-            f" (errors of {' and '.join(THROUGH_ALL)} are multiplied by "
-            f"{DISCOUNT_THROUGH_ALL:g} before they are compared: leaving a size out "
+            f" (of these errors, those of {' and '.join(THROUGH_ALL)} count "
+            f"{DISCOUNT_THROUGH_ALL:g} times as much in the comparison: leaving a size out "
             "doubles the distance between the sizes around it, which makes the error of "
             "these forms up to four times too large)"
         )
@@ -856,9 +856,9 @@ def _error_model(
     return HeldOut(
         at_bytes=at_bytes,
         log_errors=_smoothed(at_bytes, row_sizes, row_errors),
-        below=growth_below,
-        above=growth_above,
-        apart=gap_power,
+        growth_below=growth_below,
+        growth_above=growth_above,
+        gap_power=gap_power,
     )
 
 

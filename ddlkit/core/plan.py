@@ -792,8 +792,8 @@ def make_plan(
         # colon.
         usable = ", ".join(known.examples[0] for known in PLANNERS.values())
         raise UserError(
-            f"unknown plan {shown(name)}: use a name such as {usable}; the commands of "
-            "ddlkit also take search (docs/GLOSSARY.md explains the names)"
+            f"unknown plan {shown(name)}: use a name such as {usable}, or search in "
+            "commands that take it (docs/GLOSSARY.md explains the names)"
         )
     known = PLANNERS[name]
     if not known.takes(text):

@@ -103,7 +103,7 @@ def measure_model(
         return {}
     notes += remarks(training, profile)
     facts = _facts_to_show(profile, tables["samples"], me.world_size)
-    notes += _scattered(facts["hooked_over_unhooked"])
+    notes += _scattered(facts["timing_overhead_factor"])
     for note in notes:
         me.say(note)
     origin = Origin(remark="; ".join([*notes, f"order: {order}"]))
@@ -117,15 +117,15 @@ def measure_model(
     }
 
 
-def _scattered(hooked_over_unhooked: float) -> list[str]:
+def _scattered(timing_overhead_factor: float) -> list[str]:
     """Return a note if iterations with hooks seem to be clearly shorter than without.
 
     Hooks take the times of single layers, which costs time and saves none.
     """
-    if hooked_over_unhooked >= LEAST_HOOKED:
+    if timing_overhead_factor >= LEAST_HOOKED:
         return []
     return [
-        f"iterations in which layers were timed took {hooked_over_unhooked:.2f} times as long "
+        f"iterations in which layers were timed took {timing_overhead_factor:.2f} times as long "
         "as the other iterations, although timing layers cannot make an iteration "
         "shorter. The times scatter too much: measure longer with --budget, on a machine "
         "that does nothing else"
@@ -144,7 +144,7 @@ def _facts_to_show(
     # the same in two iterations that follow one another, so the ratio is formed for
     # each such pair.
     pairs = samples.pivot(index="sample", columns="quantity", values="seconds")
-    hooked_over_unhooked = pairs["hooked_iteration"] / pairs["unhooked_iteration"]
+    timing_overhead_factor = pairs["hooked_iteration"] / pairs["unhooked_iteration"]
     return {
         "network": profile.network,
         "device": profile.device,
@@ -155,7 +155,7 @@ def _facts_to_show(
         "forward_s": float(median_s["forward"]),
         "backward_s": float(median_s["backward"]),
         "update_s": float(median_s["update"]),
-        "hooked_over_unhooked": hooked_over_unhooked.median(),
+        "timing_overhead_factor": timing_overhead_factor.median(),
     }
 
 

@@ -61,8 +61,8 @@ SHOWN_SIZES = tuple(2**power for power in range(20, 27))
 """The sizes of messages whose predicted times a result lists: 1 to 64 MiB."""
 
 EVIDENCE = (
-    "how far to trust this: 10 published curves were predicted after the law had been fixed, at 2 to 8 "
-    "times the nodes. The median error was 2.7%, and 4.7% if a step was taken as unchanged. The "
+    "how far to trust this: 10 published curves, which this prediction had not seen, were predicted "
+    "at 2 to 8 times the nodes. The median error was 2.7%, and 4.7% if a step was taken as unchanged. The "
     "nominal 90% interval contained 85% of these steps, and fewer where a network was saturated"
 )
 """What is known of the errors of a prediction, for those who see one."""
@@ -1520,7 +1520,7 @@ def _origin_of_likely_factors(
             origin += f", limited by the measurements on {counts}"
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
-        return f"{origin}; on {on_smallest}, the range of the jobs"
+        return f"{origin}; the step on {on_smallest} has the range of its jobs"
     if asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE:
         return f"{origin}; the one job on {on_smallest} may differ by {SINGLE_JOB_SHARE:.0%}"
     if scatter > LEAST_SCATTER:
@@ -1710,8 +1710,8 @@ def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
     if highest < 1.005:
         return []
     text = (
-        "a scaling factor above 1 is a step shorter than on the smallest count. Steps differ by some "
-        "percent from job to job, so this is no gain"
+        "a scaling factor, or an end of its interval, is above 1, which is a step shorter than on the "
+        "smallest count. Steps differ by some percent from job to job, so this is no gain"
     )
     return [Finding("factor", (), text)]
 

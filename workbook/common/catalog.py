@@ -351,8 +351,16 @@ def command(
 
 def _list(entries: Sequence[Entry]) -> None:
     """Print a line for each entry."""
-    columns = ["id", "status", "grade", "notebook", "minutes", "hardware", "caption"]
-    table = pd.DataFrame(entries)[columns]
+    headings = {
+        "id": "id",
+        "status": "status",
+        "grade": "kind of truth",
+        "notebook": "notebook",
+        "minutes": "minutes to make",
+        "hardware": "hardware",
+        "caption": "caption",
+    }
+    table = pd.DataFrame(entries)[[*headings]].rename(columns=headings)
     print(table.to_string(index=False, max_colwidth=40))
 
 

@@ -566,6 +566,12 @@ class LabPoints:
     def _plan(self, request: Request) -> PlannedCase:
         """Return the planned case of a request, by its profile and the calibration before the replays."""
         profile = self.path("layers", f"{request.network}-b{request.batch}-r1")
+        if not store.has_table(profile):
+            raise UserError(
+                f"{profile.parent}: holds runs of an earlier campaign without the layers that "
+                f"were measured for it ({profile.name}), so that it cannot be continued: name "
+                "another directory by --out"
+            )
         rows = self.calibration_rows(request.collective)
         # The session after the replays would change the plans of what is replayed already.
         cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)

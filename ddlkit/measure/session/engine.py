@@ -181,7 +181,7 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
         lines.append(line.rstrip())
     rest_min = sum(point.estimate_s for point in missing) / 60
     progress = f"{len(points) - len(missing)} of {_counted(len(points))} measured"
-    lines.append(f"{progress}; the rest takes about {rest_min:.1f} min")
+    lines.append(f"{progress} in {out}; the rest takes about {rest_min:.1f} min")
     spent_s = list(itertools.accumulate(point.estimate_s for point in missing))
     within = sum(end_s <= budget_s for end_s in spent_s)
     if within < len(missing):
