@@ -210,8 +210,9 @@ measured to compute), campaign (replays on many emulated links, compared with
 predictions), convergence (training until the loss no longer falls), input (reading and
 decoding of pictures), estimators (PyTorch's own cost models), or all. Of the suite
 quick, all leaves out copies, campaign, convergence, input and estimators, which are
-measured only if they are asked for by name. Or straggling: traces of trainings with known delays, written into data/straggling, which
-no suite contains and which takes no option but --out."""
+measured only if they are asked for by name. Or straggling: traces of trainings with
+known delays, written into data/straggling, which no suite contains and which takes no
+option but --out."""
 STRAGGLING = "straggling"
 _PREDICT = """For a campaign: calibrate its labs and write down what the models
 predict, before anything is replayed or trained. No case is run."""
