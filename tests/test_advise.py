@@ -183,7 +183,7 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     assert status == 0, printed.err
     said = json.loads(printed.out)
     trials = store.load_table(out / "trials.csv", "trials")
-    assert said["workers"] == 2 and said["snippet"].startswith("Distrib")
+    assert said["ranks"] == 2 and said["snippet"].startswith("Distrib")
     assert 6 <= said["rounds"] == trials["repeat"].nunique() <= models.LOOKS[-1]
     assert trials.groupby(["repeat", "policy"]).size().unstack().nunique().eq(1).all()
     assert DEFAULT in set(trials["policy"]) and trials["policy"].nunique() > 1
@@ -293,7 +293,7 @@ def tried(slow_s: float, fast_s: float, noise: float) -> dict[str, Any]:
     advice = proposing()
     result = {
         "network": "net",
-        "workers": 2,
+        "ranks": 2,
         **advice.to_dict(12, 20),
         "decided_by": "trial",
         "rounds": 12,

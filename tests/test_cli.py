@@ -92,7 +92,10 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None
         )
         low, high = single["interval_s"]
         # Contention was not measured, so this is no interval of 95%.
-        assert single["level"] is None and "not measured" in single["interval_holds"]
+        assert (
+            single["interval_level"] is None
+            and "not measured" in single["interval_includes"]
+        )
         assert low <= single["iteration_s"] <= high
         half = run(capsys, f"predict {DENSE} --plan single --level 0.5")
         assert low < half["interval_s"][0] < half["interval_s"][1] < high
@@ -389,7 +392,7 @@ def test_more_ranks_than_measured_cost_what_a_ring_costs(capsys: Capture) -> Non
     assert predicted["iteration_s"] == pytest.approx(expected_s)
     lower_s, upper_s = predicted["interval_s"]
     assert lower_s <= predicted["iteration_s"] <= upper_s
-    assert (predicted["workers"], predicted["assumed"].split()[:2]) == (
+    assert (predicted["ranks"], predicted["assumed"].split()[:2]) == (
         8,
         ["a", "ring"],
     )
@@ -478,7 +481,7 @@ def test_functions_take_paths_as_text_and_ask_takes_lists(tmp_path: Path) -> Non
     both = cli.ask(
         "predict", profile="profile.csv", collectives=["small.csv", "large.csv"]
     )
-    assert both["workers"] == 4
+    assert both["ranks"] == 4
     slow = cli.ask(
         "what-if",
         profile="profile.csv",
@@ -510,8 +513,8 @@ def test_a_plan_for_several_messages_in_flight_claims_no_bound(capsys: Capture) 
 
 def test_a_cost_without_an_interval_claims_no_level(capsys: Capture) -> None:
     predicted = run(capsys, f"predict {DENSE}")
-    assert predicted["interval_s"] is None and predicted["level"] is None
-    assert predicted["interval_holds"].startswith("nothing")
+    assert predicted["interval_s"] is None and predicted["interval_level"] is None
+    assert predicted["interval_includes"].startswith("nothing")
 
 
 def test_a_lab_that_is_not_there_is_told(
@@ -740,7 +743,7 @@ def test_ranks_choose_or_say_and_never_carry(capsys: Capture) -> None:
     ):
         Path("fitted.json").write_text(json.dumps(run(capsys, f"fit {times} {at_fit}")))
         given = (f"--cost fitted.json {at_predict}", f"--collectives {times} --ranks 4")
-        assert [run(capsys, f"{predict} {words}")["workers"] for words in given] == [
+        assert [run(capsys, f"{predict} {words}")["ranks"] for words in given] == [
             4,
             4,
         ]

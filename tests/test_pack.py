@@ -158,7 +158,9 @@ def test_packed_tables_are_found_by_name_and_pattern(folder: Path) -> None:
             store.own_output(taken)
     # A pack itself is no table, and the error names one of its tables.
     for read in (store.load_table, store.read_profile, store.read_timeline):
-        with pytest.raises(UserError, match=f"packs 2 recorded tables.*{a.name}"):
+        with pytest.raises(
+            UserError, match=f"is a pack of 2 recorded tables.*{a.name}"
+        ):
             read(folder / "drift.csv.gz")
 
 

@@ -159,7 +159,7 @@ def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_besi
         plt.close(figure)
 
 
-def test_a_number_is_in_parentheses_if_its_interval_holds_no_difference() -> None:
+def test_a_number_is_in_parentheses_if_its_interval_includes_no_difference() -> None:
     """An interval without a width is exact, and a number without an interval, too."""
     numbers = {
         "inside": (2.0, -1.0, 5.0),

@@ -395,7 +395,7 @@ def test_a_log_of_each_collective_is_what_sharding_needs(
     expected, interval_s = forecast(program, known)
     assert answer["iteration_s"] == pytest.approx(expected.iteration_s)
     assert answer["interval_s"] == pytest.approx(interval_s)
-    assert answer["contention"] is None and answer["workers"] == 8
+    assert answer["contention"] is None and answer["ranks"] == 8
     assert "not to slow each other down" in printed.err
     assert cli.main([*words, *(f"{name}.log" for name in SENT)]) == 0
     (line,) = re.findall(r"^interval_s +(.*)$", capsys.readouterr().out, re.MULTILINE)

@@ -127,12 +127,12 @@ def test_an_interval_without_a_measured_contention_says_what_it_holds() -> None:
         ),
     }
     for holds, communication in held.items():
-        said, _, missing = forecast(work, plan, communication).interval_holds.partition(
-            "; "
-        )
+        said, _, missing = forecast(
+            work, plan, communication
+        ).interval_includes.partition("; ")
         assert said == holds and "contention" in missing
     known = replace(fitted, noise=noise, contention=measured)
-    assert forecast(work, plan, known).interval_holds == ""
+    assert forecast(work, plan, known).interval_includes == ""
 
 
 def test_commands_call_no_interval_95_percent_that_lacks_contention(
@@ -151,7 +151,7 @@ def test_commands_call_no_interval_95_percent_that_lacks_contention(
     assert cli.main(["advise", *given]) == 0
     printed = capsys.readouterr().out
     assert cli.main(["advise", *given, "--json"]) == 0
-    holds = json.loads(capsys.readouterr().out)["interval_holds"].partition(";")[0]
+    holds = json.loads(capsys.readouterr().out)["interval_includes"].partition(";")[0]
     assert printed.count(holds) >= 2, "each interval and the line on all say the same"
     assert "intervals hold only" in printed and "95%" not in printed
 
@@ -159,5 +159,5 @@ def test_commands_call_no_interval_95_percent_that_lacks_contention(
     for options in ([], sharded):
         assert cli.main(["predict", *given, *options, "--json"]) == 0
         predicted = json.loads(capsys.readouterr().out)
-        assert "contention" in predicted["interval_holds"]
-        assert predicted["level"] is None
+        assert "contention" in predicted["interval_includes"]
+        assert predicted["interval_level"] is None

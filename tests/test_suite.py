@@ -53,7 +53,7 @@ def test_a_second_run_measures_nothing_again_and_a_dry_run_nothing_at_all(
     )
     lines = str(record(tiny, out=tmp_path, dry_run=True)).splitlines()
     assert lines[0].split()[0] == "layers/lenet5-b4-r1"
-    assert lines[1].startswith("0 of 1 point measured; the rest takes about")
+    assert lines[1].startswith(f"0 of 1 point measured in {tmp_path}; the rest takes")
     assert not [*tmp_path.iterdir()]
 
 
@@ -193,7 +193,10 @@ def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
     low, high = predicted["interval_s"]
     assert low <= predicted["iteration_s"] <= high
     # Contention was not measured, so nobody knows how many iterations the interval holds.
-    assert predicted["level"] is None and "messages" in predicted["interval_holds"]
+    assert (
+        predicted["interval_level"] is None
+        and "messages" in predicted["interval_includes"]
+    )
 
 
 def test_networks_that_are_chosen_take_the_place_of_the_suites_own(

@@ -203,7 +203,7 @@ def test_from_times_to_a_plan_and_an_advice(installed: Installed) -> None:
     assert sorted(sum(best["groups"], [])) == [*range(TENSORS)]
 
     advised = installed.ask("advise", *of, "--html", "page.html")
-    assert advised["workers"] == 4 and advised["snippet"].startswith("Distributed")
+    assert advised["ranks"] == 4 and advised["snippet"].startswith("Distributed")
     assert advised["best_plan"]["iteration_s"] >= best["iteration_s"]
     page = (installed.work / "page.html").read_text()
     assert "on 4 ranks" in page and ";base64," in page and "http" not in page

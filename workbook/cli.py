@@ -201,21 +201,21 @@ def texts(arguments: argparse.Namespace) -> int:
 
 # -- recordings ------------------------------------------------------------------------
 
-_NAME = """What to measure: a suite (quick, full, cpu, gpu, gpu-long, smoke), a file of
-points (see examples/), or one part of a suite: layers (the time of each layer),
-collectives (the time of messages), slowdown (how much layers and messages slow each
-other down), copies (the time of copying gradients into buckets), training (iterations of
-data-parallel training), replay (iterations whose layers sleep as long as they were
-measured to compute), campaign (replays on many emulated links, compared with
-predictions), convergence (training until the loss no longer falls), input (reading and
-decoding of pictures), estimators (PyTorch's own cost models), or all. Of the suite
-quick, all leaves out copies, campaign, convergence, input and estimators, which are
-measured only if they are asked for by name. Or straggling: traces of trainings with
-known delays, written into data/straggling, which no suite contains and which takes no
-option but --out."""
+_NAME = """What to measure. Either a suite: quick, full, cpu, gpu, gpu-long or smoke. Or
+a file that lists what to measure, as examples/labs.yml does. Or one part of the suite
+that --profile names: layers (the time of each layer), collectives (the time of messages),
+slowdown (how much layers and messages slow each other down), copies (the time of copying
+gradients into buckets), training (iterations of data-parallel training), replay
+(iterations whose layers sleep as long as they were measured to compute), campaign (the
+campaign of the suite), convergence (training until the loss no longer falls), input
+(reading and decoding of pictures), estimators (PyTorch's own cost models), or all. In the
+suite quick, the word all stands for layers, collectives, slowdown, training and replay,
+and the other parts are measured only if they are asked for by name. Or straggling: traces
+of trainings with known delays, written into data/straggling, which no suite contains and
+which takes no option but --out."""
 STRAGGLING = "straggling"
-_PREDICT = """For a campaign: calibrate its labs and write down what the models
-predict, before anything is replayed or trained. No case is run."""
+_PREDICT = """For a campaign: measure the messages of its emulated links and write down
+what the models predict, before anything is replayed or trained. No case is run."""
 _DEFAULT_OUT = (
     "build/measured of the clone, or the directory in its data/recorded that the suite "
     "names"
@@ -229,10 +229,9 @@ def _session_options() -> tuple[Argument, ...]:
 
 
 @command(
-    "Measure what the figures of the papers need, and record it. A recording is a "
-    "suite of measurements that stand alone; a grid of cases that are predicted and "
-    "then run is a campaign, for which there is a command of its own. An interrupted "
-    "recording continues where it stopped.",
+    "Measure what the figures of the papers need, and record it. A grid of cases that a "
+    "file lists, and that are predicted and then run, is a campaign, for which there is "
+    "the command campaign. An interrupted recording continues where it stopped.",
     *group(
         "what is measured",
         arg("name", metavar="NAME|FILE", help=_NAME),

@@ -331,13 +331,19 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
         show({"ranked": rows}, as_json=True)
         return
     # These are the same in every row.
-    same_for_all = ["level", "interval_holds", "compute_s", "workers", "contention"]
+    same_for_all = [
+        "interval_level",
+        "interval_includes",
+        "compute_s",
+        "ranks",
+        "contention",
+    ]
     same_for_all += list(assumption(arguments))
     table = DataFrame(rows).drop(columns=same_for_all)
     if not table["interval_s"].notna().any():
         table["interval_s"] = "not known"
     print(table.to_string(index=False))
-    print(f"\nintervals hold only {rows[0]['interval_holds']}")
+    print(f"\nintervals hold only {rows[0]['interval_includes']}")
 
 
 def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
@@ -356,10 +362,10 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     advice = Advice.of(forecast.iteration.workload, communication)
     result = {
         "network": profile.network,
-        "workers": communication.cost.workers,
+        "ranks": communication.cost.workers,
         **advice.to_dict(),
         "decided_by": "prediction",
-        "interval_holds": forecast.interval_holds,
+        "interval_includes": forecast.interval_includes,
         "warnings": warnings,
     }
     result["why_wide"] = {"predicted": reasons_of_prediction(result)}
@@ -531,7 +537,7 @@ def _result_and_advice(
     trials_path = out / "trials.csv"
     facts = {
         "network": store.read_profile(out / "layers.csv").network,
-        "workers": ranks,
+        "ranks": ranks,
         "tables": str(out),
         "warnings": warnings,
     }
@@ -842,11 +848,11 @@ def screen(result: dict[str, Any]) -> list[str]:
     """
     # "best" is the plan that is predicted to be fastest. "ddp" is PyTorch's default.
     best = result["best"]
-    title = f"{result['network']} on {result['workers']} ranks: {_headline(result)}"
+    title = f"{result['network']} on {result['ranks']} ranks: {_headline(result)}"
     lines = [title, ""]
     # Without measured slowdowns, the predicted intervals include only some of the causes
     # by which iterations differ: these, in words. With measured slowdowns, this is "".
-    causes_included = result.get("interval_holds", "")
+    causes_included = result.get("interval_includes", "")
     cause, _, _ = causes_included.partition("; ")
     default_name = in_words("ddp")
     lines += _plan_lines(default_name, result["default_plan"], only_cause=cause)

@@ -296,9 +296,9 @@ def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
     for name, seconds in waterfall[1:]:
         if _ms(seconds) != last:
             last = _ms(seconds)
-            steps.append(f"{name} {last}")
+            steps.append(f"{_NAMES_OF_CAUSES.get(name, name)} {last}")
     if not steps:
-        names = [name for name, _ in waterfall[1:]]
+        names = [_NAMES_OF_CAUSES.get(name, name) for name, _ in waterfall[1:]]
         return f"still {last} without {', '.join(names)}"
     return "without " + ", then ".join(steps)
 
@@ -382,20 +382,23 @@ def _gain_s(remedy: Any) -> float:
     return float(remedy.gain_s)
 
 
+_NAMES_OF_CAUSES = {
+    "waiting": "waiting for slower ranks",
+    "start-up": "start-up of messages",
+    "bandwidth": "the bytes of messages",
+    "contention": "contention with messages",
+    "copies": "copies into and out of buckets",
+    "buffers": "broadcasts of buffers",
+}
+"""What a cause is, as a person reads it, by the name in the JSON document."""
+
+
 def _name_of_cause(cause: Any) -> str:
     """Return what a cause is, as a person reads it."""
     # Only the delay of a single rank has a rank.
     if cause.rank is not None:
         return f"the delay of rank {cause.rank} ({cause.phase})"
-    if cause.cause == "waiting":
-        return "waiting for slower ranks"
-    return {
-        "start-up": "start-up of messages",
-        "bandwidth": "the bytes of messages",
-        "contention": "contention with messages",
-        "copies": "copies into and out of buckets",
-        "buffers": "broadcasts of buffers",
-    }[cause.cause]
+    return _NAMES_OF_CAUSES[cause.cause]
 
 
 def _remedy_lines(explanation: Any, remedy: Any) -> Iterator[str]:

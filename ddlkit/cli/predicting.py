@@ -345,7 +345,7 @@ def predict(arguments: argparse.Namespace) -> None:
         **_interval_facts(forecast, arguments.level),
         "plan": arguments.plan,
         "messages": len(iteration.plan.ends),
-        "workers": iteration.cost.workers,
+        "ranks": iteration.cost.workers,
         "contention": _contention_facts(iteration) if knows_contention else None,
         **assumption(arguments),
     }
@@ -358,7 +358,7 @@ def predict(arguments: argparse.Namespace) -> None:
     if arguments.json:
         result["warnings"] = warnings
     else:
-        result["level"] = _level_in_words(result)
+        result["interval_level"] = _level_in_words(result)
         result["contention"] = _contention_in_words(result["contention"])
     show(result, arguments.json)
 
@@ -375,14 +375,14 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
     resharded, kept_whole = predict_sharded(arguments, arguments.units)
     result = kept_whole if arguments.no_reshard else resharded
     if not arguments.json:
-        result["level"] = _level_in_words(result)
+        result["interval_level"] = _level_in_words(result)
     show(result, arguments.json)
 
 
 def _level_in_words(result: dict[str, Any]) -> Any:
     """Return the level of a predicted interval, or why there is none, in words."""
-    if result["level"] is not None:
-        return result["level"]
+    if result["interval_level"] is not None:
+        return result["interval_level"]
     if result["interval_s"] is None:
         return "none, because there is no interval"
     return (
@@ -406,15 +406,18 @@ def _contention_in_words(contention: dict[str, float] | None) -> str | None:
 def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
     """Return which iterations the predicted interval should contain, as entries of a result.
 
-    "level" is the share of single iterations that should lie in the interval. It is None if
+    "interval_level" is the share of single iterations that should lie in the interval. It is None if
     there is no interval, or if contention was not measured, which leaves the share unknown.
-    "interval_holds" says the same in words.
+    "interval_includes" says the same in words.
     """
     if not forecast.interval_s:
-        return {"level": None, "interval_holds": NO_INTERVAL}
-    if forecast.interval_holds:
-        return {"level": None, "interval_holds": forecast.interval_holds}
-    return {"level": level, "interval_holds": f"{level:.4g} of single iterations"}
+        return {"interval_level": None, "interval_includes": NO_INTERVAL}
+    if forecast.interval_includes:
+        return {"interval_level": None, "interval_includes": forecast.interval_includes}
+    return {
+        "interval_level": level,
+        "interval_includes": f"{level:.4g} of single iterations",
+    }
 
 
 def _contention_facts(iteration: Any) -> dict[str, float]:

@@ -299,7 +299,9 @@ class Fit(Generic[C]):
         if self.held_out:
             # These draws can be made again from the errors, so only their number is
             # written.
-            summary["held_out"] = {"draws": len(self.draws), **self.held_out.to_dict()}
+            errors = self.held_out.to_dict()
+            del errors["form"]  # A cost has a form, and its errors have none.
+            summary["held_out"] = {"draws": len(self.draws), **errors}
         elif self.draws:
             summary["draws"] = self._described_draws()
         return {**self.cost.to_dict(), "fit": summary}
@@ -747,10 +749,10 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
         why += f"; the others' are {', '.join(others)}"
     if chosen in THROUGH_ALL:
         why += (
-            f" (of these errors, those of {' and '.join(THROUGH_ALL)} count "
-            f"{DISCOUNT_THROUGH_ALL:g} times as much in the comparison: leaving a size out "
-            "doubles the distance between the sizes around it, which makes the error of "
-            "these forms up to four times too large)"
+            f". For the choice, these errors of {' and '.join(THROUGH_ALL)} were multiplied "
+            f"by {DISCOUNT_THROUGH_ALL:g}, because leaving a size out doubles the distance "
+            "between the sizes around it, which makes the error of these forms up to four "
+            "times too large"
         )
     return chosen, why
 

@@ -58,7 +58,7 @@ class Forecast:
         The interval without the drift of compute since its profile. It is for a
         comparison with iterations without exchange of the same minutes, which have the
         same drift.
-    interval_holds : str
+    interval_includes : str
         Which causes of scatter the interval includes, in words, if it cannot include
         all. Otherwise empty.
     """
@@ -66,7 +66,7 @@ class Forecast:
     iteration: Iteration
     interval_s: tuple[float, float] | None
     paired_interval_s: tuple[float, float] | None = None
-    interval_holds: str = ""
+    interval_includes: str = ""
 
     @property
     def prediction(self) -> Prediction:
@@ -74,7 +74,7 @@ class Forecast:
         return self.iteration.prediction
 
 
-def interval_holds(communication: Communication) -> str:
+def interval_includes(communication: Communication) -> str:
     """Return which causes of scatter an interval of real training includes.
 
     Parameters
@@ -107,7 +107,7 @@ def interval_holds(communication: Communication) -> str:
     Examples
     --------
     >>> from ddlkit.core.cost import AlphaBeta
-    >>> interval_holds(Communication(AlphaBeta(0.5, 0.02))).partition("; ")[0]
+    >>> interval_includes(Communication(AlphaBeta(0.5, 0.02))).partition("; ")[0]
     'the uncertainty of the fitted cost of messages'
     """
     contention = communication.contention
@@ -141,7 +141,7 @@ def forecast(
 
     The share ``level`` of single iterations should lie in the interval if the iteration
     is a replay, which sleeps for its compute times, or if contention was measured.
-    Otherwise ``interval_holds`` of the result says what the interval includes.
+    Otherwise ``interval_includes`` of the result says what the interval includes.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def forecast(
         iteration,
         interval_s=_interval(iterations_s, level),
         paired_interval_s=_interval(without_drift_s, level),
-        interval_holds=interval_holds(communication),
+        interval_includes=interval_includes(communication),
     )
 
 

@@ -69,7 +69,7 @@ INTERVAL_HOLDS = (
 )
 """What intervals of sharded training hold, in words: too little for intervals of 95%.
 
-See `ddlkit.model.predictor.interval_holds`, which says why they are not widened.
+See `ddlkit.model.predictor.interval_includes`, which says why they are not widened.
 """
 
 COMMON_ERROR = 0.023

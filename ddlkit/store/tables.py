@@ -637,10 +637,14 @@ def refuse_pack(path: Path) -> None:
     if not parts:
         return
     names = ", ".join(str(path.parent / name) for name in parts[:MOST_NAMED])
-    noun = "recorded table" if len(parts) == 1 else "recorded tables"
+    if len(parts) == 1:
+        raise UserError(
+            f"{path}: is a pack, and the table in it has another path: give {names}, which "
+            "ddlkit finds in the pack although there is no such file"
+        )
     raise UserError(
-        f"{path}: packs {len(parts)} {noun}: give the path of one table, which ddlkit "
-        f"finds in the pack although there is no such file, as in {names}"
+        f"{path}: is a pack of {len(parts)} recorded tables: give the path of one of them, "
+        f"which ddlkit finds in the pack although there is no such file, as in {names}"
     )
 
 
