@@ -299,9 +299,9 @@ class Fit(Generic[C]):
         if self.held_out:
             # These draws can be made again from the errors, so only their number is
             # written.
-            errors = self.held_out.to_dict()
-            del errors["form"]  # A cost has a form, and its errors have none.
-            summary["held_out"] = {"draws": len(self.draws), **errors}
+            own_errors = self.held_out.to_dict()
+            del own_errors["form"]  # A cost has a form, and its errors have none.
+            summary["held_out"] = {"draws": len(self.draws), **own_errors}
         elif self.draws:
             summary["draws"] = self._described_draws()
         return {**self.cost.to_dict(), "fit": summary}
