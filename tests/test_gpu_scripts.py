@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -356,6 +357,18 @@ def test_what_was_measured_after_the_last_pack_is_packed_if_the_process_is_kille
 # -- on a processor --------------------------------------------------------------------
 
 
+def test_the_yardstick_runs_on_a_processor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    yardstick = importlib.import_module("played_gpu")
+    yardstick.look_at_yardstick()
+    said = capsys.readouterr().out
+    assert re.search(r"yardstick: \d+ values are out of range", said)
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.rehearsal
 @pytest.mark.slow
 def test_both_scripts_run_on_a_processor_as_far_as_one_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
