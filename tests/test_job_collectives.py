@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import failing_rank
 import few_sizes
 from ddlkit import cli, jobs, store
 from ddlkit.core.collective import COLLECTIVES
@@ -29,8 +30,8 @@ from ddlkit.measure import cluster, parts
 from ddlkit.measure import collectives as messages
 from ddlkit.measure.session import engine
 from ddlkit.store import machine
+from forked import two_ranks
 from places import PATIENCE_S, ROOT, free_port
-from test_models import two_agents
 
 MODELS = Path(__file__).with_name("given_models.py")
 
@@ -252,10 +253,11 @@ def test_the_shell_of_salloc_is_one_rank() -> None:
 # -- what is measured ------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_two_agents_of_torchrun_measure_collectives_in_one_job(tmp_path: Path) -> None:
-    command = ("measure", "collectives", "--minutes", "1s", "--out", tmp_path)
-    said = two_agents(*command, module="few_sizes")
+    """By the variables that torchrun gives each of two ranks."""
+    words = ["measure", "collectives", "--minutes", "1s", "--out", str(tmp_path)]
+    statuses, said = two_ranks(lambda: few_sizes.main(words), tmp_path)
+    assert statuses == [0, 0], said
     path = tmp_path / "collectives-gloo-loopback-p2-n1.csv"
     assert [str(path) in each for each in said] == [True, False], "rank 0 alone saves"
     assert "gloo between 2 ranks on 1 node" in said[0] and "not NCCL" in said[0]
@@ -508,29 +510,12 @@ def test_a_failure_of_one_rank_ends_all_with_one_line(
 ) -> None:
     if wrong == "table":
         (tmp_path / "collectives-gloo-loopback-p2-n1.csv").write_text("damaged")
-    job = [sys.executable, "-m", "failing_rank", "measure", "collectives"]
-    job += ["--minutes", "1s", "--out", str(tmp_path)]
-    meeting = {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": "2",
-        "FAILING": wrong,
-    }
-    ranks = []
-    for rank in ("0", "1"):
-        numbers = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
-        environment = {**os.environ, **meeting, **numbers}
-        ranks.append(
-            subprocess.Popen(job, env=environment, stderr=subprocess.PIPE, text=True)
-        )
-    last_lines = []
-    for process in ranks:
-        _, errors = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 2, errors
-        last_lines.append(errors.splitlines()[-1])
+    words = ["measure", "collectives", "--minutes", "1s", "--out", str(tmp_path)]
+    statuses, said = two_ranks(
+        lambda: failing_rank.main(wrong, words), tmp_path, on_one_node=True
+    )
+    assert statuses == [2, 2], said
+    last_lines = [each.splitlines()[-1] for each in said]
     complaint = {
         "sum": "all_reduce of 1 KiB on rank 1: 1 of 256 elements came out wrong",
         "table": "collectives-gloo-loopback-p2-n1",

@@ -78,9 +78,7 @@ def repository_address() -> str:
     return str(passages.citation().get("repository-code", ""))
 
 
-def build(
-    source: Path, folder: Path, repository: str = "", jobs: str = "auto"
-) -> None:
+def build(source: Path, folder: Path, repository: str = "", jobs: str = "auto") -> None:
     """Build the site by Sphinx, in a process of its own.
 
     Sphinx changes global state, such as roles and mocked modules.
