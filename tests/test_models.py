@@ -19,6 +19,7 @@ from ddlkit import cli, store
 from ddlkit.cli import advising
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
+from ddlkit.jobs import vitals
 from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.rank import joined
 from ddlkit.measure import advise as models
@@ -41,6 +42,12 @@ NET = [
     for layer in ("first", "inner", "head")
     for kind in ("weight", "bias")
 ]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_repeated_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared here does not depend on how long anything takes."""
+    monkeypatch.setattr(vitals.Retries, "again", lambda self, used: False)
 
 
 def given(
