@@ -699,4 +699,4 @@ def test_the_page_says_what_the_marks_say() -> None:
     marks = fault_table.marks()
     assert len({mark.fault for mark in marks}) == len(marks) >= 25
     assert all(mark.fault and mark.injected and mark.holds for mark in marks)
-    assert fault_table.PAGE.read_text(encoding="utf-8") == fault_table.page()
+    assert fault_table.PAGE.read_text(encoding="utf-8") == fault_table.page(marks)

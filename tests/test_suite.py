@@ -105,8 +105,8 @@ def test_a_wrong_suite_is_one_line_that_names_file_and_key(
 def record_long(out: Path, said: Path) -> None:
     """The command is ours, the points are those of a test. What is loaded was loaded before the fork."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    recording.points = faulty_points.long
-    recording.partial = lambda make, **_: make
+    vars(recording)["points"] = faulty_points.long
+    vars(recording)["partial"] = lambda make, **_: make
     sys.stderr = said.open("a")
     # The process that measures is a new one, and imports the points.
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"

@@ -17,7 +17,7 @@ from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
-from sphinx.ext.autodoc.mock import mock
+from sphinx.ext.autodoc import mock
 from sphinx.search.en import SearchEnglish
 from sphinx.util import logging
 from sphinx.util.inspect import TypeAliasForwardRef
