@@ -763,7 +763,7 @@ def outcome(campaign: str) -> str:
         sentences.append(sentence)
     if not sentences:
         sentences.append("No goal was set")
-    notes = pd.concat([rows, intervals])["note"]
-    if not notes.str.contains("predictions committed").any():
+    notes = [*rows["note"], *intervals["note"]]
+    if not any("predictions committed" in note for note in notes):
         sentences.append("No table of predictions was committed before the runs")
     return ". ".join(sentences)
