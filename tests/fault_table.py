@@ -54,10 +54,7 @@ def marks() -> list[Mark]:
             if not isinstance(function, ast.FunctionDef):
                 continue
             for call in function.decorator_list:
-                if (
-                    isinstance(call, ast.Call)
-                    and ast.unparse(call.func) == MARK
-                ):
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == MARK:
                     words = {
                         str(word.arg): ast.literal_eval(word.value)
                         for word in call.keywords

@@ -23,6 +23,7 @@ from ddlkit.measure.session.engine import pack_into, packing, restore
 from places import PATIENCE_S, ROOT, alive, family, wait_for
 from workbook import cli as workbook_cli
 
+
 def record(out: Path, points: str, file: Path) -> None:
     """Pack after each point or two. The process that measures is a new one, and imports the points."""
     for number in (signal.SIGINT, signal.SIGTERM):
