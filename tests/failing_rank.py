@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
+from collections.abc import Sequence
 from unittest.mock import patch
 
 import torch.distributed as dist
@@ -12,9 +12,11 @@ import torch.distributed as dist
 from ddlkit import cli
 from ddlkit.measure import collectives
 
-if __name__ == "__main__":
+
+def main(failing: str, argv: Sequence[str]) -> int:
+    """Run a command, in which the sum is wrong on rank 1 if that is what shall fail."""
     collectives.SIZES = (1024, 4096)
-    if os.environ["FAILING"] == "sum" and os.environ["RANK"] == "1":
+    if failing == "sum" and os.environ["RANK"] == "1":
         right_sum = collectives.CheckedCollective.run
 
         def wrong_sum(checked: collectives.CheckedCollective) -> None:
@@ -25,4 +27,4 @@ if __name__ == "__main__":
         patch.object(collectives.CheckedCollective, "run", wrong_sum).start()
     # NCCL may wait here for ranks that wait for this one.
     patch.object(dist, "destroy_process_group", lambda *_: time.sleep(1e6)).start()
-    sys.exit(cli.main())
+    return cli.main(argv)

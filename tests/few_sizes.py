@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from ddlkit import cli
 from ddlkit.measure import collectives
 
 SIZES = (1024, 64 * 1024, 1024**2)
 
-if __name__ == "__main__":
+
+def main(argv: Sequence[str] | None = None) -> int:
     collectives.SIZES = SIZES
-    sys.exit(cli.main())
+    return cli.main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

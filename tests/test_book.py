@@ -172,12 +172,17 @@ def test_what_a_failed_notebook_wrote_is_not_published_but_its_copy(
 @pytest.mark.parametrize(
     ("cell", "said"),
     [
-        (
+        pytest.param(
             "raise ValueError('first\\nno table')",
             "failed in cell 3: ValueError: no table",
+            marks=pytest.mark.rehearsal,
         ),
         ("import sys\nsys.exit(0)", "failed in cell 3: SystemExit: 0"),
-        ("import os\nos._exit(0)", "failed in cell 3: .*; it ended with exit status 0"),
+        pytest.param(
+            "import os\nos._exit(0)",
+            "failed in cell 3: .*; it ended with exit status 0",
+            marks=pytest.mark.rehearsal,
+        ),
     ],
 )
 def test_a_notebook_that_ends_half_way_is_not_done(
@@ -196,6 +201,20 @@ def test_a_notebook_that_ends_half_way_is_not_done(
     ):
         made.run("2")
     assert "outputs" in (tmp_path / "executed" / "10_half.ipynb").read_text()
+
+
+def test_the_cell_where_a_notebook_failed_is_read_from_its_copy() -> None:
+    v4 = nbformat.v4
+    failed = v4.new_output("error", ename="ValueError", evalue="first\nno table\n")
+    cells = [v4.new_code_cell("1"), v4.new_code_cell("2", outputs=[failed])]
+    for cell in [*cells, v4.new_code_cell("3")]:
+        cell.metadata.update({"tags": [], "papermill": {"start_time": None}})
+    for cell in cells:
+        cell.metadata.papermill = nbformat.from_dict({"start_time": "12:00"})
+    assert book._failure(cells, "") == "failed in cell 2: ValueError: no table"
+    died = f"kernel died; it {book._ending(0)}"
+    line = "failed in cell 2: kernel died; it ended with exit status 0"
+    assert book._failure(cells, died) == line
 
 
 @pytest.mark.fault(

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
+import played_gpu
 import smi
 from ddlkit import cli, store
 from ddlkit.core import units
@@ -356,6 +357,16 @@ def test_what_was_measured_after_the_last_pack_is_packed_if_the_process_is_kille
 # -- on a processor --------------------------------------------------------------------
 
 
+def test_the_yardstick_runs_on_a_processor(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    played_gpu.look_at_yardstick()
+    said = capsys.readouterr().out
+    assert re.search(r"yardstick: \d+ values are out of range", said)
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.rehearsal
 @pytest.mark.slow
 def test_both_scripts_run_on_a_processor_as_far_as_one_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import failing_rank
 import few_sizes
 from ddlkit import cli, jobs, store
 from ddlkit.core.collective import COLLECTIVES
@@ -29,8 +30,8 @@ from ddlkit.measure import cluster, parts
 from ddlkit.measure import collectives as messages
 from ddlkit.measure.session import engine
 from ddlkit.store import machine
+from forked import two_ranks
 from places import PATIENCE_S, ROOT, free_port
-from test_models import two_agents
 
 MODELS = Path(__file__).with_name("given_models.py")
 
@@ -252,11 +253,21 @@ def test_the_shell_of_salloc_is_one_rank() -> None:
 # -- what is measured ------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_two_agents_of_torchrun_measure_collectives_in_one_job(tmp_path: Path) -> None:
-    command = ("measure", "collectives", "--minutes", "1s", "--out", tmp_path)
-    said = two_agents(*command, module="few_sizes")
-    path = tmp_path / "collectives-gloo-loopback-p2-n1.csv"
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The table of a job of two ranks with the variables of torchrun, and what each says."""
+    folder = tmp_path_factory.mktemp("job")
+    words = ["measure", "collectives", "--minutes", "1s", "--out", str(folder)]
+    statuses, said = two_ranks(lambda: few_sizes.main(words), folder)
+    assert statuses == [0, 0], said
+    return folder / "collectives-gloo-loopback-p2-n1.csv", said
+
+
+def test_two_agents_of_torchrun_measure_collectives_in_one_job(
+    job: tuple[Path, list[str]],
+) -> None:
+    """By the variables that torchrun gives each of two ranks."""
+    path, said = job
     assert [str(path) in each for each in said] == [True, False], "rank 0 alone saves"
     assert "gloo between 2 ranks on 1 node" in said[0] and "not NCCL" in said[0]
     rows = store.load_table(path, "collectives")
@@ -508,29 +519,12 @@ def test_a_failure_of_one_rank_ends_all_with_one_line(
 ) -> None:
     if wrong == "table":
         (tmp_path / "collectives-gloo-loopback-p2-n1.csv").write_text("damaged")
-    job = [sys.executable, "-m", "failing_rank", "measure", "collectives"]
-    job += ["--minutes", "1s", "--out", str(tmp_path)]
-    meeting = {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": "2",
-        "FAILING": wrong,
-    }
-    ranks = []
-    for rank in ("0", "1"):
-        numbers = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
-        environment = {**os.environ, **meeting, **numbers}
-        ranks.append(
-            subprocess.Popen(job, env=environment, stderr=subprocess.PIPE, text=True)
-        )
-    last_lines = []
-    for process in ranks:
-        _, errors = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 2, errors
-        last_lines.append(errors.splitlines()[-1])
+    words = ["measure", "collectives", "--minutes", "1s", "--out", str(tmp_path)]
+    statuses, said = two_ranks(
+        lambda: failing_rank.main(wrong, words), tmp_path, on_one_node=True
+    )
+    assert statuses == [2, 2], said
+    last_lines = [each.splitlines()[-1] for each in said]
     complaint = {
         "sum": "all_reduce of 1 KiB on rank 1: 1 of 256 elements came out wrong",
         "table": "collectives-gloo-loopback-p2-n1",
@@ -572,41 +566,84 @@ exec {python} -m ddlkit "$@"
 """
 
 
-@pytest.mark.slow
-def test_the_example_for_slurm_measures_and_prints_a_command_that_fits(
-    tmp_path: Path,
-) -> None:
+# Plays python for each rank: it notes its variables, and rank 0 has the table of a job.
+NOTING_PROGRAM = """\
+#!/bin/bash
+[[ "$1 $2 $3 $4 $5 $6 $7" == "-m ddlkit measure collectives --minutes 5 --out" ]] || exit 8
+env > "variables-$SLURM_PROCID"
+((SLURM_PROCID == 0)) || exit 0
+mkdir "$8" && cp "$TABLE"* "$8"
+"""
+
+
+def run_example(folder: Path, python: str, **variables: str) -> str:
+    """The command that the example prints last, run by programs that play Slurm and python."""
     programs = {
         "scontrol": "#!/bin/bash\necho 127.0.0.1\n",
         "srun": SRUN_PROGRAM,
-        "python": PYTHON_PROGRAM.format(python=sys.executable),
+        "python": python.format(python=sys.executable),
         "ddlkit": DDLKIT_PROGRAM.format(python=sys.executable),
     }
     for name, text in programs.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
     script = ROOT / "examples" / "slurm_collectives.sh"
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", script.read_text(), re.M))
     environment = {
         **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "SLURM_JOB_ID": str(free_port()),
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_CPUS_PER_TASK": options["cpus-per-task"],
+        **variables,
     }
-    how: Any = {
-        "env": environment,
-        "capture_output": True,
-        "text": True,
-        "cwd": tmp_path,
-    }
-    done = subprocess.run([script, "my tables"], timeout=PATIENCE_S, **how)
+    done = subprocess.run(
+        [script, "my tables"],
+        timeout=PATIENCE_S,
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stderr
     command = done.stdout.splitlines()[-1].partition(": ")[2]
     table = Path("my tables", "collectives-gloo-loopback-p2-n1.csv")
     assert Path(shlex.split(command)[2]) == table
-    fitted = subprocess.run(["bash", "-c", command], timeout=PATIENCE_S, **how)
+    return command
+
+
+def test_the_example_for_slurm_numbers_its_ranks_and_prints_a_command_that_fits(
+    job: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That ranks with these variables meet and measure is tested in test_launch.py."""
+    command = run_example(tmp_path, NOTING_PROGRAM, TABLE=str(job[0]))
+    for rank in range(2):
+        lines = (tmp_path / f"variables-{rank}").read_text().splitlines()
+        noted = dict(line.split("=", 1) for line in lines if "=" in line)
+        assert assignment.numbers(noted)[:4] == (rank, 2, rank, 2)
+        assert noted["MASTER_ADDR"] == "127.0.0.1"
+        assert 20000 <= int(noted["MASTER_PORT"]) < 30000
+    monkeypatch.chdir(tmp_path)
+    program, *words = shlex.split(command)
+    assert program == "ddlkit" and cli.main(words) == 0
+
+
+@pytest.mark.rehearsal
+@pytest.mark.slow
+def test_the_example_for_slurm_measures_and_prints_a_command_that_fits(
+    tmp_path: Path,
+) -> None:
+    command = run_example(tmp_path, PYTHON_PROGRAM)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    fitted = subprocess.run(
+        ["bash", "-c", command],
+        timeout=PATIENCE_S,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert fitted.returncode == 0, fitted.stderr

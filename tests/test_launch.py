@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -31,12 +33,12 @@ from ddlkit.jobs.rank import Job, Rank, Tables
 from ddlkit.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.store import machine
 from ddlkit.store.files import scratch
+from forked import two_ranks
 from places import (
     PATIENCE_S,
     ROOT,
     alive,
     family,
-    free_port,
     listening,
     ranks_below,
     wait_for,
@@ -195,44 +197,25 @@ def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
         run_endless(tmp_path, Loopback(port))
 
 
-def two_nodes(
-    directory: Path, **config: object
-) -> list[subprocess.CompletedProcess[str]]:
-    """What becomes of a job of two nodes of one rank each, by the variables of torchrun and of Slurm."""
+def two_nodes(directory: Path, **config: object) -> tuple[list[int], list[str]]:
+    """The exit statuses and the words of a job of two nodes of one rank each.
+
+    One has the variables of torchrun, and one those of Slurm.
+    """
     few = {"collectives": ["all_reduce"], "sizes": [1024], "budget": {"max_repeats": 9}}
     file = directory / "config.json"
     file.write_text(json.dumps({"out": str(directory / "out"), **few, **config}))
-    argv = [sys.executable, "-m", "ddlkit.jobs.launch", "collectives", str(file)]
-    names = {
-        "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        "srun": (
-            "SLURM_PROCID",
-            "SLURM_NTASKS",
-            "SLURM_LOCALID",
-            "SLURM_NTASKS_PER_NODE",
-        ),
-    }
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    meeting |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = []
-    for rank, by in enumerate(names):
-        numbers = dict(zip(names[by], (str(rank), "2", "0", "1"), strict=True))
-        environment = {**os.environ, **meeting, **numbers}
-        ranks.append(subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE))
-    ended = []
-    for process in ranks:
-        _, errors = process.communicate(timeout=2 * PATIENCE_S)
-        ended.append(
-            subprocess.CompletedProcess(
-                argv, process.returncode, stderr=errors.decode()
-            )
-        )
-    return ended
+
+    def be_rank() -> int:
+        sys.argv = ["launch", "collectives", str(file)]
+        launch.be_rank()
+
+    return two_ranks(be_rank, directory, ("torchrun", "srun"))
 
 
 def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> None:
-    ended = two_nodes(tmp_path, link="cluster")
-    assert [rank.returncode for rank in ended] == [0, 0], ended
+    statuses, said = two_nodes(tmp_path, link="cluster")
+    assert statuses == [0, 0], said
     table = store.load_table(tmp_path / "out" / "collectives.csv", "collectives")
     assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
     facts = json.loads((tmp_path / "out" / "job.json").read_text())
@@ -245,12 +228,12 @@ def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> 
     holds="each rank says in one line which fact differs, and nothing is measured",
 )
 def test_a_job_over_different_machines_is_refused(tmp_path: Path) -> None:
-    ended = two_nodes(tmp_path, imports=["other_machine"])
-    assert [rank.returncode for rank in ended] == 2 * [jobs.MISTAKE], ended
-    for rank in ended:
+    statuses, said = two_nodes(tmp_path, imports=["other_machine"])
+    assert statuses == 2 * [jobs.MISTAKE], said
+    for text in said:
         assert (
             "the processor of rank 0 is Processor 0, that of rank 1 is Processor 1"
-            in rank.stderr.splitlines()[-1]
+            in text.splitlines()[-1]
         )
     assert not (tmp_path / "out").exists()
 
@@ -339,6 +322,18 @@ launch.launch(collectives_job, few, ranks=1, place=launch.Loopback(), join={"bac
 """
 
 
+def launch_apart(log: Path) -> None:
+    """Launch a job in a network namespace of this process, and write down what is said."""
+    new_network = 0x40000000
+    assert ctypes.CDLL(None, use_errno=True).unshare(new_network) == 0, (
+        ctypes.get_errno()
+    )
+    os.chdir(log.parent)
+    with pytest.raises(UserError) as caught:
+        run_endless(None, Loopback())
+    log.write_text(str(caught.value))
+
+
 @pytest.mark.fault(
     fault="the machine does not reach itself",
     injected="a network namespace whose loopback is down",
@@ -347,8 +342,14 @@ launch.launch(collectives_job, few, ranks=1, place=launch.Loopback(), join={"bac
 def test_a_machine_without_loopback_is_one_line_before_any_rank_starts(
     require_lab: None, tmp_path: Path
 ) -> None:
-    done = python("-c", BARE, by=["unshare", "--net"], cwd=tmp_path)
-    said = done.stderr.splitlines()[-1].partition(": ")[2]
+    log = tmp_path / "said"
+    process = multiprocessing.get_context("fork").Process(
+        target=launch_apart, args=(log,)
+    )
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
+    said = log.read_text()
     assert said.startswith(
         "no rank is started: this machine does not reach itself at 127.0.0.1 ("
     )
@@ -404,6 +405,13 @@ def test_wrong_work_is_one_line(
         assert launch.status_of([job, str(path)]) == jobs.MISTAKE
         said = capsys.readouterr().err
         assert re.search(complaint, said) and said.count("\n") == 1
+    # As torchrun and Slurm start it.
+    done = python("-m", "ddlkit.jobs.launch")
+    assert done.returncode == jobs.MISTAKE
+    assert (
+        done.stderr
+        == f"{jobs.ERROR}usage: python -m ddlkit.jobs.launch JOB CONFIG.json\n"
+    )
 
 
 def test_a_script_that_launches_is_not_run_again_by_its_ranks(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ddlkit import cli, store
 from ddlkit.cli import advising
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
+from ddlkit.jobs import vitals
 from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.rank import joined
 from ddlkit.measure import advise as models
@@ -27,6 +28,7 @@ from ddlkit.measure import training as trainings
 from ddlkit.measure.given import Training, check, known, load
 from ddlkit.measure.layers import profile_layers, profile_training
 from ddlkit.measure.training import other_than_predicted
+from forked import two_ranks
 from places import PATIENCE_S, ROOT, free_port
 from test_clock import Simulated
 from test_layers import ONCE, Slow, clock
@@ -40,6 +42,12 @@ NET = [
     for layer in ("first", "inner", "head")
     for kind in ("weight", "bias")
 ]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_repeated_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared here does not depend on how long anything takes."""
+    monkeypatch.setattr(vitals.Retries, "again", lambda self, used: False)
 
 
 def given(
@@ -349,14 +357,7 @@ def test_a_network_of_torchvision_needs_torchvision(
 # -- several ranks -------------------------------------------------------------------------------
 
 
-def two_agents(*what: object, module: str = "ddlkit") -> list[str]:
-    """What two agents of torchrun, of one rank each, print of a command of ours that both end well."""
-    statuses, said = ended_agents(*what, module=module)
-    assert statuses == [0, 0], said
-    return said
-
-
-def ended_agents(*what: object, module: str = "ddlkit") -> tuple[list[int], list[str]]:
+def ended_agents(*what: object) -> tuple[list[int], list[str]]:
     """The exit statuses of two agents of torchrun, of one rank each, and what they print."""
     where = [
         "--nnodes",
@@ -372,7 +373,7 @@ def ended_agents(*what: object, module: str = "ddlkit") -> tuple[list[int], list
         "torch.distributed.run",
         *where,
         "-m",
-        module,
+        "ddlkit",
         *map(str, what),
     ]
     common = {
@@ -389,30 +390,10 @@ def ended_agents(*what: object, module: str = "ddlkit") -> tuple[list[int], list
 
 def test_ranks_that_torchrun_counts_measure_together(tmp_path: Path) -> None:
     """By the variables that torchrun gives each of two ranks; torchrun itself is in the test below."""
-    argv = [sys.executable, "-m", "ddlkit", "measure", "layers"]
-    argv += ["--model", f"{FILE}:tied", "--out", str(tmp_path), "--budget", "0.3s"]
-    meeting = {
-        "PYTHONPATH": str(ROOT),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-    }
-    ranks = [
-        subprocess.Popen(
-            argv,
-            env={**os.environ, **meeting, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=2 * PATIENCE_S)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    words = ["measure", "layers", "--model", f"{FILE}:tied"]
+    words += ["--out", str(tmp_path), "--budget", "0.3s"]
+    statuses, said = two_ranks(lambda: cli.main(words), tmp_path)
+    assert statuses == [0, 0], said
     assert ["in the order of the buckets" in each for each in said] == [True, False]
     profile = store.read_profile(
         tmp_path / "layers-given_models-tied-b1-r2.csv", ranks=2

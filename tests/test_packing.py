@@ -7,9 +7,9 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import time
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
@@ -23,25 +23,21 @@ from ddlkit.measure.session.engine import pack_into, packing, restore
 from places import PATIENCE_S, ROOT, alive, family, wait_for
 from workbook import cli as workbook_cli
 
-SCRIPT = """
-import signal, sys
-from pathlib import Path
-import faulty_points
-from ddlkit.measure.session import engine
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, signal.default_int_handler)
-engine.PACK_PERIOD_S = 0.1
-out, points, *files = sys.argv[1:]
-file = Path(files[0]) if files else None
-engine.run_session(getattr(faulty_points, points), Path(out), isolate=True, pack=file)
-"""
+
+def record(out: Path, points: str, file: Path) -> None:
+    """Pack after each point or two. The process that measures is a new one, and imports the points."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    engine.PACK_PERIOD_S = 0.1
+    engine.run_session(getattr(faulty_points, points), out, isolate=True, pack=file)
 
 
-def begin(out: Path, points: str, *files: Path) -> subprocess.Popen[bytes]:
-    """A recording by a process of its own, which packs after each point or two."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    argv = [sys.executable, "-c", SCRIPT, str(out), points, *map(str, files)]
-    return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path})
+def begin(out: Path, points: str, file: Path) -> ForkProcess:
+    """A recording by a process of its own, which is forked: what it needs is imported here."""
+    process = ForkProcess(target=record, args=(out, points, file))
+    process.start()
+    return process
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -151,6 +147,7 @@ def lived(
 ) -> None:
     """A recording whose child is killed after so many points, and then it is itself, each at random."""
     parent = begin(out, "steady", file)
+    assert parent.pid is not None
     try:
         assert wait_for(lambda: points_in(out) >= goal)
         time.sleep(chance.uniform(0.0, 0.1))
@@ -158,8 +155,9 @@ def lived(
         assert wait_for(lambda: points_in(out) > goal), "another one goes on"
         time.sleep(chance.uniform(0.0, 0.1))
         processes = family(parent.pid)
-        parent.send_signal(number)
-        assert parent.wait(PATIENCE_S) != 0
+        os.kill(parent.pid, number)
+        parent.join(PATIENCE_S)
+        assert parent.exitcode
         assert wait_for(lambda: not alive(processes))
     finally:
         parent.kill()
@@ -194,7 +192,9 @@ def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(
         store.load_table(out / "outcomes.csv")["outcome"]
     )
     shutil.rmtree(out)
-    assert begin(out, "steady", file).wait(PATIENCE_S) == 0
+    last = begin(out, "steady", file)
+    last.join(PATIENCE_S)
+    assert last.exitcode == 0
     before, after = contents(kept), contents(unpacked(file, tmp_path / "last"))
     changing = {"outcomes.csv", "outcomes.json"}
     assert {

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
 from places import PATIENCE_S, ROOT, wait_for
+from workbook.cli import main
 from workbook.record import grammar, recording
 from workbook.record.recording import record
 
@@ -100,21 +102,15 @@ def test_a_wrong_suite_is_one_line_that_names_file_and_key(
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-# The command is ours, the points are those of a test: what is loaded is loaded once for all recordings.
-RECORDINGS = """
-import os, sys
-import faulty_points
-from workbook import cli
-from workbook.record import recording
-recording.points = faulty_points.long
-recording.partial = lambda make, **_: make
-for out in sys.argv[1:]:
-    started = os.fork()
-    if not started:
-        sys.exit(cli.main(["record", "cpu", "--device", "cpu", "--out", out]))
-    print(started, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(started, 0)[1]), flush=True)
-"""
+def record_long(out: Path, said: Path) -> None:
+    """The command is ours, the points are those of a test. What is loaded was loaded before the fork."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    vars(recording)["points"] = faulty_points.long
+    vars(recording)["partial"] = lambda make, **_: make
+    sys.stderr = said.open("a")
+    # The process that measures is a new one, and imports the points.
+    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    sys.exit(main(["record", "cpu", "--device", "cpu", "--out", str(out)]))
 
 
 @pytest.mark.fault(
@@ -123,32 +119,21 @@ for out in sys.argv[1:]:
     holds="one line; status 130, or 143; whole tables only, which the next run keeps",
 )
 def test_being_ended_is_one_line_and_leaves_no_half_table(tmp_path: Path) -> None:
-    # nohup would have us hand on that it is ignored
-    before = signal.signal(signal.SIGHUP, lambda *_: None)
     ends = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
-    directories = {number: tmp_path / number.name for number in ends}
-    argv = [sys.executable, "-c", RECORDINGS, *map(str, directories.values())]
-    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    process = subprocess.Popen(
-        argv,
-        env={**os.environ, **paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    signal.signal(signal.SIGHUP, before)
-    assert process.stdout is not None
+    fork = multiprocessing.get_context("fork")
+    said = tmp_path / "said"
     for number, status in ends.items():
-        recording_id = int(process.stdout.readline())
-        out = directories[number]
+        out = tmp_path / number.name
+        process = fork.Process(target=record_long, args=(out, said))
+        process.start()
+        assert process.pid is not None
         assert wait_for((out / "drift-first.csv").exists)
-        os.kill(recording_id, number)
-        assert int(process.stdout.readline()) == status
+        os.kill(process.pid, number)
+        process.join(PATIENCE_S)
+        assert process.exitcode == status
         assert [path.name for path in out.glob("drift*.csv")] == ["drift-first.csv"]
         assert len(store.load_table(out / "drift-first.csv", "drift")) == 1
-    printed = process.communicate(timeout=PATIENCE_S)[1]
-    assert process.returncode == 0
+    printed = said.read_text()
     assert printed.count("interrupted; what was measured is kept") == len(ends)
     assert "Traceback" not in printed
 

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import ddlkit
 from ddlkit import store
 from places import PATIENCE_S
 
@@ -62,6 +64,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+ANSWER = """
+import contextlib, io, json, sys
+from ddlkit import cli
+answers = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        status = cli.main(words)
+    if status:
+        sys.exit(status)
+    answers.append(printed.getvalue())
+print(json.dumps(answers))
+"""
+"""Gives several commands to ddlkit in one process: each would import pandas and others anew."""
+
+
 class Installed(NamedTuple):
     """An environment that holds the wheel alone, and where its user works."""
 
@@ -93,9 +110,18 @@ class Installed(NamedTuple):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def ask(self, *words: object) -> dict[str, Any]:
-        """Return what a command of ddlkit answers."""
-        return dict(json.loads(self.run("ddlkit", *words, "--json")))
+    def hear(self, *commands: Sequence[object]) -> list[str]:
+        """Return what commands of ddlkit print."""
+        asked = json.dumps([[*map(str, words)] for words in commands])
+        return list(json.loads(self.run("python", "-c", ANSWER, asked)))
+
+    def ask(self, *commands: Sequence[object]) -> list[dict[str, Any]]:
+        """Return what commands of ddlkit answer, of which export always writes JSON."""
+        asked = []
+        for words in commands:
+            options = [] if words[0] == "export" else ["--json"]
+            asked.append([*words, *options])
+        return [dict(json.loads(text)) for text in self.hear(*asked)]
 
 
 def run_pip(*words: str) -> None:
@@ -179,16 +205,34 @@ def test_it_is_found_where_it_is_installed_and_the_workbook_nowhere(
     code = "import ddlkit, importlib.util as u; print(ddlkit.__file__, u.find_spec('workbook'))"
     place, workbook = installed.run("python", "-c", code).split()
     assert Path(place).is_relative_to(installed.environment) and workbook == "None"
+    assert ddlkit.__version__ in installed.run("ddlkit", "--version")
 
 
-def test_from_times_to_a_plan_and_an_advice(installed: Installed) -> None:
-    fitted = installed.ask(*("fit", "times.csv", "--form", "alpha_beta", "--ranks", 4))
+@pytest.fixture(scope="module")
+def answers(installed: Installed) -> list[dict[str, Any]]:
+    """What the library says of times and of a trace."""
+    return installed.ask(
+        ["fit", "times.csv", "--form", "alpha_beta", "--ranks", 4],
+        ["fit", "times.csv", "--compare", "--ranks", 4],
+        ["import", "trace.txt", "--out", "p.csv", "--batch", 4],
+    )
+
+
+def test_from_times_to_a_plan_and_an_advice(
+    installed: Installed, answers: list[dict[str, Any]]
+) -> None:
+    fitted, _, _ = answers
     assert fitted["alpha_s"] == pytest.approx(ALPHA_S, rel=1e-3)
     assert fitted["beta_s_per_byte"] == pytest.approx(BETA_S_PER_BYTE, rel=1e-3)
     (installed.work / "cost.json").write_text(json.dumps(fitted))
     of = ("--profile", "profile.csv", "--cost", "cost.json")
+    single, best, advised, caps = installed.ask(
+        ["predict", *of, "--plan", "single"],
+        ["plan", *of, "--planner", "exact"],
+        ["advise", *of, "--html", "page.html"],
+        ["export", "--to", "ddp", *of],
+    )
 
-    single = installed.ask("predict", *of, "--plan", "single")
     compute_s = TENSORS * (FORWARD_S + BACKWARD_S)
     message_s = ALPHA_S + BETA_S_PER_BYTE * TENSORS * TENSOR_BYTES
     assert single["compute_s"] == pytest.approx(compute_s)
@@ -196,48 +240,51 @@ def test_from_times_to_a_plan_and_an_advice(installed: Installed) -> None:
 
     # A message of one gradient takes 25 ms, which is longer than a layer's backward pass: the
     # first one begins after a layer, and then each follows the one before.
-    best = installed.ask("plan", *of, "--planner", "exact")
     none_s = TENSORS * (FORWARD_S + ALPHA_S + BETA_S_PER_BYTE * TENSOR_BYTES)
     assert best["iteration_s"] <= none_s + BACKWARD_S
     assert best["iteration_s"] < single["iteration_s"]
     assert sorted(sum(best["groups"], [])) == [*range(TENSORS)]
 
-    advised = installed.ask("advise", *of, "--html", "page.html")
     assert advised["ranks"] == 4 and advised["snippet"].startswith("Distributed")
     assert advised["best_plan"]["iteration_s"] >= best["iteration_s"]
     page = (installed.work / "page.html").read_text()
     assert "on 4 ranks" in page and ";base64," in page and "http" not in page
 
-    caps = json.loads(installed.run("ddlkit", "export", "--to", "ddp", *of))
     assert len(caps["bucket_cap_mb_list"]) == len(best["groups"])
 
 
-def test_forms_are_compared_and_drawn(installed: Installed) -> None:
-    compared = installed.ask("fit", "times.csv", "--compare", "--ranks", 4)
+def test_forms_are_compared_and_drawn(
+    installed: Installed, answers: list[dict[str, Any]]
+) -> None:
+    _, compared, _ = answers
     assert compared["drawn"] == "times-fits.png"
     image = (installed.work / "times-fits.png").read_bytes()
     assert image.startswith(b"\x89PNG")
     assert compared["forms"]["alpha_beta"]["worst"] < 1e-6
 
 
-def test_a_trace_becomes_a_profile(installed: Installed) -> None:
-    imported = installed.ask("import", "trace.txt", "--out", "p.csv", "--batch", 4)
+def test_a_trace_becomes_a_profile(
+    installed: Installed, answers: list[dict[str, Any]]
+) -> None:
+    _, _, imported = answers
     assert (imported["kind"], imported["tensors"]) == ("trace", 2)
     assert imported["backward_s"] == pytest.approx(36e-6)
     assert (installed.work / "p.csv").is_file()
 
 
 def test_layers_are_measured_in_the_working_directory(installed: Installed) -> None:
-    """Without --out the tables go to ``measured``; of networks by name the plan is made only."""
-    installed.run(
-        *("ddlkit", "measure", "layers", "--model", "mine.py:net", "--budget", "0.5s")
+    """Without --out the tables go to ``measured``; of networks by name the plan is made only.
+
+    Both commands run in one process, because each would import torch.
+    """
+    measure = ["measure", "layers"]
+    by_name = ["--networks", "squeezenet1_1:1", "--dry-run"]
+    _, planned = installed.hear(
+        [*measure, "--model", "mine.py:net", "--budget", "0.5s"], [*measure, *by_name]
     )
     (table,) = (installed.work / "measured").glob("layers*.csv")
     layers = store.load_table(table, "layers")
     assert layers["parameters"].sum() == 3 * 65 * 64
     assert (layers["backward_s"] >= 0).all()
     assert store.load_stamp(table)["commit"] == "unknown", "there is no clone"
-
-    by_name = ("--networks", "squeezenet1_1:1", "--dry-run")
-    planned = installed.run("ddlkit", "measure", "layers", *by_name)
     assert "squeezenet1_1-b1" in planned

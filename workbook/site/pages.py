@@ -121,10 +121,13 @@ def bucket_page() -> str:
 
 def recorded_for(entry: catalog.Entry) -> list[str]:
     """Return the campaigns with goals or coverage from which a figure is drawn."""
-    rows = pd.concat([accuracy.frozen("goals"), accuracy.frozen("coverage")])
+    names = [
+        *accuracy.frozen("goals")["campaign"],
+        *accuracy.frozen("coverage")["campaign"],
+    ]
     recorded = [name for name in entry.inputs if name.startswith("data/recorded/")]
     folders = {Path(name).parent.name for name in recorded}
-    return [name for name in rows["campaign"].unique() if name in folders]
+    return [name for name in dict.fromkeys(names) if name in folders]
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:

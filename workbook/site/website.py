@@ -28,6 +28,7 @@ def write(
     folder: Path,
     reports: Path,
     notebooks: Sequence[Path],
+    jobs: str = "auto",
 ) -> Path:
     """Write the site, and ``REPRODUCTION.md`` and ``GOALS.md``.
 
@@ -41,6 +42,8 @@ def write(
         The directory of the two reports.
     notebooks : sequence of Path
         The notebooks as they are stored, in reading order.
+    jobs : str, optional
+        How many processes build the site, as for `build`.
 
     Returns
     -------
@@ -55,7 +58,7 @@ def write(
     values = pages.write_reports(reports)
     source = folder.parent / "site-source"
     sources.assemble(executed, source, reports, values, notebooks)
-    build(source, folder, repository_address())
+    build(source, folder, repository_address(), jobs)
     offer(notebooks, folder)
     return folder / "index.html"
 
@@ -75,7 +78,7 @@ def repository_address() -> str:
     return str(passages.citation().get("repository-code", ""))
 
 
-def build(source: Path, folder: Path, repository: str = "") -> None:
+def build(source: Path, folder: Path, repository: str = "", jobs: str = "auto") -> None:
     """Build the site by Sphinx, in a process of its own.
 
     Sphinx changes global state, such as roles and mocked modules.
@@ -89,6 +92,9 @@ def build(source: Path, folder: Path, repository: str = "") -> None:
     repository : str, optional
         The address of the repository. With it, pages link to Binder, to Colab and to
         the issues of the repository.
+    jobs : str, optional
+        How many processes Sphinx uses. By default as many as there are cores. One needs
+        less processor time in all.
 
     Raises
     ------
@@ -98,7 +104,7 @@ def build(source: Path, folder: Path, repository: str = "") -> None:
     """
     with scratch() as built:
         warnings = built / "warnings.txt"
-        command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "--jobs", "auto"]
+        command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "--jobs", jobs]
         command += ["-c", str(CONFIGURATION), "-d", str(built / "doctrees")]
         command += ["-D", f"repository_address={repository}"]
         command += ["-D", f"html_extra_path={source / sources.EXTRA}"]

@@ -12,11 +12,13 @@ remains.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -628,10 +630,17 @@ def frozen(name: str, campaign: str = "") -> pd.DataFrame:
     DataFrame
         The rows, with "" where nothing is given.
     """
-    rows = pd.read_csv(places.ROOT / "reports" / f"{name}.csv", keep_default_na=False)
+    path = places.ROOT / "reports" / f"{name}.csv"
+    rows = _read_frozen(path, path.stat().st_mtime_ns)
     if campaign:
         rows = rows[rows["campaign"] == campaign]
-    return rows
+    return rows.copy()
+
+
+@functools.lru_cache(maxsize=8)
+def _read_frozen(path: Path, written_ns: int) -> pd.DataFrame:
+    """Read a table of reports/, once as long as it is not written again."""
+    return pd.read_csv(path, keep_default_na=False)
 
 
 def _with_a_number(goals: pd.DataFrame) -> pd.DataFrame:
@@ -754,7 +763,7 @@ def outcome(campaign: str) -> str:
         sentences.append(sentence)
     if not sentences:
         sentences.append("No goal was set")
-    notes = pd.concat([rows, intervals])["note"]
-    if not notes.str.contains("predictions committed").any():
+    notes = [*rows["note"], *intervals["note"]]
+    if not any("predictions committed" in note for note in notes):
         sentences.append("No table of predictions was committed before the runs")
     return ". ".join(sentences)

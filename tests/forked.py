@@ -1,0 +1,84 @@
+"""Ranks of torchrun or Slurm that are forked from this process, which has imported torch already.
+
+To import it takes three seconds of a processor, in the agents of torchrun and in their ranks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from places import PATIENCE_S, free_port
+
+NUMBERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "srun": (
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        "SLURM_NTASKS_PER_NODE",
+    ),
+}
+"""The variables by which a launcher tells a rank who it is."""
+
+
+def two_ranks(
+    main: Callable[[], int],
+    directory: Path,
+    launchers: Sequence[str] = ("torchrun", "torchrun"),
+    *,
+    on_one_node: bool = False,
+) -> tuple[list[int], list[str]]:
+    """The exit statuses of two ranks that run a program, and what they print.
+
+    Parameters
+    ----------
+    main : callable
+        The program, which returns its exit status.
+    directory : Path
+        Where what the ranks print is written.
+    launchers : sequence of str
+        Who has started each rank, by its variables.
+    on_one_node : bool
+        Whether one launcher has started both. Otherwise each is alone on its node.
+    """
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    fork = multiprocessing.get_context("fork")
+    logs = [directory / f"said-by-{rank}.log" for rank in range(2)]
+    ranks = []
+    for rank, launcher in enumerate(launchers):
+        if on_one_node:
+            values = (str(rank), "2", str(rank), "2")
+        else:
+            values = (str(rank), "2", "0", "1")
+        numbers = dict(zip(NUMBERS[launcher], values, strict=True))
+        process = fork.Process(target=_be, args=(main, meeting | numbers, logs[rank]))
+        process.start()
+        ranks.append(process)
+    for process in ranks:
+        process.join(PATIENCE_S)
+        process.kill()
+        process.join()
+    said = [log.read_text(encoding="utf-8") for log in logs]
+    for log in logs:
+        log.unlink()
+    return [process.exitcode or 0 for process in ranks], said
+
+
+def _be(main: Callable[[], int], environment: Mapping[str, str], log: Path) -> None:
+    """Run the program of a rank, whose streams are a file, as a process of its own would."""
+    with log.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    os.environ.update(environment)
+    sys.exit(main())
