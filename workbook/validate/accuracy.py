@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -597,7 +597,13 @@ class Goal(NamedTuple):
 def goals(campaign: str) -> list[Goal]:
     """Return the goals that data/goals.yml has under the name of a campaign."""
     text = (places.DATA / "goals.yml").read_text(encoding="utf-8")
-    return [Goal(**entry) for entry in own_yaml(text)[campaign]]
+    return [*_goals_of(text, campaign)]
+
+
+@cache
+def _goals_of(text: str, campaign: str) -> tuple[Goal, ...]:
+    """Return the goals of a campaign in the text of data/goals.yml."""
+    return tuple(Goal(**entry) for entry in own_yaml(text)[campaign])
 
 
 # -- what campaigns reached, as frozen in reports/goals.csv and reports/coverage.csv ---
