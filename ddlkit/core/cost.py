@@ -519,6 +519,17 @@ class Table(MessageCost):
         """
         return np.log(self.bytes), np.log(self.seconds)
 
+    @cached_property
+    def _s_per_byte_beyond(self) -> float:
+        """Return the time of a byte beyond the last size, that of the last two sizes.
+
+        Measured times may fall from one size to the next, but extrapolated ones never do.
+        """
+        last_s_per_byte = (self.seconds[-1] - self.seconds[-2]) / (
+            self.bytes[-1] - self.bytes[-2]
+        )
+        return max(float(last_s_per_byte), 0.0)
+
     def _seconds(self, sizes: Floats) -> Floats:
         log_bytes, log_seconds = self._logs
         # A size below the first one is raised to it, so that no logarithm of 0 occurs.
@@ -526,13 +537,8 @@ class Table(MessageCost):
         # beyond that size is added below.
         log_sizes = np.log(np.maximum(sizes, self.bytes[0]))
         inside_s = np.exp(np.interp(log_sizes, log_bytes, log_seconds))
-        last_s_per_byte = (self.seconds[-1] - self.seconds[-2]) / (
-            self.bytes[-1] - self.bytes[-2]
-        )
         beyond_bytes = np.maximum(sizes - self.bytes[-1], 0.0)
-        # Measured times may fall from one size to the next, but extrapolated ones never
-        # do.
-        return inside_s + max(last_s_per_byte, 0.0) * beyond_bytes
+        return inside_s + self._s_per_byte_beyond * beyond_bytes
 
     def startup_s(self) -> float:
         """Return the start-up time of a message, in seconds.
