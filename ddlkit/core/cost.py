@@ -360,6 +360,11 @@ class MessageCost(Form):
 
         For some fitted lines this is negative.
         """
+        return self._one_byte_s
+
+    @cached_property
+    def _one_byte_s(self) -> float:
+        """Return the time of a message of one byte, which is asked for again and again."""
         return float(self(1.0))
 
     def messages_per_sample(self, n_bytes: ArrayLike) -> Floats:

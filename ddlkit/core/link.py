@@ -17,7 +17,7 @@ Sizes in bytes are those of collectives, as `ddlkit.core.collective` defines the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -189,25 +189,25 @@ class Link:
         UserError
             If several messages may be in flight, and a time is not finite.
         """
+        would_be_ready_s = np.asarray(ready_s, dtype=float)
+        if self.in_flight == 1:
+            return one_by_one(
+                would_be_ready_s,
+                parts.software_s,
+                parts.wire_s,
+                self.burst_s,
+                slowdown=self.slowdown,
+                message_slowdown=self.message_slowdown,
+            )
         # The times and slowdowns of every message, each of shape (..., G), in the order
         # in which `_Simulation` takes them.
         inputs = np.broadcast_arrays(
-            np.asarray(ready_s, dtype=float),
+            would_be_ready_s,
             parts.software_s,
             parts.wire_s,
             self.slowdown,
             self.message_slowdown,
         )
-        if self.in_flight == 1:
-            would_be_ready_s, software_s, wire_s, slowdown, message_slowdown = inputs
-            return one_by_one(
-                would_be_ready_s,
-                software_s,
-                wire_s,
-                self.burst_s,
-                slowdown=slowdown,
-                message_slowdown=message_slowdown,
-            )
         # A time that is not finite would leave the simulation without a next event, and it
         # would not end.
         if not all(np.isfinite(values).all() for values in inputs):
@@ -463,34 +463,84 @@ def one_by_one(
     starts_s, ends_s : ndarray, shape (..., G)
         When each message starts and ends, in seconds.
     """
-    inputs = np.broadcast_arrays(
-        ready_s, software_s, wire_s, slowdown, message_slowdown
-    )
-    ready_s = inputs[0]
-    slows_compute = inputs[3].any()
-    slows_messages = inputs[4].any()
-    starts_s = np.empty(ready_s.shape)
-    ends_s = np.empty(ready_s.shape)
-    maximum: _Extreme
-    minimum: _Extreme
-    columns: list[list[Any]]
-    # The amount of compute after which the last message is ready.
-    all_computed_s: Any
-    zero: Any
-    if ready_s.ndim == 1 and all(np.isfinite(values).all() for values in inputs):
+    arguments = (ready_s, software_s, wire_s, slowdown, message_slowdown)
+    inputs = [np.asarray(values, dtype=float) for values in arguments]
+    shapes = {values.shape for values in inputs if values.ndim}
+    shape = shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
+    slows_compute = bool(inputs[3].any())
+    slows_messages = bool(inputs[4].any())
+    numbers = _finite_numbers(inputs, shape)
+    if numbers:
         # Numbers of Python are ten times as fast as arrays of one number. The results are
         # the same if no number is NaN, which `max` and `min` of Python do not pass on.
-        maximum = max
-        minimum = min
-        columns = [values.tolist() for values in inputs]
-        all_computed_s = max([0.0, *columns[0]])
-        zero = 0.0
-    else:
-        maximum = np.maximum
-        minimum = np.minimum
-        columns = [[*np.moveaxis(values, -1, 0)] for values in inputs]
-        all_computed_s = ready_s.max(axis=-1, initial=0.0)
-        zero = np.zeros(ready_s.shape[:-1])
+        list_of_starts_s = [0.0] * shape[0]
+        list_of_ends_s = [0.0] * shape[0]
+        _fill_in(
+            list_of_starts_s,
+            list_of_ends_s,
+            numbers,
+            burst_s,
+            slows_compute=slows_compute,
+            slows_messages=slows_messages,
+            all_computed_s=max([0.0, *numbers[0]]),
+            zero=0.0,
+            maximum=max,
+            minimum=min,
+        )
+        return np.array(list_of_starts_s), np.array(list_of_ends_s)
+
+    starts_s = np.empty(shape)
+    ends_s = np.empty(shape)
+    columns = [np.moveaxis(np.broadcast_to(values, shape), -1, 0) for values in inputs]
+    _fill_in(
+        np.moveaxis(starts_s, -1, 0),
+        np.moveaxis(ends_s, -1, 0),
+        columns,
+        burst_s,
+        slows_compute=slows_compute,
+        slows_messages=slows_messages,
+        all_computed_s=columns[0].max(axis=0, initial=0.0),
+        zero=np.zeros(shape[:-1]),
+        maximum=np.maximum,
+        minimum=np.minimum,
+    )
+    return starts_s, ends_s
+
+
+def _fill_in(
+    starts_s: Any,
+    ends_s: Any,
+    columns: Sequence[Any],
+    burst_s: float,
+    *,
+    slows_compute: bool,
+    slows_messages: bool,
+    all_computed_s: Any,
+    zero: Any,
+    maximum: _Extreme,
+    minimum: _Extreme,
+) -> None:
+    """Fill in when messages start and end if one is under way at a time.
+
+    Parameters
+    ----------
+    starts_s, ends_s : list of float or ndarray, shape (G, ...)
+        Are filled in: an item for each message. It is a number for one scenario, and an
+        array for several.
+    columns : sequence of list of float or of ndarray, shape (G, ...)
+        The arguments ``ready_s``, ``software_s``, ``wire_s``, ``slowdown`` and
+        ``message_slowdown`` of `one_by_one`, in the same way.
+    burst_s : float
+        As in `one_by_one`.
+    slows_compute, slows_messages : bool
+        Whether any message slows compute down, and whether compute slows any message down.
+    all_computed_s : float or ndarray
+        The amount of compute after which the last message is ready.
+    zero : float or ndarray
+        0 for each scenario.
+    maximum, minimum : callable
+        The larger and the smaller one of two numbers, or of two arrays.
+    """
     link_free_s = zero
     # Tokens are counted in the seconds of link time that they save. A link that has
     # rested begins with all tokens that it can save.
@@ -532,9 +582,28 @@ def one_by_one(
             computed_meanwhile_s = minimum(compute_left_s, took_s / (1 + of_compute))
             late_s = late_s + of_compute * computed_meanwhile_s
         link_free_s = start_s + took_s
-        starts_s[..., k] = start_s
-        ends_s[..., k] = link_free_s
-    return starts_s, ends_s
+        starts_s[k] = start_s
+        ends_s[k] = link_free_s
+
+
+def _finite_numbers(
+    inputs: Sequence[Floats], shape: tuple[int, ...]
+) -> list[list[float]] | None:
+    """Return inputs as lists, each of a number for each message of a single scenario.
+
+    The result is None if there are several scenarios, or if a number is not finite.
+    """
+    if len(shape) != 1:
+        return None
+    lists: list[list[float]] = []
+    for values in inputs:
+        if not values.ndim:
+            lists.append([float(values)] * shape[0])
+        else:
+            lists.append(np.broadcast_to(values, shape).tolist())
+        if not all(map(math.isfinite, lists[-1])):
+            return None
+    return lists
 
 
 def overlapped_s(
