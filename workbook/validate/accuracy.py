@@ -55,6 +55,8 @@ PREDICTED = (
     rivals.TRANSFERRED,
 )
 """Every model whose predictions a campaign may have recorded before its runs."""
+DRAWS = 200
+"""How many draws of the cost are made for intervals."""
 _ENDS = ("lower_s", "upper_s")
 
 
@@ -121,7 +123,7 @@ def mean_difference(values: pd.Series) -> float:
 def calibrated(
     collectives: pd.DataFrame,
     form: str = "table",
-    draws: int = 200,
+    draws: int = DRAWS,
     slowdown: pd.DataFrame | None = None,
 ) -> Calibration:
     """Return a calibration that also has the costs of every rival model.
@@ -300,13 +302,18 @@ def judge(
     slowdown = None
     if measurements.has("slowdown"):
         slowdown = measurements.table("slowdown")
-    calibration = calibrated(measurements.table("collectives"), form, slowdown=slowdown)
+    # The intervals of recorded cases are frozen, as they were first judged. Nothing is drawn
+    # if no case needs another interval.
+    ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
+    has_ends = runs["case"].isin(ends.dropna().index)
+    draws = 0 if form == "table" and has_ends.all() else DRAWS
+    calibration = calibrated(
+        measurements.table("collectives"), form, draws, slowdown=slowdown
+    )
     cases = validate(
         runs, workloads, calibration, profiles.selections(), profiles.compute_scatter()
     )
     if form == "table":
-        # The intervals of recorded cases are frozen, as they were first judged.
-        ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
         cases = cases.set_index("case")
         cases.update(ends)
         cases = cases.reset_index()
