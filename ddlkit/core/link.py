@@ -491,10 +491,12 @@ def one_by_one(
 
     starts_s = np.empty(shape)
     ends_s = np.empty(shape)
-    columns = [np.moveaxis(np.broadcast_to(values, shape), -1, 0) for values in inputs]
+    # The axis of messages comes first.
+    axes = (len(shape) - 1, *range(len(shape) - 1))
+    columns = [np.broadcast_to(values, shape).transpose(axes) for values in inputs]
     _fill_in(
-        np.moveaxis(starts_s, -1, 0),
-        np.moveaxis(ends_s, -1, 0),
+        starts_s.transpose(axes),
+        ends_s.transpose(axes),
         columns,
         burst_s,
         slows_compute=slows_compute,

@@ -12,6 +12,7 @@ remains.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -641,10 +642,16 @@ def frozen(name: str, campaign: str = "") -> pd.DataFrame:
     DataFrame
         The rows, with "" where nothing is given.
     """
-    rows = pd.read_csv(places.ROOT / "reports" / f"{name}.csv", keep_default_na=False)
+    rows = _rows_of((places.ROOT / "reports" / f"{name}.csv").read_bytes())
     if campaign:
-        rows = rows[rows["campaign"] == campaign]
-    return rows
+        return rows[rows["campaign"] == campaign]
+    return rows.copy()
+
+
+@cache
+def _rows_of(content: bytes) -> pd.DataFrame:
+    """Return the rows of a file of reports, parsed once for each content."""
+    return pd.read_csv(io.BytesIO(content), keep_default_na=False)
 
 
 def _with_a_number(goals: pd.DataFrame) -> pd.DataFrame:
