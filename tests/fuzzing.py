@@ -7,6 +7,7 @@ kind and number, so that a failure is made again by these two.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import io
 import json
@@ -245,10 +246,16 @@ def _bytes(data: bytes, draw: random.Random) -> bytes:
     return data[:at] if draw.random() < 0.1 else data[:at] + changed + data[end:]
 
 
+@functools.lru_cache(maxsize=32)
+def _found(data: bytes) -> tuple[str, list[re.Match[str]]]:
+    """The text of a file and its tokens, which take longer to find than to exchange."""
+    text = data.decode(errors="replace")
+    return text, list(TOKEN.finditer(text))
+
+
 def _tokens(data: bytes, draw: random.Random) -> bytes:
     """A number, word or sign is another one of the file, another number, or what nobody means."""
-    text = data.decode(errors="replace")
-    tokens = list(TOKEN.finditer(text))
+    text, tokens = _found(data)
     if tokens:
         old, other = draw.choice(tokens), draw.choice(tokens).group()
         new = draw.choice((other, draw.choice(NEAR), draw.choice(NASTY), ""))

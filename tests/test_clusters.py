@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -169,14 +169,23 @@ def test_the_fullest_node_is_that_of_the_placement_or_of_ranks_spread_evenly() -
     assert pollux.most_gpus(part.assign(ranks=[1, 7, 7, 24])).tolist() == [1, 4, 2, 4]
 
 
-def test_predictions_are_blind(monkeypatch: pytest.MonkeyPatch) -> None:
+PREDICT: dict[str, Callable[[], pd.DataFrame]] = {
+    "pollux": partial(pollux.predictions, [FITTED]),
+    "abci": abci.predictions,
+    "cs336": cs336.predictions,
+}
+
+
+@pytest.fixture(scope="module")
+def predicted() -> dict[str, pd.DataFrame]:
+    """What all models predict for each of the clusters, which takes seconds."""
+    return {name: predict() for name, predict in PREDICT.items()}
+
+
+def test_predictions_are_blind(
+    predicted: dict[str, pd.DataFrame], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are the same whatever was measured in the rows that are tested."""
-    all_s: list[Any] = [
-        partial(pollux.predictions, [FITTED]),
-        abci.predictions,
-        cs336.predictions,
-    ]
-    seen = [predict()["predicted_s"] for predict in all_s]
 
     def hidden(name: str) -> clusters.Rows:
         parts = rows(name)
@@ -184,33 +193,35 @@ def test_predictions_are_blind(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (clusters, abci):
         monkeypatch.setattr(module, "rows", hidden)
-    for before, predict in zip(seen, all_s, strict=True):
-        assert before.equals(predict()["predicted_s"]) and np.isfinite(before).all()
+    for name, predict in PREDICT.items():
+        before = predicted[name]["predicted_s"]
+        assert before.equals(predict()["predicted_s"]), name
+        assert np.isfinite(before).all(), name
 
 
-def test_errors_on_others_clusters_are_those_that_are_reported() -> None:
+def test_errors_on_others_clusters_are_those_that_are_reported(
+    predicted: dict[str, pd.DataFrame],
+) -> None:
     """A constant a step explains ABCI's nodes; a norm is nearer than the recursion on Pollux's ResNet-50."""
-    constant_s, errors = abci.step(abci.predictions())
+    constant_s, errors = abci.step(predicted["abci"])
     assert constant_s == pytest.approx(3.434e-3, rel=1e-3) and len(errors) == 5
     assert errors.abs().nlargest(2).tolist() == pytest.approx(
         [0.0381, 0.0005], abs=5e-5
     )
-    longer_ms = abci.longer(abci.predictions(), ["no_overlap", "workbook_step"]).loc[
+    longer_ms = abci.longer(predicted["abci"], ["no_overlap", "workbook_step"]).loc[
         "4 A100, AMP"
     ]
     assert longer_ms.tolist() == pytest.approx([3.6891, 1.0654, 3.5843], abs=1e-4)
-    predicted = pollux.predictions([FITTED]).eval(
-        "error = abs(predicted_s / measured_s - 1)"
-    )
-    medians = predicted.groupby("model")["error"].median()
+    on_pollux = predicted["pollux"].eval("error = abs(predicted_s / measured_s - 1)")
+    medians = on_pollux.groupby("model")["error"].median()
     assert medians[["norm", "workbook"]].tolist() == pytest.approx(
         [0.0424, 0.0497], abs=5e-5
     )
-    buckets = cs336.predictions().eval("error = abs(predicted_s / measured_s - 1)")
+    buckets = predicted["cs336"].eval("error = abs(predicted_s / measured_s - 1)")
     medians = buckets.pivot_table("error", "model", "rule", "median")
     assert medians["cs336"].max() < 0.25 < medians["cs336-serial"].max()
     assert medians["cs336-serial"].idxmin() == "workbook_shared"
-    by_node = pollux.by_node(predicted, FITTED)
+    by_node = pollux.by_node(on_pollux, FITTED)
     assert by_node.tolist() == pytest.approx(
         [-0.0220, -0.0421, -0.0441, -0.0566], abs=5e-5
     )

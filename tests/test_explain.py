@@ -391,18 +391,19 @@ def test_a_message_that_took_no_time_once_leaves_the_fit_as_it_was() -> None:
 
 
 def test_intervals_of_start_up_and_bandwidth_hold_the_truth(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """At least 16 of 20 do, which 95% intervals miss once in 400 times."""
+    """At least 8 of 10 do, and with --long 16 of 20, which 95% intervals miss once in 400 times."""
     monkeypatch.setattr("ddlkit.model.explanation.SAMPLES", 400)
     truth = changes_by_fit(with_noisy_messages(seed=0, noise=0.0))
     held = {"start-up": 0, "bandwidth": 0}
-    for seed in range(20):
+    trainings = 20 if request.config.getoption("--long") else 10
+    for seed in range(trainings):
         changes = changes_by_fit(with_noisy_messages(seed, noise=0.1))
         for name in held:
             lower_s, upper_s = changes[name].interval_s
             held[name] += lower_s <= truth[name].gain_s <= upper_s
-    assert min(held.values()) >= 16
+    assert min(held.values()) >= 0.8 * trainings
 
 
 def test_messages_that_share_a_link_tell_their_start_up_as_others_do() -> None:

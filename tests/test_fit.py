@@ -220,8 +220,8 @@ def log(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def test_intervals_hold_a_size_that_the_fit_has_not_seen(
     form: str, least: float, request: pytest.FixtureRequest
 ) -> None:
-    """On twelve nccl-tests logs, every eighth inner size held out, and with --long every fourth."""
-    step = 4 if request.config.getoption("--long") else 8
+    """On twelve nccl-tests logs, every eleventh inner size held out, and with --long every fourth."""
+    step = 4 if request.config.getoption("--long") else 11
     inside = []
     for sizes, seconds in map(log, LOGS):
         for k in range(1, len(sizes) - 1, step):

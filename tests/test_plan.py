@@ -86,10 +86,13 @@ def random_cost(rng: np.random.Generator) -> MessageCost:
     return Table(np.array([1e2, 1e4, 1e6, 1e8]), np.sort(10 ** rng.uniform(-4, 0, 4)))
 
 
-def test_exact_equals_brute_force_on_1000_random_instances() -> None:
+def test_exact_equals_brute_force_on_random_instances(
+    request: pytest.FixtureRequest,
+) -> None:
+    """Of 300 networks of up to 8 tensors, and of 1000 with --long."""
     rng = np.random.default_rng(3)
     all_plans = {n: every_plan(n) for n in range(1, 9)}
-    for _ in range(1000):
+    for _ in range(1000 if request.config.getoption("--long") else 300):
         workload, cost = random_workload(rng, int(rng.integers(1, 9))), random_cost(rng)
         best = min(
             predict(workload, plan, cost).iteration_s for plan in all_plans[workload.n]

@@ -510,8 +510,8 @@ def came(case: dict[str, Any], rows: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def as_recorded() -> pd.DataFrame:
-    """Every case of data/sharded.csv as it was said before, and as it came."""
+def as_recorded(listed: pd.DataFrame) -> pd.DataFrame:
+    """Some cases of data/sharded.csv as they were said before, and as they came."""
     paths = [
         (k, path)
         for k, at in STARTS.items()
@@ -521,7 +521,7 @@ def as_recorded() -> pd.DataFrame:
         [store.load_table(path).assign(start=start) for start, path in paths]
     )
     cases, key = [], ["start", *CASE]
-    for case in pd.read_csv(places.DATA / "sharded.csv")[key].to_dict("records"):
+    for case in listed[key].to_dict("records"):
         whole = {**case, **said(*case.values())}
         of_case = rows[(rows[key] == pd.Series(case)).all(axis=1)]
         cases.append({**whole, **came(whole, of_case)})
@@ -532,12 +532,24 @@ def as_recorded() -> pd.DataFrame:
 
 
 def test_recorded_cases_reach_what_was_frozen(request: pytest.FixtureRequest) -> None:
-    """All cases: data/sharded.csv by the recorded tables, reports/goals.csv by it."""
-    table, frozen = as_recorded(), places.DATA / "sharded.csv"
+    """data/sharded.csv by the recorded tables, reports/goals.csv by it.
+
+    Without ``--long`` every fourth case of each kind of units is predicted anew.
+    """
+    is_long = request.config.getoption("--long") or request.config.getoption("--write")
+    step = 1 if is_long else 4
+    frozen = places.DATA / "sharded.csv"
+    kept = pd.read_csv(frozen)
+    of_kind = kept.groupby(["start", "units"]).cumcount()
+    again = kept[of_kind % step == 0].reset_index(drop=True)
+    for column in ("start", "origin", "network", "link", "units", "prefetch", "ranks"):
+        assert set(again[column]) == set(kept[column]), column
+    table = as_recorded(again)
     if request.config.getoption("--write"):
         table.to_csv(frozen, index=False, lineterminator="\n")
-    kept = pd.read_csv(frozen)
-    pd.testing.assert_frame_equal(table, kept, rtol=1e-3, atol=1e-4)
+        kept = pd.read_csv(frozen)
+        again = kept
+    pd.testing.assert_frame_equal(table, again, rtol=1e-3, atol=1e-4)
     goals = pd.read_csv(places.ROOT / "reports" / "goals.csv", keep_default_na=False)
     origins = {"replayed": "replayed", "measured": "trained"}
     for (start, origin), of in kept.groupby(["start", "origin"]):

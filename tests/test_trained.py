@@ -96,18 +96,28 @@ CAMPAIGN = source.open_campaign("", source.TRAINED).alone
 
 
 @functools.cache
+def known() -> Calibration:
+    """What the campaign measured of messages, which all levels share."""
+    slowdown = CAMPAIGN.table("slowdown")
+    return Calibration.of(CAMPAIGN.table("collectives"), slowdown=slowdown)
+
+
+@functools.cache
+def cases_of_campaign() -> pd.DataFrame:
+    return accuracy.trained(CAMPAIGN).set_index("case")
+
+
+@functools.cache
 def recorded(level: float) -> pd.DataFrame:
     """The campaign's unmarked cases, predicted anew from its tables: ends of the interval at that level."""
-    slowdown = CAMPAIGN.table("slowdown")
-    known = Calibration.of(CAMPAIGN.table("collectives"), slowdown=slowdown)
     workloads, scatter = CAMPAIGN.workloads(), CAMPAIGN.compute_scatter()
-    cases = accuracy.trained(CAMPAIGN).set_index("case")
+    cases = cases_of_campaign().copy()
     for key, row in cases.iterrows():
         case = Case.from_row(row.to_dict())
         forecast = forecast_case(
             case,
             workloads,
-            known,
+            known(),
             compute_scatter=scatter[case.profile_sha256],
             level=level,
             compute_drift=0.0,  # of which that campaign knew nothing

@@ -292,17 +292,20 @@ class MessageCost(Form):
             # True and False are integers to Python, and no numbers of workers.
             is_integer = isinstance(workers, (int, np.integer))
             is_integer = is_integer and not isinstance(workers, bool)
-            self.check(
-                is_integer and 1 <= workers <= MOST_WORKERS,
-                f"workers is {shown(workers)}: must be a whole number "
-                f"from 1 to {MOST_WORKERS}",
-            )
+            if not (is_integer and 1 <= workers <= MOST_WORKERS):
+                # `check` is not used here. It would be given the text for every value, and
+                # making the text takes longer than the rest of this check.
+                raise UserError(
+                    f"{self.form} cost: workers is {shown(workers)}: must be a whole number "
+                    f"from 1 to {MOST_WORKERS}"
+                )
         # An unknown algorithm is None. It passes the check as an empty name.
         names = (("collective", self.collective), ("algorithm", self.algorithm or ""))
         for name, value in names:
-            self.check(
-                isinstance(value, str), f"{name} is {shown(value)}: must be a name"
-            )
+            if not isinstance(value, str):
+                raise UserError(
+                    f"{self.form} cost: {name} is {shown(value)}: must be a name"
+                )
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Return the time of messages.
@@ -360,6 +363,11 @@ class MessageCost(Form):
 
         For some fitted lines this is negative.
         """
+        return self._one_byte_s
+
+    @cached_property
+    def _one_byte_s(self) -> float:
+        """Return the time of a message of one byte, which is asked for again and again."""
         return float(self(1.0))
 
     def messages_per_sample(self, n_bytes: ArrayLike) -> Floats:
@@ -503,13 +511,13 @@ class Table(MessageCost):
             "bytes and seconds must be lists of equal length, but have the shapes "
             f"{sizes.shape} and {seconds.shape}",
         )
-        # Sizes that increase from 0 on are all above zero.
-        increase_from_0 = np.all(np.diff(sizes, prepend=0.0) > 0)
+        # Sizes that increase from one above zero are all above zero.
+        increase = (sizes[1:] > sizes[:-1]).all()
         self.check(
-            sizes.size >= 2 and increase_from_0,
+            sizes.size >= 2 and sizes[0] > 0 and increase,
             "bytes must be at least 2 sizes, above zero and increasing",
         )
-        self.check(np.all(seconds > 0), "every time in seconds must be above zero")
+        self.check((seconds > 0).all(), "every time in seconds must be above zero")
 
     @cached_property
     def _logs(self) -> tuple[Floats, Floats]:
@@ -519,6 +527,17 @@ class Table(MessageCost):
         """
         return np.log(self.bytes), np.log(self.seconds)
 
+    @cached_property
+    def _s_per_byte_beyond(self) -> float:
+        """Return the time of a byte beyond the last size, that of the last two sizes.
+
+        Measured times may fall from one size to the next, but extrapolated ones never do.
+        """
+        last_s_per_byte = (self.seconds[-1] - self.seconds[-2]) / (
+            self.bytes[-1] - self.bytes[-2]
+        )
+        return max(float(last_s_per_byte), 0.0)
+
     def _seconds(self, sizes: Floats) -> Floats:
         log_bytes, log_seconds = self._logs
         # A size below the first one is raised to it, so that no logarithm of 0 occurs.
@@ -526,13 +545,8 @@ class Table(MessageCost):
         # beyond that size is added below.
         log_sizes = np.log(np.maximum(sizes, self.bytes[0]))
         inside_s = np.exp(np.interp(log_sizes, log_bytes, log_seconds))
-        last_s_per_byte = (self.seconds[-1] - self.seconds[-2]) / (
-            self.bytes[-1] - self.bytes[-2]
-        )
         beyond_bytes = np.maximum(sizes - self.bytes[-1], 0.0)
-        # Measured times may fall from one size to the next, but extrapolated ones never
-        # do.
-        return inside_s + max(last_s_per_byte, 0.0) * beyond_bytes
+        return inside_s + self._s_per_byte_beyond * beyond_bytes
 
     def startup_s(self) -> float:
         """Return the start-up time of a message, in seconds.

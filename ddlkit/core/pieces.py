@@ -7,7 +7,7 @@ of a line counts seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,9 @@ The product of the matrix and the parameters is the time.
 """
 Fitter = Callable[..., dict[str, Any]]
 """From sizes and seconds, both of shape (n,), to the fitted parameters by name."""
+
+RUNS_AT_ONCE = 128
+"""So many runs are computed in one matrix, whose size limits the memory."""
 
 
 # -- least squares -----------------------------------------------------------------
@@ -168,38 +171,66 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
     """
     n = x.size
     losses = np.full((n + 1, n + 1), np.inf)
-    # Column i describes the run from point i to the newest point: its weight, its
-    # weighted means of x and y, and its second moments xx, xy and yy about these means.
-    # Points are added one by one (Welford), because differences of plain sums would
-    # lose the digits of short runs.
-    moments = np.zeros((6, n))
-    for newest in range(n):
-        # These are views of the runs that have begun. They are changed in place, so
-        # that the next point finds them in ``moments``.
-        run_weight, mean_x, mean_y, xx, xy, yy = moments[:, : newest + 1]
-        new_run_weight = run_weight + weight[newest]
-        # How far the newest point is from the mean of each run before it joins the run.
-        off_x = x[newest] - mean_x
-        off_y = y[newest] - mean_y
-        mean_x += off_x * weight[newest] / new_run_weight
-        mean_y += off_y * weight[newest] / new_run_weight
-        # A point of weight w that joins a run of weight W adds w W / (w + W) times the
-        # product of its distances to a second moment.
-        growth = weight[newest] * run_weight / new_run_weight
-        xx += growth * off_x * off_x
-        xy += growth * off_x * off_y
-        yy += growth * off_y * off_y
-        run_weight[:] = new_run_weight
-
-        # The best line explains xy^2 / xx of the spread yy. A run of a single x has no
-        # spread in x, and its best line is the mean of y.
-        explained = np.divide(xy * xy, xx, out=np.zeros_like(xx), where=xx > 0)
-        unexplained = np.maximum(yy - explained, 0.0)
+    for first in range(0, n, RUNS_AT_ONCE):
+        last = min(first + RUNS_AT_ONCE, n)
+        unexplained = _unexplained(x[first:], y[first:], weight[first:], last - first)
         # A run that ends with the newest point is long enough if it begins at one of the
         # points 0 to newest + 1 - least.
-        n_long_enough = max(0, newest + 2 - least)
-        losses[:n_long_enough, newest + 1] = unexplained[:n_long_enough]
+        is_long_enough = np.tri(n - first, last - first, 1 - least, dtype=bool)
+        own_losses = np.where(is_long_enough, unexplained, np.inf)
+        losses[first:last, first + 1 :] = own_losses.T
     return losses
+
+
+def _unexplained(x: Floats, y: Floats, weight: Floats, runs: int) -> Floats:
+    """Return what the best line through each run of points leaves of their spread in y.
+
+    Parameters
+    ----------
+    x, y, weight : ndarray, shape (n,)
+        The points, and the weight of the squared error of each.
+    runs : int
+        How many runs are returned. The first begins at the first point, the second at the
+        second one, and so on.
+
+    Returns
+    -------
+    ndarray, shape (n, runs)
+        The element [j, i] is of the run of points i to j. It is 0 if j < i.
+    """
+    n = x.size
+    # All matrices have a row for each newest point of a run, and a column for each run. Points
+    # are added one by one (Welford), because differences of plain sums would lose the digits
+    # of short runs.
+    has_begun = np.tri(n, runs, dtype=bool)
+    own_weight = np.where(has_begun, weight[:, None], 0.0)
+    run_weight = np.cumsum(own_weight, axis=0)
+    points = np.stack([x, y])
+    # How far the newest point is from the weighted means of x and of y of each run before it
+    # joins the run.
+    off = np.zeros((n, 2, runs))
+    means = np.zeros((2, runs))
+    for newest in range(n):
+        begun = slice(newest + 1)
+        own_off = points[:, newest, None] - means[:, begun]
+        off[newest, :, begun] = own_off
+        means[:, begun] += own_off * weight[newest] / run_weight[newest, begun]
+    # A point of weight w that joins a run of weight W adds w W / (w + W) times the product of
+    # its distances to a second moment of the run about its means.
+    weight_before = np.zeros((n, runs))
+    weight_before[1:] = run_weight[:-1]
+    growth = np.zeros((n, runs))
+    np.divide(own_weight * weight_before, run_weight, out=growth, where=has_begun)
+    off_x = off[:, 0]
+    off_y = off[:, 1]
+    growth_x = growth * off_x
+    xx = np.cumsum(growth_x * off_x, axis=0)
+    xy = np.cumsum(growth_x * off_y, axis=0)
+    yy = np.cumsum(growth * off_y * off_y, axis=0)
+    # The best line explains xy^2 / xx of the spread yy. A run of a single x has no spread in x,
+    # and its best line is the mean of y.
+    explained = np.divide(xy * xy, xx, out=np.zeros((n, runs)), where=xx > 0)
+    return np.maximum(yy - explained, 0.0)
 
 
 def best_breaks(
@@ -247,10 +278,12 @@ def best_breaks(
     # The two columns of a design are a constant and a variable, such as the size. The
     # best line has the same loss in the variable as in the variable plus a constant. So
     # the sum of the two columns, in either order, may stand for the variable.
-    losses = []
-    for design in designs:
+    losses_of = {}
+    # Pieces of one design have the same losses.
+    for design in {*designs}:
         variable = design(distinct).sum(axis=1)
-        losses.append(_losses(variable, mean_s, weight, minimum))
+        losses_of[design] = _losses(variable, mean_s, weight, minimum)
+    losses = [losses_of[design] for design in designs]
     return [
         float(np.sqrt(distinct[start - 1] * distinct[start]))
         for start in _best_starts(losses)
@@ -361,13 +394,19 @@ def _fit_linear(sizes: Floats, seconds: Floats, kind: type[Form]) -> dict[str, A
 
     ``kind`` is the class of the form. Errors are relative.
     """
-    names = list(parameters(kind))
-    # Column i of the design is the time if parameter i is 1 and all others are 0.
-    unit_vectors = np.eye(len(names)).tolist()
-    terms: list[Any] = [kind(*unit_vector) for unit_vector in unit_vectors]
-    design = np.column_stack([term(sizes) for term in terms])
+    design = np.column_stack([term(sizes) for term in _terms(kind)])
     values = least_squares(design, seconds).tolist()
-    return dict(zip(names, values, strict=True))
+    return dict(zip(parameters(kind), values, strict=True))
+
+
+@cache
+def _terms(kind: type[Form]) -> list[Any]:
+    """Return of each parameter the cost in which it is 1 and all others are 0.
+
+    The time of such a cost is the column of the design that belongs to the parameter.
+    """
+    unit_vectors = np.eye(len(parameters(kind))).tolist()
+    return [kind(*unit_vector) for unit_vector in unit_vectors]
 
 
 def _fit_table(sizes: Floats, seconds: Floats) -> dict[str, Any]:

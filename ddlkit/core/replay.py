@@ -286,19 +286,27 @@ class Schedule:
         n_posted = posted_s.shape[1]
         # A message is ready when the last rank has posted it.
         ready_s = posted_s.max(axis=0)
+        software_s = parts.software_s[:n_posted]
+        wire_s = parts.wire_s[:n_posted]
+        if not self.rooted:
+            return self._ends_on_link_s(ready_s, Parts(software_s, wire_s))
         # When messages end that do not share the link: those of `rooted`, such as
         # broadcasts.
-        ends_s = ready_s + parts.software_s[:n_posted] + parts.wire_s[:n_posted]
+        ends_s = ready_s + software_s + wire_s
         # All others share the link, and their ends are replaced.
         sharing = [k for k in range(n_posted) if k not in self.rooted]
         if sharing:
-            # The clock of a link begins at 0, and the times of ranks may be below 0.
-            origin_s = ready_s[sharing].min()
-            on_link = Parts(parts.software_s[sharing], parts.wire_s[sharing])
-            link = Link(in_flight=self.in_flight)
-            _, ends_on_link_s = link.play(ready_s[sharing] - origin_s, on_link)
-            ends_s[sharing] = ends_on_link_s + origin_s
+            on_link = Parts(software_s[sharing], wire_s[sharing])
+            ends_s[sharing] = self._ends_on_link_s(ready_s[sharing], on_link)
         return np.asarray(ends_s)
+
+    def _ends_on_link_s(self, ready_s: Floats, parts: Parts) -> Floats:
+        """Return when messages end that share the link, in seconds, of the shape of ``ready_s``."""
+        # The clock of a link begins at 0, and the times of ranks may be below 0.
+        origin_s = ready_s.min()
+        link = Link(in_flight=self.in_flight)
+        _, ends_s = link.play(ready_s - origin_s, parts)
+        return np.asarray(ends_s + origin_s)
 
     def _after_wait_s(
         self, k: int, now_s: Floats, posted_s: Floats, end_s: Floats, time_s: float

@@ -376,6 +376,9 @@ def _difference_of_places(frame: DataFrame) -> str:
     The result is a note for the user with the two times at the size where they differ
     most. It is "" if the places do not differ, or if no size has times of both.
     """
+    # Most logs have times of one place alone.
+    if frame["place"].nunique() < 2:
+        return ""
     # A row for each size and a column for each place. `dropna` leaves only sizes that have
     # times of both places.
     medians_s = frame.groupby(["bytes", "place"])["seconds"].median().unstack().dropna()

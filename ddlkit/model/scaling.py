@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +32,8 @@ from ddlkit.model.scaling_tables import (
 )
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from numpy.typing import NDArray
+    from pandas import DataFrame
 
 HIDDEN_EVEN_ON_A_BAD_DAY = "hidden even on a bad day"
 HIDDEN_ONLY_ON_A_QUIET_FABRIC = "hidden only on a quiet fabric"
@@ -327,7 +330,7 @@ class _Jobs:
     means_s: tuple[float, ...]
     steps_s: tuple[float, ...]
 
-    @property
+    @cached_property
     def step_s(self) -> float:
         return float(np.median(self.means_s))
 
@@ -473,17 +476,80 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     """
     steps = _of_equal_samples(steps, findings)
     steps = _without_repeats(steps)
+    steps = _sorted_by_job(steps)
     steps = _without_launches(steps, findings)
-    _refuse_copies(steps, findings)
-    _refuse_other_unit(steps)
+    single_jobs = _single_jobs(steps)
+    _refuse_copies(single_jobs, findings)
+    _refuse_other_unit(single_jobs)
+    by_count: dict[tuple[int, int], list[_Job]] = {}
+    for job in single_jobs:
+        by_count.setdefault((job.gpus, job.nodes), []).append(job)
     jobs = []
-    for key, rows in steps.groupby(["gpus", "nodes"]):
-        gpus, nodes = key
-        means_s = tuple(rows.groupby("job")["step_s"].mean())
+    for (gpus, nodes), own in sorted(by_count.items()):
+        means_s = tuple(job.mean_s for job in own)
         # Rows of jobs with several rows are single steps. Other rows are means of whole jobs.
-        single_s = tuple(rows.loc[rows["is_single"], "step_s"])
-        jobs.append(_Jobs(int(gpus), int(nodes), means_s, single_s))
+        single_s = [job.steps_s for job in own if job.is_single]
+        jobs.append(_Jobs(gpus, nodes, means_s, tuple(chain.from_iterable(single_s))))
     return jobs
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One job, with the rows that are kept of it and their mean."""
+
+    gpus: int
+    nodes: int
+    name: str
+    mean_s: float
+    steps_s: tuple[float, ...]
+    is_single: bool
+    """Whether rows are single steps."""
+
+
+def _single_jobs(steps: DataFrame) -> list[_Job]:
+    """Return each job of steps in the order of `_sorted_by_job`."""
+    step_s = steps["step_s"]
+    job_number = steps["job_number"].to_numpy()
+    _, first = np.unique(job_number, return_index=True)
+    if len(first) == len(steps):
+        # The mean of one number is this number.
+        means_s = step_s.to_numpy()
+    else:
+        means_s = step_s.groupby(job_number).mean().to_numpy()
+    columns = ("gpus", "nodes", "job", "is_single")
+    of_jobs = [steps[column].to_numpy()[first] for column in columns]
+    steps_of_jobs = np.split(step_s.to_numpy(), first[1:])
+    return [
+        _Job(
+            int(gpus), int(nodes), job, float(mean_s), (*own_s.tolist(),), bool(single)
+        )
+        for gpus, nodes, job, single, mean_s, own_s in zip(
+            *of_jobs, means_s, steps_of_jobs, strict=True
+        )
+    ]
+
+
+def _sorted_by_job(steps: DataFrame) -> DataFrame:
+    """Return the steps in the order of nodes, GPUs, jobs and the numbers of steps.
+
+    The rows of a job then stand together. The new column ``job_number`` counts the jobs in this
+    order from 0. It takes the place of `_JOB` as the key of a job, because one number is compared
+    faster than three columns.
+    """
+    import pandas as pd
+
+    job_order, _ = pd.factorize(steps["job"], sort=True)
+    # The last key is the first one that counts.
+    keys = [job_order, steps["gpus"].to_numpy(), steps["nodes"].to_numpy()]
+    if "step" in steps:
+        keys.insert(0, steps["step"].to_numpy())
+    # The sort is stable, so that the rows of a job keep the order of the file if there is no
+    # column step.
+    order = np.lexsort(keys)
+    is_other_job = np.zeros(len(steps), bool)
+    for key in keys[-3:]:
+        is_other_job[1:] |= np.diff(key[order]) != 0
+    return steps.iloc[order].assign(job_number=np.cumsum(is_other_job))
 
 
 def _without_repeats(steps: DataFrame) -> DataFrame:
@@ -500,20 +566,24 @@ def _without_repeats(steps: DataFrame) -> DataFrame:
 def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     """Return the steps without the launch and the warm-up of each job, in the order of the steps.
 
-    The result has a new column ``is_single``, which says whether a row is a single step. A job of
-    several rows has single steps, and a job of one row has its mean step, unless the column
-    ``step`` numbers this row as a first step. What was left out is added to ``findings``.
+    ``steps`` are in the order of `_sorted_by_job`. The result has a new column ``is_single``, which
+    says whether a row is a single step. A job of several rows has single steps, and a job of one row
+    has its mean step, unless the column ``step`` numbers this row as a first step. What was left out
+    is added to ``findings``.
     """
-    order = [*_JOB, "step"] if "step" in steps else [*_JOB]
-    # A stable sort keeps the rows of a job in the order of the file if there is no column step.
-    steps = steps.sort_values(order, kind="stable")
-    by_job = steps.groupby([*_JOB])["step_s"]
-    steps = steps.assign(is_single=by_job.transform("size") > 1)
-    position = by_job.cumcount()
+    job_number = steps["job_number"].to_numpy()
+    _, first, n_rows = np.unique(job_number, return_index=True, return_counts=True)
+    # Every job is still there, so that its number is its place in these arrays.
+    position = np.arange(len(steps)) - first[job_number]
+    is_single = n_rows[job_number] > 1
+    steps = steps.assign(is_single=is_single)
     if "step" in steps:
-        begins_with_launch = _begins_with_launch(steps)
+        numbers = steps["step"].to_numpy()
+        begins_with_launch = _begins_with_launch(
+            numbers, numbers[first][job_number], is_single
+        )
     else:
-        begins_with_launch = steps["is_single"]
+        begins_with_launch = is_single
     is_launch = begins_with_launch & (position == 0)
     if is_launch.all():
         raise UserError(
@@ -530,22 +600,26 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     return _without_warm_up(steps[~is_launch], is_early[~is_launch], findings)
 
 
-def _begins_with_launch(steps: DataFrame) -> Series:
+def _begins_with_launch(
+    numbers: NDArray[np.int64],
+    first_of_job: NDArray[np.int64],
+    is_single: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
     """Return of each row whether its job begins with the launch, from the numbers of the steps.
 
-    Steps may be numbered from 0 or from 1. A job of one row with the number 1 may have no
-    launch, because its user left it out.
+    ``first_of_job`` has of each row the number of the first step of its job. Steps may be numbered
+    from 0 or from 1. A job of one row with the number 1 may have no launch, because its user left it
+    out.
     """
-    first_in_table = steps["step"].min()
+    first_in_table = numbers.min()
     if first_in_table > LAST_FIRST_STEP:
-        return steps["is_single"] & False
-    first_of_job = steps.groupby([*_JOB])["step"].transform("first")
+        return np.zeros(len(numbers), bool)
     begins_first = first_of_job == first_in_table
-    return begins_first & (steps["is_single"] | (first_in_table == 0))
+    return begins_first & (is_single | (first_in_table == 0))
 
 
 def _without_warm_up(
-    steps: DataFrame, is_early: Series, findings: list[Finding]
+    steps: DataFrame, is_early: NDArray[np.bool_], findings: list[Finding]
 ) -> DataFrame:
     """Return the steps without slow ones soon after the launch, such as a compilation.
 
@@ -553,11 +627,16 @@ def _without_warm_up(
     slow if it is much longer than the usual step of its job. Later slow steps are kept,
     because they may be part of every training, but they are said.
     """
-    by_job = steps.groupby([*_JOB])["step_s"]
+    step_s = steps["step_s"].to_numpy()
+    _, job, n_rows = np.unique(
+        steps["job_number"].to_numpy(), return_inverse=True, return_counts=True
+    )
+    sorted_s = step_s[np.lexsort((step_s, job))]
     # Of an even number of steps the lower one in the middle, so that of two steps the shorter one
     # is the usual one.
-    usual_s = by_job.quantile(0.5, interpolation="lower").rename("usual_s")
-    is_slow = steps["step_s"] > SLOW_TIMES * steps.join(usual_s, on=[*_JOB])["usual_s"]
+    first = np.cumsum(n_rows) - n_rows
+    usual_s = sorted_s[first + (n_rows - 1) // 2]
+    is_slow = step_s > SLOW_TIMES * usual_s[job]
     is_warm_up = is_slow & is_early
     n_warm_up = int(is_warm_up.sum())
     if n_warm_up:
@@ -640,49 +719,46 @@ def _usual_samples(steps: DataFrame, samples: Any) -> Any:
     return by_count.agg(lambda values: values.mode().iloc[-1])
 
 
-def _refuse_copies(steps: DataFrame, findings: list[Finding]) -> None:
+def _refuse_copies(jobs: Sequence[_Job], findings: list[Finding]) -> None:
     """Raise UserError if two jobs have the same times to the last digit.
 
     Times of few digits may be equal by chance. For these a warning is added to ``findings``.
     """
-    seen: dict[tuple[float, ...], tuple[int, Any]] = {}
-    for (_, gpus, job), times_s in steps.groupby([*_JOB])["step_s"]:
-        times = tuple(times_s)
+    seen: dict[tuple[float, ...], _Job] = {}
+    for job in jobs:
         # A copy can stand under another number of GPUs.
-        if times not in seen:
-            seen[times] = (gpus, job)
+        first = seen.setdefault(job.steps_s, job)
+        if first is job:
             continue
-        first_gpus, first_job = seen[times]
-        on_first = "" if gpus == first_gpus else f" on {_gpus(first_gpus)}"
-        problem = f"the jobs {first_job}{on_first} and {job} on {_gpus(gpus)} have equal times"
+        on_first = "" if job.gpus == first.gpus else f" on {_gpus(first.gpus)}"
+        problem = f"the jobs {first.name}{on_first} and {job.name} on {_gpus(job.gpus)} have equal times"
         # Times that repeat within a job make equality by chance no less likely.
-        n_digits = sum(_digits(time_s) for time_s in set(times))
+        n_digits = sum(_digits(time_s) for time_s in set(job.steps_s))
         if n_digits > DIGITS_OF_CHANCE:
             raise UserError(
                 f"{problem}, identical to the digit: one is a copy, so leave it out, or measure "
                 "the job again"
             )
         # Rounded steps of different counts are often equal.
-        if gpus == first_gpus:
+        if job.gpus == first.gpus:
             findings.append(Finding("warning", (), f"{problem}: one may be a copy"))
 
 
-def _refuse_other_unit(steps: DataFrame) -> None:
+def _refuse_other_unit(jobs: Sequence[_Job]) -> None:
     """Raise UserError for a job whose time is so far from the others' that its unit must differ.
 
     No training is as much slower or quicker on another number of GPUs.
     """
-    means_s = steps.groupby([*_JOB])["step_s"].mean()
+    means_s = np.array([job.mean_s for job in jobs])
     if means_s.max() <= MOST_TIMES_OTHER_STEP * means_s.min():
         return
     # Of the longest and the shortest, the one that is further from the typical job is wrong.
     logs = np.log(means_s)
-    wrong = (logs - logs.median()).abs().idxmax()
-    _, gpus, job = wrong
+    wrong = jobs[int(np.argmax(np.abs(logs - np.median(logs))))]
     raise UserError(
-        f"the column step_s: a step of job {job} on {_gpus(gpus)} takes "
-        f"{units.format_seconds(means_s[wrong])}, and of a typical job "
-        f"{units.format_seconds(means_s.median())}, over {MOST_TIMES_OTHER_STEP:g} times "
+        f"the column step_s: a step of job {wrong.name} on {_gpus(wrong.gpus)} takes "
+        f"{units.format_seconds(wrong.mean_s)}, and of a typical job "
+        f"{units.format_seconds(float(np.median(means_s)))}, over {MOST_TIMES_OTHER_STEP:g} times "
         "apart: is it not in seconds? convert it"
     )
 

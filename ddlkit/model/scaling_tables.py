@@ -16,6 +16,7 @@ from ddlkit.core.collective import find_collective
 from ddlkit.core.errors import UserError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from pandas import DataFrame, Series
 
 
@@ -150,11 +151,11 @@ def checked_steps(steps: DataFrame) -> DataFrame:
         values["samples"] = _numbers(
             table["samples"], "the steps", "a number of samples above zero"
         )
-    values |= _texts(table, "the steps", ("job", "nccl", "settings"))
-    table = table.assign(**values)
     # A part of a node may be written as no node.
-    table = table.assign(nodes=table["nodes"].clip(lower=1))
-    has_empty_nodes = (table["gpus"] < table["nodes"]).to_numpy()
+    values["nodes"] = np.maximum(values["nodes"], 1)
+    has_empty_nodes = values["gpus"] < values["nodes"]
+    texts = _texts(table, "the steps", ("job", "nccl", "settings"))
+    table = table.assign(**values, **texts)
     if has_empty_nodes.any():
         row = table.iloc[int(np.argmax(has_empty_nodes))]
         noun = "GPU" if row["gpus"] == 1 else "GPUs"
@@ -272,7 +273,7 @@ def _without_empty(table: DataFrame, columns: Sequence[str]) -> DataFrame:
     several sources may have one.
     """
     empty = [name for name in columns if name in table and table[name].isna().all()]
-    return table.drop(columns=empty)
+    return table.drop(columns=empty) if empty else table
 
 
 def _numbers(
@@ -282,7 +283,7 @@ def _numbers(
     *,
     least: float | None = None,
     is_whole: bool = False,
-) -> Series:
+) -> NDArray[Any]:
     """Return the numbers of a column, or raise UserError for the first that is wrong.
 
     Parameters
@@ -298,14 +299,11 @@ def _numbers(
     is_whole : bool, optional
         Whether only whole numbers are taken.
     """
-    import pandas as pd
-
-    if column.dtype.kind in "iuf":
-        is_number = np.ones(len(column), bool)
-    else:
+    numbers = column
+    if column.dtype.kind not in "iuf":
         # A text is wrong even if it looks like a number.
-        is_number = column.map(_is_number).to_numpy(bool)
-    values = column.where(is_number).to_numpy(float, na_value=np.nan)
+        numbers = column.where(column.map(_is_number).to_numpy(bool))
+    values = numbers.to_numpy(float, na_value=np.nan)
     is_right = np.isfinite(values)
     is_right &= values > 0 if least is None else values >= least
     if is_whole:
@@ -318,8 +316,7 @@ def _numbers(
             f"{what}: the column {column.name} has {_shown(column.iloc[row])} in row {row}, counted "
             f"from 0: give {required}"
         )
-    kind = np.int64 if is_whole else np.float64
-    return pd.Series(values.astype(kind), index=column.index)
+    return values.astype(np.int64 if is_whole else np.float64)
 
 
 def _shown(value: Any) -> str:

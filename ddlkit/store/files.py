@@ -23,6 +23,7 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -576,21 +577,20 @@ def _check_depth(document: Any) -> None:
     nested very deep.
     """
     depth = 0
-    values = [document]
-    while True:
-        containers = [value for value in values if isinstance(value, (dict, list))]
-        if not containers:
-            return
+    containers = [document] if isinstance(document, (dict, list)) else []
+    while containers:
         depth += 1
         if depth > MOST_DEPTH:
             raise ValueError(TOO_DEEP)
-        # Go on with all values of the next level.
-        values = []
-        for container in containers:
-            if isinstance(container, dict):
-                values.extend(container.values())
-            else:
-                values.extend(container)
+        # Go on with all lists and mappings of the next level.
+        containers = [
+            value
+            for container in containers
+            for value in (
+                container.values() if isinstance(container, dict) else container
+            )
+            if isinstance(value, (dict, list))
+        ]
 
 
 def read_json(path: Path, advice: str) -> Any:
@@ -644,7 +644,7 @@ def parse_yaml(text: str) -> Any:
     try:
         # Values are counted before any of them is made, because a merge (<<) copies all
         # that its aliases stand for.
-        root = yaml.compose(text, yaml.SafeLoader)
+        root = yaml.compose(text, _shallow_loader())
         if _count_values(root, counts={}) > MOST_YAML_VALUES:
             raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
         # By way of JSON, dates and the like become text, and depth is limited.
@@ -660,6 +660,29 @@ def parse_yaml(text: str) -> Any:
     except TypeError as error:
         # JSON has no keys such as [1, 2].
         raise ValueError(str(error)) from None
+
+
+@cache
+def _shallow_loader() -> Any:
+    """Return a loader of PyYAML that ends as soon as a document has more than `MOST_DEPTH` levels.
+
+    Otherwise a text of opening brackets alone would take PyYAML seconds.
+    """
+    import yaml
+
+    class ShallowLoader(yaml.SafeLoader):
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.depth += 1
+            # The deepest list or mapping may have scalars, which are nodes too.
+            if self.depth > MOST_DEPTH + 1:
+                raise ValueError(TOO_DEEP)
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+    return ShallowLoader
 
 
 def _count_values(node: Any, counts: dict[int, float]) -> float:

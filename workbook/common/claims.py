@@ -579,7 +579,16 @@ def paper_table(paper: str, name: str, **options: Any) -> pd.DataFrame:
         If the file is missing, or if it was edited since it was transcribed.
     """
     path = places.DATA / "papers" / paper / f"{name}.csv"
-    return pd.read_csv(io.BytesIO(transcribed.read_transcribed(path)), **options)
+    return _parsed(transcribed.read_transcribed(path), (*options.items(),)).copy()
+
+
+@cache
+def _parsed(content: bytes, options: tuple[tuple[str, Any], ...]) -> pd.DataFrame:
+    """Return the table that a CSV file contains, parsed once for each content.
+
+    ``options`` are further arguments of `pandas.read_csv` by name.
+    """
+    return pd.read_csv(io.BytesIO(content), **dict(options))
 
 
 def without_check() -> pd.DataFrame:

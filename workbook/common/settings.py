@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -114,6 +114,24 @@ class LeftOut:
         return "undecided"
 
 
+class _BestOthers(NamedTuple):
+    """Where most statements other than one hold.
+
+    Attributes
+    ----------
+    most : int
+        How many of them hold there.
+    places : ndarray, shape (n,)
+        The places of these settings in the flattened grid.
+    values : ndarray
+        The values of the quantity in these settings, each once and in order.
+    """
+
+    most: int
+    places: NDArray[np.intp]
+    values: Floats
+
+
 @dataclass(frozen=True, eq=False)
 class SettingSearch:
     """Which statements hold in which settings of a grid.
@@ -209,20 +227,39 @@ class SettingSearch:
             holds = np.broadcast_to((value >= low) & (value <= high), self.grid.shape)
 
         others = self.count - self._own(name)
-        # The places of few settings are found faster than a mask is applied to an array
-        # that is broadcast along many axes.
-        flat_places = np.flatnonzero(others == others.max())
-        most_others = np.unravel_index(flat_places, self.grid.shape)
+        best = self._best_others(name, others)
+        most_others = np.unravel_index(best.places, self.grid.shape)
         is_stated = name in [statement.name for statement in self.stated]
         return LeftOut(
-            values=np.unique(self._value(name)[most_others]),
+            values=best.values,
             others=len(self.stated) - is_stated,
-            most=int(others.max()),
+            most=best.most,
             with_it=int(others.max(where=holds, initial=-1)),
-            settings=len(flat_places),
+            settings=len(best.places),
             share=float(holds[most_others].mean()),
             only=self._only_at(holds),
         )
+
+    def _best_others(self, name: str, others: NDArray[np.int8]) -> _BestOthers:
+        """Return where most statements other than one hold, found once for each name.
+
+        ``others`` is how many of them hold, by setting.
+        """
+        known = self._best_others_by_name
+        if name not in known:
+            most = int(others.max())
+            # The places of few settings are found faster than a mask is applied to an array
+            # that is broadcast along many axes.
+            flat_places = np.flatnonzero(others == most)
+            places = np.unravel_index(flat_places, self.grid.shape)
+            values = np.unique(self._value(name)[places])
+            known[name] = _BestOthers(most, flat_places, values)
+        return known[name]
+
+    @cached_property
+    def _best_others_by_name(self) -> dict[str, _BestOthers]:
+        """Return what `_best_others` has found so far."""
+        return {}
 
     def most_others(self, name: str) -> NDArray[np.bool_]:
         """Return which settings meet the most statements other than one.

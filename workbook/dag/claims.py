@@ -21,7 +21,7 @@ def _hiding_pays() -> Result:
 
     The cases are those of real training that differ in nothing else.
     """
-    runs = training.predictions(training.parts()).query("ranks > 1")
+    runs = training.measured_cases(training.parts()).query("ranks > 1")
     other_columns = [name for name in training.CASE if name != "sends"]
     iterations_s = runs.set_index([*other_columns, "sends"])["measured_s"]
     # A row for each case, with the columns "after" and "during".

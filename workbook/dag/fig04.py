@@ -114,6 +114,12 @@ def measured(campaign: str = LAB) -> pd.DataFrame:
     DataFrame
         A row for each case, as `_lab_row` describes it.
     """
+    return _measured(campaign).copy()
+
+
+@cache
+def _measured(campaign: str) -> pd.DataFrame:
+    """Return what `measured` does, computed once."""
     lab = Lab.load(campaign)
     rows = []
     for case in lab.cases(plain=True):
@@ -150,7 +156,7 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
     runs = lab.runs[lab.runs["case"] == case.key]
     speedup = case.workers * runs["compute_s"] / runs["iteration_s"]
 
-    spans = lab.spans[lab.spans["case"] == case.key]
+    spans = lab.spans_of(case)
     messages = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
     sent_s = messages["end_s"] - messages["start_s"]
 

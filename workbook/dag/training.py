@@ -91,9 +91,9 @@ class Parts:
         UserError
             If this was not measured.
         """
-        rows = self.inputs.query(
-            "quantity == @quantity and stored == @stored and ranks == @ranks"
-        )
+        inputs = self.inputs
+        is_part = (inputs["quantity"] == quantity) & (inputs["stored"] == stored)
+        rows = inputs[is_part & (inputs["ranks"] == ranks)]
         if rows.empty:
             missing = f"no {quantity} of {stored} by {ranks} ranks"
             raise UserError(f"inputs: {missing}: measure input again")
@@ -238,8 +238,7 @@ def predictions(measured: Mapping[str, Parts]) -> pd.DataFrame:
     """
     tables = []
     for part in measured.values():
-        medians_s = part.runs.groupby(CASE, sort=False)["iteration_s"].median()
-        table = medians_s.rename("measured_s").reset_index()
+        table = _measured_cases(part)
         table["predicted_s"] = [
             part.predicted_s(row.stored, row.ahead, row.sends)
             for row in table.itertuples()
@@ -247,6 +246,29 @@ def predictions(measured: Mapping[str, Parts]) -> pd.DataFrame:
         tables.append(table)
     cases = pd.concat(tables, ignore_index=True)
     return cases.assign(error=cases["predicted_s"] / cases["measured_s"] - 1)
+
+
+def measured_cases(measured: Mapping[str, Parts]) -> pd.DataFrame:
+    """Return the measured iteration of each case, without a prediction.
+
+    Parameters
+    ----------
+    measured : mapping of str to Parts
+        What `parts` returned.
+
+    Returns
+    -------
+    DataFrame
+        The columns of `predictions` up to ``measured_s``.
+    """
+    tables = [_measured_cases(part) for part in measured.values()]
+    return pd.concat(tables, ignore_index=True)
+
+
+def _measured_cases(part: Parts) -> pd.DataFrame:
+    """Return the rows of `measured_cases` of one machine."""
+    medians_s = part.runs.groupby(CASE, sort=False)["iteration_s"].median()
+    return medians_s.rename("measured_s").reset_index()
 
 
 def by_framework(table: pd.DataFrame) -> pd.Series:

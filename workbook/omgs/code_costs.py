@@ -7,6 +7,7 @@ certain numbers of messages.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain, product
 from typing import NamedTuple
 
@@ -117,6 +118,7 @@ def recorded_devices(network: str) -> list[str]:
     return [device for _, _, device in _recorded_layers(network)]
 
 
+@cache
 def _recorded_layers(network: str) -> list[tuple[Floats, list[int], str]]:
     """Return backward times, elements and the device of each recording of a network."""
     layers = []

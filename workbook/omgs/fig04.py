@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.sparse import SparseGather
+from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model import make_plan
 from ddlkit.model.calibration import Calibration
@@ -123,11 +123,22 @@ def measured(campaign: Source) -> pd.DataFrame:
             Whether in any round the processor, instead of the link, may have set the
             pace.
     """
+    return _measured(campaign).copy()
+
+
+@cache
+def _measured(campaign: Source) -> pd.DataFrame:
+    """Return what `measured` does, which takes seconds, computed once."""
     # The campaign was planned by the costs of its first session.
     first_session = campaign.table("collectives").query("session == 0")
     costs = Calibration.of(first_session, draws=0)
     by_link = accuracy.joined(campaign).groupby(["network", "link"], sort=False)
-    frame = pd.concat([_by_algorithm(played, campaign, costs) for _, played in by_link])
+    workloads = campaign.workloads()
+    selections = campaign.selections()
+    tables = []
+    for _, played in by_link:
+        tables.append(_by_algorithm(played, costs, workloads, selections))
+    frame = pd.concat(tables)
     # Every network was replayed at the same start-ups, which `_by_algorithm` rounds, so
     # that equal start-ups are equal numbers.
     frame = frame[frame["startup_s"] == frame["startup_s"].max()]
@@ -143,7 +154,10 @@ def measured(campaign: Source) -> pd.DataFrame:
 
 
 def _by_algorithm(
-    played: pd.DataFrame, campaign: Source, costs: Calibration
+    played: pd.DataFrame,
+    costs: Calibration,
+    workloads: Mapping[str, Workload],
+    selections: Mapping[str, Selecting],
 ) -> pd.DataFrame:
     """Return the rows of `measured` of one network and link.
 
@@ -151,10 +165,10 @@ def _by_algorithm(
     ----------
     played : DataFrame
         The replays of the network over the link.
-    campaign : Source
-        The campaign.
     costs : Calibration
         The costs by which the campaign was planned.
+    workloads, selections : mapping
+        The workloads and the selection times of the campaign, by their hash.
 
     Returns
     -------
@@ -164,7 +178,7 @@ def _by_algorithm(
     """
     sparse_case = Case.from_row(played[played["density"] < 1].iloc[0])
     network = LAB_NETWORKS[played["network"].iloc[0]]
-    lab_workload = campaign.workloads()[sparse_case.profile_sha256]
+    lab_workload = workloads[sparse_case.profile_sha256]
     workload = lab_workload.scaled(sparse_case.dilation)
     stretch = workload.compute_s / setting(network).compute_s
     gather = costs.of_case(sparse_case).cost
@@ -173,7 +187,7 @@ def _by_algorithm(
     # from rounding the dilation.
     startup_s = float(f"{gather.startup_s() / stretch:.2g}")
 
-    times_s = _replayed_s(played, campaign, workload)
+    times_s = _replayed_s(played, workload, workloads, selections)
     replays = played.assign(
         **{name: lab_s / stretch for name, lab_s in times_s.items()}
     )
@@ -183,7 +197,7 @@ def _by_algorithm(
         messages=played["ends"].str.count(";") + 1,
     )
 
-    selection = campaign.selections()[sparse_case.selection_sha256]
+    selection = selections[sparse_case.selection_sha256]
     cost = replace(
         gather,
         density=sparse_case.density,
@@ -198,7 +212,10 @@ def _by_algorithm(
 
 
 def _replayed_s(
-    played: pd.DataFrame, campaign: Source, workload: Workload
+    played: pd.DataFrame,
+    workload: Workload,
+    workloads: Mapping[str, Workload],
+    selections: Mapping[str, Selecting],
 ) -> dict[str, float | Floats | pd.Series]:
     """Return the times of replays in seconds of the lab.
 
@@ -206,18 +223,16 @@ def _replayed_s(
     ----------
     played : DataFrame
         The replays.
-    campaign : Source
-        The campaign.
     workload : Workload
         The iteration that all replays have but for their selections.
+    workloads, selections : mapping
+        The workloads and the selection times of the campaign, by their hash.
 
     Returns
     -------
     dict of str to float, ndarray or Series
         PLAYED, "iteration" and "predicted", each of all replays or of one a row.
     """
-    workloads = campaign.workloads()
-    selections = campaign.selections()
     backward_s = float(workload.backward_s.sum())
     # The lab computes a selection as a part of the backward pass.
     with_selection_s = []

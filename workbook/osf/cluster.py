@@ -8,10 +8,11 @@ number. A network that is slower than its nominal 25 Gbit/s thus looks like fast
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.plan import FusionPlan, buffer, none
@@ -237,20 +238,44 @@ def fused(
     work = workload(network, compute_s, unit)
     if capacity == 0:
         plan = none(work)
+        waited_s = np.zeros(len(plan.ends))
     else:
-        plan = buffer(work, int(capacity), timeout_s=timeout_s)
-    waited_s = np.zeros(len(plan.ends))
-    if capacity > 0:
-        sizes = plan.group_bytes(work)
-        # The next tensor is the first of the next group. The last group has none.
-        for group, next_tensor in enumerate(plan.ends[:-1]):
-            has_room = sizes[group] + work.bytes[next_tensor] <= capacity
-            is_late = work.backward_s[next_tensor] >= timeout_s
-            if has_room and is_late:
-                waited_s[group] = timeout_s
+        is_late = work.backward_s >= timeout_s
+        plan, has_waited = _buffered(network, capacity, unit, is_late.tobytes())
+        waited_s = np.where(has_waited, timeout_s, 0.0)
     # The result is cached, so that nobody may change it.
     waited_s.setflags(write=False)
     return work, plan, waited_s
+
+
+@lru_cache(maxsize=4096)
+def _buffered(
+    network: str, capacity: float, unit: str, late_tensors: bytes
+) -> tuple[FusionPlan, NDArray[np.bool_]]:
+    """Return the messages of a buffer, and which of them wait in vain for one more tensor.
+
+    The times matter only as far as they make tensors late, so that thousands of settings share
+    a few plans.
+
+    Parameters
+    ----------
+    network, capacity, unit
+        As of `fused`.
+    late_tensors : bytes
+        An array of bool, which says of each tensor whether its backward pass takes as long as
+        the buffer waits, or longer.
+    """
+    is_late = np.frombuffer(late_tensors, bool)
+    # Late tensors take 1 s, for which the buffer waits. All others take no time.
+    work = replace(workload(network, 1.0, unit), backward_s=is_late.astype(float))
+    plan = buffer(work, int(capacity), timeout_s=1.0)
+    sizes = plan.group_bytes(work)
+    # The next tensor is the first of the next group. The last group has none.
+    next_tensors = np.array(plan.ends[:-1], int)
+    has_waited = np.zeros(len(plan.ends), bool)
+    has_room = sizes[:-1] + work.bytes[next_tensors] <= capacity
+    has_waited[:-1] = has_room & is_late[next_tensors]
+    return plan, has_waited
 
 
 def fused_iteration_s(

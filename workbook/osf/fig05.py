@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -103,9 +105,14 @@ def _shares_in_lab(phase: str, first: str) -> pd.Series:
     Series
         The shares by number of workers, size of the buffer in bytes, and network.
     """
-    frame = phases.in_lab(Lab.load(), first=first)
-    rows = rows_of(frame, slowest=1, phase=phase)
+    rows = rows_of(_phases_in_lab(first), slowest=1, phase=phase)
     return rows.set_index(["workers", "buffer_bytes", "network"])["measured"]
+
+
+@cache
+def _phases_in_lab(first: str) -> pd.DataFrame:
+    """Return `phases.in_lab` of the lab, which all claims about it share."""
+    return phases.in_lab(Lab.load(), first=first)
 
 
 def _vgg16_over_resnet101(shares: pd.Series) -> pd.Series:

@@ -142,12 +142,21 @@ class Lab:
         runs = self.runs.assign(factor=factors).set_index("repeat")
         return dict(list(runs.groupby("case", sort=False)))
 
+    @cached_property
+    def _spans_by_case(self) -> dict[str, pd.DataFrame]:
+        """Return the spans of each case by its key."""
+        return dict(list(self.spans.groupby("case", sort=False)))
+
     def rounds(self, case: Case) -> pd.DataFrame:
         """Return the iterations of a case by their round.
 
         The column ``factor`` is the scaling factor of each iteration (osf Eq 1).
         """
         return self._rounds_by_case[case.key]
+
+    def spans_of(self, case: Case) -> pd.DataFrame:
+        """Return the spans of a case, none if its timeline was not recorded."""
+        return self._spans_by_case.get(case.key, self.spans[:0])
 
     def phases(self, case: Case, first: str = "ALLREDUCE") -> pd.DataFrame:
         """Return how long each phase took on rank 0, in seconds.
@@ -164,7 +173,7 @@ class Lab:
         DataFrame
             A row for each repeat, and a column for each phase.
         """
-        spans = self.spans[self.spans["case"] == case.key]
+        spans = self.spans_of(case)
         rows = []
         for _, of_repeat in spans.groupby("repeat"):
             timeline = Timeline.from_columns(of_repeat)

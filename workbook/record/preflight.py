@@ -132,6 +132,10 @@ def nvidia_smi(device: str) -> str:
     return f"{load}% {used_mib} MiB; persistence mode {mode}; nobody else is there"
 
 
+PRODUCT_SIZE = 2048
+"""The rows and columns of the matrices of the product beside which the stand-in runs."""
+
+
 def stand_in(device: str) -> str:
     """Return the compiled size of the stand-in, and its overlap with a product of matrices.
 
@@ -150,7 +154,7 @@ def stand_in(device: str) -> str:
     architecture = f"sm_{major}{minor}"
     size = format_bytes(len(cubin(architecture)))
     neighbour = GpuStandIn()
-    matrix = torch.randn(2048, 2048, device="cuda")
+    matrix = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, device="cuda")
 
     def multiply() -> object:
         return matrix @ matrix

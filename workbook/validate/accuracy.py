@@ -12,11 +12,11 @@ remains.
 
 from __future__ import annotations
 
-import functools
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +57,8 @@ PREDICTED = (
     rivals.TRANSFERRED,
 )
 """Every model whose predictions a campaign may have recorded before its runs."""
+DRAWS = 200
+"""How many draws of the cost are made for intervals."""
 _ENDS = ("lower_s", "upper_s")
 
 
@@ -123,7 +125,7 @@ def mean_difference(values: pd.Series) -> float:
 def calibrated(
     collectives: pd.DataFrame,
     form: str = "table",
-    draws: int = 200,
+    draws: int = DRAWS,
     slowdown: pd.DataFrame | None = None,
 ) -> Calibration:
     """Return a calibration that also has the costs of every rival model.
@@ -302,13 +304,18 @@ def judge(
     slowdown = None
     if measurements.has("slowdown"):
         slowdown = measurements.table("slowdown")
-    calibration = calibrated(measurements.table("collectives"), form, slowdown=slowdown)
+    # The intervals of recorded cases are frozen, as they were first judged. Nothing is drawn
+    # if no case needs another interval.
+    ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
+    has_ends = runs["case"].isin(ends.dropna().index)
+    draws = 0 if form == "table" and has_ends.all() else DRAWS
+    calibration = calibrated(
+        measurements.table("collectives"), form, draws, slowdown=slowdown
+    )
     cases = validate(
         runs, workloads, calibration, profiles.selections(), profiles.compute_scatter()
     )
     if form == "table":
-        # The intervals of recorded cases are frozen, as they were first judged.
-        ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
         cases = cases.set_index("case")
         cases.update(ends)
         cases = cases.reset_index()
@@ -599,7 +606,13 @@ class Goal(NamedTuple):
 def goals(campaign: str) -> list[Goal]:
     """Return the goals that data/goals.yml has under the name of a campaign."""
     text = (places.DATA / "goals.yml").read_text(encoding="utf-8")
-    return [Goal(**entry) for entry in own_yaml(text)[campaign]]
+    return [*_goals_of(text, campaign)]
+
+
+@cache
+def _goals_of(text: str, campaign: str) -> tuple[Goal, ...]:
+    """Return the goals of a campaign in the text of data/goals.yml."""
+    return tuple(Goal(**entry) for entry in own_yaml(text)[campaign])
 
 
 # -- what campaigns reached, as frozen in reports/goals.csv and reports/coverage.csv ---
@@ -630,17 +643,16 @@ def frozen(name: str, campaign: str = "") -> pd.DataFrame:
     DataFrame
         The rows, with "" where nothing is given.
     """
-    path = places.ROOT / "reports" / f"{name}.csv"
-    rows = _read_frozen(path, path.stat().st_mtime_ns)
+    rows = _rows_of((places.ROOT / "reports" / f"{name}.csv").read_bytes())
     if campaign:
         rows = rows[rows["campaign"] == campaign]
     return rows.copy()
 
 
-@functools.lru_cache(maxsize=8)
-def _read_frozen(path: Path, written_ns: int) -> pd.DataFrame:
-    """Read a table of reports/, once as long as it is not written again."""
-    return pd.read_csv(path, keep_default_na=False)
+@cache
+def _rows_of(content: bytes) -> pd.DataFrame:
+    """Return the rows of a file of reports, parsed once for each content."""
+    return pd.read_csv(io.BytesIO(content), keep_default_na=False)
 
 
 def _with_a_number(goals: pd.DataFrame) -> pd.DataFrame:

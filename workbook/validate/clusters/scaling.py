@@ -335,6 +335,12 @@ def later_cases() -> pd.DataFrame:
         The columns of `cases`, after ``source``, the name of the source's folder, and
         ``is_blind``, which is False for the curves of `NOT_BLIND`.
     """
+    return _own_later_cases().copy()
+
+
+@cache
+def _own_later_cases() -> pd.DataFrame:
+    """Return `later_cases`, which takes a second, computed once."""
     return _cases_of(LATER)
 
 
@@ -357,15 +363,15 @@ def blind_cases(further: Path | None = None) -> pd.DataFrame:
     UserError
         If ``further`` has no folder with a file ``rates.csv``.
     """
-    sources = [*LATER]
+    tables = [_own_later_cases()]
     if further is not None:
         found = sorted(path.parent for path in further.glob("*/rates.csv"))
         if not found:
             raise UserError(
                 f"{further} has no curves: put each source's rates.csv into a folder of its own there"
             )
-        sources += found
-    all_cases = _cases_of(sources)
+        tables.append(_cases_of(found))
+    all_cases = pd.concat(tables, ignore_index=True)
     return all_cases[all_cases["is_blind"]].reset_index(drop=True)
 
 
@@ -400,12 +406,14 @@ def resampled(own_cases: pd.DataFrame, draws: int, seed: int) -> pd.DataFrame:
         One row for each goal of `judged`, with the columns ``goal``, ``lower`` and ``upper``: the 5% and 95%
         quantiles of what is reached.
     """
-    curves = [rows for _, rows in own_cases.groupby(["source", "curve"])]
+    rows_of_curve = own_cases.groupby(["source", "curve"]).indices
+    curves = [rows_of_curve[key] for key in sorted(rows_of_curve)]
     generator = np.random.default_rng(seed)
     reached = []
     for _ in range(draws):
         drawn = generator.integers(len(curves), size=len(curves))
-        table = judged(pd.concat([curves[number] for number in drawn]))
+        rows = np.concatenate([curves[number] for number in drawn])
+        table = judged(own_cases.iloc[rows])
         reached.append(table["reached"].to_numpy())
     # Without any answered wish, the share of right answers is not defined.
     lower, upper = np.nanquantile(np.array(reached), [0.05, 0.95], axis=0)

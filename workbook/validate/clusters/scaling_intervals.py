@@ -8,7 +8,7 @@ the sources that do not judge it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 
 import numpy as np
@@ -29,8 +29,11 @@ GROWTHS = (0.0, 1 / 3, 1 / 2, 1.0)
 """How much a width grows with each doubling of the nodes, compared with that at the anchor."""
 
 
+@cache
 def steps_in_sight() -> pd.DataFrame:
     """Return each step of the sets in sight that is predicted from fewer nodes.
+
+    The table is computed once. Nobody changes it.
 
     Returns
     -------
@@ -55,27 +58,29 @@ def _predicted_steps(steps: pd.DataFrame) -> list[dict[str, float]]:
     """Return the rows of `steps_in_sight` of one curve, without its set and source."""
     medians_s = steps.groupby(["nodes", "gpus"])["step_s"].median()
     counts = medians_s.reset_index()
-    smallest_s = counts["step_s"].iloc[0]
-    per_node = counts["gpus"].iloc[-1] / counts["nodes"].iloc[-1]
-    is_whole = counts["gpus"] == per_node * counts["nodes"]
-    whole_node = counts.loc[is_whole & (counts["nodes"] == 1), "step_s"]
-    node_s = whole_node.iloc[0] if len(whole_node) else smallest_s
+    nodes = counts["nodes"].to_numpy()
+    gpus = counts["gpus"].to_numpy()
+    step_s = counts["step_s"].to_numpy()
+    smallest_s = step_s[0]
+    is_whole = gpus == gpus[-1] / nodes[-1] * nodes
+    whole_node_s = step_s[is_whole & (nodes == 1)]
+    node_s = whole_node_s[0] if len(whole_node_s) else smallest_s
     rows = []
-    of_several_nodes = counts[is_whole & (counts["nodes"] > 1)]
-    for anchor in of_several_nodes.itertuples():
-        is_shown = (counts["nodes"] <= anchor.nodes) & (counts["gpus"] <= anchor.gpus)
-        slowest_s = counts.loc[is_shown, "step_s"].max()
-        for target in of_several_nodes.itertuples():
-            ratio = target.nodes / anchor.nodes
+    of_several_nodes = np.flatnonzero(is_whole & (nodes > 1))
+    for anchor in of_several_nodes:
+        is_shown = (nodes <= nodes[anchor]) & (gpus <= gpus[anchor])
+        slowest_s = step_s[is_shown].max()
+        for target in of_several_nodes:
+            ratio = nodes[target] / nodes[anchor]
             if 1 < ratio <= MOST_TIMES:
                 rows.append(
                     {
                         "ratio": ratio,
                         "smallest_s": smallest_s,
                         "node_s": node_s,
-                        "anchor_s": anchor.step_s,
+                        "anchor_s": step_s[anchor],
                         "slowest_s": slowest_s,
-                        "measured_s": target.step_s,
+                        "measured_s": step_s[target],
                     }
                 )
     return rows
