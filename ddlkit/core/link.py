@@ -17,9 +17,8 @@ Sizes in bytes are those of collectives, as `ddlkit.core.collective` defines the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -189,25 +188,25 @@ class Link:
         UserError
             If several messages may be in flight, and a time is not finite.
         """
-        would_be_ready_s = np.asarray(ready_s, dtype=float)
-        if self.in_flight == 1:
-            return one_by_one(
-                would_be_ready_s,
-                parts.software_s,
-                parts.wire_s,
-                self.burst_s,
-                slowdown=self.slowdown,
-                message_slowdown=self.message_slowdown,
-            )
         # The times and slowdowns of every message, each of shape (..., G), in the order
         # in which `_Simulation` takes them.
         inputs = np.broadcast_arrays(
-            would_be_ready_s,
+            np.asarray(ready_s, dtype=float),
             parts.software_s,
             parts.wire_s,
             self.slowdown,
             self.message_slowdown,
         )
+        if self.in_flight == 1:
+            would_be_ready_s, software_s, wire_s, slowdown, message_slowdown = inputs
+            return one_by_one(
+                would_be_ready_s,
+                software_s,
+                wire_s,
+                self.burst_s,
+                slowdown=slowdown,
+                message_slowdown=message_slowdown,
+            )
         # A time that is not finite would leave the simulation without a next event, and it
         # would not end.
         if not all(np.isfinite(values).all() for values in inputs):
@@ -241,10 +240,8 @@ class Link:
         knots_s = np.unique(np.concatenate([[0.0], starts_s, ends_s]))
         # One row for each knot, one column for each message. Of several messages under
         # way the largest slowdown counts.
-        slowdown = np.zeros(len(knots_s))
-        if np.any(self.slowdown):
-            under_way = (starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)
-            slowdown = np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
+        under_way = (starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)
+        slowdown = np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
         pace = 1 / (1 + slowdown)
         # How much has been computed at each knot. The pace of a knot holds until the
         # next one, so the last pace has no end.
@@ -255,14 +252,38 @@ class Link:
         return np.asarray(knots_s[knot] + (work_s - done_s[knot]) / pace[knot])
 
 
-_Demand: TypeAlias = tuple[dict[int, float], int, float]
-"""The link time or the processor time that a message under way still needs.
+class _Demand(NamedTuple):
+    """The link time or the processor time that a message under way still needs.
 
-The first item has the time that each message under way still needs, in seconds for the message
-alone. The second is the message. The third is how many times as long the message takes now as
-alone, because it shares the link or the processor and may be slowed down by compute. A tuple
-without names is made much faster than one with names, and there are several for each event.
-"""
+    Attributes
+    ----------
+    left_s : dict of int to float
+        The time that each message under way still needs, in seconds for the message
+        alone. `advance` counts down the entry of this message, in place.
+    message : int
+        The message.
+    factor : float
+        How many times as long the message takes now as alone, because it shares the
+        link or the processor and may be slowed down by compute.
+    """
+
+    left_s: dict[int, float]
+    message: int
+    factor: float
+
+    @property
+    def until_done_s(self) -> float:
+        """Return seconds until this demand is met if nothing changes before."""
+        return self.left_s[self.message] * self.factor
+
+    def advance(self, step_s: float) -> None:
+        """Subtract the work of ``step_s`` seconds from ``left_s``, in place."""
+        # A demand that is met in this step becomes exactly 0. A difference could leave
+        # a rounding error.
+        if self.until_done_s > step_s:
+            self.left_s[self.message] -= step_s / self.factor
+        else:
+            self.left_s[self.message] = 0.0
 
 
 class _Simulation:
@@ -301,10 +322,8 @@ class _Simulation:
         self.computed_s = 0.0
         self.all_computed_s = max(ready_s, default=0.0)
         # The link time and the processor time that each message under way still needs.
-        # Both have the same messages in the same order.
         self.wire_left_s: dict[int, float] = {}
         self.software_left_s: dict[int, float] = {}
-        self.slows = any(slowdown) or any(message_slowdown)
 
     def run(self) -> tuple[list[float], list[float]]:
         """Return when each message starts and ends, in seconds."""
@@ -346,25 +365,19 @@ class _Simulation:
 
     def _advance(self) -> None:
         """Advance the clock, the compute and the messages to the next event."""
-        compute_factor = 1.0
-        slowed_by_compute = False
-        if self.slows:
-            under_way = [*self.wire_left_s]
-            # Of several messages under way the largest slowdown counts.
-            slowdown = max((self.slowdown[k] for k in under_way), default=0.0)
-            compute_factor = 1.0 + slowdown
-            still_computing = self.computed_s < self.all_computed_s
-            compute_slows_messages = any(self.message_slowdown[k] for k in under_way)
-            slowed_by_compute = still_computing and compute_slows_messages
+        under_way = [*self.wire_left_s]
+        # Of several messages under way the largest slowdown counts.
+        compute_factor = 1.0 + max((self.slowdown[k] for k in under_way), default=0.0)
+        still_computing = self.computed_s < self.all_computed_s
+        compute_slows_messages = any(self.message_slowdown[k] for k in under_way)
+        slowed_by_compute = still_computing and compute_slows_messages
 
         # The time until each kind of event, if nothing else happens before. It is
         # infinite if there is no such event. There are three kinds: a message has moved
         # its bytes or done its software, the next message is ready, and compute ends.
         # The end of compute is an event only if messages advance faster afterwards.
         demands = self._demands(slowed_by_compute)
-        step_s = math.inf
-        for left_s, k, factor in demands:
-            step_s = min(step_s, left_s[k] * factor)
+        until_done_s = [demand.until_done_s for demand in demands]
         until_ready_s = math.inf
         if self._has_room():
             compute_left_s = self.ready_s[self.admitted] - self.computed_s
@@ -373,20 +386,15 @@ class _Simulation:
         if slowed_by_compute:
             compute_left_s = self.all_computed_s - self.computed_s
             until_computed_s = compute_left_s * compute_factor
-        step_s = min(step_s, until_computed_s, until_ready_s)
+        step_s = min([*until_done_s, until_computed_s, until_ready_s])
         if math.isinf(step_s):
             return  # the last message has just ended
 
         # A link saves tokens only while it rests.
         if not any(self.wire_left_s.values()):
             self.tokens_s = min(self.link.burst_s, self.tokens_s + step_s)
-        for left_s, k, factor in demands:
-            # A demand that is met in this step becomes exactly 0. A difference could leave
-            # a rounding error.
-            if left_s[k] * factor > step_s:
-                left_s[k] -= step_s / factor
-            else:
-                left_s[k] = 0.0
+        for demand in demands:
+            demand.advance(step_s)
         self.now_s += step_s
         # At an event of compute, take the exact amount that belongs to the event. A sum
         # could miss it by a rounding error.
@@ -404,32 +412,29 @@ class _Simulation:
         """
         wire_left_s = self.wire_left_s
         software_left_s = self.software_left_s
+        # How many times as long each message takes because of compute.
+        factor = dict.fromkeys(wire_left_s, 1.0)
+        if slowed_by_compute:
+            factor = {k: 1.0 + self.message_slowdown[k] for k in wire_left_s}
         # The messages that move bytes, and those whose software runs. Without a burst
         # the software of a message waits until its bytes have moved.
         software_overlaps = self.link.burst_s > 0
-        moving = [k for k, left_s in wire_left_s.items() if left_s]
-        working = [
-            k
-            for k, left_s in software_left_s.items()
-            if left_s and (software_overlaps or not wire_left_s[k])
-        ]
+        moving = []
+        working = []
+        for k in wire_left_s:
+            if wire_left_s[k]:
+                moving.append(k)
+            if software_left_s[k] and (software_overlaps or not wire_left_s[k]):
+                working.append(k)
         # Messages that move bytes share the link equally. Messages whose software runs
         # share the processor equally, if they are more than it serves at once.
-        link_factor = float(len(moving))
+        link_factor = len(moving)
         processor_factor = max(1.0, len(working) / self.link.software)
-        demands = [(wire_left_s, k, link_factor) for k in moving]
-        demands += [(software_left_s, k, processor_factor) for k in working]
-        if slowed_by_compute:
-            # Each message also takes longer because of compute.
-            demands = [
-                (left_s, k, factor * (1.0 + self.message_slowdown[k]))
-                for left_s, k, factor in demands
-            ]
-        return demands
-
-
-_Extreme: TypeAlias = Callable[[Any, Any], Any]
-"""The larger or the smaller one of two numbers, or of each pair of two arrays."""
+        on_link = [_Demand(wire_left_s, k, link_factor * factor[k]) for k in moving]
+        on_processor = [
+            _Demand(software_left_s, k, processor_factor * factor[k]) for k in working
+        ]
+        return on_link + on_processor
 
 
 def one_by_one(
@@ -463,149 +468,86 @@ def one_by_one(
     starts_s, ends_s : ndarray, shape (..., G)
         When each message starts and ends, in seconds.
     """
-    arguments = (ready_s, software_s, wire_s, slowdown, message_slowdown)
-    inputs = [np.asarray(values, dtype=float) for values in arguments]
-    shapes = {values.shape for values in inputs if values.ndim}
-    shape = shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
-    slows_compute = bool(inputs[3].any())
-    slows_messages = bool(inputs[4].any())
-    numbers = _finite_numbers(inputs, shape)
-    if numbers:
-        # Numbers of Python are ten times as fast as arrays of one number. The results are
-        # the same if no number is NaN, which `max` and `min` of Python do not pass on.
-        list_of_starts_s = [0.0] * shape[0]
-        list_of_ends_s = [0.0] * shape[0]
-        _fill_in(
-            list_of_starts_s,
-            list_of_ends_s,
-            numbers,
-            burst_s,
-            slows_compute=slows_compute,
-            slows_messages=slows_messages,
-            all_computed_s=max([0.0, *numbers[0]]),
-            zero=0.0,
-            maximum=max,
-            minimum=min,
-        )
-        return np.array(list_of_starts_s), np.array(list_of_ends_s)
-
-    starts_s = np.empty(shape)
-    ends_s = np.empty(shape)
-    # The axis of messages comes first.
-    axes = (len(shape) - 1, *range(len(shape) - 1))
-    columns = [np.broadcast_to(values, shape).transpose(axes) for values in inputs]
-    _fill_in(
-        starts_s.transpose(axes),
-        ends_s.transpose(axes),
-        columns,
-        burst_s,
-        slows_compute=slows_compute,
-        slows_messages=slows_messages,
-        all_computed_s=columns[0].max(axis=0, initial=0.0),
-        zero=np.zeros(shape[:-1]),
-        maximum=np.maximum,
-        minimum=np.minimum,
-    )
-    return starts_s, ends_s
-
-
-def _fill_in(
-    starts_s: Any,
-    ends_s: Any,
-    columns: Sequence[Any],
-    burst_s: float,
-    *,
-    slows_compute: bool,
-    slows_messages: bool,
-    all_computed_s: Any,
-    zero: Any,
-    maximum: _Extreme,
-    minimum: _Extreme,
-) -> None:
-    """Fill in when messages start and end if one is under way at a time.
-
-    Parameters
-    ----------
-    starts_s, ends_s : list of float or ndarray, shape (G, ...)
-        Are filled in: an item for each message. It is a number for one scenario, and an
-        array for several.
-    columns : sequence of list of float or of ndarray, shape (G, ...)
-        The arguments ``ready_s``, ``software_s``, ``wire_s``, ``slowdown`` and
-        ``message_slowdown`` of `one_by_one`, in the same way.
-    burst_s : float
-        As in `one_by_one`.
-    slows_compute, slows_messages : bool
-        Whether any message slows compute down, and whether compute slows any message down.
-    all_computed_s : float or ndarray
-        The amount of compute after which the last message is ready.
-    zero : float or ndarray
-        0 for each scenario.
-    maximum, minimum : callable
-        The larger and the smaller one of two numbers, or of two arrays.
-    """
-    link_free_s = zero
+    scenarios = ready_s.shape[:-1]
+    compute_slowdowns = np.broadcast_to(slowdown, ready_s.shape)
+    message_slowdowns = np.broadcast_to(message_slowdown, ready_s.shape)
+    slows_compute = compute_slowdowns.any()
+    slows_messages = message_slowdowns.any()
+    starts_s = np.empty(ready_s.shape)
+    ends_s = np.empty(ready_s.shape)
+    # The amount of compute after which the last message is ready.
+    all_computed_s = ready_s.max(axis=-1, initial=0.0)
+    link_free_s = np.zeros(scenarios)
     # Tokens are counted in the seconds of link time that they save. A link that has
     # rested begins with all tokens that it can save.
-    tokens_s = zero + burst_s
+    tokens_s = np.full(scenarios, burst_s)
     # By how much messages have delayed compute so far. At time t the amount t - late_s
     # has been computed.
-    late_s = zero
-    for k, message in enumerate(zip(*columns, strict=True)):
-        own_ready_s, own_software_s, own_wire_s, of_compute, of_message = message
+    late_s = np.zeros(scenarios)
+    for k in range(ready_s.shape[-1]):
         # A message starts when it is ready and the message before it has ended.
-        start_s = maximum(link_free_s, own_ready_s + late_s)
-        compute_left_s = maximum(0.0, all_computed_s - (start_s - late_s))
+        start_s = np.maximum(link_free_s, ready_s[..., k] + late_s)
+        compute_left_s = np.maximum(0.0, all_computed_s - (start_s - late_s))
+        slowdown_of_compute = compute_slowdowns[..., k]
+        slowdown_of_message = message_slowdowns[..., k]
 
         # While the link rested, it saved up tokens. They let bytes through at once.
-        tokens_s = minimum(burst_s, tokens_s + start_s - link_free_s)
-        on_link_s = maximum(0.0, own_wire_s - tokens_s)
-        if burst_s > 0:
-            # On a link with a token bucket, software runs while the bytes of the message
-            # wait for tokens, so the longer of both times counts.
-            took_s = maximum(on_link_s, own_software_s)
-        else:
-            # On any other link, the software runs after the bytes have moved.
-            took_s = own_software_s + on_link_s
-        # By how much compute delays the bytes.
-        bytes_delayed_s = zero
+        tokens_s = np.minimum(burst_s, tokens_s + start_s - link_free_s)
+        on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
+        took_s = _alone_s(software_s[..., k], on_link_s, software_overlaps=burst_s > 0)
+        bytes_delayed_s: Floats | float = 0.0  # by how much compute delays the bytes
         if slows_messages:
-            slowdowns = (of_compute, of_message, maximum, minimum)
-            took_s = _overlapped_s(took_s, compute_left_s, *slowdowns)
-            slowed_on_link_s = _overlapped_s(on_link_s, compute_left_s, *slowdowns)
+            took_s = overlapped_s(
+                took_s, compute_left_s, slowdown_of_compute, slowdown_of_message
+            )
+            slowed_on_link_s = overlapped_s(
+                on_link_s, compute_left_s, slowdown_of_compute, slowdown_of_message
+            )
             bytes_delayed_s = slowed_on_link_s - on_link_s
         # The link earns tokens while the message is under way, but none in the seconds by
         # which compute delays the bytes. The bytes of the message spend as many tokens as
         # they have link time, ``wire_s``.
-        tokens_s = minimum(burst_s, tokens_s + took_s - own_wire_s - bytes_delayed_s)
+        tokens_s = np.minimum(
+            burst_s, tokens_s + took_s - wire_s[..., k] - bytes_delayed_s
+        )
 
         if slows_compute:
-            # Compute advances at the pace 1 / (1 + slowdown) while the message is under way.
-            # Each second of compute is late by the slowdown.
-            computed_meanwhile_s = minimum(compute_left_s, took_s / (1 + of_compute))
-            late_s = late_s + of_compute * computed_meanwhile_s
+            delay_s = _compute_delay_s(took_s, compute_left_s, slowdown_of_compute)
+            late_s = late_s + delay_s
         link_free_s = start_s + took_s
-        starts_s[k] = start_s
-        ends_s[k] = link_free_s
+        starts_s[..., k] = start_s
+        ends_s[..., k] = link_free_s
+    return starts_s, ends_s
 
 
-def _finite_numbers(
-    inputs: Sequence[Floats], shape: tuple[int, ...]
-) -> list[list[float]] | None:
-    """Return inputs as lists, each of a number for each message of a single scenario.
+def _alone_s(
+    software_s: Floats, on_link_s: Floats, *, software_overlaps: bool
+) -> Floats:
+    """Return how long a message takes while nothing is computed, for each scenario.
 
-    The result is None if there are several scenarios, or if a number is not finite.
+    ``software_s`` is its processor time, and ``on_link_s`` its link time beyond the
+    tokens that were saved. On a link with a token bucket, software overlaps: it runs
+    while the bytes of the message wait for tokens, so the longer of both times counts.
+    On any other link, the software runs after the bytes have moved.
     """
-    if len(shape) != 1:
-        return None
-    lists: list[list[float]] = []
-    for values in inputs:
-        if not values.ndim:
-            lists.append([float(values)] * shape[0])
-        else:
-            lists.append(np.broadcast_to(values, shape).tolist())
-        if not all(map(math.isfinite, lists[-1])):
-            return None
-    return lists
+    if software_overlaps:
+        return np.maximum(on_link_s, software_s)
+    return software_s + on_link_s
+
+
+def _compute_delay_s(
+    took_s: Floats, compute_left_s: Floats, slowdown: Floats
+) -> Floats:
+    """Return by how many seconds a message delays all later compute, for each scenario.
+
+    ``took_s`` is how long the message is under way, and ``compute_left_s`` how much is
+    still to be computed when it starts. ``slowdown`` is how much longer compute takes
+    meanwhile.
+    """
+    # Compute advances at the pace 1 / (1 + slowdown). Each second of compute is late by
+    # ``slowdown`` seconds.
+    work_during_message_s = np.minimum(compute_left_s, took_s / (1 + slowdown))
+    return slowdown * work_during_message_s
 
 
 def overlapped_s(
@@ -638,33 +580,12 @@ def overlapped_s(
     >>> float(overlapped_s(alone_s, np.array(2.0), np.array(0.0), np.array(1.0)))
     4.0
     """
-    return np.asarray(
-        _overlapped_s(
-            alone_s,
-            compute_left_s,
-            slowdown,
-            message_slowdown,
-            maximum=np.maximum,
-            minimum=np.minimum,
-        )
-    )
-
-
-def _overlapped_s(
-    alone_s: Any,
-    compute_left_s: Any,
-    slowdown: Any,
-    message_slowdown: Any,
-    maximum: _Extreme,
-    minimum: _Extreme,
-) -> Any:
-    """Return what `overlapped_s` returns, of numbers or of arrays."""
     # If the message lasts that long, compute ends ``until_computed_s`` after the message
     # has started. Up to this moment, both slow each other down. After it, the rest of the
     # message is as fast as it is alone.
     until_computed_s = compute_left_s * (1 + slowdown)
-    during_compute_s = minimum(alone_s * (1 + message_slowdown), until_computed_s)
+    during_compute_s = np.minimum(alone_s * (1 + message_slowdown), until_computed_s)
     # How much of the message is sent by then, in seconds of the message alone.
     alone_until_computed_s = until_computed_s / (1 + message_slowdown)
-    after_compute_s = maximum(0.0, alone_s - alone_until_computed_s)
-    return during_compute_s + after_compute_s
+    after_compute_s = np.maximum(0.0, alone_s - alone_until_computed_s)
+    return np.asarray(during_compute_s + after_compute_s)

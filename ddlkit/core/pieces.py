@@ -47,7 +47,7 @@ Fitter = Callable[..., dict[str, Any]]
 """From sizes and seconds, both of shape (n,), to the fitted parameters by name."""
 
 RUNS_AT_ONCE = 128
-"""So many runs are computed in one matrix, whose size limits the memory."""
+"""How many runs are computed in one matrix. Its size limits the memory."""
 
 
 # -- least squares -----------------------------------------------------------------

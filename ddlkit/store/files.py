@@ -577,20 +577,21 @@ def _check_depth(document: Any) -> None:
     nested very deep.
     """
     depth = 0
-    containers = [document] if isinstance(document, (dict, list)) else []
-    while containers:
+    values = [document]
+    while True:
+        containers = [value for value in values if isinstance(value, (dict, list))]
+        if not containers:
+            return
         depth += 1
         if depth > MOST_DEPTH:
             raise ValueError(TOO_DEEP)
-        # Go on with all lists and mappings of the next level.
-        containers = [
-            value
-            for container in containers
-            for value in (
-                container.values() if isinstance(container, dict) else container
-            )
-            if isinstance(value, (dict, list))
-        ]
+        # Go on with all values of the next level.
+        values = []
+        for container in containers:
+            if isinstance(container, dict):
+                values.extend(container.values())
+            else:
+                values.extend(container)
 
 
 def read_json(path: Path, advice: str) -> Any:
