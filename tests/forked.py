@@ -1,16 +1,19 @@
-"""Ranks of torchrun or Slurm that are forked from this process, which has imported torch already.
+"""Processes that are forked from a process that has imported torch, and has no other threads.
 
-To import it takes three seconds of a processor, in the agents of torchrun and in their ranks.
+To import torch takes three seconds of a processor. A fork of this process would also have imported
+it, but may wait for ever for threads of torch, of which a fork has none.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
+from ddlkit.jobs.launch import RankProcess
 from places import PATIENCE_S, free_port
 
 NUMBERS = {
@@ -25,6 +28,23 @@ NUMBERS = {
 """The variables by which a launcher tells a rank who it is."""
 
 
+class Forked(RankProcess):
+    """A process that calls a function of a module, forked by what forks the ranks of jobs.
+
+    Parameters
+    ----------
+    target : callable
+        The function, which another process can import by its name, or a `partial` of one.
+    *arguments
+        Its arguments, which can be pickled.
+    """
+
+    def __init__(self, target: Callable[..., object], *arguments: Any) -> None:
+        # What forks processes imports the module of the first job.
+        self.job = "ddlkit.measure.collectives"
+        ForkServerProcess.__init__(self, target=target, args=arguments, daemon=False)
+
+
 def two_ranks(
     main: Callable[[], int],
     directory: Path,
@@ -37,7 +57,7 @@ def two_ranks(
     Parameters
     ----------
     main : callable
-        The program, which returns its exit status.
+        The program, which returns its exit status, as `Forked` takes it.
     directory : Path
         Where what the ranks print is written.
     launchers : sequence of str
@@ -51,7 +71,6 @@ def two_ranks(
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }
-    fork = multiprocessing.get_context("fork")
     logs = [directory / f"said-by-{rank}.log" for rank in range(2)]
     ranks = []
     for rank, launcher in enumerate(launchers):
@@ -60,7 +79,8 @@ def two_ranks(
         else:
             values = (str(rank), "2", "0", "1")
         numbers = dict(zip(NUMBERS[launcher], values, strict=True))
-        process = fork.Process(target=_be, args=(main, meeting | numbers, logs[rank]))
+        environment = {**os.environ, **meeting, **numbers}
+        process = Forked(_be, main, environment, logs[rank])
         process.start()
         ranks.append(process)
     for process in ranks:
@@ -80,5 +100,6 @@ def _be(main: Callable[[], int], environment: Mapping[str, str], log: Path) -> N
             os.dup2(file.fileno(), stream)
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    os.environ.clear()
     os.environ.update(environment)
     sys.exit(main())

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +259,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The table of a job of two ranks with the variables of torchrun, and what each says."""
     folder = tmp_path_factory.mktemp("job")
     words = ["measure", "collectives", "--minutes", "1s", "--out", str(folder)]
-    statuses, said = two_ranks(lambda: few_sizes.main(words), folder)
+    statuses, said = two_ranks(partial(few_sizes.main, words), folder)
     assert statuses == [0, 0], said
     return folder / "collectives-gloo-loopback-p2-n1.csv", said
 
@@ -521,7 +522,7 @@ def test_a_failure_of_one_rank_ends_all_with_one_line(
         (tmp_path / "collectives-gloo-loopback-p2-n1.csv").write_text("damaged")
     words = ["measure", "collectives", "--minutes", "1s", "--out", str(tmp_path)]
     statuses, said = two_ranks(
-        lambda: failing_rank.main(wrong, words), tmp_path, on_one_node=True
+        partial(failing_rank.main, wrong, words), tmp_path, on_one_node=True
     )
     assert statuses == [2, 2], said
     last_lines = [each.splitlines()[-1] for each in said]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from ddlkit.jobs.rank import Job, Rank, Tables
 from ddlkit.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.store import machine
 from ddlkit.store.files import scratch
-from forked import two_ranks
+from forked import Forked, two_ranks
 from places import (
     PATIENCE_S,
     ROOT,
@@ -206,11 +206,13 @@ def two_nodes(directory: Path, **config: object) -> tuple[list[int], list[str]]:
     file = directory / "config.json"
     file.write_text(json.dumps({"out": str(directory / "out"), **few, **config}))
 
-    def be_rank() -> int:
-        sys.argv = ["launch", "collectives", str(file)]
-        launch.be_rank()
+    return two_ranks(partial(be_rank_of, file), directory, ("torchrun", "srun"))
 
-    return two_ranks(be_rank, directory, ("torchrun", "srun"))
+
+def be_rank_of(file: Path) -> int:
+    """Be a rank that a launcher of ranks has started with a configuration."""
+    sys.argv = ["launch", "collectives", str(file)]
+    launch.be_rank()
 
 
 def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> None:
@@ -343,9 +345,7 @@ def test_a_machine_without_loopback_is_one_line_before_any_rank_starts(
     require_lab: None, tmp_path: Path
 ) -> None:
     log = tmp_path / "said"
-    process = multiprocessing.get_context("fork").Process(
-        target=launch_apart, args=(log,)
-    )
+    process = Forked(launch_apart, log)
     process.start()
     process.join(PATIENCE_S)
     assert process.exitcode == 0

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -392,7 +393,7 @@ def test_ranks_that_torchrun_counts_measure_together(tmp_path: Path) -> None:
     """By the variables that torchrun gives each of two ranks; torchrun itself is in the test below."""
     words = ["measure", "layers", "--model", f"{FILE}:tied"]
     words += ["--out", str(tmp_path), "--budget", "0.3s"]
-    statuses, said = two_ranks(lambda: cli.main(words), tmp_path)
+    statuses, said = two_ranks(partial(cli.main, words), tmp_path)
     assert statuses == [0, 0], said
     assert ["in the order of the buckets" in each for each in said] == [True, False]
     profile = store.read_profile(

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import tarfile
 import time
-from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.measure import session as sessions
 from ddlkit.measure.session import Origin, engine
 from ddlkit.measure.session.engine import pack_into, packing, restore
+from forked import Forked
 from places import PATIENCE_S, ROOT, alive, family, wait_for
 from workbook import cli as workbook_cli
 
@@ -33,9 +33,9 @@ def record(out: Path, points: str, file: Path) -> None:
     engine.run_session(getattr(faulty_points, points), out, isolate=True, pack=file)
 
 
-def begin(out: Path, points: str, file: Path) -> ForkProcess:
-    """A recording by a process of its own, which is forked: what it needs is imported here."""
-    process = ForkProcess(target=record, args=(out, points, file))
+def begin(out: Path, points: str, file: Path) -> Forked:
+    """A recording by a process of its own."""
+    process = Forked(record, out, points, file)
     process.start()
     return process
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ import pytest
 import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
+from forked import Forked
 from places import PATIENCE_S, ROOT, wait_for
 from workbook.cli import main
 from workbook.record import grammar, recording
@@ -103,7 +103,9 @@ def test_a_wrong_suite_is_one_line_that_names_file_and_key(
 
 
 def record_long(out: Path, said: Path) -> None:
-    """The command is ours, the points are those of a test. What is loaded was loaded before the fork."""
+    """The command is ours, and the points are those of a test."""
+    # What forks processes ignores SIGINT, and they inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     vars(recording)["points"] = faulty_points.long
     vars(recording)["partial"] = lambda make, **_: make
@@ -120,11 +122,10 @@ def record_long(out: Path, said: Path) -> None:
 )
 def test_being_ended_is_one_line_and_leaves_no_half_table(tmp_path: Path) -> None:
     ends = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143}
-    fork = multiprocessing.get_context("fork")
     said = tmp_path / "said"
     for number, status in ends.items():
         out = tmp_path / number.name
-        process = fork.Process(target=record_long, args=(out, said))
+        process = Forked(record_long, out, said)
         process.start()
         assert process.pid is not None
         assert wait_for((out / "drift-first.csv").exists)

@@ -335,7 +335,9 @@ class SelectionCost(Form):
         # Two single numbers are by far the most frequent arguments. To broadcast them would
         # take three times as long.
         if isinstance(elements, (int, float)) and isinstance(density, (int, float)):
-            seconds = self._seconds(np.asarray(elements, float), np.asarray(density, float))
+            seconds = self._seconds(
+                np.asarray(elements, float), np.asarray(density, float)
+            )
             return float(seconds)
         all_elements, all_densities = np.broadcast_arrays(
             np.asarray(elements, float), np.asarray(density, float)
