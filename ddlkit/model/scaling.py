@@ -508,25 +508,32 @@ class _Job:
 
 def _single_jobs(steps: DataFrame) -> list[_Job]:
     """Return each job of steps in the order of `_sorted_by_job`."""
-    step_s = steps["step_s"]
     job_number = steps["job_number"].to_numpy()
-    _, first = np.unique(job_number, return_index=True)
-    if len(first) == len(steps):
-        # The mean of one number is this number.
-        means_s = step_s.to_numpy()
+    step_s = steps["step_s"].to_numpy()
+    _, first_rows = np.unique(job_number, return_index=True)
+    if len(first_rows) == len(steps):
+        # Every job has one row, whose mean is the row itself.
+        means_s = step_s
     else:
-        means_s = step_s.groupby(job_number).mean().to_numpy()
-    columns = ("gpus", "nodes", "job", "is_single")
-    of_jobs = [steps[column].to_numpy()[first] for column in columns]
-    steps_of_jobs = np.split(step_s.to_numpy(), first[1:])
-    return [
-        _Job(
-            int(gpus), int(nodes), job, float(mean_s), (*own_s.tolist(),), bool(single)
+        means_s = steps["step_s"].groupby(job_number).mean().to_numpy()
+    gpus = steps["gpus"].to_numpy()
+    nodes = steps["nodes"].to_numpy()
+    names = steps["job"].to_numpy()
+    is_single = steps["is_single"].to_numpy()
+    # The rows of a job stand together: they end where those of the next job begin.
+    end_rows = [*first_rows[1:], len(steps)]
+    jobs = []
+    for first, end, mean_s in zip(first_rows, end_rows, means_s, strict=True):
+        job = _Job(
+            gpus=int(gpus[first]),
+            nodes=int(nodes[first]),
+            name=names[first],
+            mean_s=float(mean_s),
+            steps_s=tuple(step_s[first:end].tolist()),
+            is_single=bool(is_single[first]),
         )
-        for gpus, nodes, job, single, mean_s, own_s in zip(
-            *of_jobs, means_s, steps_of_jobs, strict=True
-        )
-    ]
+        jobs.append(job)
+    return jobs
 
 
 def _sorted_by_job(steps: DataFrame) -> DataFrame:

@@ -166,8 +166,9 @@ def choose(
     """
     chosen = {}
     # One column after the other narrows the table, so that a column may have several
-    # values in the table and only one in the rows that are left.
-    for key in keys:
+    # values in the table and only one in the rows that are left. Columns with a wanted
+    # value come first, so that an error lists only values that go with all wanted ones.
+    for key in sorted(keys, key=lambda key: wanted.get(key) is None):
         if key not in frame.columns:
             continue
         values = frame[key].drop_duplicates().tolist()
@@ -185,7 +186,7 @@ def choose(
             raise NoSuchRowsError(path, key, value, values)
         chosen[key] = value
         frame = frame[frame[key] == value]
-    return frame, chosen
+    return frame, {key: chosen[key] for key in keys if key in chosen}
 
 
 def _only_value(values: Sequence[Any], key: str, path: Path, option: str | None) -> Any:
