@@ -41,6 +41,7 @@ from ddlkit.model.explanation import (
     without_waiting,
 )
 from ddlkit.model.ranks import TracedTraining, training_of
+from places import ROOT
 
 N_ITERATIONS = 12
 
@@ -1123,3 +1124,22 @@ def test_traces_without_shapes_are_refused(tmp_path: Path) -> None:
         paths[-1].write_bytes(gzip.compress(json.dumps(document).encode()))
     with pytest.raises(UserError):
         training_of([rank_trace(read_trace(path)) for path in paths])
+
+
+def test_the_page_of_all_ranks_shows_what_the_screen_says_and_a_drawing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = sorted((ROOT / "data" / "straggling" / "small").glob("rank*.json.gz"))
+    page = tmp_path / "explanation.html"
+    assert cli.main(["explain", *map(str, traces), "--html", str(page)]) == 0
+    printed = capsys.readouterr()
+    assert str(page) in printed.err, "the user is told where the page is"
+    text = page.read_text()
+    title = printed.out.splitlines()[0]
+    assert title in text
+    assert ";base64," in text and "http" not in text, "the drawing is in the page"
+    # One rank alone cannot be drawn beside others.
+    alone = tmp_path / "alone.html"
+    assert cli.main(["explain", str(traces[0]), "--html", str(alone)]) == 2
+    assert "give the traces of all ranks" in capsys.readouterr().err
+    assert not alone.exists()
