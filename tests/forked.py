@@ -29,7 +29,7 @@ NUMBERS = {
 
 
 class Forked(RankProcess):
-    """A process that calls a function of a module, forked by what forks the ranks of jobs.
+    """A process that calls a function, forked by the server that also forks the ranks of jobs.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Forked(RankProcess):
     """
 
     def __init__(self, target: Callable[..., object], *arguments: Any) -> None:
-        # What forks processes imports the module of the first job.
+        # The fork server imports the module of the first job, so that no process has to.
         self.job = "ddlkit.measure.collectives"
         ForkServerProcess.__init__(self, target=target, args=arguments, daemon=False)
 

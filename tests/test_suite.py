@@ -104,7 +104,7 @@ def test_a_wrong_suite_is_one_line_that_names_file_and_key(
 
 def record_long(out: Path, said: Path) -> None:
     """The command is ours, and the points are those of a test."""
-    # What forks processes ignores SIGINT, and they inherit that.
+    # The fork server ignores SIGINT, and its processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     vars(recording)["points"] = faulty_points.long
