@@ -1,4 +1,4 @@
-"""Processes that are forked from a process that has imported torch, and has no other threads.
+"""Start processes of tests from a fork server, which has imported torch and has a single thread.
 
 To import torch takes three seconds of a processor. A fork of this process would also have imported
 it, but may wait for ever for threads of torch, of which a fork has none.
@@ -16,7 +16,7 @@ from typing import Any
 from ddlkit.jobs.launch import RankProcess
 from places import PATIENCE_S, free_port
 
-NUMBERS = {
+RANK_VARIABLES = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "srun": (
         "SLURM_PROCID",
@@ -72,15 +72,18 @@ def two_ranks(
         "OMP_NUM_THREADS": "1",
     }
     logs = [directory / f"said-by-{rank}.log" for rank in range(2)]
+    for log in logs:
+        # A rank may end before it opens its log.
+        log.touch()
     ranks = []
     for rank, launcher in enumerate(launchers):
         if on_one_node:
             values = (str(rank), "2", str(rank), "2")
         else:
             values = (str(rank), "2", "0", "1")
-        numbers = dict(zip(NUMBERS[launcher], values, strict=True))
+        numbers = dict(zip(RANK_VARIABLES[launcher], values, strict=True))
         environment = {**os.environ, **meeting, **numbers}
-        process = Forked(_be, main, environment, logs[rank])
+        process = Forked(_run_rank, main, environment, logs[rank])
         process.start()
         ranks.append(process)
     for process in ranks:
@@ -93,7 +96,9 @@ def two_ranks(
     return [process.exitcode or 0 for process in ranks], said
 
 
-def _be(main: Callable[[], int], environment: Mapping[str, str], log: Path) -> None:
+def _run_rank(
+    main: Callable[[], int], environment: Mapping[str, str], log: Path
+) -> None:
     """Run the program of a rank, whose streams are a file, as a process of its own would."""
     with log.open("wb") as file:
         for stream in (1, 2):

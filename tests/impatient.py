@@ -1,4 +1,4 @@
-"""Let a measurement that others disturb be repeated once and at once.
+"""Let a measurement that others disturb be repeated once, without a pause.
 
 Tests run beside other tests, so nearly every measurement of a test is disturbed. To wait until the
 machine is quiet would take most of the time, and no test needs a quiet machine unless it runs alone.

@@ -183,7 +183,7 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
 
 
 def _unexplained(x: Floats, y: Floats, weight: Floats, runs: int) -> Floats:
-    """Return what the best line through each run of points leaves of their spread in y.
+    """Return the residual sum of squares of the best line through each run of points.
 
     Parameters
     ----------

@@ -147,7 +147,7 @@ def choose(
     path : Path
         The file of the table, as errors name it.
     absent : collection of str, optional
-        The columns that the file lacks, and in which the table has what is assumed.
+        The columns that the file lacks, which the table fills with assumed values.
     options : dict of str to str, optional
         The names of options, without the dashes, that differ from those of their columns.
 
