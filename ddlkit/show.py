@@ -671,9 +671,9 @@ def _draw_messages_alone(ax: Axes, result: Scaling) -> None:
     gpus = []
     factors = []
     for count in result.counts:
-        if count.messages_s is not None:
+        if count.only_messages_step_s is not None:
             gpus.append(count.gpus)
-            factors.append(smallest_s / count.messages_s)
+            factors.append(smallest_s / count.only_messages_step_s)
     if gpus:
         ax.plot(
             gpus,

@@ -73,8 +73,8 @@ def _drawn_ranks(explanation: Explanation) -> list[int]:
     """Return the ranks to draw: the first ones, and the one for which the others wait."""
     ranks = list(range(min(explanation.ranks, MOST_RANKS)))
     # The explanation names a rank and a phase for which the others wait, if there is one.
-    if explanation.named is not None and explanation.named["rank"] not in ranks:
-        ranks[-1] = explanation.named["rank"]
+    if explanation.straggler is not None and explanation.straggler["rank"] not in ranks:
+        ranks[-1] = explanation.straggler["rank"]
     return ranks
 
 
@@ -97,17 +97,17 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
                 ax, str(kind), spans, row, scale, has_label=kind not in in_legend
             )
             in_legend.add(str(kind))
-        if explanation.named is not None and explanation.named["rank"] == rank:
-            _outline(ax, of_rank, str(explanation.named["phase"]), row, scale)
+        if explanation.straggler is not None and explanation.straggler["rank"] == rank:
+            _outline(ax, of_rank, str(explanation.straggler["phase"]), row, scale)
     ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     # The axis points down, so that the first rank is on top.
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel(f"time [{unit}]")
     title = "No one rank is much slower than the others"
-    if explanation.why_none_named:
+    if explanation.why_no_straggler:
         title = "No rank is named"
-    named = explanation.named
+    named = explanation.straggler
     if named is not None:
         title = f"The other ranks wait for {named['phase']} of rank {named['rank']}"
     ax.set_title(title)

@@ -19,6 +19,7 @@ from ddlkit.cli import advising
 from ddlkit.core import units
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import Link
 from ddlkit.core.plan import ddp, make_plan
 from ddlkit.core.workload import Workload
 from ddlkit.jobs.rank import Rank, Tables
@@ -90,7 +91,7 @@ def test_nothing_is_to_be_gained_where_messages_cost_nothing_or_there_is_one() -
     ):
         said = Advice.of(work, known).to_dict()
         assert said["advice"] == "keep the default"
-        assert said["best"] == DEFAULT or said["gain"] < 0.02
+        assert said["predicted_best"] == DEFAULT or said["predicted_gain"] < 0.02
     said = Advice.of(LATE, messages(1e-9, 1e-15)).to_dict()
     assert said["limited_by"] == "compute" and said["measure_next_bytes"] is None
 
@@ -120,6 +121,21 @@ def test_what_limits_is_told_apart() -> None:
         *doubtful.options[DEFAULT].iteration.group_bytes,
         *doubtful.ranked[0].iteration.group_bytes,
     }
+
+
+def test_contention_takes_time_only_where_messages_and_compute_slow_each_other() -> (
+    None
+):
+    """Tokens of a link that run out lengthen messages, but are no contention."""
+    work = Workload.from_arrays(0.01, [0.001] * 6, [30 * MIB] * 6)
+    token_bucket = Link(burst_s=0.05, wire_s_per_byte=1e-9)
+    slowed = replace(messages(1e-4, 1e-9), link=token_bucket)
+    for communication, is_slowed in (
+        (slowed, True),
+        (replace(slowed, contention=None), False),
+    ):
+        _, seconds = Advice.of(work, communication).limits()
+        assert (seconds["contention"] > 0) == is_slowed
 
 
 def test_a_gain_that_is_rounding_is_none() -> None:
@@ -187,10 +203,10 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     assert 6 <= said["rounds"] == trials["repeat"].nunique() <= models.LOOKS[-1]
     assert trials.groupby(["repeat", "policy"]).size().unstack().nunique().eq(1).all()
     assert DEFAULT in set(trials["policy"]) and trials["policy"].nunique() > 1
-    best = said["best"]
+    best = said["predicted_best"]
     assert best == DEFAULT or "measured_gain" in said
     if said["predicted_advice"] != said["advice"]:
-        lower, upper = said["measured_interval"]
+        lower, upper = said["measured_gain_interval"]
         assert said["advice"] == KEEP and (lower <= 0 or upper < WORTH)
     of_default = trials[trials["policy"] == DEFAULT].groupby("repeat")["seconds"]
     assert said["default_plan"]["measured_iteration_s"] == pytest.approx(
@@ -206,7 +222,7 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     )
     untried = ask(capsys, *words[:4], "--confirm-minutes", 0)
     assert untried["decided_by"] == "prediction" and "rounds" not in untried
-    assert said["decided_by"] == "trial" and untried["best"] == best
+    assert said["decided_by"] == "trial" and untried["predicted_best"] == best
     cpu = torch.device("cpu")
     training, me = load(str(words[1]), cpu, []), Rank(0, 2, 0, cpu, "gloo", 1, out)
     assert models._measured_before(me, training) == [1.0, 1.0, 1.0]
@@ -226,7 +242,8 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     assert of_tables["origin"]["date"] in text
     assert f"torch {torch.__version__}" in text
     assert (
-        of_tables["default_plan"]["iteration_s"] == said["default_plan"]["iteration_s"]
+        of_tables["default_plan"]["predicted_iteration_s"]
+        == said["default_plan"]["predicted_iteration_s"]
     )
 
 
@@ -300,10 +317,11 @@ def tried(slow_s: float, fast_s: float, noise: float) -> dict[str, Any]:
     }
     factors = 1 + noise * np.random.default_rng(0).standard_normal((12, 2))
     times = np.array([slow_s, fast_s]) * factors
-    rounds = pd.DataFrame(times, columns=[DEFAULT, result["best"]])
+    rounds = pd.DataFrame(times, columns=[DEFAULT, result["predicted_best"]])
     advising._add_measured_gain(result, rounds)
     advising._add_measured_iterations(result, rounds)
-    result["why_wide"] = {"measured": advising.reasons_of_trial(result, rounds)}
+    reasons = advising.reasons_of_trial(result, rounds)
+    result["why_intervals_are_wide"] = {"measured_gain": reasons}
     result["snippet"] = advising.snippet(advice, result["advice"])
     return result
 
@@ -315,10 +333,12 @@ def test_the_measured_iteration_stands_beside_the_predicted_and_a_gap_is_named()
     default_s = predicted.options[DEFAULT].seconds
     best_s = predicted.ranked[0].seconds
     fits = tried(default_s, best_s, noise=0.001)
-    assert not fits["default_plan"]["disagrees"] and fits["advice"] == fits["best"]
+    assert not fits["default_plan"]["outside_of_predicted_interval"]
+    assert fits["advice"] == fits["predicted_best"]
     assert not any("do not trust" in line for line in advising.screen(fits))
     slow = tried(4.8 * default_s, 4.8 * best_s, noise=0.001)
-    assert slow["default_plan"]["disagrees"] and slow["best_plan"]["disagrees"]
+    assert slow["default_plan"]["outside_of_predicted_interval"]
+    assert slow["best_plan"]["outside_of_predicted_interval"]
     lines = "\n".join(advising.screen(slow))
     assert "is 4.8 times the predicted one and outside of its interval" in lines
     assert units.format_seconds(slow["default_plan"]["measured_iteration_s"]) in lines
@@ -327,7 +347,10 @@ def test_the_measured_iteration_stands_beside_the_predicted_and_a_gap_is_named()
 def test_without_a_measured_difference_the_default_is_kept_and_noise_is_named() -> None:
     predicted_s = proposing().options[DEFAULT].seconds
     result = tried(predicted_s, predicted_s, noise=0.2)
-    assert result["predicted_advice"] == result["best"] and result["advice"] == KEEP
+    assert (
+        result["predicted_advice"] == result["predicted_best"]
+        and result["advice"] == KEEP
+    )
     title, *lines = advising.screen(result)
     assert title.endswith("keep the default: no difference could be measured")
     assert any("varied by" in line and "busy machine" in line for line in lines)

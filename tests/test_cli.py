@@ -90,7 +90,7 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None
         assert single["iteration_s"] == pytest.approx(
             COMPUTE_S + 1e-3 + 8e-9 * 15e6, rel=0.03
         )
-        low, high = single["interval_s"]
+        low, high = single["iteration_interval_s"]
         # Contention was not measured, so this is no interval of 95%.
         assert (
             single["interval_level"] is None
@@ -98,7 +98,12 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None
         )
         assert low <= single["iteration_s"] <= high
         half = run(capsys, f"predict {DENSE} --plan single --level 0.5")
-        assert low < half["interval_s"][0] < half["interval_s"][1] < high
+        assert (
+            low
+            < half["iteration_interval_s"][0]
+            < half["iteration_interval_s"][1]
+            < high
+        )
         best = run(capsys, f"plan {DENSE} --planner exact")
         assert best["iteration_s"] <= single["iteration_s"]
         assert sorted(i for group in best["groups"] for i in group) == list(
@@ -390,7 +395,7 @@ def test_more_ranks_than_measured_cost_what_a_ring_costs(capsys: Capture) -> Non
     expected_s = COMPUTE_S + ring_of_eight_s(15e6)
     predicted = run(capsys, f"predict {given} --ranks 8")
     assert predicted["iteration_s"] == pytest.approx(expected_s)
-    lower_s, upper_s = predicted["interval_s"]
+    lower_s, upper_s = predicted["iteration_interval_s"]
     assert lower_s <= predicted["iteration_s"] <= upper_s
     assert (predicted["ranks"], predicted["assumed"].split()[:2]) == (
         8,
@@ -452,7 +457,7 @@ def test_machines_that_are_alike_are_simulated_once(
 
 def len_of_ddp(capsys: Capture) -> int:
     """Messages of PyTorch's default buckets."""
-    return int(run(capsys, f"predict {FROM_FOUR}")["messages"])
+    return int(run(capsys, f"predict {FROM_FOUR}")["message_count"])
 
 
 def test_times_have_units_and_plain_numbers_keep_their_meaning(capsys: Capture) -> None:
@@ -513,7 +518,10 @@ def test_a_plan_for_several_messages_in_flight_claims_no_bound(capsys: Capture) 
 
 def test_a_cost_without_an_interval_claims_no_level(capsys: Capture) -> None:
     predicted = run(capsys, f"predict {DENSE}")
-    assert predicted["interval_s"] is None and predicted["interval_level"] is None
+    assert (
+        predicted["iteration_interval_s"] is None
+        and predicted["interval_level"] is None
+    )
     assert predicted["interval_includes"].startswith("nothing")
 
 

@@ -193,7 +193,7 @@ def test_removing_nothing_changes_nothing_and_a_delay_only_gains(seed: int) -> N
     work_s = even.work_s.mean(axis=1, keepdims=True) * np.ones((1, 3, 1))
     alike = even.with_work(work_s)
     result = explanation(training_of(traced(alike)))
-    assert result.named is None
+    assert result.straggler is None
     assert all(cause.gain_s == pytest.approx(0.0, abs=1e-9) for cause in result.causes)
     shorter = explanation(training_of(traced(even)))
     assert all(cause.gain_s >= 0 for cause in shorter.causes)
@@ -212,11 +212,11 @@ def test_the_slow_rank_is_named_and_its_cure_is_the_training_without(
     healthy = a_schedule(seed=segment)
     slow = delayed(healthy, rank, segment, 0.02)
     result = explanation(training_of(traced(slow)))
-    assert result.named == {"rank": rank, "phase": phase}
+    assert result.straggler == {"rank": rank, "phase": phase}
     truth_s = np.median(healthy.replay().iteration_s)
     cause = next(c for c in result.causes if c.rank == rank)
-    assert cause.without_s == pytest.approx(truth_s, rel=0.02)
-    lower_s, upper_s = cause.interval_s
+    assert cause.iteration_without_s == pytest.approx(truth_s, rel=0.02)
+    lower_s, upper_s = cause.gain_interval_s
     assert lower_s <= cause.gain_s <= upper_s
 
 
@@ -264,13 +264,13 @@ def test_a_late_update_is_a_cause_of_its_own_iteration(
     truth_s = np.median(healthy.replay().iteration_s[odd])
     judged = training.numbers[odd].tolist()
     result = explanation(training, judged)
-    assert result.named == {"rank": rank, "phase": "update"}
+    assert result.straggler == {"rank": rank, "phase": "update"}
     cause = next(c for c in result.causes if c.rank == rank)
     assert cause.gain_s == pytest.approx(delay_s, rel=0.05)
-    assert cause.without_s == pytest.approx(truth_s, rel=0.02)
+    assert cause.iteration_without_s == pytest.approx(truth_s, rel=0.02)
     even = training.numbers[~odd].tolist()
     of_others = explanation(training, even)
-    assert of_others.named is None
+    assert of_others.straggler is None
     assert of_others.iteration_s == pytest.approx(truth_s, rel=0.02)
 
 
@@ -290,7 +290,7 @@ def test_a_second_slow_rank_gains_nothing_until_the_first_is_cured() -> None:
     healthy = a_schedule(seed=1)
     slow = delayed(delayed(healthy, 0, 1, 0.03), 2, 1, 0.015)
     result = explanation(training_of(traced(slow)))
-    assert result.named == {"rank": 0, "phase": "forward"}
+    assert result.straggler == {"rank": 0, "phase": "forward"}
     of_rank = {c.rank: c.gain_s for c in result.causes}
     assert of_rank.get(2, 0.0) < 0.1 * of_rank[0]
     assert of_rank[0] == pytest.approx(0.015, rel=0.2)
@@ -301,13 +301,13 @@ def test_neither_order_nor_clocks_nor_units_change_the_answer() -> None:
     schedule = delayed(a_schedule(seed=3), 1, 2, 0.02)
     plain = explanation(training_of(traced(schedule)))
     shifted = traced(schedule, shift_s=7200.0)
-    assert explanation(training_of(shifted[::-1])).named == plain.named
+    assert explanation(training_of(shifted[::-1])).straggler == plain.straggler
     other = explanation(training_of(shifted[::-1]))
     assert other.iteration_s == pytest.approx(plain.iteration_s, rel=1e-6)
     for cause, same in zip(plain.causes, other.causes, strict=True):
         assert same.gain_s == pytest.approx(cause.gain_s, abs=1e-6)
     slower = explanation(training_of(traced(schedule, scale=10.0)))
-    assert slower.named == plain.named
+    assert slower.straggler == plain.straggler
     assert slower.causes[0].gain_s == pytest.approx(10 * plain.causes[0].gain_s)
 
 
@@ -322,13 +322,13 @@ def test_a_faster_link_and_other_buckets_are_what_a_replay_with_them_takes() -> 
     remedies = {remedy.setting: remedy for remedy in result.remedies}
     twice = slow.with_messages(0.002 + (message_s - 0.002) / 2)
     truth_s = np.median(twice.replay().iteration_s)
-    assert remedies["a link of twice the rate"].with_s == pytest.approx(
+    assert remedies["a link of twice the rate"].iteration_with_s == pytest.approx(
         truth_s, rel=0.01
     )
     causes = {cause.cause: cause for cause in result.causes if cause.rank is None}
     no_bytes = slow.with_messages(np.full_like(message_s, 0.002))
     truth_s = np.median(no_bytes.replay().iteration_s)
-    assert causes["bandwidth"].without_s == pytest.approx(truth_s, rel=0.01)
+    assert causes["bandwidth"].iteration_without_s == pytest.approx(truth_s, rel=0.01)
 
 
 STARTUP_S = 0.002
@@ -373,10 +373,10 @@ def changes_by_fit(training: TracedTraining) -> dict[str, Cause | Remedy]:
 def test_a_fit_to_messages_that_scatter_makes_intervals_wide() -> None:
     """They scatter by chance, so that other iterations would give other start-ups."""
     for name, change in changes_by_fit(with_noisy_messages(seed=1, noise=0.0)).items():
-        lower_s, upper_s = change.interval_s
+        lower_s, upper_s = change.gain_interval_s
         assert lower_s == pytest.approx(upper_s, abs=1e-8), name
     for name, change in changes_by_fit(with_noisy_messages(seed=1, noise=0.1)).items():
-        lower_s, upper_s = change.interval_s
+        lower_s, upper_s = change.gain_interval_s
         assert upper_s - lower_s > 1e-5, name
         assert lower_s <= change.gain_s <= upper_s
 
@@ -402,7 +402,7 @@ def test_intervals_of_start_up_and_bandwidth_hold_the_truth(
     for seed in range(trainings):
         changes = changes_by_fit(with_noisy_messages(seed, noise=0.1))
         for name in held:
-            lower_s, upper_s = changes[name].interval_s
+            lower_s, upper_s = changes[name].gain_interval_s
             held[name] += lower_s <= truth[name].gain_s <= upper_s
     assert min(held.values()) >= 0.8 * trainings
 
@@ -425,9 +425,9 @@ def test_one_rank_gives_bounds_that_hold_the_truth() -> None:
     schedule = delayed(a_schedule(seed=2), 1, 1, 0.02)
     trace = traced(schedule)[0]
     result = bounds(trace)
-    assert result.named is None
+    assert result.straggler is None
     (waiting,) = result.causes
-    lower_s, upper_s = waiting.interval_s
+    lower_s, upper_s = waiting.gain_interval_s
     truth = explanation(training_of(traced(schedule)))
     gain_s = next(c.gain_s for c in truth.causes if c.rank == 1)
     assert lower_s <= gain_s <= upper_s
@@ -506,13 +506,13 @@ def late_in_some(n_late: int) -> Schedule:
 def test_a_rank_that_is_late_in_too_few_iterations_is_spoken_of_and_not_named() -> None:
     """Nobody speaks of it where no rank costs much, and it is named from 60% on."""
     seven, twelve = (explanation(training_of(traced(late_in_some(n)))) for n in (7, 12))
-    assert seven.named is None and "rank 1 " in seven.why_none_named
-    assert f"7 of {N_ITERATIONS}" in seven.why_none_named
+    assert seven.straggler is None and "rank 1 " in seven.why_no_straggler
+    assert f"7 of {N_ITERATIONS}" in seven.why_no_straggler
     assert "rank 1" in explaining.screen(seven)[0]
-    assert twelve.named == {"rank": 1, "phase": "forward"}
-    assert twelve.why_none_named == ""
+    assert twelve.straggler == {"rank": 1, "phase": "forward"}
+    assert twelve.why_no_straggler == ""
     alike = explanation(training_of(traced(a_schedule(seed=6))))
-    assert alike.named is None and alike.why_none_named == ""
+    assert alike.straggler is None and alike.why_no_straggler == ""
     assert {*alike.to_dict()} == {*seven.to_dict()}
 
 
@@ -570,7 +570,7 @@ def test_traces_of_trainings_of_different_sizes_are_named_and_no_rank_is_missed(
 
 
 def test_the_late_iterations_are_listed_as_iterations_takes_them() -> None:
-    why = explanation(training_of(traced(late_in_some(7)))).why_none_named
+    why = explanation(training_of(traced(late_in_some(7)))).why_no_straggler
     words = why.split()
     numbers = words[words.index("--iterations") + 1]
     assert numbers == ",".join(map(str, range(7)))
@@ -591,8 +591,10 @@ def test_an_interval_is_shown_only_if_there_are_enough_iterations(
 def test_what_is_not_known_of_few_iterations_is_null_in_the_document() -> None:
     training = training_of(traced(delayed(a_schedule(seed=2), 1, 1, 0.02)))
     few, enough = (explanation(training, iterations=range(n)) for n in (7, 8))
-    assert {cause["interval_s"] for cause in few.to_dict()["causes"]} == {None}
-    assert None not in [cause["interval_s"] for cause in enough.to_dict()["causes"]]
+    assert {cause["gain_interval_s"] for cause in few.to_dict()["causes"]} == {None}
+    assert None not in [
+        cause["gain_interval_s"] for cause in enough.to_dict()["causes"]
+    ]
 
 
 def test_many_late_iterations_fit_a_screen_and_can_be_given_to_the_command(
@@ -637,8 +639,8 @@ def test_ranks_that_wake_up_late_are_played_again(
 def test_the_replay_without_lags_is_told_beside_the_replay() -> None:
     schedule = lagging(a_schedule(seed=6), most_s=0.0005)
     result = explanation(training_of(traced(schedule)))
-    without_s = np.median(replace(schedule, lag_s=None).replay().iteration_s)
-    assert result.replay_without_lags_s == pytest.approx(without_s, rel=0.01)
+    iteration_without_s = np.median(replace(schedule, lag_s=None).replay().iteration_s)
+    assert result.replay_without_lags_s == pytest.approx(iteration_without_s, rel=0.01)
     assert "replay_without_lags_s" in result.to_dict()
 
 
@@ -772,7 +774,7 @@ def test_everything_that_can_be_said_fits_one_screen(n_findings: int) -> None:
     """What does not fit is counted, and is in the JSON document."""
     iterations = ",".join(map(str, range(0, 60, 2)))
     result = explanation(training_of(traced(late_in_some(7))))
-    causes = [replace(result.causes[0], gain_s=0.01, share=0.1) for _ in range(9)]
+    causes = [replace(result.causes[0], gain_s=0.01, gain_share=0.1) for _ in range(9)]
     remedy = Remedy("the exact buckets (bucket_cap_mb_list): 12 messages", 1, 1, (1, 2))
     finding = Finding("not known", (), "why " + 30 * "words " + "end")
     full = replace(
@@ -780,7 +782,7 @@ def test_everything_that_can_be_said_fits_one_screen(n_findings: int) -> None:
         causes=tuple(causes),
         waterfall=tuple((f"cause {i}", 1.0 - i / 10) for i in range(7)),
         remedies=3 * (remedy,),
-        why_none_named=f"rank 1 is late: to judge these, give --iterations {iterations}",
+        why_no_straggler=f"rank 1 is late: to judge these, give --iterations {iterations}",
         findings=n_findings * (finding,),
     )
     lines = explaining.screen(full)
@@ -909,7 +911,7 @@ def test_of_gpus_the_last_kernel_before_a_message_makes_it_ready(
     ]
     result = explain(paths)
     assert result.device == "A GPU"
-    assert result.named == {"rank": 1, "phase": "backward"}
+    assert result.straggler == {"rank": 1, "phase": "backward"}
     # The message takes what it takes on the rank that launches it last.
     assert result.messages[0]["seconds"] == pytest.approx(400e-6)
     cause = next(cause for cause in result.causes if cause.rank == 1)
@@ -936,7 +938,7 @@ def test_a_host_that_launches_late_is_the_slow_rank(tmp_path: Path) -> None:
         written(tmp_path / "rank1.json", a_gpu_document(1, stall_us=2000.0)),
     ]
     result = explain(paths)
-    assert result.named == {"rank": 1, "phase": "backward"}
+    assert result.straggler == {"rank": 1, "phase": "backward"}
 
 
 def test_a_message_inside_of_a_cuda_graph_is_refused(

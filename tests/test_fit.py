@@ -410,11 +410,15 @@ def test_a_comparison_holds_what_the_fits_say_and_the_command_prints_it(
     )
     assert cli.main(words.split()) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert Path(answer["drawn"]).is_file() and answer["chosen"] == compared.chosen
+    assert (
+        Path(answer["drawing"]).is_file() and answer["chosen_form"] == compared.chosen
+    )
     for form, row in compared.table.iterrows():
         at, errors, _ = held_out_errors(str(form), *rows)
         off = np.abs(errors)
-        assert row["sizes"] == len(at) == 22
-        assert row["median"] == np.median(off) and row["worst"] == off.max()
+        assert row["held_out_sizes"] == len(at) == 22
+        assert row["median_error"] == np.median(off) and row["worst_error"] == off.max()
         assert (compared.fits[str(form)].draws != ()) == (form == compared.chosen)
-        assert answer["forms"][form]["median"] == pytest.approx(row["median"])
+        assert answer["forms"][form]["median_error"] == pytest.approx(
+            row["median_error"]
+        )

@@ -71,7 +71,7 @@ def test_the_command_predicts_what_the_report_validates(
         assert answer["iteration_s"] == case["model_iteration_s"]
         assert answer["exposed_communication_s"] == case["model_exposed_s"]
         assert answer["compute_s"] == case["predicted_compute_s"]
-        assert answer["interval_s"] == [case["lower_s"], case["upper_s"]]
+        assert answer["iteration_interval_s"] == [case["lower_s"], case["upper_s"]]
 
 
 def table(ranks: int = 4) -> pd.DataFrame:

@@ -166,8 +166,8 @@ def test_counts_that_obey_the_law_are_predicted_exactly() -> None:
     counts = {(4, 1): 1.0} | {(4 * n, n): step_s(n) for n in (2, 8)}
     result = scale(table_of(counts), [16, 80])
     assert result.target.step_s == pytest.approx(step_s(80))
-    assert result.hidden is not None
-    assert result.hidden.error == pytest.approx(0.0, abs=1e-12)
+    assert result.held_out is not None
+    assert result.held_out.relative_error == pytest.approx(0.0, abs=1e-12)
     assert [count.nodes for count in result.counts] == [1, 2, 8, 16, 80]
 
 
@@ -179,14 +179,16 @@ def test_order_of_rows_and_unit_of_time_change_no_factor() -> None:
     factors = [count.scaling_factor for count in result.counts]
     assert [count.scaling_factor for count in other.counts] == pytest.approx(factors)
     assert other.wish == result.wish
-    assert other.hidden and result.hidden
-    assert other.hidden.error == pytest.approx(result.hidden.error)
+    assert other.held_out and result.held_out
+    assert other.held_out.relative_error == pytest.approx(
+        result.held_out.relative_error
+    )
 
 
 def test_a_result_does_not_change() -> None:
     result = scale(table_of(COUNTS), 64)
     with pytest.raises(FrozenInstanceError):
-        result.verdict = "other"  # type: ignore[misc]
+        result.verdict_on_messages = "other"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -329,13 +331,16 @@ def test_only_what_was_not_given_is_asked_for() -> None:
 def test_the_verdict_is_of_messages_alone(beta_s: float, verdict: str) -> None:
     times = all_reduces(2, 4, 8, beta_s=beta_s)
     result = scale(table_of(COUNTS), 64, workload=WORKLOAD, collectives=times)
-    assert result.verdict == verdict
+    assert result.verdict_on_messages == verdict
     target = result.target
-    assert target.messages_s is not None and target.messages_bad_day_s is not None
-    assert target.messages_bad_day_s >= target.messages_s >= 1.0
+    assert (
+        target.only_messages_step_s is not None
+        and target.only_messages_bad_day_s is not None
+    )
+    assert target.only_messages_bad_day_s >= target.only_messages_step_s >= 1.0
     explained = result.explained
     assert explained.messages_at_most_s is not None
-    assert explained.rest_s <= explained.loss_s
+    assert explained.unexplained_s <= explained.loss_s
 
 
 # -- what is refused -----------------------------------------------------------------

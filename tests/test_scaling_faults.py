@@ -283,7 +283,7 @@ def test_the_scatter_of_ranks_explains_at_most_the_loss() -> None:
     explained = scale(steps, 4).explained
     assert explained.loss_s == pytest.approx(0.1)
     assert explained.scatter_s == pytest.approx(explained.loss_s)
-    assert explained.rest_s == pytest.approx(0.0, abs=1e-12)
+    assert explained.unexplained_s == pytest.approx(0.0, abs=1e-12)
 
 
 # -- counts between measured ones ----------------------------------------------------
@@ -418,7 +418,7 @@ def test_messages_between_two_tables_are_no_longer_than_on_more_nodes(
         workload=WORKLOAD,
         collectives=pd.concat(tables),
     )
-    for name in ("messages_s", "messages_bad_day_s"):
+    for name in ("only_messages_step_s", "only_messages_bad_day_s"):
         times_s = [getattr(count, name) for count in result.counts if count.nodes > 1]
         assert np.all(np.diff(times_s) >= -1e-12)
 
@@ -433,9 +433,9 @@ def test_a_table_that_ends_far_below_the_largest_bucket_is_refused() -> None:
     quarter = all_reduces(2, 8, sizes=(10, 23))
     continued = scale(table_of(COUNTS), 64, workload=WORKLOAD, collectives=quarter)
     assert "32 MiB" in found(continued, "messages")[0]
-    assert continued.verdict == long.verdict
-    assert continued.target.messages_s == pytest.approx(
-        long.target.messages_s, rel=0.02
+    assert continued.verdict_on_messages == long.verdict_on_messages
+    assert continued.target.only_messages_step_s == pytest.approx(
+        long.target.only_messages_step_s, rel=0.02
     )
     refused(workload=WORKLOAD, collectives=all_reduces(2, 8, sizes=(10, 22)))
     # Without gradients, the times of the sizes in the table are known all the same.
@@ -457,12 +457,14 @@ def test_one_node_has_no_bad_day_and_no_time_from_several_nodes() -> None:
     steps = table_of({(4, 1): 1.0, (8, 2): 1.05, (32, 8): 1.1})
     several = all_reduces(2, 4, 8)
     without = scale(steps, 1, workload=WORKLOAD, collectives=several)
-    assert without.counts[0].messages_s is None
-    assert without.counts[1].messages_s is not None
-    assert without.verdict == NOT_KNOWN and without.collectives == ()
+    assert without.counts[0].only_messages_step_s is None
+    assert without.counts[1].only_messages_step_s is not None
+    assert without.verdict_on_messages == NOT_KNOWN and without.collectives == ()
     both = pd.concat([all_reduces(1), several])
     known = scale(steps, 1, workload=WORKLOAD, collectives=both)
-    assert known.counts[0].messages_s == known.counts[0].messages_bad_day_s
+    assert (
+        known.counts[0].only_messages_step_s == known.counts[0].only_messages_bad_day_s
+    )
     assert known.collectives[0].seconds == known.collectives[0].bad_day_s
     with pytest.raises(UserError, match="one node"):
         NodeCosts.of(several).cost("all_reduce", 1, 4)
@@ -472,8 +474,8 @@ def test_other_numbers_of_gpus_on_a_node_have_no_time_of_messages() -> None:
     steps = table_of(COUNTS | {(16, 16): 1.05})
     times = all_reduces(2, 4, 8)
     result = scale(steps, 64, workload=WORKLOAD, collectives=times)
-    assert count_on(result, 16).messages_s is None
-    assert count_on(result, 8).messages_s is not None
+    assert count_on(result, 16).only_messages_step_s is None
+    assert count_on(result, 8).only_messages_step_s is not None
 
 
 def test_hosts_with_several_numbers_of_gpus_are_listed_as_they_are() -> None:
@@ -485,7 +487,7 @@ def test_gradients_need_a_table_of_all_reduces() -> None:
     gathers = all_reduces(16, 32).assign(collective="all_gather")
     result = scale(table_of(COUNTS), 64, workload=WORKLOAD, collectives=gathers)
     assert any("all_reduce" in text for text in found(result, "messages"))
-    assert result.verdict == NOT_KNOWN
+    assert result.verdict_on_messages == NOT_KNOWN
 
 
 # -- kernels -------------------------------------------------------------------------

@@ -305,7 +305,7 @@ def test_the_command_says_what_the_model_does(
         Sharding.of(profile("gpt_small", 8), "blocks.layers.*").program(), by
     )
     assert answer["iteration_s"] == pytest.approx(said.iteration_s)
-    assert answer["interval_s"] == pytest.approx(interval_s)
+    assert answer["iteration_interval_s"] == pytest.approx(interval_s)
     assert interval_s is not None
     assert cli.main(["predict", *words, "--units", "blocks.layers.*"]) == 0
     assert interval_s is not None
@@ -394,11 +394,13 @@ def test_a_log_of_each_collective_is_what_sharding_needs(
     program = Sharding.of(drawn(1, 3), "blocks.*.linear").program()
     expected, interval_s = forecast(program, known)
     assert answer["iteration_s"] == pytest.approx(expected.iteration_s)
-    assert answer["interval_s"] == pytest.approx(interval_s)
+    assert answer["iteration_interval_s"] == pytest.approx(interval_s)
     assert answer["contention"] is None and answer["ranks"] == 8
     assert "not to slow each other down" in printed.err
     assert cli.main([*words, *(f"{name}.log" for name in SENT)]) == 0
-    (line,) = re.findall(r"^interval_s +(.*)$", capsys.readouterr().out, re.MULTILINE)
+    (line,) = re.findall(
+        r"^iteration_interval_s +(.*)$", capsys.readouterr().out, re.MULTILINE
+    )
     assert re.fullmatch(r"[\d.e-]+, [\d.e-]+", line)
     for log, problem in (
         (["all_gather.log"], "no times of reduce_scatter"),

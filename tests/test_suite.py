@@ -176,7 +176,7 @@ def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
     capsys.readouterr()
     assert cli.main([*argv, "--collective", "reduce_scatter", "--level", "0.9"]) == 0
     predicted = json.loads(capsys.readouterr().out)
-    low, high = predicted["interval_s"]
+    low, high = predicted["iteration_interval_s"]
     assert low <= predicted["iteration_s"] <= high
     # Contention was not measured, so nobody knows how many iterations the interval holds.
     assert (

@@ -246,7 +246,7 @@ def test_from_times_to_a_plan_and_an_advice(
     assert sorted(sum(best["groups"], [])) == [*range(TENSORS)]
 
     assert advised["ranks"] == 4 and advised["snippet"].startswith("Distributed")
-    assert advised["best_plan"]["iteration_s"] >= best["iteration_s"]
+    assert advised["best_plan"]["predicted_iteration_s"] >= best["iteration_s"]
     page = (installed.work / "page.html").read_text()
     assert "on 4 ranks" in page and ";base64," in page and "http" not in page
 
@@ -257,10 +257,10 @@ def test_forms_are_compared_and_drawn(
     installed: Installed, answers: list[dict[str, Any]]
 ) -> None:
     _, compared, _ = answers
-    assert compared["drawn"] == "times-fits.png"
+    assert compared["drawing"] == "times-fits.png"
     image = (installed.work / "times-fits.png").read_bytes()
     assert image.startswith(b"\x89PNG")
-    assert compared["forms"]["alpha_beta"]["worst"] < 1e-6
+    assert compared["forms"]["alpha_beta"]["worst_error"] < 1e-6
 
 
 def test_a_trace_becomes_a_profile(

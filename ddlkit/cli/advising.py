@@ -185,8 +185,9 @@ def advise(arguments: argparse.Namespace) -> None:
     advised_plan = result["advice"]
     result["snippet"] = snippet(advice, advised_plan)
     result["origin"] = origin()
-    if "tables" in result:
-        result["origin"]["measured"] = _measured_when(Path(result["tables"]))
+    if "measurements_directory" in result:
+        directory = Path(result["measurements_directory"])
+        result["origin"]["measured"] = _measured_when(directory)
     if arguments.json:
         show(result, as_json=True)
     else:
@@ -199,7 +200,7 @@ def advise(arguments: argparse.Namespace) -> None:
             [*screen(result), "", *EXPLANATIONS],
             arguments.html,
             facts=result["origin"],
-            name_of_best=in_words(result["best"]),
+            name_of_best=in_words(result["predicted_best"]),
         )
         print_remarks([f"the page was written: {arguments.html}"], [])
 
@@ -340,8 +341,8 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
     ]
     same_for_all += list(assumption(arguments))
     table = DataFrame(rows).drop(columns=same_for_all)
-    if not table["interval_s"].notna().any():
-        table["interval_s"] = "not known"
+    if not table["iteration_interval_s"].notna().any():
+        table["iteration_interval_s"] = "not known"
     print(table.to_string(index=False))
     print(f"\nintervals hold only {rows[0]['interval_includes']}")
 
@@ -368,7 +369,7 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
         "interval_includes": forecast.interval_includes,
         "warnings": warnings,
     }
-    result["why_wide"] = {"predicted": reasons_of_prediction(result)}
+    result["why_intervals_are_wide"] = {"predicted_gain": reasons_of_prediction(result)}
     return result, advice
 
 
@@ -538,14 +539,15 @@ def _result_and_advice(
     facts = {
         "network": store.read_profile(out / "layers.csv").network,
         "ranks": ranks,
-        "tables": str(out),
+        "measurements_directory": str(out),
         "warnings": warnings,
     }
     # If the default is the only plan, there was nothing to compare it with.
     only_default = len(advice.options) == 1
     if not tried or only_default or not store.has_table(trials_path):
         result = {**facts, **advice.to_dict(), "decided_by": "prediction"}
-        result["why_wide"] = {"predicted": reasons_of_prediction(result, messages)}
+        reasons = reasons_of_prediction(result, messages)
+        result["why_intervals_are_wide"] = {"predicted_gain": reasons}
         return result, advice
     trials = store.load_table(trials_path, "trials")
     return {**facts, **_result_of_trial(advice, trials, messages)}, advice
@@ -556,7 +558,7 @@ def _result_of_trial(
 ) -> dict[str, Any]:
     """Return an advice that a trial decides, with the predicted and the measured gain.
 
-    "why_wide" in the result has reasons for a wide interval of each of the two gains.
+    "why_intervals_are_wide" in the result has reasons for each of the two gains.
     ``trials`` and ``messages`` are the tables ``trials`` and ``collectives``.
     """
     # Each repeat in the table is a round of the trial, in which every plan (called policy)
@@ -572,13 +574,13 @@ def _result_of_trial(
         **advice.to_dict(rounds=len(rounds), iterations_per_round=iterations),
         "decided_by": "trial",
         "rounds": len(rounds),
-        "iterations": iterations,
+        "iterations_per_round": iterations,
     }
     _add_measured_gain(result, rounds)
     _add_measured_iterations(result, rounds)
-    result["why_wide"] = {
-        "predicted": reasons_of_prediction(result, messages),
-        "measured": reasons_of_trial(result, rounds),
+    result["why_intervals_are_wide"] = {
+        "predicted_gain": reasons_of_prediction(result, messages),
+        "measured_gain": reasons_of_trial(result, rounds),
     }
     return result
 
@@ -599,18 +601,18 @@ def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
     )
 
     gains = {plan: measured_gain(rounds, plan) for plan in rounds}
-    best = result["best"]
+    best = result["predicted_best"]
     result["predicted_advice"] = result["advice"]
     supported = False
     # The best plan is not in the trial if DDP made other buckets than the plan has.
     if best in gains and best != DEFAULT:
         measured = gains[best]
         supported = is_supported(measured)
-        lower, upper = result["gain_interval"]
+        lower, upper = result["predicted_gain_interval_in_trial"]
         result["measured_gain"] = measured.share
-        result["measured_interval"] = list(measured.interval)
-        result["disagrees"] = not lower <= measured.share <= upper
-        result["trial"] = trial_result(measured)
+        result["measured_gain_interval"] = list(measured.interval)
+        result["outside_of_predicted_interval"] = not lower <= measured.share <= upper
+        result["trial_result"] = trial_result(measured)
     if not supported:
         result["advice"] = KEEP
 
@@ -618,7 +620,7 @@ def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
     def merit(plan: str) -> tuple[float, bool]:
         return gains[plan].share, plan == DEFAULT
 
-    result["measured_best"] = max(gains, key=merit)
+    result["fastest_in_trial"] = max(gains, key=merit)
 
 
 def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
@@ -629,18 +631,20 @@ def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
     from ddlkit.core.fit import median_interval
     from ddlkit.model.advice import DEFAULT
 
-    for plan, key in ((DEFAULT, "default_plan"), (result["best"], "best_plan")):
+    best = result["predicted_best"]
+    for plan, key in ((DEFAULT, "default_plan"), (best, "best_plan")):
         if plan not in rounds:
             continue
         summary = result[key]
         seconds = rounds[plan].to_numpy()
         measured_s = float(rounds[plan].median())
-        lower_s, upper_s = summary["interval_s"]
+        lower_s, upper_s = summary["predicted_interval_s"]
         summary["measured_iteration_s"] = measured_s
         summary["measured_interval_s"] = list(median_interval(seconds))
         # The predicted interval is for single iterations, which scatter more than their
         # median. A median outside of it contradicts the prediction.
-        summary["disagrees"] = not lower_s <= measured_s <= upper_s
+        is_inside = lower_s <= measured_s <= upper_s
+        summary["outside_of_predicted_interval"] = not is_inside
 
 
 # ---------------------------------------------------------------- why an interval is wide
@@ -674,7 +678,7 @@ def reasons_of_prediction(
     """
     from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
 
-    if _is_narrow(result["gain_interval"]):
+    if _is_narrow(result["predicted_gain_interval"]):
         return []
     reasons = []
     if messages is not None:
@@ -717,7 +721,7 @@ def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
     from ddlkit.model.advice import DEFAULT
 
     # There is no measured gain if the best plan is the default, or was not in the trial.
-    if "measured_gain" not in result or _is_narrow(result["measured_interval"]):
+    if "measured_gain" not in result or _is_narrow(result["measured_gain_interval"]):
         return []
     reasons = []
     n_rounds = len(rounds)
@@ -790,8 +794,8 @@ EXPLANATIONS = (
     "Parentheses hold 95% intervals: of single iterations where predicted, of the median of",
     "the rounds where measured. In a round of the trial all plans train in turn.",
     "The drawing has intervals of gains in the long run. They decide whether a change is",
-    "proposed. If the plan was tried, the interval of its predicted gain in the text is",
-    "wider, because it also holds the noise of the trial.",
+    "proposed. The interval of the gain that the trial should measure is wider, because it",
+    "also includes the noise of the trial.",
 )
 """Lines that explain the terms of an advice to a reader of the page alone."""
 
@@ -846,8 +850,8 @@ def screen(result: dict[str, Any]) -> list[str]:
     list of str
         A title, and a line for each fact.
     """
-    # "best" is the plan that is predicted to be fastest. "ddp" is PyTorch's default.
-    best = result["best"]
+    # "ddp" is PyTorch's default.
+    best = result["predicted_best"]
     title = f"{result['network']} on {result['ranks']} ranks: {_headline(result)}"
     lines = [title, ""]
     # Without measured slowdowns, the predicted intervals include only some of the causes
@@ -859,14 +863,14 @@ def screen(result: dict[str, Any]) -> list[str]:
     if best != "ddp":
         name = f"predicted best: {in_words(best)}"
         lines += _plan_lines(name, result["best_plan"], only_cause=cause)
-        predicted = _gain_with_interval(result["gain"], result["gain_interval"])
-        lines.append(_line("predicted gain", predicted))
-        lines += _reason_lines(result["why_wide"].get("predicted", []))
+        lines.append(_line("predicted gain", _predicted_gain(result)))
+        reasons = result["why_intervals_are_wide"].get("predicted_gain", [])
+        lines += _reason_lines(reasons)
     if "measured_gain" in result:
         lines += _measured_gain_lines(result)
-    measured_best = result.get("measured_best", best)
-    if measured_best != best:
-        lines.append(_line("fastest in the trial", in_words(measured_best)))
+    fastest_in_trial = result.get("fastest_in_trial", best)
+    if fastest_in_trial != best:
+        lines.append(_line("fastest in the trial", in_words(fastest_in_trial)))
     # This line is about all predicted intervals in the lines above.
     if causes_included:
         lines.append(_line("intervals hold only", causes_included))
@@ -877,13 +881,29 @@ def screen(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _predicted_gain(result: Mapping[str, Any]) -> str:
+    """Return the predicted gain of the best plan with its interval or intervals."""
+    in_trial = result.get("predicted_gain_interval_in_trial")
+    interval = result["predicted_gain_interval"]
+    if in_trial is None:
+        return _gain_with_interval(result["predicted_gain"], interval)
+    lower, upper = interval
+    lower_in_trial, upper_in_trial = in_trial
+    return (
+        f"{result['predicted_gain']:+.1%} ({lower:+.1%} to {upper:+.1%} in the long run, "
+        f"{lower_in_trial:+.1%} to {upper_in_trial:+.1%} in the trial)"
+    )
+
+
 def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
     """Return the gain of the best plan in the trial in lines, and why it is uncertain."""
-    measured = _gain_with_interval(result["measured_gain"], result["measured_interval"])
-    measured += f", {result['rounds']} rounds: {result['trial']}"
-    if result["disagrees"]:
-        measured += "; outside of the predicted interval"
-    reasons = result["why_wide"].get("measured", [])
+    measured = _gain_with_interval(
+        result["measured_gain"], result["measured_gain_interval"]
+    )
+    measured += f", {result['rounds']} rounds: {result['trial_result']}"
+    if result["outside_of_predicted_interval"]:
+        measured += "; outside of the interval that was predicted for the trial"
+    reasons = result["why_intervals_are_wide"].get("measured_gain", [])
     return [_line("measured gain", measured), *_reason_lines(reasons)]
 
 
@@ -892,7 +912,7 @@ def _limit_lines(result: Mapping[str, Any]) -> list[str]:
     lines = [_line("limited by", result["limited_by"])]
     # Per sample, because one of the remedies changes the batch.
     name = "time per sample would be"
-    for remedy, gain in result["shorter_by"].items():
+    for remedy, gain in result["time_per_sample_shorter_by"].items():
         change = "longer" if gain < 0 else "shorter"
         lines.append(_line(name, f"{abs(gain):.1%} {change} with {remedy}"))
         # The name stands before the first remedy alone.
@@ -920,10 +940,10 @@ def _headline(result: Mapping[str, Any]) -> str:
     if is_plan:
         return f"{in_words(advised)} is predicted to be faster, and was not tried"
     if result.get("predicted_advice", advised) != advised:
-        return f"{advised}: {result.get('trial', 'the best plan could not be tried')}"
+        return f"{advised}: {result.get('trial_result', 'the best plan could not be tried')}"
     # The prediction decided this, also if plans were tried.
     reason = "no plan is predicted to be faster"
-    if result["best"] != "ddp":
+    if result["predicted_best"] != "ddp":
         reason = (
             f"the predicted gain may be below {WORTH:.0%}, the least that is advised"
         )
@@ -947,16 +967,17 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
     The predicted interval includes only ``only_cause``, in words. If that is empty, it is
     a 95% interval.
     """
-    iteration = _seconds_with_interval(plan["iteration_s"], plan["interval_s"])
+    iteration_s = plan["predicted_iteration_s"]
+    iteration = _seconds_with_interval(iteration_s, plan["predicted_interval_s"])
     predicted = f"{iteration} an iteration"
     if only_cause:
         # The interval may be so narrow that both ends are rounded to the same number, as if
         # the prediction were certain. So the distances of the ends are printed instead.
-        lower_s, upper_s = plan["interval_s"]
-        shortest = lower_s / plan["iteration_s"] - 1
-        longest = upper_s / plan["iteration_s"] - 1
+        lower_s, upper_s = plan["predicted_interval_s"]
+        shortest = lower_s / iteration_s - 1
+        longest = upper_s / iteration_s - 1
         predicted = (
-            f"{units.format_seconds(plan['iteration_s'])} an iteration "
+            f"{units.format_seconds(iteration_s)} an iteration "
             f"({shortest:+.2%} to {longest:+.2%} by {only_cause} alone)"
         )
     times = f"predicted {predicted}"
@@ -965,8 +986,8 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
         measured_s = plan["measured_iteration_s"]
         measured = _seconds_with_interval(measured_s, plan["measured_interval_s"])
         times += f", measured {measured}"
-        if plan["disagrees"]:
-            ratio = measured_s / plan["iteration_s"]
+        if plan["outside_of_predicted_interval"]:
+            ratio = measured_s / iteration_s
             lines.append(
                 _line(
                     "",
@@ -977,7 +998,7 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
     exposed = units.format_seconds(plan["exposed_communication_s"])
     parts = (
         f"predicted: exposed communication {exposed}, scaling factor "
-        f"{plan['scaling_factor']:.2f}, number of messages {plan['messages']}"
+        f"{plan['scaling_factor']:.2f}, number of messages {plan['message_count']}"
     )
     # A name that is longer than its column has a line of its own.
     if len(name) > NAME_COLUMNS:

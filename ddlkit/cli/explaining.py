@@ -264,7 +264,7 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
     shown = [
         cause
         for cause in explanation.causes[:MOST_CAUSES]
-        if cause.share >= LEAST_SHOWN_SHARE
+        if cause.gain_share >= LEAST_SHOWN_SHARE
     ]
     if shown:
         yield _line("without", _head_of_gains(explanation))
@@ -274,7 +274,7 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
             "without any one cause", f"the iteration is less than {least} shorter"
         )
     for cause in shown:
-        times = f"{_ms(cause.without_s)} ({_gain_with_interval(explanation, cause)})"
+        times = f"{_ms(cause.iteration_without_s)} ({_gain_with_interval(explanation, cause)})"
         name = _name_of_cause(cause)
         if not explanation.waterfall:
             # From one rank alone, a wait for messages and a wait for other ranks look
@@ -317,7 +317,7 @@ def _count(explanation: Any) -> str:
 def _headline(explanation: Any) -> str:
     """Return in a few words whether one rank is slow."""
     # The rank and the phase for which the others wait, None if there is no such rank.
-    culprit = explanation.named
+    culprit = explanation.straggler
     if culprit is not None:
         return (
             f"the other ranks wait for rank {culprit['rank']}, which is slow in "
@@ -325,15 +325,15 @@ def _headline(explanation: Any) -> str:
         )
     if not explanation.waterfall:
         return "the trace of one rank gives bounds only"
-    if explanation.why_none_named:
-        return f"no rank is named, because {explanation.why_none_named}"
+    if explanation.why_no_straggler:
+        return f"no rank is named, because {explanation.why_no_straggler}"
     return "no one rank is much slower than the others"
 
 
 def _first(explanation: Any) -> str:
     """Return what the user should look at first."""
     # The rank and the phase for which the others wait, None if there is no such rank.
-    culprit = explanation.named
+    culprit = explanation.straggler
     if culprit is not None:
         phase = culprit["phase"]
         return (
@@ -346,18 +346,18 @@ def _first(explanation: Any) -> str:
 
     # A gain is sure if even the lower end of its interval is large enough.
     least_s = LEAST_SHARE * explanation.iteration_s
-    sure_remedies = [r for r in explanation.remedies if r.interval_s[0] > least_s]
+    sure_remedies = [r for r in explanation.remedies if r.gain_interval_s[0] > least_s]
     if sure_remedies:
         return f"try {max(sure_remedies, key=_gain_s).setting}"
     # Causes are sorted, the largest first. A rank that is not surely late has a cause.
     of_ranks = [cause for cause in explanation.causes if cause.rank is not None]
-    if explanation.why_none_named and of_ranks:
+    if explanation.why_no_straggler and of_ranks:
         rank, phase = of_ranks[0].rank, of_ranks[0].phase
         return (
             f"look at the phase {phase} of rank {rank}, although this rank is not surely "
             f"late. Check {WHERE_TO_LOOK[phase]}"
         )
-    sure_causes = [c for c in explanation.causes if c.interval_s[0] > least_s]
+    sure_causes = [c for c in explanation.causes if c.gain_interval_s[0] > least_s]
     if sure_causes:
         largest = sure_causes[0]
         action = WHAT_TO_DO[largest.cause]
@@ -404,9 +404,9 @@ def _name_of_cause(cause: Any) -> str:
 def _remedy_lines(explanation: Any, remedy: Any) -> Iterator[str]:
     """Yield a setting of DDP in one line or two, and what the iteration then would take."""
     gain = _gain_with_interval(explanation, remedy)
-    times = f"{_ms(remedy.with_s)} ({gain})"
-    if remedy.at_most:
-        times = f"{_ms(remedy.with_s)} at best ({gain})"
+    times = f"{_ms(remedy.iteration_with_s)} ({gain})"
+    if remedy.is_upper_bound:
+        times = f"{_ms(remedy.iteration_with_s)} at best ({gain})"
     # A name that is longer than its column has a line of its own.
     if len(remedy.setting) > NAME_COLUMNS:
         yield remedy.setting
@@ -432,7 +432,7 @@ def _gain_with_interval(explanation: Any, change: Any) -> str:
     """Return the gain of a cause that is removed, or of a remedy, with its interval."""
     if not _has_intervals(explanation):
         return _ms(change.gain_s)
-    lower, upper = (_ms(seconds) for seconds in change.interval_s)
+    lower, upper = (_ms(seconds) for seconds in change.gain_interval_s)
     # Both ends have a unit, which is said once if it is the same.
     lower_number, _, lower_unit = lower.partition(" ")
     if upper.endswith(f" {lower_unit}"):

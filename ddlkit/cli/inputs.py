@@ -1249,13 +1249,13 @@ def _prediction_of_sharding(
     return {
         "reshard": reshard,
         **{name: getattr(predicted, name) for name in PREDICTED},
-        "interval_s": list(interval_s) if interval_s else None,
+        "iteration_interval_s": list(interval_s) if interval_s else None,
         # Without contention, the share of iterations in the interval is unknown.
         "interval_level": None,
         "interval_includes": INTERVAL_HOLDS if interval_s else NO_INTERVAL,
         "no_overlap_s": compute_s + communication_s,
         "perfect_overlap_s": max(compute_s, communication_s),
-        "messages": len(program.messages),
+        "message_count": len(program.messages),
         # `_refuse_different_ranks` makes sure that all collectives have the same ranks.
         "ranks": communications[SENT[0]].cost.workers,
         "most_gathered_bytes": sharding.most_gathered_bytes(reshard=reshard),

@@ -291,16 +291,16 @@ def _compare_forms(
     own_output(drawing, arguments.file)
     write_cost_forms(compared.fits, compared.chosen, drawing)
     result = {
-        "chosen": compared.chosen,
-        "why": compared.why,
-        "drawn": str(drawing),
+        "chosen_form": compared.chosen,
+        "why_this_form": compared.why,
+        "drawing": str(drawing),
         **_place_if_known(facts),
     }
     if arguments.json:
         result["forms"] = json.loads(compared.table.to_json(orient="index"))
     else:
-        # The column "sizes" has the number of sizes that were held out of a fit.
-        table = compared.table.rename(columns={"sizes": "held out"}).rename_axis(None)
+        table = compared.table.rename_axis(None)
+        table.columns = table.columns.str.replace("_", " ")
         print(table.to_string(float_format="{:.2%}".format, na_rep="-"))
         print()
     show(result, arguments.json)
@@ -341,10 +341,10 @@ def predict(arguments: argparse.Namespace) -> None:
     knows_contention = arguments.slowdown or arguments.copies
     result = {
         **{name: getattr(forecast.prediction, name) for name in PREDICTED},
-        "interval_s": list(interval_s) if interval_s else None,
+        "iteration_interval_s": list(interval_s) if interval_s else None,
         **_interval_facts(forecast, arguments.level),
         "plan": arguments.plan,
-        "messages": len(iteration.plan.ends),
+        "message_count": len(iteration.plan.ends),
         "ranks": iteration.cost.workers,
         "contention": _contention_facts(iteration) if knows_contention else None,
         **assumption(arguments),
@@ -383,7 +383,7 @@ def _level_in_words(result: dict[str, Any]) -> Any:
     """Return the level of a predicted interval, or why there is none, in words."""
     if result["interval_level"] is not None:
         return result["interval_level"]
-    if result["interval_s"] is None:
+    if result["iteration_interval_s"] is None:
         return "none, because there is no interval"
     return (
         "none, because the interval leaves out contention, which was not measured: add "
@@ -468,7 +468,7 @@ def plan(arguments: argparse.Namespace) -> None:
     tensors = iteration.workload.tensor
     facts = {
         "planner": chosen.planner,
-        "messages": len(sizes),
+        "message_count": len(sizes),
         "iteration_s": iteration_s,
     }
     show({**facts, **proof, **assumption(arguments)}, as_json=False)
@@ -784,7 +784,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     result = {
         "simulated_iterations": ITERATIONS,
         "tasks": _tasks_of_all_ranks(graph, gpus),
-        "longest_path_s": graph.longest_path_s,
+        "critical_path_s": graph.longest_path_s,
         **compared,
         **assumption(arguments),
     }

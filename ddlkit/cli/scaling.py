@@ -254,7 +254,7 @@ def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
     ``has_gradients`` says whether the user gave the gradients.
     """
     level = f"nominal {result.interval_level:.0%} interval"
-    has_messages = any(row.messages_s is not None for row in result.counts)
+    has_messages = any(row.only_messages_step_s is not None for row in result.counts)
     origins = [_origin(row) for row in result.counts]
     origin_head = f"({level})"
     if any(row.measured and row.jobs > 1 for row in result.counts):
@@ -272,7 +272,7 @@ def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
     for row, origin in zip(result.counts, origins, strict=True):
         yield _row(row, f"{origin:<{width}}").rstrip()
     yield ""
-    yield from _paragraph("tried", _hidden(result))
+    yield from _paragraph("held out", _held_out(result))
     yield from _paragraph("explained", _explained(result))
     yield from _paragraph("verdict", _verdict(result, has_gradients=has_gradients))
     for collective in dict.fromkeys(time.collective for time in result.collectives):
@@ -325,11 +325,11 @@ def _row(row: Count, origin: str) -> str:
     line = (
         f"{row.gpus:>6} {row.nodes:>6} {seconds(row.step_s):>9}  {origin} {factor:<20}"
     )
-    if row.messages_s is not None and row.messages_bad_day_s is not None:
-        line += f" {seconds(row.messages_s)}"
+    if row.only_messages_step_s is not None and row.only_messages_bad_day_s is not None:
+        line += f" {seconds(row.only_messages_step_s)}"
         # Within one node, there is no bad day of the network.
         if row.nodes > 1:
-            line += f", {seconds(row.messages_bad_day_s)}"
+            line += f", {seconds(row.only_messages_bad_day_s)}"
     return line
 
 
@@ -346,18 +346,19 @@ def _paragraph(heading: str, text: str) -> Iterator[str]:
     )
 
 
-def _hidden(result: Scaling) -> str:
-    hidden = result.hidden
-    if hidden is None:
+def _held_out(result: Scaling) -> str:
+    """Return how well the largest measured count is predicted by the smaller ones."""
+    held_out = result.held_out
+    if held_out is None:
         return (
-            "only one count has several nodes, so that the prediction cannot be tried on a "
-            "measured one"
+            "only one count has several nodes, so that the prediction cannot be tried "
+            "on a measured one"
         )
     return (
-        f"the step on {_gpus(hidden.gpus)} is predicted from the smaller counts alone as "
-        f"{units.format_seconds(hidden.predicted_s)}, and was measured as "
-        f"{units.format_seconds(hidden.measured_s)} ({_signed(hidden.error)}). This single error "
-        "says little about the error on more nodes, and no interval is made from it"
+        f"the step on {_gpus(held_out.gpus)} is predicted from the smaller counts alone as "
+        f"{units.format_seconds(held_out.predicted_s)}, and was measured as "
+        f"{units.format_seconds(held_out.measured_s)} ({_signed(held_out.relative_error)}). "
+        "This single error says little about the error on more nodes, and no interval is made from it"
     )
 
 
@@ -391,8 +392,8 @@ def _explained(result: Scaling) -> str:
         parts.append(f"the scatter of single ranks would explain up to {scatter}")
     if not parts:
         return f"{longer}. Whether this is {rest} is not known"
-    if explained.rest_s > 0:
-        parts.append(f"{seconds(explained.rest_s)} is not explained ({rest})")
+    if explained.unexplained_s > 0:
+        parts.append(f"{seconds(explained.unexplained_s)} is not explained ({rest})")
     *firsts, last = parts
     listed = f"{', '.join(firsts)}, and {last}" if firsts else last
     return f"{longer}: {listed}"
@@ -402,28 +403,34 @@ def _verdict(result: Scaling, *, has_gradients: bool) -> str:
     """Return whether messages are hidden, or what is missing to know it."""
     from ddlkit.model.scaling import NOT_KNOWN
 
-    if result.verdict == NOT_KNOWN and result.asked_nodes == 1:
+    if result.verdict_on_messages == NOT_KNOWN and result.asked_nodes == 1:
         return (
             "whether messages are hidden on 1 node: not known without the gradients and a table of "
             "all-reduces on 1 node"
         )
     has_all_reduces = any(t.collective == "all_reduce" for t in result.collectives)
-    if result.verdict == NOT_KNOWN and has_all_reduces and not has_gradients:
+    if (
+        result.verdict_on_messages == NOT_KNOWN
+        and has_all_reduces
+        and not has_gradients
+    ):
         return (
             "whether messages are hidden: not known without the gradients: add --profile or "
             "--trace"
         )
-    if result.verdict == NOT_KNOWN and has_gradients:
+    if result.verdict_on_messages == NOT_KNOWN and has_gradients:
         return (
             "whether messages are hidden: not known without tables of all-reduces: add them "
             "to --collectives"
         )
-    if result.verdict == NOT_KNOWN:
+    if result.verdict_on_messages == NOT_KNOWN:
         return (
             "whether messages are hidden: not known without tables of all-reduces and the "
             "gradients"
         )
-    return f"messages alone on {_nodes(result.asked_nodes)}: {result.verdict}"
+    return (
+        f"messages alone on {_nodes(result.asked_nodes)}: {result.verdict_on_messages}"
+    )
 
 
 def _nodes(number: int) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import interval, median_interval
 from ddlkit.core.iteration import Iteration
-from ddlkit.core.link import Link
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Communication
 from ddlkit.model.predictor import (
@@ -101,16 +100,17 @@ class Option(NamedTuple):
         Returns
         -------
         dict
-            The predicted times in seconds, the scaling factor, the interval of a single
-            iteration, and the number of messages.
+            The name of the plan, the predicted times in seconds, the interval of a
+            single iteration, the scaling factor, and the number of messages.
         """
         predicted = self.iteration.prediction
         return {
-            "iteration_s": predicted.iteration_s,
+            "plan": self.name,
+            "predicted_iteration_s": predicted.iteration_s,
+            "predicted_interval_s": interval(self.single_s).tolist(),
             "exposed_communication_s": predicted.exposed_communication_s,
             "scaling_factor": predicted.scaling_factor,
-            "interval_s": interval(self.single_s).tolist(),
-            "messages": len(self.iteration.plan.ends),
+            "message_count": len(self.iteration.plan.ends),
         }
 
 
@@ -331,10 +331,8 @@ class Advice:
         startup_s = float(self.communication.cost(np.array([1.0]))[0])
         startups_s = min(predicted.communication_s, startup_s * n_messages)
         # The iteration without contention: messages and compute do not slow each other
-        # down, and the link saves up no tokens.
-        unslowed_link = Link(
-            in_flight=iteration.link.in_flight, software=iteration.link.software
-        )
+        # down.
+        unslowed_link = replace(iteration.link, slowdown=0.0, message_slowdown=0.0)
         unslowed = replace(iteration, link=unslowed_link).prediction
         seconds = {
             "start-ups": startups_s,
@@ -427,9 +425,10 @@ class Advice:
         Parameters
         ----------
         rounds : int, optional
-            The number of rounds of a measurement that compares the best option with the
-            default. "gain_interval" then holds for the gain that the measurement finds.
-            By default (0), "gain_interval" holds for the gain in the long run.
+            The number of rounds of a trial that compares the best option with the
+            default. The result then has the entry "predicted_gain_interval_in_trial", an
+            interval of the gain that the trial should measure. By default (0), there is
+            no trial.
         iterations_per_round : int, optional
             The number of iterations of each plan in a round.
 
@@ -437,39 +436,45 @@ class Advice:
         -------
         dict
             The advice, the best option with its gain, what limits the default, what
-            else would help, and the gains of all options. The advice,
-            "probability_slower" and "gains_of_plans" always follow from gains in the long run.
+            else would help, and the gains of all options. All gains but that of the
+            trial are gains in the long run.
         """
         best = self.ranked[0]
-        # The interval of a gain in the long run decides what to advise. The interval of
-        # the gain that a measurement would find is wider, because of its noise.
-        long_run_gains = {option.name: self.gain(option) for option in self.ranked}
-        best_long_run_gain = long_run_gains[best.name]
-        reported_gain = self.gain(best, rounds, iterations_per_round)
-        least_gain, _ = best_long_run_gain.interval
+        gains_of_plans = {
+            option.name: _predicted(self.gain(option)) for option in self.ranked
+        }
+        gain_of_best = gains_of_plans[best.name]
+        # The interval of the gain in the long run decides what to advise.
+        least_gain, _ = gain_of_best["predicted_gain_interval"]
         worth_a_change = least_gain >= WORTH
         limit, seconds_by_cause = self.limits()
-        return {
+        default_plan = self.options[DEFAULT].summary()
+        default_plan["seconds_by_cause"] = seconds_by_cause
+        result = {
             "advice": best.name if worth_a_change else KEEP,
-            "best": best.name,
-            "gain": reported_gain.share,
-            "gain_interval": list(reported_gain.interval),
-            "probability_slower": best_long_run_gain.slower_share,
-            "default_plan": self.options[DEFAULT].summary(),
+            "predicted_best": best.name,
+            **gain_of_best,
+            "default_plan": default_plan,
             "best_plan": best.summary(),
             "limited_by": limit,
-            "seconds_by_cause": seconds_by_cause,
-            "shorter_by": self.remedies(),
+            "time_per_sample_shorter_by": self.remedies(),
             "measure_next_bytes": self.measure_next(),
-            "gains_of_plans": {
-                name: {
-                    "gain": gain.share,
-                    "gain_interval": list(gain.interval),
-                    "probability_slower": gain.slower_share,
-                }
-                for name, gain in long_run_gains.items()
-            },
+            "gains_of_plans": gains_of_plans,
         }
+        if rounds:
+            # This interval is wider, because a trial has noise.
+            in_trial = self.gain(best, rounds, iterations_per_round)
+            result["predicted_gain_interval_in_trial"] = list(in_trial.interval)
+        return result
+
+
+def _predicted(gain: Gain) -> dict[str, Any]:
+    """Return a predicted gain in the long run, ready for JSON."""
+    return {
+        "predicted_gain": gain.share,
+        "predicted_gain_interval": list(gain.interval),
+        "probability_slower": gain.slower_share,
+    }
 
 
 def _rounding_to_zero(gain: Any) -> Any:

@@ -121,23 +121,23 @@ class Cause:
         The rank for which the others wait. None for causes of all ranks.
     phase : str or None
         The phase of that rank in which most of its delay is.
-    share : float
+    gain_share : float
         The gain as a share of the iteration.
-    without_s : float
+    iteration_without_s : float
         What the iteration would take without the cause, in seconds.
     gain_s : float
         The difference to the measured iteration, in seconds.
-    interval_s : tuple of float
+    gain_interval_s : tuple of float
         The interval of the gain, of nominal coverage `LEVEL`, in seconds.
     """
 
     cause: str
     rank: int | None
     phase: str | None
-    share: float
-    without_s: float
+    gain_share: float
+    iteration_without_s: float
     gain_s: float
-    interval_s: tuple[float, float]
+    gain_interval_s: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -148,20 +148,20 @@ class Remedy:
     ----------
     setting : str
         What to change.
-    with_s : float
+    iteration_with_s : float
         What the iteration would take, in seconds.
-    gain_s, interval_s
+    gain_s, gain_interval_s : float, tuple of float
         The gain and its interval, as in `Cause`. Both are negative where the change
         would cost time.
-    at_most : bool
+    is_upper_bound : bool
         Whether the iteration gains this at most.
     """
 
     setting: str
-    with_s: float
+    iteration_with_s: float
     gain_s: float
-    interval_s: tuple[float, float]
-    at_most: bool = False
+    gain_interval_s: tuple[float, float]
+    is_upper_bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Explanation:
         The number of ranks of the training.
     iterations : int
         How many iterations were judged.
-    named : dict or None
+    straggler : dict or None
         The ``rank`` and the ``phase`` for which the others wait, None if no one rank
         stands out.
     causes : tuple of Cause
@@ -206,7 +206,7 @@ class Explanation:
         trace of one rank.
     each_s : ndarray, shape (2, J)
         The judged iterations as measured, and as played again, in seconds.
-    why_none_named : str
+    why_no_straggler : str
         If a rank costs much and is not named: which condition it does not meet, in words.
         Otherwise empty.
     """
@@ -218,7 +218,7 @@ class Explanation:
     exposed_s: float
     ranks: int
     iterations: int
-    named: dict[str, Any] | None
+    straggler: dict[str, Any] | None
     causes: tuple[Cause, ...]
     waterfall: tuple[tuple[str, float], ...]
     remedies: tuple[Remedy, ...]
@@ -227,7 +227,7 @@ class Explanation:
     device: str = "cpu"
     timeline: Timeline | None = field(default=None, repr=False)
     each_s: Floats = field(default_factory=lambda: np.zeros((2, 0)), repr=False)
-    why_none_named: str = ""
+    why_no_straggler: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as ``ddlkit explain --json`` prints it."""
@@ -236,16 +236,16 @@ class Explanation:
         description = asdict(replace(self, timeline=None, each_s=np.zeros((2, 0))))
         del description["timeline"]
         del description["each_s"]
-        del description["why_none_named"]
         description["waterfall"] = [
             {"without": name, "iteration_s": seconds}
             for name, seconds in self.waterfall
         ]
         description["findings"] = [finding._asdict() for finding in self.findings]
+        # A value that is not known, or that there is none of, is null in the document.
+        description["why_no_straggler"] = self.why_no_straggler or None
         if self.iterations < LEAST_ITERATIONS:
-            # A value that is not known is null in the document.
             for change in (*description["causes"], *description["remedies"]):
-                change["interval_s"] = None
+                change["gain_interval_s"] = None
         return description
 
 
@@ -401,10 +401,10 @@ class Comparison:
             cause=name,
             rank=rank,
             phase=phase,
-            share=gain_s / self.iteration_s,
-            without_s=self.iteration_s - gain_s,
+            gain_share=gain_s / self.iteration_s,
+            iteration_without_s=self.iteration_s - gain_s,
             gain_s=gain_s,
-            interval_s=(max(0.0, lower_s), max(0.0, upper_s)),
+            gain_interval_s=(max(0.0, lower_s), max(0.0, upper_s)),
         )
 
     def remedy(
@@ -412,21 +412,23 @@ class Comparison:
         setting: str,
         gains_s: Floats,
         *,
-        at_most: bool = False,
+        is_upper_bound: bool = False,
         by_sample_s: Floats | None = None,
     ) -> Remedy:
         """Return a remedy from what each judged iteration gains by it, shape (J,).
 
-        ``at_most`` says that this is the most that iterations may gain, and
+        ``is_upper_bound`` says that this is the most that iterations may gain, and
         ``by_sample_s`` is as in `cause`.
         """
         gain_s = _without_rounding(np.median(gains_s))
         return Remedy(
             setting,
-            with_s=self.iteration_s - gain_s,
+            iteration_with_s=self.iteration_s - gain_s,
             gain_s=gain_s,
-            interval_s=self.interval_s(gains_s if by_sample_s is None else by_sample_s),
-            at_most=at_most,
+            gain_interval_s=self.interval_s(
+                gains_s if by_sample_s is None else by_sample_s
+            ),
+            is_upper_bound=is_upper_bound,
         )
 
 
@@ -525,7 +527,7 @@ def explanation(
     schedule = training.schedule
     gains_by_rank_s = _gains_by_rank_s(training, compared)
     causes = _causes_by_rank(training, compared, gains_by_rank_s)
-    named, why_none_named = _named(compared, gains_by_rank_s, causes)
+    straggler, why_no_straggler = _straggler(compared, gains_by_rank_s, causes)
     # Each cause is removed from the schedule as it was traced, by itself.
     removals = _removals(training, cost)
     for name, removal in removals.items():
@@ -547,7 +549,7 @@ def explanation(
         exposed_s=max(0.0, compared.iteration_s - compute_s),
         ranks=schedule.n_ranks,
         iterations=int(judged.sum()),
-        named=named,
+        straggler=straggler,
         causes=tuple(causes),
         waterfall=_waterfall(schedule, compared, removals),
         remedies=tuple(_remedies(training, compared, costs)),
@@ -556,7 +558,7 @@ def explanation(
         device=training.traces[0].device,
         timeline=schedule.timeline(_nearest_to_median(training, judged)),
         each_s=np.array([compared.measured_s, compared.replayed_s]),
-        why_none_named=why_none_named,
+        why_no_straggler=why_no_straggler,
     )
 
 
@@ -1030,7 +1032,7 @@ def _causes_by_rank(
     return causes
 
 
-def _named(
+def _straggler(
     compared: Comparison, gains_by_rank_s: Floats, causes: Sequence[Cause]
 ) -> tuple[dict[str, Any] | None, str]:
     """Return the rank and the phase for which the others wait, None if none stands out.
@@ -1042,7 +1044,7 @@ def _named(
     costs much. It is empty if a rank is named, and if none costs much.
     """
     # Ranks are causes only if they cost something.
-    if not causes or causes[0].share <= LEAST_SHARE:
+    if not causes or causes[0].gain_share <= LEAST_SHARE:
         return None, ""
     slowest = causes[0]
     n_judged = len(compared.measured_s)
@@ -1057,7 +1059,7 @@ def _named(
     first_s = gains_by_rank_s[first]
     second_s = gains_by_rank_s[second]
     least_s = LEAST_SHARE * compared.iteration_s
-    lower_s, _ = slowest.interval_s
+    lower_s, _ = slowest.gain_interval_s
     is_surely_large = lower_s > least_s
     is_far_ahead = medians_s[first] > TIMES_NEXT * medians_s[second]
     # For each judged iteration, whether both hold in it.
@@ -1301,7 +1303,9 @@ def _remedies(
     # buckets already.
     if copies_back:
         gains_s = compared.gains_s(_with_less_work(schedule, training.copies_s))
-        yield compared.remedy("gradient_as_bucket_view=True", gains_s, at_most=True)
+        yield compared.remedy(
+            "gradient_as_bucket_view=True", gains_s, is_upper_bound=True
+        )
     of_buffers = _sends_buffers(training)
     if of_buffers.any():
         gains_s = compared.gains_s(_without_messages(schedule, of_buffers))
@@ -1433,11 +1437,11 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         cause="waiting",
         rank=None,
         phase=None,
-        share=gain_s / compared.iteration_s,
-        without_s=compared.iteration_s - gain_s,
+        gain_share=gain_s / compared.iteration_s,
+        iteration_without_s=compared.iteration_s - gain_s,
         gain_s=gain_s,
         # Other ranks may have cost nothing, or all of it.
-        interval_s=(0.0, upper_s),
+        gain_interval_s=(0.0, upper_s),
     )
     return Explanation(
         iteration_s=compared.iteration_s,
@@ -1447,7 +1451,7 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         exposed_s=max(0.0, compared.iteration_s - compute_s),
         ranks=trace.ranks,
         iterations=int(judged.sum()),
-        named=None,
+        straggler=None,
         causes=(waiting,),
         waterfall=(),
         remedies=(),

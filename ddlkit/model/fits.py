@@ -47,8 +47,8 @@ class Comparison(NamedTuple):
     ----------
     table : DataFrame
         A row for each form: the number of sizes that were held out of the fit
-        ("sizes"), and the median and the largest absolute relative error at these sizes
-        ("median", "worst"). The errors are NaN if there are too few sizes to hold one
+        ("held_out_sizes"), and the median and the largest absolute relative error at
+        these sizes ("median_error", "worst_error"). The errors are NaN if there are too few sizes to hold one
         out.
     fits : dict of str to Fit
         The fits by form. The chosen one has draws.
@@ -103,7 +103,7 @@ def compare(
     --------
     >>> sizes = [1e3, 1e4, 1e5, 1e6, 1e7]
     >>> compared = compare(sizes, [1e-3 + 1e-8 * size for size in sizes])
-    >>> compared.chosen, int(compared.table.loc["alpha_beta", "sizes"])
+    >>> compared.chosen, int(compared.table.loc["alpha_beta", "held_out_sizes"])
     ('alpha_beta', 3)
     """
     import pandas as pd
@@ -146,7 +146,11 @@ def _summary_of_errors(errors: ArrayLike) -> dict[str, float]:
 
     # The median and the maximum of an empty series are NaN.
     series = pd.Series(errors, dtype=float)
-    return {"sizes": len(series), "median": series.median(), "worst": series.max()}
+    return {
+        "held_out_sizes": len(series),
+        "median_error": series.median(),
+        "worst_error": series.max(),
+    }
 
 
 def table_cost(rows: DataFrame, workers: int) -> MessageCost:

@@ -102,7 +102,7 @@ class Count:
         How many jobs measured it. 0 if it was not measured.
     interpolated : bool
         Whether the step was not measured, but counts with fewer and with more nodes were.
-    messages_s, messages_bad_day_s : float or None
+    only_messages_step_s, only_messages_bad_day_s : float or None
         The step if nothing but messages lengthened it, on a quiet and on a bad day. None if their
         costs or the gradients are not known.
     """
@@ -115,8 +115,8 @@ class Count:
     scaling_factor_interval: Interval | None
     measured: bool
     jobs: int = 0
-    messages_s: float | None = None
-    messages_bad_day_s: float | None = None
+    only_messages_step_s: float | None = None
+    only_messages_bad_day_s: float | None = None
     interpolated: bool = False
 
     @property
@@ -131,7 +131,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Hidden:
+class HeldOut:
     """The largest measured count, predicted from the smaller ones.
 
     Attributes
@@ -140,15 +140,15 @@ class Hidden:
         The numbers of GPUs and of nodes.
     measured_s, predicted_s : float
         The step in seconds.
-    error : float
-        The relative error of the prediction.
+    relative_error : float
+        The error of the prediction, relative to the measured step.
     """
 
     gpus: int
     nodes: int
     measured_s: float
     predicted_s: float
-    error: float
+    relative_error: float
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Explained:
         step from the single steps of the smallest placement, the slowest of all ranks would take
         longer than the mean by this time. If that placement has several GPUs, they draw one step
         together. It is at most ``loss_s``. None without single steps.
-    rest_s : float
+    unexplained_s : float
         The loss that neither messages at most nor scatter explain: waiting, or input.
     """
 
@@ -184,7 +184,7 @@ class Explained:
     messages_at_most_s: float | None
     kernels_s: float | None
     scatter_s: float | None
-    rest_s: float
+    unexplained_s: float
 
 
 @dataclass(frozen=True)
@@ -245,12 +245,12 @@ class Scaling:
     ----------
     counts : tuple of Count
         All measured and predicted counts, in the order of their GPUs and nodes.
-    hidden : Hidden or None
+    held_out : HeldOut or None
         The largest measured count, predicted from the others. None if it is the only one of
         several nodes.
     explained : Explained
         What lengthens the step on the largest measured count.
-    verdict : str
+    verdict_on_messages : str
         Whether messages alone are hidden on the count that was asked for: "hidden even on a bad day", "hidden
         only on a quiet fabric", "communication-bound" or "not known".
     wish : Wish or None
@@ -260,15 +260,15 @@ class Scaling:
     collectives : tuple of MessageTime
         Times of messages on the largest count.
     asked_nodes : int
-        The largest number of nodes that was asked for, which ``verdict`` and ``wish`` are about.
+        The largest number of nodes that was asked for, which ``verdict_on_messages`` and ``wish`` are about.
     interval_level : float
         The share of steps that the interval of a predicted step should contain.
     """
 
     counts: tuple[Count, ...]
-    hidden: Hidden | None
+    held_out: HeldOut | None
     explained: Explained
-    verdict: str
+    verdict_on_messages: str
     wish: Wish | None
     findings: tuple[Finding, ...]
     collectives: tuple[MessageTime, ...]
@@ -452,9 +452,9 @@ def scale(
     findings += _advice(explained, measured, asked)
     return Scaling(
         counts=tuple(counts),
-        hidden=_hidden(measured),
+        held_out=_held_out(measured),
         explained=explained,
-        verdict=_verdict(asked),
+        verdict_on_messages=_verdict_on_messages(asked),
         wish=_wish(wished_factor, asked, measured, doubts),
         findings=tuple(findings),
         collectives=_message_times(costs, asked),
@@ -1147,30 +1147,29 @@ def _unmeasured(
     )
 
 
-def _hidden(measured: Sequence[Count]) -> Hidden | None:
-    """Return the anchor, as predicted while it is hidden from the law.
+def _held_out(measured: Sequence[Count]) -> HeldOut | None:
+    """Return the anchor, and the step that the smaller counts predict for it.
 
     The result is None if the smaller counts do not allow a prediction.
     """
-    hidden = _anchor(measured)
-    shown = [
+    held_out = _anchor(measured)
+    smaller = [
         count
         for count in measured
-        if count.gpus < hidden.gpus and count.nodes < hidden.nodes
+        if count.gpus < held_out.gpus and count.nodes < held_out.nodes
     ]
-    if not any(count.nodes > 1 for count in shown):
+    if not any(count.nodes > 1 for count in smaller):
         return None
-    anchor = _anchor(shown)
-    ratio = hidden.nodes / anchor.nodes
+    anchor = _anchor(smaller)
+    ratio = held_out.nodes / anchor.nodes
     smallest_s = _smallest(measured).step_s
     predicted_s = float(scaling.step_s(smallest_s, anchor.step_s, ratio))
-    error = predicted_s / hidden.step_s - 1
-    return Hidden(
-        gpus=hidden.gpus,
-        nodes=hidden.nodes,
-        measured_s=hidden.step_s,
+    return HeldOut(
+        gpus=held_out.gpus,
+        nodes=held_out.nodes,
+        measured_s=held_out.step_s,
         predicted_s=predicted_s,
-        error=error,
+        relative_error=predicted_s / held_out.step_s - 1,
     )
 
 
@@ -1285,8 +1284,8 @@ def _with_messages(
     bad_iteration = replace(iteration, cost=bad_cost)
     return replace(
         count,
-        messages_s=iteration.prediction.iteration_s,
-        messages_bad_day_s=bad_iteration.prediction.iteration_s,
+        only_messages_step_s=iteration.prediction.iteration_s,
+        only_messages_bad_day_s=bad_iteration.prediction.iteration_s,
     )
 
 
@@ -1325,17 +1324,17 @@ def _on_messages_that_do_not_fit(
     """
     too_long = []
     for count in counts:
-        if not count.measured or count.messages_s is None:
+        if not count.measured or count.only_messages_step_s is None:
             continue
         _, slowest_s = _likely_range_s(count, scatter)
-        if count.messages_s > slowest_s:
+        if count.only_messages_step_s > slowest_s:
             too_long.append(count)
     if not too_long:
         return []
     count = too_long[-1]
     text = (
         f"with nothing but messages, a step on {_nodes(count.nodes)} would take "
-        f"{units.format_seconds(count.messages_s or 0.0)}, longer than the measured "
+        f"{units.format_seconds(count.only_messages_step_s or 0.0)}, longer than the measured "
         f"{units.format_seconds(count.step_s)}: the tables or the gradients do not fit this training, so "
         "the times of messages are too long, and the verdict may be too bad: measure the tables on "
         "its nodes, with its NCCL and settings"
@@ -1370,10 +1369,13 @@ def _kernels_s(
     if kernels_s > anchor.step_s:
         text = f"{took}, in {kernel_steps} steps: check this number, and that one GPU was traced"
         findings.append(Finding("warning", (), text))
-    if anchor.messages_s is not None and anchor.messages_bad_day_s is not None:
+    if (
+        anchor.only_messages_step_s is not None
+        and anchor.only_messages_bad_day_s is not None
+    ):
         # Rounding may leave less than nothing.
         smallest_s = anchor.scaling_factor * anchor.step_s
-        bad_day_s = max(0.0, anchor.messages_bad_day_s - smallest_s)
+        bad_day_s = max(0.0, anchor.only_messages_bad_day_s - smallest_s)
         text = (
             f"messages at most: the measured kernels of NCCL, {units.format_seconds(kernels_s)} of "
             f"a step. By the tables, messages add {units.format_seconds(bad_day_s)} on a bad day"
@@ -1419,12 +1421,15 @@ def _explained(
     loss_s = max(0.0, anchor.step_s - smallest.step_s)
     messages_s = None
     at_most_s = kernels_s
-    if anchor.messages_s is not None and anchor.messages_bad_day_s is not None:
+    if (
+        anchor.only_messages_step_s is not None
+        and anchor.only_messages_bad_day_s is not None
+    ):
         # Rounding may leave less than nothing.
-        messages_s = max(0.0, anchor.messages_s - smallest.step_s)
+        messages_s = max(0.0, anchor.only_messages_step_s - smallest.step_s)
         # What was measured in this training bounds its messages better than another day's tables.
         if at_most_s is None:
-            at_most_s = max(0.0, anchor.messages_bad_day_s - smallest.step_s)
+            at_most_s = max(0.0, anchor.only_messages_bad_day_s - smallest.step_s)
     scatter_s = None
     single_s = _jobs_on(smallest, jobs).steps_s
     if len(single_s) > 1:
@@ -1434,7 +1439,7 @@ def _explained(
         # The scatter cannot explain more than there is to explain.
         scatter_s = min(slowest_rank_s - float(np.mean(single_s)), loss_s)
     explained_s = (at_most_s or 0.0) + (scatter_s or 0.0)
-    rest_s = max(0.0, loss_s - explained_s)
+    unexplained_s = max(0.0, loss_s - explained_s)
     return Explained(
         gpus=anchor.gpus,
         nodes=anchor.nodes,
@@ -1443,7 +1448,7 @@ def _explained(
         messages_at_most_s=at_most_s,
         kernels_s=kernels_s,
         scatter_s=scatter_s,
-        rest_s=rest_s,
+        unexplained_s=unexplained_s,
     )
 
 
@@ -1454,10 +1459,10 @@ def _jobs_on(count: Count, jobs: Sequence[_Jobs]) -> _Jobs:
     )
 
 
-def _verdict(asked: Count) -> str:
+def _verdict_on_messages(asked: Count) -> str:
     """Return whether messages are hidden behind the compute of a count."""
-    quiet_s = asked.messages_s
-    bad_day_s = asked.messages_bad_day_s
+    quiet_s = asked.only_messages_step_s
+    bad_day_s = asked.only_messages_bad_day_s
     if quiet_s is None or bad_day_s is None:
         return NOT_KNOWN
     # The step on the smallest placement, from the definition of the scaling factor.

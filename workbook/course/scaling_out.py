@@ -127,8 +127,8 @@ def numbers() -> pd.DataFrame:
             "shown": count.measured,
             "reconstructed": count.nodes == 100,
         }
-        if count.messages_s is not None:
-            row["messages_alone"] = one_s / count.messages_s
+        if count.only_messages_step_s is not None:
+            row["messages_alone"] = one_s / count.only_messages_step_s
         if not count.measured and count.scaling_factor_interval is not None:
             row["model"] = count.scaling_factor
             row["lower"], row["upper"] = count.scaling_factor_interval

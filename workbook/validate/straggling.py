@@ -169,7 +169,7 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
     odd_s = float(np.median(traced.measured_s[odd]))
     even_s = float(np.median(traced.measured_s[~odd]))
     right = stated.get("right") or {}
-    named = explained.named or {}
+    named = explained.straggler or {}
     of_right = [
         cause
         for cause in explained.causes
@@ -192,9 +192,9 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
         "upper_s": None,
     }
     if of_right:
-        row["without_s"] = of_right[0].without_s
+        row["without_s"] = of_right[0].iteration_without_s
         row["gain_s"] = of_right[0].gain_s
-        row["lower_s"], row["upper_s"] = of_right[0].interval_s
+        row["lower_s"], row["upper_s"] = of_right[0].gain_interval_s
     for column, rule in RULES.items():
         blamed = rule(traced, odd)
         row[f"{column}_rank"] = blamed.rank
@@ -234,7 +234,7 @@ def _predicted_s(
     if "link" in stated["remedy"]:
         for remedy in explained.remedies:
             if remedy.setting == LINK_REMEDY:
-                return remedy.with_s
+                return remedy.iteration_with_s
         return None
     if cost is None:
         return None
