@@ -20,7 +20,7 @@ An interrupted run goes on where it stopped. Logs of the stages are in build/log
   test          set up if needed, then run the tests (pytest, with ruff and mypy among them)
   test --long   run also the tests that take minutes: rehearsals at full length, long fuzz tests
   --recorded    measure nothing, and take every number from data/recorded
-  --full        measure with the long profile, into build/measured-full
+  --full        measure with more repeats, into build/measured-full
   --only NN,NN  run only the notebooks with these numbers
   --help        print this
 
@@ -242,14 +242,14 @@ take_lock() {  # PYTHON: one run at a time; the kernel frees the lock however th
 }
 
 main() {
-  local command=report profile=quick data=build/measured book=(build) base long=()
+  local command=report suite=quick data=build/measured book=(build) base long=()
   local recorded="" full="" only="" number
   while (($#)); do
     case $1 in
       test) command=test ;;
       --recorded) recorded=yes ;;
       --long) long=(--long) ;;
-      --full) full=yes profile=full data=build/measured-full ;;
+      --full) full=yes suite=full data=build/measured-full ;;
       --only)
         only=${2-}
         [[ $only =~ ^[0-9]{2}(,[0-9]{2})*$ ]] ||
@@ -286,7 +286,7 @@ main() {
     if [[ -n $recorded ]]; then
       book+=(--recorded)
     else
-      stage 02-measure python -m workbook record all --profile "$profile" --out "$data"
+      stage 02-measure python -m workbook record all --suite "$suite" --out "$data"
       book+=(--data "$data" --reports build/reports)
     fi
     if [[ -n $only ]]; then book+=(--only "$only"); fi

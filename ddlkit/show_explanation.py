@@ -47,7 +47,7 @@ def explanation_figure(explanation: Explanation) -> Figure:
     -------
     Figure
         From top to bottom: the ranks in a typical iteration, the removals one after the
-        other, and the iterations as measured and as played again.
+        other, and the iterations as measured and as replayed.
     """
     import matplotlib as mpl
     import matplotlib.pyplot as plt
@@ -106,7 +106,7 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
     ax.set_xlabel(f"time [{unit}]")
     title = "No one rank is much slower than the others"
     if explanation.why_no_straggler:
-        title = "No rank is named"
+        title = "No rank is a straggler"
     named = explanation.straggler
     if named is not None:
         title = f"The other ranks wait for {named['phase']} of rank {named['rank']}"
@@ -209,7 +209,7 @@ def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
 
 
 def _draw_replay(ax: Axes, explanation: Explanation) -> None:
-    """Draw how long the explained iterations took, as measured and as played again.
+    """Draw how long the explained iterations took, as measured and as replayed.
 
     The replay computes an iteration from the work and the messages of all ranks.
     """
@@ -224,7 +224,7 @@ def _draw_replay(ax: Axes, explanation: Explanation) -> None:
         "x",
         color=look("backward").color,
         markersize=7,
-        label="played again",
+        label="replayed",
     )
     ax.set_ylim(0, max(measured.max(), replayed.max()) * 1.1)
     ax.set_xlabel("judged iteration")

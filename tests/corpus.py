@@ -63,8 +63,8 @@ ENTRIES: dict[str, tuple[str, Input]] = {
         "must be a finite number up",
         asked({**LINE, "alpha_s": 1e308}),
     ),
-    "no workers": ("workers is", asked({**LINE, "workers": 0})),
-    "workers, or not": ("workers is", asked({**LINE, "workers": True})),
+    "no ranks": ("the number of ranks is", asked({**LINE, "ranks": 0})),
+    "ranks, or not": ("the number of ranks is", asked({**LINE, "ranks": True})),
     # once minutes and gigabytes
     "alias of itself": ("is not YAML", _campaign("rounds: &a [*a]\n")),
     "wide table": ("more than 1000", _fit(f"bytes,seconds,{WIDE}\n")),

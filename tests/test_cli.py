@@ -353,7 +353,7 @@ def test_what_if_says_what_limits_before_and_after(capsys: Capture) -> None:
     sent_s = 15e6 * 1e-8
     words = f"{WHAT_IF} --plan single"
     answer = run(capsys, f"{words} --scale allreduce=0.5 --straggler 3:1.2")
-    assert answer["tasks"] == 10 * (4 * (1 + 1 + 2 * TENSORS) + 1 + 1)
+    assert answer["simulated_tasks"] == 10 * (4 * (1 + 1 + 2 * TENSORS) + 1 + 1)
     assert answer["iteration_s"] == pytest.approx(COMPUTE_S + sent_s)
     assert answer["iteration_s_after"] == pytest.approx(1.2 * COMPUTE_S + 0.5 * sent_s)
     shares = answer["shares_of_critical_path_after"]
@@ -375,7 +375,7 @@ def test_what_if_of_more_gpus_is_the_cost_carried_there(capsys: Capture) -> None
     words = "--cost ring.json --plan single --gpus 8 --straggler 7:1.0"
     answer = run(capsys, f"{WHAT_IF} {words}")
     sent_s = 15e6 * 1e-8 * (7 / 8) / (3 / 4)
-    assert (answer["gpus"], answer["gpus_after"]) == (4, 8)
+    assert (answer["ranks"], answer["ranks_after"]) == (4, 8)
     assert answer["iteration_s_after"] == pytest.approx(COMPUTE_S + sent_s)
     grown = answer["samples_per_s_after"] / answer["samples_per_s"]
     assert grown == pytest.approx(2 * answer["speedup"])
@@ -443,7 +443,9 @@ def test_machines_that_are_alike_are_simulated_once(
         f"--scale rank:11=0.5 --inputs {inputs_table(batch=8)}"
     )
     once = run(capsys, words)
-    assert once["tasks"] == 10 * (4 * (2 + 2 * TENSORS) + len_of_ddp(capsys) + 1)
+    assert once["simulated_tasks"] == 10 * (
+        4 * (2 + 2 * TENSORS) + len_of_ddp(capsys) + 1
+    )
 
     def every_machine(machines: int, changed_machines: set[int]) -> list[int]:
         return list(range(machines))
@@ -495,7 +497,7 @@ def test_functions_take_paths_as_text_and_ask_takes_lists(tmp_path: Path) -> Non
         gpus=8,
         assume_ring=True,
     )
-    assert slow["gpus_after"] == 8 and slow["speedup"] < 0.6
+    assert slow["ranks_after"] == 8 and slow["speedup"] < 0.6
 
 
 def test_an_exported_list_comes_with_what_it_gains(capsys: Capture) -> None:

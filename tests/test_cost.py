@@ -143,7 +143,7 @@ PIECES = {"form": "segments", "alpha_s": [1, 2], "beta_s_per_byte": [1, 2]}
         ({"form": "chords", "bytes": [1, 2], "seconds": [1, 0]}, "above zero"),
         ({"form": "table", "bytes": [1, 2], "seconds": [1]}, "equal length"),
         ({**PIECES, "breaks_bytes": []}, "k-1"),
-        ({**LINE, "workers": 0}, "workers is 0: must be a whole number"),
+        ({**LINE, "workers": 0}, "ranks is 0: must be a whole number"),
         (3, "names no form"),
         ({"form": 3}, "unknown cost form 3"),
     ],

@@ -101,7 +101,7 @@ def measured(
         patch.setattr(parts, "PATIENCE", 20 * parts.PATIENCE)
         record(written(directory, *points), device="cpu", out=out)
     said = capsys.readouterr().err
-    (done,) = re.findall(r"(\d+) of (\d+) points? measured$", said, re.MULTILINE)
+    (done,) = re.findall(r"(\d+) of (\d+) measurements? done$", said, re.MULTILINE)
     assert int(done[0]) == int(done[1]) >= len(points), said
     return out
 
@@ -222,9 +222,9 @@ SUITES = sorted(path.stem for path in grammar.SUITES.glob("*.json"))
     ("part", "options"),
     [
         *itertools.product(
-            recording.PARTS, (["--profile", "quick"], ["--profile", "full"])
+            recording.PARTS, (["--suite", "quick"], ["--suite", "full"])
         ),
-        # A suite says itself how long it measures, and takes no profile.
+        # A suite says itself how long it measures, and takes no other.
         *((suite, []) for suite in SUITES),
     ],
 )
@@ -242,15 +242,15 @@ def test_every_part_of_a_recording_starts(
         assert status and "no GPU" in said.err and said.err.count("\n") == 1
     elif "no lab" not in said.err:
         assert not status and re.search(
-            r"^0 of [1-9]\d* points? measured", said.out, re.M
+            r"^0 of [1-9]\d* measurements? done", said.out, re.M
         )
 
 
-def test_all_of_a_profile_lacks_what_is_by_name() -> None:
+def test_all_of_a_suite_lacks_what_is_by_name() -> None:
     """Copies can be asked for; a recording of all else does not grow by them."""
-    for profile in ("quick", "full"):
+    for suite in ("quick", "full"):
         whole, copies = (
-            str(record(part, profile=profile, out=Path("none"), dry_run=True))
+            str(record(part, suite=suite, out=Path("none"), dry_run=True))
             for part in ("all", "copies")
         )
         assert "copies/" not in whole and copies.startswith("copies/")
@@ -262,4 +262,4 @@ def test_every_part_of_a_measurement_starts(
 ) -> None:
     assert not cli.main(["measure", part, "--dry-run", "--out", str(tmp_path)])
     said = capsys.readouterr().out
-    assert re.search(r"^0 of [1-9]\d* points? measured", said, re.M)
+    assert re.search(r"^0 of [1-9]\d* measurements? done", said, re.M)

@@ -98,7 +98,7 @@ def test_wrong_arguments_are_one_line(clone: Clone, words: str) -> None:
     )
 
 
-MEASURE = "record all --profile full --out build/measured-full"
+MEASURE = "record all --suite full --out build/measured-full"
 BOOK = "build --data build/measured-full --reports build/reports --only 10,40"
 
 

@@ -153,7 +153,7 @@ def test_commands_call_no_interval_95_percent_that_lacks_contention(
     assert cli.main(["advise", *given, "--json"]) == 0
     holds = json.loads(capsys.readouterr().out)["interval_includes"].partition(";")[0]
     assert printed.count(holds) >= 2, "each interval and the line on all say the same"
-    assert "intervals hold only" in printed and "95%" not in printed
+    assert "intervals include only" in printed and "95%" not in printed
 
     sharded = ["--strategy", "fsdp", "--units", "a,b,c,d"]
     for options in ([], sharded):

@@ -51,11 +51,11 @@ def test_a_second_run_measures_nothing_again_and_a_dry_run_nothing_at_all(
     assert "already measured: layers/lenet5-b4-r1" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert str(record(tiny, out=measured, dry_run=True)).startswith(
-        "1 point measured already: nothing is left to do"
+        "1 measurement done already: nothing is left to do"
     )
     lines = str(record(tiny, out=tmp_path, dry_run=True)).splitlines()
     assert lines[0].split()[0] == "layers/lenet5-b4-r1"
-    assert lines[1].startswith(f"0 of 1 point measured in {tmp_path}; the rest takes")
+    assert lines[1].startswith(f"0 of 1 measurement done in {tmp_path}; the rest takes")
     assert not [*tmp_path.iterdir()]
 
 
@@ -139,13 +139,11 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(tmp_path: Path) -> Non
     assert "Traceback" not in printed
 
 
-def test_tables_of_the_quick_profile_are_not_taken_for_those_of_full(
+def test_tables_of_the_suite_quick_are_not_taken_for_those_of_full(
     measured: Path,
 ) -> None:
-    with pytest.raises(
-        UserError, match="profile full did not measure, as layers-lenet5"
-    ):
-        record("all", profile="full", out=measured, dry_run=True)
+    with pytest.raises(UserError, match="suite full did not measure, as layers-lenet5"):
+        record("all", suite="full", out=measured, dry_run=True)
     full, quick = (
         recording._default_out(grammar.read(name), "") for name in ("full", "quick")
     )

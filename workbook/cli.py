@@ -201,18 +201,19 @@ def texts(arguments: argparse.Namespace) -> int:
 
 # -- recordings ------------------------------------------------------------------------
 
-_NAME = """What to measure. Either a suite: quick, full, cpu, gpu, gpu-long or smoke. Or
-a file that lists what to measure, as examples/labs.yml does. Or one part of the suite
-that --profile names: layers (the time of each layer), collectives (the time of messages),
-slowdown (how much layers and messages slow each other down), copies (the time of copying
-gradients into buckets), training (iterations of data-parallel training), replay
-(iterations whose layers sleep as long as they were measured to compute), campaign (the
-campaign of the suite), convergence (training until the loss no longer falls), input
-(reading and decoding of pictures), estimators (PyTorch's own cost models), or all. In the
-suite quick, the word all stands for layers, collectives, slowdown, training and replay,
-and the other parts are measured only if they are asked for by name. Or straggling: traces
-of trainings with known delays, written into data/straggling, which no suite contains and
-which takes no option but --out."""
+_NAME = """What to measure: a suite, a part of a suite, straggling, or a file that lists
+measurements, as examples/labs.yml does. The suites are quick (a machine in a few
+minutes), full (the same with more repeats), cpu (all that a processor can show), gpu (one
+GPU in eight minutes), gpu-long (what gpu leaves out), and smoke (each kind of measurement
+once, as a test). The parts are layers (the time of each layer), collectives (the time of
+messages), slowdown (how much layers and messages slow each other down), copies (the time
+of copying gradients into buckets), training (iterations of data-parallel training),
+replay (iterations whose layers sleep as long as they were measured to compute), campaign
+(replays in emulated networks), convergence (training until the loss no longer falls),
+input (reading and decoding of pictures), estimators (PyTorch's own cost models), and all.
+Of the suite quick, all stands for layers, collectives, slowdown, training and replay.
+straggling is traces of trainings with known delays, is written into data/straggling, and
+takes no option but --out."""
 STRAGGLING = "straggling"
 _PREDICT = """For a campaign: measure the messages of its emulated links and write down
 what the models predict, before anything is replayed or trained. No case is run."""
@@ -229,17 +230,17 @@ def _session_options() -> tuple[Argument, ...]:
 
 
 @command(
-    "Measure what the figures of the papers need, and record it. A grid of cases that a "
-    "file lists, and that are predicted and then run, is a campaign, for which there is "
-    "the command campaign. An interrupted recording continues where it stopped.",
+    "Measure what the figures of the workbook need, and record it. An interrupted "
+    "recording continues where it stopped. A file that lists cases to be predicted and "
+    "then run is for the command campaign instead.",
     *group(
         "what is measured",
         arg("name", metavar="NAME|FILE", help=_NAME),
         choice(
-            "--profile",
+            "--suite",
             "quick",
             "full",
-            help="For one part of a suite: the suite to which the part belongs. "
+            help="For a part of a suite: the suite to which the part belongs. "
             "[default: quick]",
         ),
         choice(
@@ -290,9 +291,9 @@ def _record(arguments: argparse.Namespace) -> None:
         return
     from workbook.record import recording
 
-    if arguments.profile and arguments.name not in recording.PARTS:
+    if arguments.suite and arguments.name not in recording.PARTS:
         raise UserError(
-            f"--profile has no effect on {arguments.name}, only on one part of a suite, "
+            f"--suite has no effect on {arguments.name}, only on one part of a suite, "
             "such as layers: leave it out"
         )
     refuse_impossible_outputs(arguments.out, arguments.pack)
@@ -308,7 +309,7 @@ def _record(arguments: argparse.Namespace) -> None:
     with interrupt_says_kept(arguments.out):
         directory = recording.record(
             arguments.name,
-            profile=arguments.profile or "quick",
+            suite=arguments.suite or "quick",
             device=arguments.device or "",
             out=arguments.out,
             dry_run=arguments.dry_run,
@@ -357,7 +358,7 @@ def campaign(arguments: argparse.Namespace) -> None:
             "record"
         )
     # A campaign is recorded as a suite is, without the options that choose a part of a suite.
-    arguments.profile = None
+    arguments.suite = None
     arguments.device = None
     arguments.networks = None
     _record(arguments)

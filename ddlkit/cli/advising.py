@@ -277,7 +277,7 @@ def _measured_when(out: Path) -> str:
 
     stamp = store.load_stamp(out / "collectives.csv")
     measured = datetime.datetime.fromisoformat(stamp["time"])
-    return f"{measured.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC, tables in {out}"
+    return f"{measured.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC, into {out}/"
 
 
 def origin() -> dict[str, str]:
@@ -344,7 +344,7 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
     if not table["iteration_interval_s"].notna().any():
         table["iteration_interval_s"] = "not known"
     print(table.to_string(index=False))
-    print(f"\nintervals hold only {rows[0]['interval_includes']}")
+    print(f"\nintervals include only {rows[0]['interval_includes']}")
 
 
 def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
@@ -366,7 +366,7 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
         "ranks": communication.cost.workers,
         **advice.to_dict(),
         "decided_by": "prediction",
-        "interval_includes": forecast.interval_includes,
+        "interval_includes": forecast.interval_includes or None,
         "warnings": warnings,
     }
     result["why_intervals_are_wide"] = {"predicted_gain": reasons_of_prediction(result)}
@@ -550,7 +550,11 @@ def _result_and_advice(
         result["why_intervals_are_wide"] = {"predicted_gain": reasons}
         return result, advice
     trials = store.load_table(trials_path, "trials")
-    return {**facts, **_result_of_trial(advice, trials, messages)}, advice
+    result = {**facts, **_result_of_trial(advice, trials, messages)}
+    for plan in (result["default_plan"], result["best_plan"]):
+        if plan.get("outside_of_predicted_interval"):
+            warnings.append(f"plan {plan['plan']}: {_contradiction(plan)}")
+    return result, advice
 
 
 def _result_of_trial(
@@ -718,14 +722,16 @@ def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
     list of str
         Sentences without a full stop; none if the interval is narrow.
     """
-    from ddlkit.model.advice import DEFAULT
+    from ddlkit.model.advice import DEFAULT, Gain, is_decided
 
     # There is no measured gain if the best plan is the default, or was not in the trial.
     if "measured_gain" not in result or _is_narrow(result["measured_gain_interval"]):
         return []
     reasons = []
     n_rounds = len(rounds)
-    if n_rounds < FEW_ROUNDS:
+    # A trial that is decided ends, however much time is left.
+    measured = Gain(result["measured_gain"], result["measured_gain_interval"], math.nan)
+    if n_rounds < FEW_ROUNDS and not is_decided(measured):
         reasons.append(
             f"the trial has only {n_rounds} rounds: a longer --confirm-minutes may allow "
             "more"
@@ -855,8 +861,8 @@ def screen(result: dict[str, Any]) -> list[str]:
     title = f"{result['network']} on {result['ranks']} ranks: {_headline(result)}"
     lines = [title, ""]
     # Without measured slowdowns, the predicted intervals include only some of the causes
-    # by which iterations differ: these, in words. With measured slowdowns, this is "".
-    causes_included = result.get("interval_includes", "")
+    # by which iterations differ: these, in words.
+    causes_included = result.get("interval_includes") or ""
     cause, _, _ = causes_included.partition("; ")
     default_name = in_words("ddp")
     lines += _plan_lines(default_name, result["default_plan"], only_cause=cause)
@@ -873,7 +879,7 @@ def screen(result: dict[str, Any]) -> list[str]:
         lines.append(_line("fastest in the trial", in_words(fastest_in_trial)))
     # This line is about all predicted intervals in the lines above.
     if causes_included:
-        lines.append(_line("intervals hold only", causes_included))
+        lines.append(_line("intervals include only", causes_included))
     lines += _limit_lines(result)
     lines += ["", result["snippet"]]
     if "bucket_cap_mb_list" in result["snippet"]:
@@ -890,8 +896,8 @@ def _predicted_gain(result: Mapping[str, Any]) -> str:
     lower, upper = interval
     lower_in_trial, upper_in_trial = in_trial
     return (
-        f"{result['predicted_gain']:+.1%} ({lower:+.1%} to {upper:+.1%} in the long run, "
-        f"{lower_in_trial:+.1%} to {upper_in_trial:+.1%} in the trial)"
+        f"{result['predicted_gain']:+.1%} ({lower:+.1%} to {upper:+.1%} in the long run; "
+        f"the trial should measure {lower_in_trial:+.1%} to {upper_in_trial:+.1%})"
     )
 
 
@@ -902,7 +908,7 @@ def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
     )
     measured += f", {result['rounds']} rounds: {result['trial_result']}"
     if result["outside_of_predicted_interval"]:
-        measured += "; outside of the interval that was predicted for the trial"
+        measured += "; this is not what the trial should measure"
     reasons = result["why_intervals_are_wide"].get("measured_gain", [])
     return [_line("measured gain", measured), *_reason_lines(reasons)]
 
@@ -945,7 +951,8 @@ def _headline(result: Mapping[str, Any]) -> str:
     reason = "no plan is predicted to be faster"
     if result["predicted_best"] != "ddp":
         reason = (
-            f"the predicted gain may be below {WORTH:.0%}, the least that is advised"
+            f"it is not sure that the predicted gain is at least {WORTH:.0%}, from which "
+            "on a change is advised"
         )
     tried = " (predicted, not tried)" if result["decided_by"] == "prediction" else ""
     return f"{advised}: {reason}{tried}"
@@ -987,14 +994,7 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
         measured = _seconds_with_interval(measured_s, plan["measured_interval_s"])
         times += f", measured {measured}"
         if plan["outside_of_predicted_interval"]:
-            ratio = measured_s / iteration_s
-            lines.append(
-                _line(
-                    "",
-                    f"the measured iteration is {ratio:.2g} times the predicted one and "
-                    "outside of its interval: do not trust predictions of this training",
-                )
-            )
+            lines.append(_line("", _contradiction(plan)))
     exposed = units.format_seconds(plan["exposed_communication_s"])
     parts = (
         f"predicted: exposed communication {exposed}, scaling factor "
@@ -1004,6 +1004,15 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
     if len(name) > NAME_COLUMNS:
         return [name, _line("", times), *lines, _line("", parts)]
     return [_line(name, times), *lines, _line("", parts)]
+
+
+def _contradiction(plan: Mapping[str, Any]) -> str:
+    """Return in words that the measured iteration of a plan contradicts the prediction."""
+    ratio = plan["measured_iteration_s"] / plan["predicted_iteration_s"]
+    return (
+        f"the measured iteration is {ratio:.2g} times the predicted one and outside of "
+        "its interval: do not trust predictions of this training"
+    )
 
 
 def _seconds_with_interval(seconds: float, interval_s: Sequence[float]) -> str:

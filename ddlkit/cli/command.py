@@ -290,6 +290,9 @@ def _readable(value: Any) -> str:
     """Return a value as a person reads it. A long list of numbers becomes its range."""
     if value is None:
         return "not known"
+    # A size in bytes is a whole number, and shown with all its digits.
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return f"{value:.0f}"
     if isinstance(value, float):
         return f"{value:.6g}"
     if not is_numbers(value):
@@ -965,7 +968,12 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
     result = measure_model(arguments.model, arguments.accumulate, out, budget)
     # Only rank 0 has a result.
     if result:
-        show(result, as_json=False)
+        factor = result["timing_overhead_factor"]
+        in_words = {
+            "timing_overhead_factor": f"{factor:.3f} (an iteration in which layers are "
+            "timed, over one in which they are not)"
+        }
+        show({**result, **in_words}, as_json=False)
 
 
 # ---------------------------------------------------------------- ddlkit machine, ddlkit lab

@@ -59,7 +59,7 @@ WHAT_TO_DO = {
     "Explain where the time of a training step goes, and what each remedy would gain. "
     "Give the traces of torch.profiler of all ranks of a training with "
     "DistributedDataParallel; ddlkit trace records such traces. The iterations are "
-    "played again with one cause removed at a time.",
+    "replayed with one cause removed at a time.",
     *group(
         "input",
         arg(
@@ -75,7 +75,7 @@ WHAT_TO_DO = {
             type=iteration_numbers,
             metavar="NUMBERS",
             default=(),
-            help="The iterations to judge, as in 0,2-5. All are played again. "
+            help="The iterations to judge, as in 0,2-5. All are replayed. "
             "[default: all]",
         ),
         arg(
@@ -83,8 +83,9 @@ WHAT_TO_DO = {
             type=Path,
             metavar="FILE",
             help="Times of all-reduces between the same ranks while the machines are "
-            "idle, as a recorded table, a CSV, or the log of a benchmark. With them "
-            "start-up and bandwidth are told apart, and other buckets can be compared.",
+            "idle, as a recorded table, a CSV, or the log of a benchmark. With them, the "
+            "start-up and the bandwidth of messages become separate causes, and other "
+            "buckets can be compared.",
         ),
     ),
     *group(
@@ -231,17 +232,18 @@ def _facts(explanation: Any) -> list[str]:
     iteration_s = explanation.iteration_s
     replay_error = abs(explanation.replay_s / iteration_s - 1)
     of_ranks = ", the mean over ranks" if explanation.waterfall else ""
+    exposed = _ms(explanation.exposed_communication_s)
     lines = [
         "",
         _line(
             "iteration",
-            f"{_ms(iteration_s)} measured, {_ms(explanation.replay_s)} played again "
+            f"{_ms(iteration_s)} measured, {_ms(explanation.replay_s)} replayed "
             f"({replay_error:.1%} off)",
         ),
         _line("compute", _ms(explanation.compute_s) + of_ranks),
         _line(
             "exposed communication",
-            f"{_ms(explanation.exposed_s)}{of_ranks}: the part of the iteration without compute",
+            f"{exposed}{of_ranks}: the part of the iteration without compute",
         ),
         "",
         *_cause_lines(explanation),
@@ -266,8 +268,10 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
         for cause in explanation.causes[:MOST_CAUSES]
         if cause.gain_share >= LEAST_SHOWN_SHARE
     ]
-    if shown:
+    if shown and explanation.waterfall:
         yield _line("without", _head_of_gains(explanation))
+    elif shown:
+        yield _line("without", "the iteration would take (gain)")
     else:
         least = f"{LEAST_SHOWN_SHARE:.1%}"
         yield _line(
@@ -279,10 +283,19 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
         if not explanation.waterfall:
             # From one rank alone, a wait for messages and a wait for other ranks look
             # alike, so that its trace has a single cause.
-            name = "any waiting (a bound)"
+            name = "any waiting"
+            times = _bounds_of_waiting(explanation, cause)
         yield _line(name, times)
     if explanation.waterfall:
         yield _line("removed in turn", _removals_in_turn(explanation.waterfall))
+
+
+def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
+    """Return how short an iteration without any waiting may be, and the gain at most."""
+    most_s = waiting.gain_s
+    if _has_intervals(explanation):
+        _, most_s = waiting.gain_interval_s
+    return f"at least {_ms(explanation.iteration_s - most_s)} (at most {_ms(most_s)})"
 
 
 def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
@@ -326,7 +339,7 @@ def _headline(explanation: Any) -> str:
     if not explanation.waterfall:
         return "the trace of one rank gives bounds only"
     if explanation.why_no_straggler:
-        return f"no rank is named, because {explanation.why_no_straggler}"
+        return f"no rank is called a straggler, because {explanation.why_no_straggler}"
     return "no one rank is much slower than the others"
 
 
@@ -355,7 +368,7 @@ def _first(explanation: Any) -> str:
         rank, phase = of_ranks[0].rank, of_ranks[0].phase
         return (
             f"look at the phase {phase} of rank {rank}, although this rank is not surely "
-            f"late. Check {WHERE_TO_LOOK[phase]}"
+            f"a straggler. Check {WHERE_TO_LOOK[phase]}"
         )
     sure_causes = [c for c in explanation.causes if c.gain_interval_s[0] > least_s]
     if sure_causes:
@@ -369,9 +382,9 @@ def _first(explanation: Any) -> str:
         return f"the largest single cause is {_name_of_cause(largest)}: {action}"
     # Without a cost of messages, no cause contains what they cost.
     are_messages_known = any(c.cause == "bandwidth" for c in explanation.causes)
-    if not are_messages_known and explanation.exposed_s > least_s:
+    if not are_messages_known and explanation.exposed_communication_s > least_s:
         return (
-            f"measure messages: they are exposed for {_ms(explanation.exposed_s)} an "
+            f"measure messages: they are exposed for {_ms(explanation.exposed_communication_s)} an "
             "iteration, and --collectives, measured on the idle machines, tells why"
         )
     return "nothing: no single cause surely costs more than 3% of the iteration"
@@ -383,7 +396,7 @@ def _gain_s(remedy: Any) -> float:
 
 
 _NAMES_OF_CAUSES = {
-    "waiting": "waiting for slower ranks",
+    "waiting": "delays of slower ranks",
     "start-up": "start-up of messages",
     "bandwidth": "the bytes of messages",
     "contention": "contention with messages",

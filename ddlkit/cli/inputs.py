@@ -157,8 +157,9 @@ INPUTS = (
         flag(
             "--assume-ring",
             "Predict for a number of ranks that was not measured, which --ranks names: "
-            "fit a line to the measured times, and take it to that number as the cost of "
-            "a ring whose links are all like the measured ones.",
+            "fit a start-up and a bandwidth to the measured times, and extrapolate them to "
+            "that number by the formula of a ring whose links are all like the measured "
+            "ones.",
         ),
         arg(
             "--in-flight",
@@ -166,8 +167,8 @@ INPUTS = (
             metavar="N",
             default=1,
             help="The number of collectives that may be under way at once. They "
-            "share the link, so that an iteration changes only if messages wait for one "
-            "another. Plans are made as for 1. [default: 1]",
+            "share the bandwidth of the link, so that the number matters only where "
+            "messages queue. Plans are chosen as for 1. [default: 1]",
         ),
     ),
     *group(
@@ -290,8 +291,8 @@ SHARDED = (
 
 NO_CONTENTION = (
     "compute and messages are assumed not to slow each other down, so that an iteration "
-    "may take longer than predicted (in this project's measurements over loopback, by up "
-    "to 31%): measure with ddlkit measure slowdown, and give its table with --slowdown"
+    "may take longer than predicted (by up to 31% in the measurements over loopback that "
+    "come with ddlkit): measure with ddlkit measure slowdown, and give its table with --slowdown"
 )
 NO_CONTENTION_OF_GRAPH = (
     "compute and messages are assumed not to slow each other down, which no option of "

@@ -61,10 +61,19 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------- ddlkit fit
 
-_FORMS = """The form of the cost: alpha_beta (a straight line), piecewise (a curve in
-the logarithm of the size below a limit, and a straight line above it), segments
-(several straight lines), chords (straight lines between the measured sizes), table
-(the same in the logarithms of size and time), or auto (the form with the smallest
+FORMS_IN_WORDS = {
+    "alpha_beta": "a straight line",
+    "piecewise": "a curve in the logarithm of the size below a limit, and a straight "
+    "line above it",
+    "segments": "several straight lines",
+    "chords": "straight lines between the measured sizes",
+    "table": "straight lines in the logarithms of size and time between the measured "
+    "sizes",
+}
+"""What each form of a cost is, as a person reads it."""
+
+_LISTED_FORMS = ", ".join(f"{form} ({text})" for form, text in FORMS_IN_WORDS.items())
+_FORMS = f"""The form of the cost: {_LISTED_FORMS}, or auto (the form with the smallest
 error at sizes that it was not fitted to). The limit of piecewise may be given, as in
 piecewise:45KB. [default: auto]"""
 
@@ -164,7 +173,9 @@ def fit(arguments: argparse.Namespace) -> None:
     if arguments.json:
         show(description, as_json=True)
         return
-    show(_without_nested({**description, **about_fit}), as_json=False)
+    readable = _without_nested({**description, **about_fit})
+    readable["form"] = f"{fitted.form} ({FORMS_IN_WORDS[fitted.cost.form]})"
+    show(readable, as_json=False)
 
 
 def _description_of_fit(
@@ -296,11 +307,15 @@ def _compare_forms(
         "drawing": str(drawing),
         **_place_if_known(facts),
     }
+    warnings = [*fits.strange_times(sizes, seconds, compared.chosen)]
+    print_warnings(warnings)
     if arguments.json:
+        result["warnings"] = warnings
         result["forms"] = json.loads(compared.table.to_json(orient="index"))
     else:
         table = compared.table.rename_axis(None)
         table.columns = table.columns.str.replace("_", " ")
+        print("errors at sizes that are left out of the fit, one at a time:")
         print(table.to_string(float_format="{:.2%}".format, na_rep="-"))
         print()
     show(result, arguments.json)
@@ -387,7 +402,7 @@ def _level_in_words(result: dict[str, Any]) -> Any:
         return "none, because there is no interval"
     return (
         "none, because the interval leaves out contention, which was not measured: add "
-        "--slowdown or --copies"
+        "--slowdown"
     )
 
 
@@ -611,7 +626,7 @@ def _gain_of_plan(iteration: Any) -> str:
     iteration_s = iteration.prediction.iteration_s
     gain = 1 - iteration_s / default_s
     return (
-        f"the list is predicted to gain {gain:+.1%}: "
+        f"the list is predicted to gain {gain:.1%}: "
         f"{units.format_seconds(iteration_s)} an iteration, "
         f"{units.format_seconds(default_s)} under PyTorch's default; ddlkit advise says "
         "whether that is more than the error"
@@ -756,7 +771,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     if not cost.workers:
         notes.append(
             "the cost of messages does not say between how many ranks they were sent, so that "
-            "one GPU is assumed in gpus and samples_per_s: give --ranks"
+            "one rank is assumed in ranks and samples_per_s: give --ranks"
         )
     _refuse_unknown_stragglers(
         arguments.straggler, ranks=gpus_after, ranks_of_cost=cost.workers
@@ -783,21 +798,39 @@ def what_if(arguments: argparse.Namespace) -> None:
     print_remarks(notes, warnings)
     result = {
         "simulated_iterations": ITERATIONS,
-        "tasks": _tasks_of_all_ranks(graph, gpus),
-        "critical_path_s": graph.longest_path_s,
-        **compared,
+        "simulated_tasks": _tasks_of_all_ranks(graph, gpus),
+        "simulated_critical_path_s": graph.longest_path_s,
+        **_resources_in_words(compared),
         **assumption(arguments),
     }
     # Facts before and after the change have names such as iteration_s and
     # iteration_s_after, which `compared` has.
     for suffix, gpu_count in (("", gpus), ("_after", gpus_after)):
-        # Each GPU has a batch of its own in an iteration.
+        # Each rank has a GPU, and a batch of its own in an iteration.
         samples = gpu_count * profile.batch
-        result[f"gpus{suffix}"] = gpu_count
+        result[f"ranks{suffix}"] = gpu_count
         result[f"samples_per_s{suffix}"] = samples / result[f"iteration_s{suffix}"]
     if arguments.json:
         result["warnings"] = warnings
     show(result, arguments.json)
+
+
+def _resources_in_words(compared: dict[str, Any]) -> dict[str, Any]:
+    """Return the effect of a change, with "compute" as the name of the resource gpu.
+
+    What computes may also be a processor.
+    """
+    in_words = {"gpu": "compute"}
+    result = dict(compared)
+    for suffix in ("", "_after"):
+        limit = result[f"limited_by{suffix}"]
+        result[f"limited_by{suffix}"] = in_words.get(limit, limit)
+        shares = result[f"shares_of_critical_path{suffix}"]
+        result[f"shares_of_critical_path{suffix}"] = {
+            in_words.get(resource, resource): share
+            for resource, share in shares.items()
+        }
+    return result
 
 
 def _changes_of_tasks(arguments: argparse.Namespace) -> list[tuple[str, float]]:

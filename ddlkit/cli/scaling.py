@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @command(
     "Predict the step of a data-parallel training on more nodes from steps that were "
-    "measured on fewer, with an interval. It says what explains the loss, whether a wished "
+    "measured on fewer, with an interval. It says what lengthens the step, whether a wished "
     "scaling factor is met, and what to measure next.",
     *group(
         "measured",
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
             help="The step times, with the columns gpus, nodes, job and step_s (seconds), and "
             "perhaps step, samples, nccl and settings. A row is a single step, or a job "
             "with its mean step. It needs a count on one GPU or one node, and one on two "
-            "nodes or more, all with as many samples per GPU.",
+            "nodes or more, all with the same number of samples per GPU.",
         ),
         arg(
             "--collectives",
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         ),
     ),
     *group(
-        "gradients, for messages alone (one of the two)",
+        "gradients, from which messages are predicted (give one of the two)",
         arg(
             "--profile",
             type=Path,
@@ -113,7 +113,8 @@ if TYPE_CHECKING:
             type=share,
             metavar="FACTOR",
             help="Say whether this scaling factor, as in 0.8, is met on the largest number "
-            "of nodes. The wish is answered with yes or no if the whole likely range of the "
+            "of nodes. The scaling factor is the step on the smallest count over the step "
+            "on that number of nodes. The wish is answered with yes or no if the whole likely range of the "
             "factor lies on one side of it, and is open otherwise.",
         ),
     ),
@@ -273,7 +274,7 @@ def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
         yield _row(row, f"{origin:<{width}}").rstrip()
     yield ""
     yield from _paragraph("held out", _held_out(result))
-    yield from _paragraph("explained", _explained(result))
+    yield from _paragraph("lost time", _explained(result))
     yield from _paragraph("verdict", _verdict(result, has_gradients=has_gradients))
     for collective in dict.fromkeys(time.collective for time in result.collectives):
         yield from _paragraph("messages", _messages(result, collective))
@@ -369,6 +370,7 @@ def _signed(error: float) -> str:
 
 
 def _explained(result: Scaling) -> str:
+    """Return what lengthens the step on the largest measured count."""
     seconds = units.format_seconds
     explained = result.explained
     if explained.loss_s <= 0:

@@ -118,9 +118,16 @@ class Form(ABC):
             if isinstance(value, np.ndarray):
                 value = value.tolist()
             if value is not None:
-                description[name] = value
+                description[KEYS.get(name, name)] = value
         return description
 
+
+KEYS = {"workers": "ranks"}
+"""Keys of JSON descriptions that differ from the names of fields.
+
+Options and tables count ranks. Descriptions of earlier versions have the name of the field.
+"""
+_FIELDS = {key: name for name, key in KEYS.items()}
 
 F = TypeVar("F", bound=Form)
 
@@ -196,7 +203,11 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     if not isinstance(form, str) or form not in forms:
         raise unknown_form(form, forms)
     kind = forms[form]
-    names = set(description) - {"form", "fit"}
+    values: dict[str, Any] = {}
+    for key, value in description.items():
+        if key not in ("form", "fit"):
+            values[_FIELDS.get(key, key)] = value
+    names = set(values)
     # Entries besides the parameters, such as the number of workers, may be left out.
     allowed = set(described_fields(kind))
     required = set(parameters(kind))
@@ -213,7 +224,7 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
             "ddlkit fit --json"
         )
     try:
-        return kind(**{name: description[name] for name in names})
+        return kind(**values)
     except (TypeError, ValueError, OverflowError) as error:
         # A file can have a value of any type for a parameter, such as a text or a list
         # of lists, of which no array can be made.
@@ -296,8 +307,8 @@ class MessageCost(Form):
                 # `check` is not used here. It would be given the text for every value, and
                 # making the text takes longer than the rest of this check.
                 raise UserError(
-                    f"{self.form} cost: workers is {shown(workers)}: must be a whole number "
-                    f"from 1 to {MOST_WORKERS}"
+                    f"{self.form} cost: the number of ranks is {shown(workers)}: must be a "
+                    f"whole number from 1 to {MOST_WORKERS}"
                 )
         # An unknown algorithm is None. It passes the check as an empty name.
         names = (("collective", self.collective), ("algorithm", self.algorithm or ""))

@@ -293,7 +293,7 @@ class Fit(Generic[C]):
             "to_bytes": float(self.sizes.max()),
         }
         if self.why:
-            summary["why"] = self.why
+            summary["why_this_form"] = self.why
         if self.held_out_error is not None:
             summary["median_abs_held_out_error"] = self.held_out_error
         if self.held_out:
@@ -741,18 +741,22 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
     limit = AS_GOOD * min(compared.values()) + NEGLIGIBLE
     chosen = next(form for form, error in compared.items() if error <= limit)
 
-    others = [
-        f"{form} {error:.2%}" for form, error in medians.items() if form != chosen
-    ]
-    why = f"its median error at sizes left out of the fit is {medians[chosen]:.2%}"
-    if others:
-        why += f"; the others' are {', '.join(others)}"
-    if chosen in THROUGH_ALL:
+    listed = []
+    for form, median in medians.items():
+        factor = f" = {DISCOUNT_THROUGH_ALL:g} x {median:.2%}"
+        listed.append(
+            f"{form} {compared[form]:.2%}{factor if form in THROUGH_ALL else ''}"
+        )
+    why = (
+        "the simplest form whose median error at sizes left out of the fit is at most "
+        f"{AS_GOOD:g} times the least: {', '.join(listed)}"
+    )
+    through_all = [form for form in THROUGH_ALL if form in compared]
+    if through_all:
         why += (
-            f". For the choice, these errors of {' and '.join(THROUGH_ALL)} were multiplied "
-            f"by {DISCOUNT_THROUGH_ALL:g}, because leaving a size out doubles the distance "
-            "between the sizes around it, which makes the error of these forms up to four "
-            "times too large"
+            f". Errors of {' and '.join(through_all)} count only a quarter here, because "
+            "leaving a size out doubles the distance between the sizes around it, which "
+            "makes the errors of such a form up to four times as large"
         )
     return chosen, why
 

@@ -345,10 +345,10 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
             n_differing += 1
     if n_differing:
         return (
-            "gradients become ready in another order than that of the buckets that DDP "
-            f"rebuilds, for {n_differing} of {len(profiled_order)} tensors"
+            "gradients become ready in another order than the one in which DDP rebuilds "
+            f"its buckets, for {n_differing} of {len(profiled_order)} tensors"
         )
-    return "gradients become ready in the order of the buckets that DDP rebuilds"
+    return "gradients become ready in the order in which DDP rebuilds its buckets"
 
 
 def _order_in_rebuilt_buckets(training: Training) -> list[str]:
@@ -823,7 +823,10 @@ def trial(
     while repeat < LOOKS[-1]:
         in_time = time.monotonic() - begun_s < max_s
         if repeat >= LOOKS[0] and not peers.agree_all(in_time):
-            me.say(f"the minutes for the trial are over after {repeat} rounds")
+            me.say(
+                f"the trial ends after {repeat} rounds, because the time of "
+                "--confirm-minutes is over"
+            )
             return
         watch = Watch(me.rank)
         # Every other round is in reverse order, so that drift within rounds cancels.
@@ -843,7 +846,10 @@ def trial(
             medians_s[plan].append(float(np.median(iterations_s)))
         # All ranks have the same times, those of the slowest rank, and decide alike.
         if repeat in LOOKS and is_decided(measured_gain(medians_s, candidates[0])):
-            me.say(f"decided after {repeat} rounds")
+            me.say(
+                f"the trial ends after {repeat} rounds, because further rounds could "
+                "hardly change the advice"
+            )
             return
 
 

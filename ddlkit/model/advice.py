@@ -376,7 +376,7 @@ class Advice:
             "gradients of two batches sent at once, which also saves every other update": (
                 self._gain_of_workload(two_batches_sent_at_once, batches=2)
             ),
-            "twice the batch, which halves the updates, if it computes twice as long": (
+            "twice the batch, if compute then takes twice as long, which halves the updates": (
                 self._gain_of_workload(twice_the_batch, batches=2)
             ),
             "no communication at all": 1 - work.compute_s / now_s,
@@ -575,7 +575,7 @@ def trial_result(measured: Gain) -> str:
         return "the gain was measured"
     if upper < 0:
         return "the plan was measured to be slower"
-    if lower > 0:
+    if upper < WORTH:
         return f"the measured gain is below {WORTH:.0%}"
     return "no difference could be measured"
 

@@ -1,6 +1,6 @@
 """Where the time of a training step goes, and what each remedy would gain.
 
-The traces of all ranks are played again (`ddlkit.core.replay`), with one cause removed at
+The traces of all ranks are replayed (`ddlkit.core.replay`), with one cause removed at
 a time. What the iteration then takes is the answer. Sums of waiting times are not: a rank
 that no longer waits for one rank may wait for another, or for the network.
 
@@ -59,13 +59,13 @@ with known delays, and was 3% in a training of 20 ms on a machine with three tim
 processes as processors.
 """
 LEAST_SHARE = 0.03
-"""A rank is named only if it costs more than this share of the iteration."""
+"""A rank is called a straggler only if it costs more than this share of the iteration."""
 LARGE_LAG = LEAST_SHARE
 """From this share on, a finding says how far apart ranks see the ends of messages."""
 TIMES_NEXT = 2.0
-"""A rank is named only if it costs so many times as much as the next rank."""
+"""A rank is called a straggler only if it costs so many times as much as the next rank."""
 IN_ITERATIONS = 0.6
-"""A rank is named only if it stands out in at least this share of the iterations."""
+"""A rank is called a straggler only if it stands out in at least this share of the iterations."""
 LEVEL = 0.95
 """The nominal coverage of intervals."""
 SAMPLES = 2000
@@ -73,7 +73,7 @@ SAMPLES = 2000
 MOST_TIMES_TYPICAL = 1.5
 """An iteration is called slow if it takes more than this many times the median."""
 MOST_RANKS_TRIED = 16
-"""For how many ranks the removal of each phase is played again."""
+"""For how many ranks the removal of each phase is replayed."""
 MOST_FITS = 12
 """How often the start-up of messages that share a link is fitted at most."""
 CLOSE_STARTUP = 0.005
@@ -89,7 +89,7 @@ link that is limited by a token bucket saves up tokens while it rests between it
 LEAST_LISTED = 0.01
 """A rank is listed as a cause from this share of the iteration on."""
 LEAST_JUDGED = 4
-"""With fewer judged iterations, no rank is named."""
+"""With fewer judged iterations, no rank is called a straggler."""
 MOST_NUMBERS = 12
 """How many late iterations are listed by their numbers, so that these fit a line."""
 LEAST_SHOWN_S = 1e-9
@@ -101,9 +101,9 @@ MOST_BUCKETS = 2
 REST_ON_COST = ("start-up", "bandwidth")
 """Causes whose gains rest on what messages cost by their size."""
 FITS_TRIED = 12
-"""With how many of the resampled costs the iterations are played again.
+"""With how many of the resampled costs the iterations are replayed.
 
-The gains by all samples are read off a plane that is fitted to these. With all of 150 samples played again,
+The gains by all samples are read off a plane that is fitted to these. With all of 150 samples replayed,
 the ends of intervals moved by less than a tenth of their width."""
 ALWAYS_LISTED = ("waiting", "start-up", "bandwidth")
 """Causes that are listed even if no iteration gains anything without them."""
@@ -171,14 +171,14 @@ class Explanation:
     Attributes
     ----------
     iteration_s, replay_s : float
-        The median iteration, as measured and as played again, in seconds. An iteration
+        The median iteration, as measured and as replayed, in seconds. An iteration
         lasts from the end of the last rank in the one before to that in this one.
     replay_without_lags_s : float
-        The median iteration, played again as if all ranks saw the end of a message at
+        The median iteration, replayed as if all ranks saw the end of a message at
         once, in seconds. It tests the replay more than ``replay_s`` does.
     compute_s : float
         How long a rank works in an iteration, as the mean over ranks, in seconds.
-    exposed_s : float
+    exposed_communication_s : float
         The rest of the iteration, in which a rank waits for messages or other ranks.
     ranks : int
         The number of ranks of the training.
@@ -205,9 +205,9 @@ class Explanation:
         All ranks in the judged iteration that is nearest to the median. None for the
         trace of one rank.
     each_s : ndarray, shape (2, J)
-        The judged iterations as measured, and as played again, in seconds.
+        The judged iterations as measured, and as replayed, in seconds.
     why_no_straggler : str
-        If a rank costs much and is not named: which condition it does not meet, in words.
+        If a rank costs much and is no straggler: which condition it does not meet, in words.
         Otherwise empty.
     """
 
@@ -215,7 +215,7 @@ class Explanation:
     replay_s: float
     replay_without_lags_s: float
     compute_s: float
-    exposed_s: float
+    exposed_communication_s: float
     ranks: int
     iterations: int
     straggler: dict[str, Any] | None
@@ -263,7 +263,7 @@ def explain(
         The traces of torch.profiler of all ranks, in any order, or that of one rank
         alone, for bounds.
     iterations : sequence of int, optional
-        The numbers of the iterations to judge. All are played again in any case. By
+        The numbers of the iterations to judge. All are replayed in any case. By
         default all are judged.
     reference : MessageCost, optional
         What messages cost between as many ranks on the idle machine.
@@ -305,7 +305,7 @@ class Comparison:
     measured_s : ndarray, shape (J,)
         The judged iterations as measured, in seconds.
     replayed_s : ndarray, shape (J,)
-        The same iterations played again without a change, in seconds.
+        The same iterations replayed without a change, in seconds.
     judged : ndarray of bool, shape (I,)
         Which of all iterations are judged.
     numbers : ndarray of int, shape (J,)
@@ -546,7 +546,7 @@ def explanation(
         replay_s=float(np.median(compared.replayed_s)),
         replay_without_lags_s=float(np.median(compared.without_lags_s)),
         compute_s=compute_s,
-        exposed_s=max(0.0, compared.iteration_s - compute_s),
+        exposed_communication_s=max(0.0, compared.iteration_s - compute_s),
         ranks=schedule.n_ranks,
         iterations=int(judged.sum()),
         straggler=straggler,
@@ -578,13 +578,13 @@ def _refuse_wrong_replay(compared: Comparison) -> None:
     advice = "record longer iterations on machines that do nothing else"
     of_single = float(np.median(np.abs(compared.replayed_s / compared.measured_s - 1)))
     replay_s = float(np.median(compared.replayed_s))
-    # Single iterations can be played again well, and their median badly, if iterations
+    # Single iterations can be replayed well, and their median badly, if iterations
     # are of several kinds. The screen shows the error of the median.
     of_median = abs(replay_s / compared.iteration_s - 1)
     error = max(of_single, of_median)
     if error > MOST_REPLAY_ERROR:
         raise UserError(
-            f"explain: played again, iterations are off by {error:.1%} (median; the "
+            f"explain: replayed, iterations are off by {error:.1%} (median; the "
             f"typical one takes {format_seconds(replay_s)} instead of "
             f"{format_seconds(compared.iteration_s)}): the traces hold something that "
             f"explain does not model: {advice}"
@@ -632,8 +632,8 @@ def _findings(
         yield Finding("not known", (), text)
     if cost is None:
         text = (
-            "start-up and bandwidth, and other buckets: the messages of the trace do not "
-            "tell them (give --collectives, measured while the machines are idle)"
+            "start-up and bandwidth, and other buckets: the trace alone does not tell "
+            "(give --collectives, measured while the machines are idle)"
         )
         yield Finding("not known", (), text)
     elif Buckets.of(training, cost) is None:
@@ -645,7 +645,7 @@ def _findings(
         yield Finding("not known", (), text)
     if cost is not None and reference is None:
         text = (
-            "start-up and bandwidth are told apart by the sizes of the trace's messages"
+            "start-up and bandwidth are separated by the sizes of the trace's messages"
         )
         yield Finding("messages", (), text)
     yield from _finding_of_few_iterations(len(compared.measured_s))
@@ -1038,10 +1038,10 @@ def _straggler(
     """Return the rank and the phase for which the others wait, None if none stands out.
 
     ``causes`` are those of `_causes_by_rank`, the slowest rank first. That rank is
-    named if it stands out by the median gain, by the lower end of its interval, and in
+    called a straggler if it stands out by the median gain, by the lower end of its interval, and in
     most single iterations. ``gains_by_rank_s``, shape (R, J), has the gains of all
     ranks. The second result says which of these conditions a rank does not meet that
-    costs much. It is empty if a rank is named, and if none costs much.
+    costs much. It is empty if there is a straggler, and if no rank costs much.
     """
     # Ranks are causes only if they cost something.
     if not causes or causes[0].gain_share <= LEAST_SHARE:
@@ -1050,8 +1050,8 @@ def _straggler(
     n_judged = len(compared.measured_s)
     if n_judged < LEAST_JUDGED:
         return None, (
-            f"rank {slowest.rank} may be late, and is named from {LEAST_JUDGED} judged "
-            f"iterations on, not from {n_judged}"
+            f"rank {slowest.rank} may be late, but to call it so takes {LEAST_JUDGED} "
+            f"judged iterations, and there are {n_judged}"
         )
     medians_s = np.median(gains_by_rank_s, axis=1)
     # The ranks that cost the most and the next most, and their gains by iteration.
@@ -1068,20 +1068,19 @@ def _straggler(
     if not is_far_ahead:
         return None, (
             f"the delay of rank {first} costs no more than {TIMES_NEXT:g} times that of "
-            f"rank {second}, and a rank is named beyond that"
+            f"rank {second}, and that of a straggler costs more"
         )
     if not is_frequent:
         late = compared.numbers[stands_out]
         return None, (
-            f"rank {first} is late in {len(late)} of {n_judged} iterations, and a rank is "
-            f"named only if it is late in at least {IN_ITERATIONS:.0%} of "
-            f"them{_advice_to_judge(late)}"
+            f"rank {first} is late in {len(late)} of {n_judged} iterations, and a straggler "
+            f"is late in at least {IN_ITERATIONS:.0%} of them{_advice_to_judge(late)}"
         )
     if not is_surely_large:
         return None, (
-            f"rank {first} may be late, but only {format_seconds(lower_s)} of its delay "
-            f"is sure, the lower end of the interval, and a rank is named if more than "
-            f"{format_seconds(least_s)} is ({LEAST_SHARE:.0%} of the iteration)"
+            f"rank {first} may be late, but the interval of its delay begins at "
+            f"{format_seconds(lower_s)}, and that of a straggler begins above "
+            f"{format_seconds(least_s)} ({LEAST_SHARE:.0%} of the iteration)"
         )
     return {"rank": slowest.rank, "phase": slowest.phase}, ""
 
@@ -1411,8 +1410,8 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     Returns
     -------
     Explanation
-        Without a named rank. Its only cause is "waiting". What the rank waited may be the
-        time of messages, the lateness of other ranks, or both.
+        Without a straggler. Its only cause is "waiting". What the rank waited may be the
+        time of messages, the delays of other ranks, or both.
 
     Raises
     ------
@@ -1448,7 +1447,7 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         replay_s=float(np.median(compared.replayed_s)),
         replay_without_lags_s=float(np.median(compared.without_lags_s)),
         compute_s=compute_s,
-        exposed_s=max(0.0, compared.iteration_s - compute_s),
+        exposed_communication_s=max(0.0, compared.iteration_s - compute_s),
         ranks=trace.ranks,
         iterations=int(judged.sum()),
         straggler=None,
@@ -1481,7 +1480,7 @@ def _findings_of_one_rank(
         missing = f"the traces of the other {trace.ranks - 1} of {trace.ranks} ranks"
     text = (
         f"{missing}: waiting costs at most {format_seconds(most_waiting_s)} an "
-        "iteration, and may be the time of messages or the lateness of other ranks"
+        "iteration, and may be the time of messages or the delays of other ranks"
     )
     yield Finding("not known", (), text)
     yield from _finding_of_few_iterations(n_judged)

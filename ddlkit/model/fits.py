@@ -11,7 +11,9 @@ from numpy.typing import ArrayLike
 from ddlkit.core.cost import DRAWS, Chords, MessageCost, Table
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import (
+    DISCOUNT_THROUGH_ALL,
     SIMPLE_FIRST,
+    THROUGH_ALL,
     Fit,
     chosen_because,
     errors_by_form,
@@ -47,9 +49,11 @@ class Comparison(NamedTuple):
     ----------
     table : DataFrame
         A row for each form: the number of sizes that were held out of the fit
-        ("held_out_sizes"), and the median and the largest absolute relative error at
-        these sizes ("median_error", "worst_error"). The errors are NaN if there are too few sizes to hold one
-        out.
+        ("held_out_sizes"), the median and the largest absolute relative error at these
+        sizes ("median_error", "worst_error"), and the error by which "auto" compares
+        forms ("compared_error"), which is the median error, or a quarter of it for a form
+        that passes through every size. The errors are NaN if there are too few sizes to
+        hold one out.
     fits : dict of str to Fit
         The fits by form. The chosen one has draws.
     chosen : str
@@ -136,6 +140,8 @@ def compare(
         if form in held_out:
             errors = np.abs(held_out[form].errors)
         rows[form] = _summary_of_errors(errors)
+        factor = DISCOUNT_THROUGH_ALL if form in THROUGH_ALL else 1.0
+        rows[form]["compared_error"] = factor * rows[form]["median_error"]
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
     return Comparison(table, fits, chosen, why)
 

@@ -64,14 +64,15 @@ SHOWN_SIZES = tuple(2**power for power in range(20, 27))
 """The sizes of messages whose predicted times a result lists: 1 to 64 MiB."""
 
 EVIDENCE = (
-    "how far to trust this: 10 published curves, which this prediction had not seen, were predicted "
-    "at 2 to 8 times the nodes. The median error was 2.7%, and 4.7% if a step was taken as unchanged. The "
-    "nominal 90% interval contained 85% of these steps, and fewer where a network was saturated"
+    "how far to trust this: steps of 10 published trainings, which this prediction had not seen, were "
+    "predicted at 2 to 8 times the nodes. The median error was 2.7%. It was 4.7% for the assumption that "
+    "more nodes do not lengthen a step. The nominal 90% interval contained 85% of these steps, and fewer "
+    "where a network was saturated"
 )
 """What is known of the errors of a prediction, for those who see one."""
 EVIDENCE_BETWEEN = (
     "how far to trust this: the step should lie between the steps of two measured counts, because "
-    "more nodes do not shorten a step. Of 1,027 counts of published curves that were left out and "
+    "more nodes do not shorten a step. Of 1,027 counts of published trainings that were left out and "
     "interpolated, 84% lay in such an interval. The median error was 8%"
 )
 """What is known of the errors of an interpolated step, for those who see one."""
@@ -1604,8 +1605,11 @@ def _origin_of_likely_factors(
     else:
         origin = f"the nominal {scaling.NOMINAL:.0%} interval"
         if limiting:
-            counts = " and ".join(_nodes(count.nodes) for count in limiting)
-            origin += f", limited by the measurements on {counts}"
+            factors = " and ".join(
+                f"{count.scaling_factor:.2f} on {_nodes(count.nodes)}"
+                for count in limiting
+            )
+            origin += f", limited by the measured {factors}, from which another job may differ"
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"{origin}; the step on {on_smallest} has the range of its jobs"
@@ -1631,7 +1635,9 @@ def _missing_for_messages(costs: Any, workload: Any) -> str:
             "add times of all-reduces on the nodes of the measured counts to "
             "--collectives"
         )
-    return f"whether messages explain the loss: not known: {given}, or give --kernels"
+    return (
+        f"whether messages explain the lost time: not known: {given}, or give --kernels"
+    )
 
 
 def _advice(
@@ -1652,7 +1658,7 @@ def _advice(
     if round(twice, 2) > round(asked.scaling_factor, 2):
         text = (
             "helps: accumulating two batches before each update. If every step loses the "
-            "same time, however many batches it has, this halves the loss per sample: "
+            "same time, however many batches it has, this halves the time lost per sample: "
             f"scaling factor {twice:.2f} on {_nodes(asked.nodes)} instead of "
             f"{asked.scaling_factor:.2f}"
         )
@@ -1821,7 +1827,7 @@ def _on_factors_of_fewer_nodes(
         return []
     text = (
         f"the interval on {_nodes(asked.nodes)} reaches above the scaling factor on "
-        f"{_nodes(smaller.nodes)}, {smaller.scaling_factor:.2f}, because jobs scatter: 24% of the "
-        "published steps were shorter than on fewer nodes"
+        f"{_nodes(smaller.nodes)}, {smaller.scaling_factor:.2f}, because jobs scatter: in published "
+        "trainings, 24% of the steps were shorter than on fewer nodes"
     )
     return [Finding("factor", (), text)]

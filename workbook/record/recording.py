@@ -37,7 +37,7 @@ LONG = "profile full"
 def record(
     what: str,
     *,
-    profile: str = "quick",
+    suite: str = "quick",
     device: str = "",
     out: Path | None = None,
     dry_run: bool = False,
@@ -52,8 +52,8 @@ def record(
     Parameters
     ----------
     what : str
-        The name of a suite, a file of points, or one of `PARTS` of the suite ``profile``.
-    profile : str, optional
+        The name of a suite, a file of points, or one of `PARTS` of the suite ``suite``.
+    suite : str, optional
         The suite of which a part is measured.
     device : str, optional
         "cpu" or "cuda", in place of the suite's own.
@@ -79,38 +79,38 @@ def record(
     UserError
         As `run_session` does, for a wrong file, and where a lab or a GPU is needed and lacking.
     """
-    name = profile if what in PARTS else what
+    name = suite if what in PARTS else what
     part = what if what in PARTS else "all"
-    suite = read(name, parts=PARTS)
-    device = _checked_device(suite, device)
-    out = out or _default_out(suite, device)
+    listed = read(name, parts=PARTS)
+    device = _checked_device(listed, device)
+    out = out or _default_out(listed, device)
     make_points = partial(
         points,
-        name=str(suite.file),
+        name=str(listed.file),
         part=part,
         device=device,
         networks=networks,
         predict=predict,
     )
-    is_full = suite.file == read("full").file
+    is_full = listed.file == read("full").file
     if is_full:
         _refuse_short_tables(out)
     if dry_run:
         return estimate(make_points, out, budget_s)
-    if suite.is_campaign or part == CAMPAIGN:
+    if listed.is_campaign or part == CAMPAIGN:
         lacking = network.why_unavailable()
         if lacking:
             raise UserError(f"no campaign here: {lacking}")
     return run_session(
         make_points,
         out,
-        isolate=suite.isolate,
+        isolate=listed.isolate,
         gpu=device == "cuda",
         budget_s=budget_s,
         pack=pack,
         ignore_load=ignore_load,
         remark=LONG if is_full else "",
-        strict=suite.strict,
+        strict=listed.strict,
         pack_tables=out.resolve().is_relative_to(places.RECORDED.resolve()),
     )
 
@@ -134,7 +134,7 @@ def _refuse_short_tables(out: Path) -> None:
     for path in filter(is_stamped, store.list_tables(out)):
         if LONG not in store.load_stamp(path).get("remark", ""):
             raise UserError(
-                f"{out} holds tables that profile full did not measure, as {path.name}: "
+                f"{out} holds tables that the suite full did not measure, as {path.name}: "
                 "choose another directory by --out, or remove them"
             )
 

@@ -399,7 +399,7 @@ def gains(judged: pd.DataFrame) -> Figure:
         label="interval",
     )
     plots.points(
-        ax, 1e3 * shown["gain_s"], rows, replace(model, label="played again"), size=5
+        ax, 1e3 * shown["gain_s"], rows, replace(model, label="replayed"), size=5
     )
     rules = {
         "waits_gain_s": replace(look("no_overlap"), label="sums of waits"),

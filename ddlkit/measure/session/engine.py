@@ -174,13 +174,13 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     points = [*sections.body, *sections.opening, *sections.closing]
     missing = [point for point in points if not point.done(out)]
     if not missing:
-        return f"{_counted(len(points))} measured already: nothing is left to do"
+        return f"{_counted(len(points))} done already: nothing is left to do"
     lines = []
     for point in missing:
         line = f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}"
         lines.append(line.rstrip())
     rest_min = sum(point.estimate_s for point in missing) / 60
-    progress = f"{len(points) - len(missing)} of {_counted(len(points))} measured"
+    progress = f"{len(points) - len(missing)} of {_counted(len(points))} done"
     lines.append(f"{progress} in {out}; the rest takes about {rest_min:.1f} min")
     spent_s = list(itertools.accumulate(point.estimate_s for point in missing))
     within = sum(end_s <= budget_s for end_s in spent_s)
@@ -193,8 +193,8 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
 
 
 def _counted(points: int) -> str:
-    """Return a number of points with its noun."""
-    return "1 point" if points == 1 else f"{points} points"
+    """Return a number of points, as a person reads it: as measurements."""
+    return "1 measurement" if points == 1 else f"{points} measurements"
 
 
 # -- the session -----------------------------------------------------------------------
@@ -336,7 +336,7 @@ class _Session:
             say(f"already measured: {', '.join(present)}")
         to_go_s = sum(row.estimate_s for row in (*opening, *missing, *closing))
         if to_go_s:
-            say(f"{_counted(len(missing))} to measure, about {to_go_s / 60:.1f} min")
+            say(f"{_counted(len(missing))} to do, about {to_go_s / 60:.1f} min")
         # What failed before may fail again, and comes last. False sorts before True, and
         # `sorted` keeps the order of all rows with False, and of all with True.
         faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
@@ -414,7 +414,7 @@ class _Session:
         # The outcomes of points that have tables are taken out and counted. What
         # remains is missing.
         n_with_tables = sum(len(by_outcome.pop(outcome, ())) for outcome in HAVE_TABLES)
-        say(f"{n_with_tables} of {_counted(len(self.rows))} measured")
+        say(f"{n_with_tables} of {_counted(len(self.rows))} done")
         for outcome, keys in by_outcome.items():
             say(f"missing, {outcome}: {', '.join(keys)}")
         if self.rows and not n_with_tables:
