@@ -206,7 +206,7 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     values: dict[str, Any] = {}
     for key, value in description.items():
         if key not in ("form", "fit"):
-            values[_FIELDS.get(key, key)] = value
+            values[_FIELDS.get(str(key), str(key))] = value
     names = set(values)
     # Entries besides the parameters, such as the number of workers, may be left out.
     allowed = set(described_fields(kind))
