@@ -459,8 +459,8 @@ def _watch(
             job_in_words = f"job {job} on {ranks} ranks over {place.name}"
             last_line = f"last line of rank 0: {_last_line(log)}"
             raise UserError(
-                f"{job_in_words} was not done after {timeout_s:g} s and was ended; "
-                f"{last_line}"
+                f"{job_in_words} was not done after {timeout_s:g} s and was ended "
+                f"({last_line}): run it again while nothing else uses this machine"
             )
         time.sleep(POLL_S)
         lines_shown = _show_progress(log, lines_shown)
