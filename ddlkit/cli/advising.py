@@ -950,9 +950,11 @@ def _headline(result: Mapping[str, Any]) -> str:
     # The prediction decided this, also if plans were tried.
     reason = "no plan is predicted to be faster"
     if result["predicted_best"] != "ddp":
+        _, most = result["predicted_gain_interval"]
+        verb = "is" if most < WORTH else "may be"
         reason = (
-            f"it is not sure that the predicted gain is at least {WORTH:.0%}, from which "
-            "on a change is advised"
+            f"the predicted gain {verb} below {WORTH:.0%}, and a change is advised from "
+            f"{WORTH:.0%} on"
         )
     tried = " (predicted, not tried)" if result["decided_by"] == "prediction" else ""
     return f"{advised}: {reason}{tried}"
