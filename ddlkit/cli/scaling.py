@@ -267,8 +267,8 @@ def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
     )
     if has_messages:
         # In a line of its own, this long name leaves the table narrow enough for a terminal.
-        head += " quiet, bad day"
-        yield f"{'step if only messages cost':>{len(head)}}"
+        head += " quiet day, bad day"
+        yield f"{'step if only messages lengthened it':>{len(head)}}"
     yield head.rstrip()
     for row, origin in zip(result.counts, origins, strict=True):
         yield _row(row, f"{origin:<{width}}").rstrip()
@@ -448,7 +448,9 @@ def _messages(result: Scaling, collective: str) -> str:
     times = [time for time in result.collectives if time.collective == collective]
     # Within one node no other traffic slows messages down, so that there is no bad day.
     has_bad_day = times[0].nodes > 1
-    on_bad_day = ", and on a bad day" if has_bad_day else ""
+    on_bad_day = ""
+    if has_bad_day:
+        on_bad_day = " (on a bad day, when other jobs load the network)"
     listed = []
     for time in (times[0], times[len(times) // 2], times[-1]):
         text = f"{units.format_bytes(time.bytes)} {units.format_seconds(time.seconds)}"
