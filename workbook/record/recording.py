@@ -81,7 +81,9 @@ def record(
     """
     name = profile if what in PARTS else what
     part = what if what in PARTS else "all"
-    suite = read(name, parts=PARTS)
+    # The command also records straggling, which is in no suite, and does so without this
+    # function.
+    suite = read(name, parts=PARTS, others=("straggling",))
     device = _checked_device(suite, device)
     out = out or _default_out(suite, device)
     make_points = partial(
