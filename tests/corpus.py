@@ -57,7 +57,7 @@ ENTRIES: dict[str, tuple[str, Input]] = {
         asked({**LINE, "fit": ERRORS}),
     ),
     "no value": ("--form: -- is not a value", _fit("bytes,seconds\n", "--form=--")),
-    "denormal times": ("below 1e-30", _fit(TINY, "--form", "alpha_beta")),
+    "denormal times": ("at least 1e-30", _fit(TINY, "--form", "alpha_beta")),
     # once nonsense
     "beyond all numbers": (
         "must be a finite number up",

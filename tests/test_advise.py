@@ -254,7 +254,7 @@ def test_a_models_file_is_measured_advised_on_and_tried(
         (
             "frozen_and_unused",
             0.1,
-            "2 tensors get no gradient, as unused.bias: freeze them",
+            "2 parameters get no gradient, such as unused.bias: set requires_grad=False",
         ),
         (
             "dict_outputs",
@@ -282,7 +282,40 @@ def test_what_cannot_be_advised_on_is_one_line(
     assert cli.main(["advise", *words]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("ddlkit: error: ") and re.search(expected, error)
-    assert not [*tmp_path.glob("o/*.csv")]
+    # Nothing is left of an advice that was refused before anything was measured.
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_loss_that_fails_leaves_its_traceback_and_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import os\n"
+        "from torch import nn, ones\n"
+        "def net():\n"
+        "    model = nn.Linear(2, 1)\n"
+        "    def loss():\n"
+        "        if 'RANK' in os.environ:\n"
+        "            raise ValueError('boom')\n"
+        "        return model(ones(1, 2)).sum()\n"
+        "    return model, loss\n"
+    )
+    out = tmp_path / "new" / "o"
+    words = f"--model {file}:net --minutes 6s --out {out}"
+    assert cli.main(["advise", *words.split()]) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    (log,) = re.findall(rf"{out}\S+log", line)
+    assert "Traceback" in Path(log).read_text()
+    # The logs are all that is left.
+    assert [path.name for path in out.iterdir()] == ["rank-logs"]
+
+
+def test_what_was_there_before_a_refused_advice_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").touch()
+    words = f"--model {FILE}:frozen_and_unused --minutes 6s --out {tmp_path}"
+    assert cli.main(["advise", *words.split()]) == 2
+    assert (tmp_path / "mine.csv").exists()
 
 
 def test_a_trial_supports_a_change_only_if_its_interval_lies_above_zero() -> None:

@@ -110,9 +110,7 @@ def test_json_of_nccl_tests_has_the_ranks_of_a_group(
 
 
 def test_json_of_nccl_tests_is_refused_for_a_reason(tmp_path: Path) -> None:
-    assert "results[1], out_of_place, nwrong: 3.0 wrong values" in refusal(
-        tmp_path, nccl_json(nwrong=3.0)
-    )
+    assert "3.0 wrong values" in refusal(tmp_path, nccl_json(nwrong=3.0))
     assert "not GPU time: take no -C" in refusal(tmp_path, nccl_json(cpu_time=3.0))
     assert "did the run of nccl-tests end?" in refusal(tmp_path, nccl_json()[:-9])
     assert "contradicts" in refusal(tmp_path, nccl_json(time=15e-6))
@@ -205,7 +203,8 @@ def test_a_row_that_text_of_nccl_interrupts_is_joined(
 
 def test_a_table_that_is_not_there_is_said_not_to_be(tmp_path: Path) -> None:
     text = "\n".join(nccl_log([(rank, 0) for rank in range(RANKS)]))
-    assert "there is no table 3, only one" in refusal(tmp_path, text, table=3)
+    line = refusal(tmp_path, text, table=3)
+    assert "--table 3" in line and "one table" in line
 
 
 def test_several_types_at_one_size_are_told_apart(tmp_path: Path) -> None:
@@ -244,7 +243,7 @@ def test_csv_of_rccl_tests(collective: str, tmp_path: Path) -> None:
     check(read(tmp_path, later), name)
     assert len(read(tmp_path, early, place="in_place")[0]) == len(SIZES)
     wrong = early.replace('"0"', '"7"')
-    assert "column #wrong: 7 wrong values" in refusal(tmp_path, wrong)
+    assert "7 wrong values" in refusal(tmp_path, wrong)
     assert "contradicts" in refusal(tmp_path, early.replace(",4,", ",8,"))
 
 
@@ -432,7 +431,7 @@ def test_own_tables_separated_by_blanks(tmp_path: Path) -> None:
         ("bytes,time", "{b},{us}", "column time: its unit is not known: name it sec"),
         ("size_b,time", "{b},{us}", "column time: its unit is not known: name it sec"),
         ("bytes,time_us,time_s", "{b},{us},{s}", "column time_us, time_s: which"),
-        ("bytes,time_s", "{b},{us}", "column time_s: 6.47e+03 bytes a second"),
+        ("bytes,time_s", "{b},{us}", "column time_s: 131072 bytes"),
         (
             "bytes,busbw",
             "{b},{us}",

@@ -227,6 +227,10 @@ def assert_one_line(words: str, message: str, capsys: Capture) -> None:
 
 MISTAKES = {
     f"predict {DENSE} --plan buffer:25Mb": "use B, KB",
+    f"predict {DENSE} --plan ddp25": "--plan ddp25: unknown plan",
+    f"plan {DENSE} --planner ddp25": "--planner ddp25: unknown plan",
+    f"predict {DENSE} --plan search:3": "--plan search:3",
+    f"advise {DENSE} --html text/page.html": "--html text/page.html: cannot write",
     "import text --out p.csv": "is in no format that can be imported",
     "import trace --out p.csv --batch 0": "--batch 0",
     "import counts --out p.csv": "give --peak (FLOP/s) and --utilisation",
@@ -260,6 +264,7 @@ MISTAKES = {
     "measure collectives --networks resnet50": "--networks has no effect on the part collectives",
     "measure collectives --ranks 257": "use at most 256",
     "measure layers --networks resnet-fifty:4": "--networks resnet-fifty: unknown network",
+    "measure layers --networks resnet18,4": "as in resnet18:4",
     "measure gpu": "without one, use ddlkit measure quick",
     f"{WHAT_IF} --gpus 0": "--gpus 0: one GPU alone sends nothing",
     f"{WHAT_IF} --straggler 4:1.2": "--straggler 4:1.2: there is no rank '4': the ranks are 0 to 3",
@@ -309,6 +314,29 @@ def test_a_mistake_is_one_line_that_says_what_and_where(
 ) -> None:
     assert_one_line(words, MISTAKES[words], capsys)
     assert not Path("p.csv").exists()
+
+
+def test_an_option_that_names_a_table_of_another_kind_is_named_with_the_right_one(
+    capsys: Capture,
+) -> None:
+    recorded = places.RECORDED / "cpu-2x-amd-epyc"
+    table_by_option = {
+        "--profile": recorded / "layers-alexnet-b8-r1.csv",
+        "--collectives": recorded / "collectives-lab-p2-500mbit.csv",
+    }
+    for wrong, other in (
+        ("--profile", "--collectives"),
+        ("--collectives", "--profile"),
+        ("--slowdown", "--profile"),
+        ("--selection", "--profile"),
+    ):
+        tables = {**table_by_option, wrong: table_by_option[other]}
+        words = " ".join(f"{option} {path}" for option, path in tables.items())
+        if wrong == "--selection":
+            words += " --density 0.1"
+        message = f"{wrong} {table_by_option[other]}: "
+        assert_one_line(f"predict {words}", message, capsys)
+        assert_one_line(f"predict {words}", f"belongs to {other}", capsys)
 
 
 @pytest.mark.fault(

@@ -422,3 +422,20 @@ def test_a_comparison_holds_what_the_fits_say_and_the_command_prints_it(
         assert answer["forms"][form]["median_error"] == pytest.approx(
             row["median_error"]
         )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "of_each"),
+    [
+        ([2**20], False),
+        ([2**20] * 3, True),
+        ([2**20, 2**21], False),
+        ([2, 2**20], False),
+    ],
+)
+def test_a_size_that_several_messages_have_is_not_taken_for_their_sum(
+    sizes: list[int], of_each: bool
+) -> None:
+    measured = fits.Measured.of([1024, 4096], "nccl")
+    (doubt,) = fits.doubts("cuda", measured, sizes)
+    assert ("1 MiB each" in doubt) == of_each

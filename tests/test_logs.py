@@ -244,11 +244,18 @@ def test_one_of_several_tables_is_chosen_and_sizes_are_of_all_ranks(
         + imb("Allgather")
         + "#repetitions\n9 2 3\n"
     )
-    first = "4 tables: choose one by --table: 1 all_reduce, 2 ranks, 10 rows; 2 all_reduce, 8 ranks"
-    others = "; 3 broadcast, 4 ranks, 9 rows; 4 all_gather, 8 ranks, 10 rows"
+    described = (
+        "1 of all_reduce, 2 ranks, 10 rows",
+        "2 of all_reduce, 8 ranks, 10 rows",
+        "3 of broadcast, 4 ranks, 9 rows",
+        "4 of all_gather, 8 ranks, 10 rows",
+    )
     for table in (None, 0, 5):
-        assert f"{first}, 10 rows{others}" in refusal(tmp_path, text, table=table)
-    assert others not in refusal(tmp_path, text, collective="all_reduce")
+        line = refusal(tmp_path, text, table=table)
+        assert "--table" in line
+        assert all(words in line for words in described)
+    line = refusal(tmp_path, text, collective="all_reduce")
+    assert described[1] in line and described[2] not in line
     assert read(tmp_path, text, table=2)[2]["ranks"] == 8
     assert read(tmp_path, text, collective="all_reduce", ranks=8)[2]["ranks"] == 8
     one_rank = {osu(f"MPI All-to-All{v} Personalized Exchange"): 8 for v in ("", "v")}
@@ -272,8 +279,8 @@ def test_a_refusal_names_the_cause(tmp_path: Path) -> None:
         osu().replace(
             "OSU", ""
         ): "does not name its collective: give --collective all_reduce or",
-        osu().replace("21.59", "nan"): "'nan' must be a finite number",
-        imb().replace("21.59", "1e308"): "'1e308' is beyond",
+        osu().replace("21.59", "nan"): "is 'nan'",
+        imb().replace("21.59", "1e308"): "is '1e308'",
         nccl(n=1, title="all_reduce"): "one rank sends no messages",
     }.items():
         assert words in refusal(tmp_path, text)

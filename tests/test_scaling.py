@@ -634,6 +634,18 @@ def test_a_job_in_another_unit_is_refused_by_its_name(factor: float) -> None:
         scale(table, 16)
 
 
+@pytest.mark.parametrize("factor", [1.0, 1e3])
+def test_steps_that_are_all_in_another_unit_are_warned_of(
+    factor: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "steps.csv"
+    table_of({count: factor * step_s for count, step_s in COUNTS.items()}).to_csv(path)
+    assert cli.main(["scale", "--steps", str(path), "--nodes", "16"]) == 0
+    warned = [line for line in capsys.readouterr().err.splitlines() if "step_s" in line]
+    assert len(warned) == (factor > 1)
+    assert all(f"--steps {path}" in line for line in warned)
+
+
 def test_tables_of_one_node_are_refused_as_such() -> None:
     """They have as many GPUs on the node as the training, so that these do not differ."""
     costs = NodeCosts.of(all_reduces(1))

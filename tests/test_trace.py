@@ -167,7 +167,7 @@ GOOD = [
         ),
         (
             [*GOOD[:2], "1 a 2 3 4"],
-            "line 3, column Size: the row has 5 cells, the header 6",
+            "line 3: has 5 fields, but the header has 6",
         ),
         ([*GOOD[:2], "1 a 2 x 4 40"], "line 3, column backward: 'x' is not a number"),
         (

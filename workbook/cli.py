@@ -40,6 +40,16 @@ PROGRAM = cli.Program(
 )
 
 
+def _no_directory(option: str, path: Path) -> UserError:
+    """Return the error for a path that is no directory.
+
+    ``option`` is how the error calls the path, with the option that names it, if any.
+    """
+    if path.exists():
+        return UserError(f"{option}: is a file: name the directory that holds it")
+    return UserError(f"{option}: no such directory: check its name")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of the workbook.
 
@@ -156,7 +166,7 @@ def figures(arguments: argparse.Namespace) -> int:
     if arguments.check and arguments.write:
         raise UserError("--check and --write exclude each other: leave one out")
     if arguments.reports and not arguments.reports.is_dir():
-        raise UserError(f"--reports {arguments.reports}: no such directory")
+        raise _no_directory(f"--reports {arguments.reports}", arguments.reports)
     if arguments.reports and not arguments.check:
         raise UserError(
             "--reports has an effect with --check only: leave it out, or add --check"
@@ -388,7 +398,7 @@ def pack(arguments: argparse.Namespace) -> None:
 
     folder = arguments.folder or places.RECORDED
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such directory")
+        raise _no_directory(str(folder), folder)
     directories = with_tables(folder)
     if not directories:
         raise UserError(

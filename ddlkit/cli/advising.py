@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import math
 import os
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ from ddlkit.cli.command import (
     refuse_given,
     refuse_impossible_outputs,
     refuse_other_than_page,
+    refuse_unwritable,
     require_lab,
     require_model_file,
     show,
@@ -236,6 +239,7 @@ def _refuse_impossible_page(path: Path | None) -> None:
     needs("--html", WRITING_A_PAGE)
     own_output(path)
     refuse_other_than_page(path)
+    refuse_unwritable("--html", path, path.parent)
 
 
 _OPTIONS_OF_MEASURING = ("lab", "out", "minutes", "confirm_minutes")
@@ -430,9 +434,80 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
         # Ranks take a while to start. A mistake in the model is found here before that.
         check(arguments.model)
-        with only_command_in(out):
+        made = _to_be_made(out)
+        with only_command_in(out), _removing_leftovers(out, made):
             _launch(arguments, settings, ranks, out)
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
+
+
+_LEFTOVERS = (".lock", "job.json", "rank-logs")
+"""What a command that has measured nothing leaves in its directory."""
+
+
+def _to_be_made(directory: Path) -> list[Path]:
+    """Return a directory and its parents as far as they do not exist, the innermost first."""
+    return [path for path in (directory, *directory.parents) if not path.exists()]
+
+
+@contextlib.contextmanager
+def _removing_leftovers(out: Path, made: Sequence[Path]) -> Iterator[None]:
+    """Remove what the block leaves in a directory if it fails before anything is measured.
+
+    The logs of the ranks stay if they tell more than the error, which then names a log.
+
+    Parameters
+    ----------
+    out : Path
+        The directory, of which this process holds the lock.
+    made : sequence of Path
+        The directories that this command has made, the innermost first.
+
+    Raises
+    ------
+    UserError
+        If the block raises it.
+    """
+    try:
+        yield
+    except (UserError, KeyboardInterrupt) as error:
+        # An interrupt needs no log.
+        log = _telling_log(out) if isinstance(error, UserError) else None
+        names = {path.name for path in out.iterdir()}
+        if names <= set(_LEFTOVERS):
+            _remove_leftovers(out, made, with_logs=log is None)
+        if log is None:
+            raise
+        raise UserError(f"{error}; all that the rank printed is in {log}") from None
+
+
+def _remove_leftovers(out: Path, made: Sequence[Path], *, with_logs: bool) -> None:
+    """Remove `_LEFTOVERS` from a directory, and then those of ``made`` that are empty.
+
+    ``with_logs`` says whether the logs of the ranks are removed, too.
+    """
+    if with_logs:
+        shutil.rmtree(out / "rank-logs", ignore_errors=True)
+    (out / "job.json").unlink(missing_ok=True)
+    # The lock goes last, so that no other command begins before the rest is gone.
+    (out / ".lock").unlink(missing_ok=True)
+    # Another command may have begun in the directory now, which is then not empty.
+    with contextlib.suppress(OSError):
+        for directory in made:
+            directory.rmdir()
+
+
+def _telling_log(out: Path) -> Path | None:
+    """Return the first log of a rank with more than progress and an error, None if none.
+
+    It is a traceback of the user's code, for example.
+    """
+    from ddlkit import jobs
+
+    for log in sorted((out / "rank-logs").rglob("*.log")):
+        lines = log.read_text(errors="replace").splitlines()
+        if any(line.strip() and not line.startswith(jobs.PROGRESS) for line in lines):
+            return log
+    return None
 
 
 def _measure_as_rank(settings: Any, out: Path) -> bool:

@@ -322,7 +322,8 @@ def is_numbers(value: Any) -> bool:
 # ---------------------------------------------------------------- ddlkit measure
 
 MODEL_FUNCTION = """The function returns (model, loss) or (model, loss, optimizer),
-where loss() does one forward pass and returns the scalar loss.
+where loss() does one forward pass and returns the scalar loss. It may have the
+parameter device, the device of the rank.
 torchvision:resnet50:32 stands for that network at batch size 32."""
 _MODEL = f"""For the part layers: measure your own model, which the function FUNCTION
 in FILE.py returns. {MODEL_FUNCTION} This also works in the processes that torchrun

@@ -395,6 +395,7 @@ def forecast_of(
     _refuse_wrong_dilation(arguments.dilation)
     _refuse_half_of_selection(arguments)
     _refuse_wrong_copies(arguments)
+    refuse_other_kinds(arguments)
     warnings: list[str] = []
     profile = _read_profile(arguments, notes, warnings)
     workload = profile.workload()
@@ -406,7 +407,7 @@ def forecast_of(
     communication = _with_contention(arguments, communication, profile, warnings, notes)
     predicted = forecast(
         workload,
-        _plan_of(spec, workload, communication),
+        _plan_of(arguments, spec, workload, communication),
         communication,
         copy_s_per_byte=arguments.copy_s_per_byte,
         level=level,
@@ -426,17 +427,26 @@ def forecast_of(
     return predicted, warnings, profile, communication
 
 
-def _plan_of(spec: str, workload: Any, communication: Any) -> Any:
+def _plan_of(
+    arguments: argparse.Namespace, spec: str, workload: Any, communication: Any
+) -> Any:
     """Return the plan that a file ``*.json`` holds, or that a planner makes.
 
-    Raises UserError if the plan of a file does not fit the gradients of ``workload``.
+    Raises UserError if there is no such plan, or if it does not fit the gradients of
+    ``workload``. The error names the option by which the user chose the plan.
     """
     from ddlkit import formats
     from ddlkit.model.predictor import plan_with_contention
 
     if not spec.endswith(".json"):
         # Planners that know contention, such as `search`, take it into account.
-        return plan_with_contention(spec, workload, communication)
+        try:
+            return plan_with_contention(spec, workload, communication)
+        except UserError as error:
+            for name in ("plan", "planner"):
+                if getattr(arguments, name, None) == spec:
+                    raise UserError(f"{option_of(name)} {spec}: {error}") from error
+            raise
     plan = formats.read_plan(Path(spec))
     try:
         plan.group_bytes(workload)
@@ -473,6 +483,71 @@ def _refuse_wrong_copies(arguments: argparse.Namespace) -> None:
             ["copy_s_per_byte"],
             "has no effect with --copies, which has the measured time",
         )
+
+
+_KIND_BY_OPTION = {
+    "profile": "layers",
+    "collectives": "collectives",
+    "slowdown": "slowdown",
+    "copies": "copies",
+    "inputs": "inputs",
+    "selection": "selection",
+}
+"""The kind of recorded table that an option takes, by the name of the parsed argument."""
+
+
+def refuse_other_kinds(arguments: argparse.Namespace) -> None:
+    """Raise UserError if an option names a recorded table of another kind than it takes.
+
+    Files that are no recorded tables are checked where they are read.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        The values of the options of a command, which may lack some of `_KIND_BY_OPTION`.
+
+    Raises
+    ------
+    UserError
+        If there is such an option. The error names the option to which the table belongs.
+    """
+    from ddlkit import store
+    from ddlkit.store.sheet import kind_in_words
+    from ddlkit.store.tables import is_stamped
+
+    option_by_kind = {
+        kind: option_of(name)
+        for name, kind in _KIND_BY_OPTION.items()
+        if _takes(arguments, name)
+    }
+    for name, needed in _KIND_BY_OPTION.items():
+        given = getattr(arguments, name, None) or []
+        # Some options take several files.
+        patterns = given if isinstance(given, list) else [given]
+        for path in store.expand_tables(patterns):
+            if not is_stamped(path):
+                continue
+            kind = store.load_stamp(path)["schema"]
+            if kind == needed:
+                continue
+            belongs_to = ""
+            if kind in option_by_kind:
+                # Two options were perhaps interchanged.
+                belongs_to = f", which belongs to {option_by_kind[kind]}"
+            raise UserError(
+                f"{option_of(name)} {path}: is {kind_in_words(kind)}{belongs_to}: "
+                f"give {option_of(name)} {kind_in_words(needed)}, such as {needed}.csv or "
+                f"{needed}-NAME.csv"
+            )
+
+
+def _takes(arguments: argparse.Namespace, name: str) -> bool:
+    """Return whether a command has the option of a parsed argument.
+
+    The command what-if has no options that its graph leaves out, but has their defaults.
+    """
+    is_left_out = _is_what_if(arguments) and name in NOT_IN_THE_GRAPH
+    return hasattr(arguments, name) and not is_left_out
 
 
 def _refuse_half_of_selection(arguments: argparse.Namespace) -> None:
@@ -878,8 +953,8 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     all_rows = _rows_of_messages(arguments, paths, warnings)
     if arguments.density is not None:
         _refuse_other_than_selected(all_rows, collective)
-    # Errors about the rows of several files name the option.
-    origin = Path("--collectives")
+    # Errors about the rows of all files name the option and its files.
+    origin = f"--collectives {_listed_files(arguments.collectives)}"
     rows, chosen = _chosen_rows(arguments, all_rows, collective, origin)
     # Only the cost of a line can be taken to another number of ranks.
     form = "alpha_beta" if arguments.assume_ring else "table"
@@ -899,9 +974,16 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         warnings.append(_misses_of_line(calibrated.cost, rows))
     ranks_differ = arguments.ranks != calibrated.cost.workers
     if _ranks_are_predicted(arguments) and ranks_differ:
-        calibrated = as_ring(calibrated, arguments.ranks, str(origin), warnings)
+        calibrated = as_ring(calibrated, arguments.ranks, origin, warnings)
     backends = rows["backend"].unique()
     return calibrated, Measured.of(rows["bytes"], *backends)
+
+
+def _listed_files(paths: Sequence[Path]) -> str:
+    """Return the first of some files, and how many more there are, in words."""
+    if len(paths) == 1:
+        return str(paths[0])
+    return f"{paths[0]} and {len(paths) - 1} more"
 
 
 def _rows_of_messages(
@@ -942,7 +1024,7 @@ def _rows_of_messages(
 
 
 def _chosen_rows(
-    arguments: argparse.Namespace, all_rows: Any, collective: str, origin: Path
+    arguments: argparse.Namespace, all_rows: Any, collective: str, origin: str
 ) -> tuple[Any, Any]:
     """Return the rows of one collective, number of ranks and link, and these three values.
 
@@ -1210,6 +1292,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
         )
     notes: list[str] = []
     _refuse_wrong_dilation(arguments.dilation)
+    refuse_other_kinds(arguments)
     warnings: list[str] = []
     profile = _read_profile(arguments, notes, warnings)
     shardings = {spec: Sharding.of(profile, spec) for spec in specs}

@@ -18,11 +18,13 @@ from ddlkit.cli.command import (
     share,
     show,
 )
-from ddlkit.cli.inputs import print_warnings
+from ddlkit.cli.inputs import LONG_COMPUTE_S, print_warnings, refuse_other_kinds
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from ddlkit.model.scaling import Count, Scaling
 
 
@@ -134,6 +136,7 @@ if TYPE_CHECKING:
 def scale(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit scale``."""
     _refuse_wrong_options(arguments)
+    refuse_other_kinds(arguments)
     from ddlkit.formats.kernel_sums import read_kernel_sums
     from ddlkit.formats.node_tables import read_node_tables
     from ddlkit.formats.steps import read_steps
@@ -166,6 +169,7 @@ def scale(arguments: argparse.Namespace) -> None:
     warnings = [
         finding.text for finding in result.findings if finding.what == "warning"
     ]
+    warnings += _doubts_of_unit(steps, arguments.steps)
     print_warnings(warnings)
     if arguments.json:
         show(result.to_dict(), as_json=True)
@@ -200,6 +204,17 @@ def _refuse_wrong_options(arguments: argparse.Namespace) -> None:
         needs("--plot", DRAWING)
         if arguments.plot.suffix.lower() != ".png":
             raise UserError(f"--plot {arguments.plot}: name a file that ends in .png")
+
+
+def _doubts_of_unit(steps: DataFrame, file: Path) -> list[str]:
+    """Return a warning if steps are so long that their times are perhaps not in seconds."""
+    median_s = float(steps["step_s"].median())
+    if median_s <= LONG_COMPUTE_S:
+        return []
+    return [
+        f"--steps {file}: the median step takes {median_s:.3g} s: check that the column "
+        "step_s is in seconds"
+    ]
 
 
 def _inputs(arguments: argparse.Namespace) -> str:

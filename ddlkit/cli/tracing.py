@@ -124,9 +124,11 @@ def _refuse_directory(out: Path) -> None:
         return
     others = sorted(set(out.iterdir()) - set(out.glob("rank*.json.gz")))
     if others:
+        # A user finds a hidden file less easily.
+        visible = [path for path in others if not path.name.startswith(".")]
+        example = (visible or others)[0]
         raise UserError(
-            f"--out {out}: holds other files, such as {others[0].name}: name a new "
-            "directory"
+            f"--out {out}: holds other files, such as {example.name}: name a new directory"
         )
 
 

@@ -178,8 +178,8 @@ class FusionPlan:
         """
         if self.n != workload.n:
             raise UserError(
-                f"plan {self.planner!r} is for {self.n} tensors, but the workload has "
-                f"{workload.n}: make the plan for this workload"
+                f"plan {self.planner!r} is for {self.n} tensors, but the layer profile has "
+                f"{workload.n}: make the plan for this profile"
             )
         if workload.has_several_types:
             self._refuse_mixed_types(workload)
@@ -754,6 +754,32 @@ def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
     return cost
 
 
+def refuse_unknown_plan(name: str, *further: str) -> None:
+    """Raise UserError if no planner has a name.
+
+    Parameters
+    ----------
+    name : str
+        The name of a plan, without a colon and what follows it.
+    *further : str
+        Names that are not of planners, but that the caller takes as well. The error lists
+        them, too.
+
+    Raises
+    ------
+    UserError
+        If no planner has the name, even if it is one of ``further``.
+    """
+    if name in PLANNERS:
+        return
+    # Each planner is shown by its first example, because some need a text after the colon.
+    examples = [known.examples[0] for known in PLANNERS.values()]
+    raise UserError(
+        f"unknown plan {shown(name)}: use a name such as "
+        f"{', '.join([*examples, *further])} (docs/GLOSSARY.md explains the names)"
+    )
+
+
 def make_plan(
     spec: str, workload: Workload, cost: MessageCost | None = None
 ) -> FusionPlan:
@@ -787,14 +813,7 @@ def make_plan(
     ((1, 2, 3), (2, 3))
     """
     name, _, text = spec.partition(":")
-    if name not in PLANNERS:
-        # Each planner is shown by its first example, because some need a text after the
-        # colon.
-        usable = ", ".join(known.examples[0] for known in PLANNERS.values())
-        raise UserError(
-            f"unknown plan {shown(name)}: use a name such as {usable}, or search in "
-            "commands that take it (docs/GLOSSARY.md explains the names)"
-        )
+    refuse_unknown_plan(name)
     known = PLANNERS[name]
     if not known.takes(text):
         raise UserError(f"plan {shown(spec)}: write {' or '.join(known.examples)}")
@@ -867,7 +886,7 @@ def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
     n_groups = int(numbers[2])
     if not 1 <= n_groups <= workload.n:
         raise UserError(
-            f"plan {shown(f'random:{text}')}: the workload has {workload.n} gradients, "
+            f"plan {shown(f'random:{text}')}: the layer profile has {workload.n} gradients, "
             f"so the number of messages must be from 1 to {workload.n}"
         )
     rng = np.random.default_rng(seed)

@@ -134,7 +134,7 @@ class Workload:
     def __post_init__(self) -> None:
         n = len(self.tensor)
         if n == 0:
-            raise UserError("the workload is empty: it needs at least one tensor")
+            raise UserError("the layer profile is empty: it needs at least one tensor")
         if n > MOST_TENSORS:
             raise UserError(
                 f"{n} tensors: at most {MOST_TENSORS}: merge the tensors of a layer"

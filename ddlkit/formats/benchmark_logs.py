@@ -24,10 +24,12 @@ import numpy as np
 from ddlkit.core.collective import Collective
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import MOST_ROWS
+from ddlkit.core.units import format_bytes
 from ddlkit.formats.benchmark_rows import (
     BY_SPELLING,
     KNOWN,
     PLACES,
+    UNTRUSTED_TIMES,
     refuse_several_variants,
     rows_of_place,
 )
@@ -636,13 +638,14 @@ def read_log(
     if chosen.runs_at_once > 1:
         problem = f"{chosen.runs_at_once} processes print into one table"
         raise _without_mpi(problem, file)
-    _refuse_cut_or_wrong(chosen, file)
+    _refuse_cut(chosen, file)
     sheet, frame = _sizes_times_and_rates(chosen, file)
     # The user's number of ranks is used only if the log does not state it.
     ranks = chosen.ranks or ranks
     possible = _possible_collectives(chosen, frame, ranks)
     if chosen.has_rates:
         _check_values(sheet, frame)
+        _refuse_out_of_bounds(chosen, file)
         factors = {convention.algbw_factor for convention in possible.values()}
         # Without a possible collective, algbw is taken for the plain size over time.
         _check_rates(sheet, frame, factors or {1.0})
@@ -659,18 +662,26 @@ def read_log(
     return frame[["bytes", "seconds", "place", "collective", "ranks"]], chosen
 
 
-def _refuse_cut_or_wrong(table: Table, file: str) -> None:
-    """Raise UserError if rows of a table are missing, or if its collective was wrong."""
+def _refuse_cut(table: Table, file: str) -> None:
+    """Raise UserError if rows of a table are missing."""
     # A table with rates is of nccl-tests, which prints a last line.
     if table.has_rates and not table.is_whole:
         raise UserError(
             f"{file}: no '# Avg bus bandwidth' after the rows: the log is cut: get all of "
             "it, or make a CSV of bytes and seconds"
         )
+
+
+def _refuse_out_of_bounds(table: Table, file: str) -> None:
+    """Raise UserError if a collective had wrong results, by the line after the rows.
+
+    `_check_values` tells more, but not all logs count the wrong values of each row.
+    """
     if table.out_of_bounds:
         raise UserError(
-            f"{file}: 'Out of bounds values : {table.out_of_bounds} FAILED' after the "
-            "rows: fix the collective before timing it"
+            f"{file}: nccl-tests found wrong results of the collective (it prints 'Out of "
+            f"bounds values : {table.out_of_bounds} FAILED' after the rows), "
+            f"{UNTRUSTED_TIMES}"
         )
 
 
@@ -741,7 +752,7 @@ def _chosen_table(
     for position, table in enumerate(tables):
         collectives = _collectives_of_table(table, file, ranks)
         phrase = (
-            f"{position + 1} {' or '.join(collectives)}, "
+            f"table {position + 1} of {' or '.join(collectives)}, "
             f"{table.ranks or 'unknown'} ranks, {len(table.rows)} rows"
         )
         described.append(phrase)
@@ -757,7 +768,9 @@ def _chosen_table(
         return fitting[0]
     # If several tables fit, the user chooses among them, and otherwise among all.
     listed = "; ".join(fitting_described or described)
-    raise UserError(f"{file}: {len(tables)} tables: choose one by --table: {listed}")
+    raise UserError(
+        f"{file}: has {len(tables)} tables ({listed}): choose one with --table N"
+    )
 
 
 def _collectives_of_table(table: Table, file: str, ranks: int) -> list[str]:
@@ -782,11 +795,12 @@ def _no_table_of_number(number: int, described: list[str], file: str) -> UserErr
     listed = "; ".join(described)
     if len(described) == 1:
         return UserError(
-            f"{file}: there is no table {number}, only one: leave --table out: {listed}"
+            f"{file}: --table {number}: there is only one table ({listed}): leave --table "
+            "out"
         )
     return UserError(
-        f"{file}: there is no table {number} among {len(described)} tables: "
-        f"choose one by --table: {listed}"
+        f"{file}: --table {number}: there are only {len(described)} tables ({listed}): "
+        "choose one of them by its number"
     )
 
 
@@ -1074,8 +1088,11 @@ def _check_values(sheet: Sheet, frame: DataFrame) -> None:
     n_wrong = frame["#wrong"].to_numpy()
     if n_wrong.any():
         row = int(np.argmax(n_wrong > 0))
-        problem = f"{n_wrong[row]:g} wrong values: fix the collective before timing it"
-        sheet.fail(row, "#wrong", problem)
+        size = format_bytes(frame["size"][row])
+        problem = (
+            f"the benchmark found {n_wrong[row]:g} wrong values in a message of {size}"
+        )
+        sheet.fail(row, "#wrong", f"{problem}, {UNTRUSTED_TIMES}")
 
 
 def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> None:

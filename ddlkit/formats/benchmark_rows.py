@@ -42,6 +42,11 @@ BY_SPELLING = {
 }
 """The names in `KNOWN`, by the spellings of programs in small letters alone."""
 
+UNTRUSTED_TIMES = (
+    "so that its times cannot be trusted: find the cause, and run the benchmark again"
+)
+"""The end of an error about a benchmark that found wrong results."""
+
 # How far the printed bus bandwidth may be from the one that follows from size and time,
 # as a share of the printed one and besides rounding. Some programs average rates, and
 # others average times.
@@ -136,7 +141,9 @@ def positive(value: Any, where: str, name: str) -> float:
         number = math.nan
     # Python counts true and false as the numbers 1 and 0.
     if isinstance(value, bool) or not 0 < number <= MOST:
-        raise UserError(f"{where}, {name}: {shown(value)} must be a number above zero")
+        raise UserError(
+            f"{where}, {name}: is {shown(value)}; it must be a number above zero"
+        )
     return number
 
 
@@ -165,7 +172,9 @@ def whole(value: Any, where: str, name: str) -> int:
     """
     number = positive(value, where, name)
     if number % 1 or number > MOST_WHOLE:
-        raise UserError(f"{where}, {name}: {shown(value)} must be a whole number")
+        raise UserError(
+            f"{where}, {name}: is {shown(value)}; it must be a whole number"
+        )
     return int(number)
 
 
@@ -299,11 +308,13 @@ def _check_magnitude(row: BenchmarkRow) -> None:
     """
     if not 1 <= row.n_bytes <= MOST_WHOLE:
         raise UserError(
-            f"{row.where}: a size of {row.n_bytes:.3g} bytes: nobody means that"
+            f"{row.where}: a size of {row.n_bytes:.3g} bytes is implausible: correct "
+            "the size, or remove the row"
         )
     if not LEAST <= row.seconds <= MOST:
         raise UserError(
-            f"{row.where}: a time of {row.seconds:.3g} s: nobody means that"
+            f"{row.where}: a time of {row.seconds:.3g} s is implausible: correct the "
+            "time, or remove the row"
         )
 
 

@@ -29,7 +29,7 @@ _NAMES = {
 }
 _COLUMNS = ("instances", "total_ns", "least_ns", "name")
 _SCHEMA = Schema(
-    "of kernels",
+    "kernels",
     (
         Column("instances", "int", "positive"),
         Column("total_ns", "float", "non_negative"),

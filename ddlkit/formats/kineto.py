@@ -334,7 +334,9 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     try:
         document = parse_json(text)
     except ValueError as error:
-        advice = "export the trace again, with fewer iterations if it is long"
+        advice = (
+            "copy the file again, or record it again (fewer iterations if it is long)"
+        )
         raise UserError(
             f"{source}: cannot be read as JSON: {error}: {advice}"
         ) from error
@@ -468,7 +470,7 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
             duration = shown(entry.get("dur"))
             problem = f"({name}): ts {start} and dur {duration} must be microseconds"
             raise UserError(
-                f"{source}: traceEvents[{number}] {problem}: export the trace again"
+                f"{source}: traceEvents[{number}] {problem}: record the trace again"
             )
         spans.append(entry)
     return spans

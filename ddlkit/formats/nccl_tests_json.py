@@ -12,8 +12,10 @@ from collections import Counter
 from typing import Any
 
 from ddlkit.core.errors import UserError, shown
+from ddlkit.core.units import format_bytes
 from ddlkit.formats.benchmark_rows import (
     PLACES,
+    UNTRUSTED_TIMES,
     BenchmarkRow,
     benchmark_times,
     collective_named,
@@ -109,8 +111,8 @@ def _row(
     n_wrong = times.get("nwrong")
     if n_wrong:
         raise UserError(
-            f"{where}, nwrong: {shown(n_wrong)} wrong values: "
-            "fix the collective before timing it"
+            f"{where}, nwrong: nccl-tests found {shown(n_wrong)} wrong values in a message "
+            f"of {format_bytes(n_bytes)}, {UNTRUSTED_TIMES}"
         )
     busbw_gb_per_s = stated_busbw_gb_per_s(times.get("bus_bw"))
     return BenchmarkRow(

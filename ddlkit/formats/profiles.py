@@ -16,7 +16,12 @@ from ddlkit.formats import flop_counts, readers, transformer_shapes
 from ddlkit.formats.contract import ImportOptions
 from ddlkit.store import files
 from ddlkit.store.readers import profile_frame
-from ddlkit.store.sheet import SCHEMAS, write_sheet
+from ddlkit.store.sheet import (
+    SCHEMAS,
+    advice_on_missing_column,
+    kind_in_words,
+    write_sheet,
+)
 from ddlkit.store.tables import own_output
 
 _COLUMNS = (
@@ -155,9 +160,12 @@ def _refuse_missing_columns(first_line: str, file: str) -> None:
         missing = [name for name in required if name not in names]
         if 2 * len(missing) < len(required):
             noun = "column" if len(missing) == 1 else "columns"
+            advice = f"add them (the columns of the file are {', '.join(names)})"
+            if len(missing) == 1:
+                advice = advice_on_missing_column(missing[0], names)
             raise UserError(
-                f"{file}: has no {noun} {', '.join(missing)}, which a table of "
-                f"{schema.name} needs: the file has the columns {', '.join(names)}"
+                f"{file}: has no {noun} {', '.join(missing)}, which "
+                f"{kind_in_words(schema.name)} needs: {advice}"
             )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlkit.core.units import format_bytes
 from ddlkit.formats.benchmark_rows import (
+    UNTRUSTED_TIMES,
     BenchmarkRow,
     benchmark_times,
     collective_named,
@@ -67,13 +69,17 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     is_wrong = ~frame["#wrong"].isin(["0", "N/A", ""]).to_numpy()
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
-        problem = f"{frame['#wrong'][row]} wrong values"
-        sheet.fail(row, "#wrong", f"{problem}: fix the collective before timing it")
+        size = format_bytes(frame["size"][row])
+        count = frame["#wrong"][row]
+        problem = f"the benchmark found {count} wrong values in a message of {size}"
+        sheet.fail(row, "#wrong", f"{problem}, {UNTRUSTED_TIMES}")
     # A message that is too small to be divided among the ranks has size 0. It is left out
     # below, and its time may be 0.
     is_timed_as_zero = ((frame["size"] > 0) & (frame["time"] <= 0)).to_numpy()
     if is_timed_as_zero.any():
-        sheet.fail(int(np.argmax(is_timed_as_zero)), "time", "must be above zero")
+        row = int(np.argmax(is_timed_as_zero))
+        time = f"{frame['time'][row]:g}"
+        sheet.fail(row, "time", f"is {time}; it must be above zero")
     # A message has as many ranks as GPUs, whichever columns count them.
     n_ranks = np.maximum(frame["gpus"], frame["ranks"] * frame["gpusperrank"])
     is_in_place = frame["inplace"] > 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddlkit.core.errors import shown
-from ddlkit.core.units import LEAST, MOST_WHOLE
+from ddlkit.core.units import LEAST, MOST_WHOLE, format_bytes
 from ddlkit.formats.benchmark_rows import BY_SPELLING
 from ddlkit.formats.contract import KEYS, MessageOptions, MessageTimes
 from ddlkit.store.sheet import SCHEMAS, Column, Schema, Sheet, read_sheet
@@ -394,11 +394,11 @@ def _in_bytes_and_seconds(
     seconds = frame[time.name] * time.unit
     is_wrong_size = ((n_bytes < 1) | (n_bytes > MOST_WHOLE)).to_numpy()
     if is_wrong_size.any():
-        problem = "is less than a byte, or more than anybody means"
+        problem = f"the size must be from 1 byte to {MOST_WHOLE:g} bytes: correct it"
         sheet.fail(int(np.argmax(is_wrong_size)), size.name, problem)
     is_too_short = (seconds < LEAST).to_numpy()
     if is_too_short.any():
-        problem = f"is below {LEAST:g} s: nobody means that"
+        problem = f"the time must be at least {LEAST:g} s: correct it, or its unit"
         sheet.fail(int(np.argmax(is_too_short)), time.name, problem)
     others = frame.drop(columns=[size.name, time.name])
     others.insert(0, "bytes", n_bytes.astype(np.int64))
@@ -416,11 +416,21 @@ def _refuse_slow(sheet: Sheet, frame: DataFrame, time_name: str) -> None:
     is_too_slow = is_large & (bytes_per_s < _SLOWEST_BYTES_PER_S)
     if is_too_slow.any():
         row = int(np.argmax(is_too_slow))
-        problem = f"{bytes_per_s[row]:.3g} bytes a second, slower than any link"
-        advice = "not seconds? convert them"
+        n_bytes = frame["bytes"][row]
+        seconds = frame["seconds"][row]
+        # Smaller messages are not judged, however slow they are, so that the row is said
+        # to be the first large one.
+        problem = (
+            f"{n_bytes} bytes in {seconds:.3g} s are slower than any link (this is the "
+            f"first such row of at least {format_bytes(_LARGE_BYTES)}): the column is "
+            "probably"
+        )
+        advice = "not in seconds: convert all its values to seconds"
         if time_name != "seconds":
-            advice = "is its unit another one?"
-        sheet.fail(row, time_name, f"{problem}: {advice}")
+            advice = (
+                "in another unit than its name says: correct the name or the values"
+            )
+        sheet.fail(row, time_name, f"{problem} {advice}")
 
 
 def _refuse_dividing(

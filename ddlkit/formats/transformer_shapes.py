@@ -79,7 +79,7 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     if name not in shapes:
         problem = f"no transformer {name!r}" if name else "several transformers"
         listed = ", ".join(shapes)
-        raise UserError(f"{file}: {problem}: choose one by --network: {listed}")
+        raise UserError(f"{file}: {problem} ({listed}): choose one with --network")
     if options.sequence is None:
         raise UserError(
             f"{file}: the FLOP count depends on the number of tokens in a sample: give --sequence"

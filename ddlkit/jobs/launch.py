@@ -492,7 +492,8 @@ def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
             cause = f"rank {running[0]} {of_all} does not answer"
         return f"{cause} in {job}: rank {first} gave up; its last line: {line}"
     if status == jobs.MISTAKE and line.startswith(jobs.ERROR):
-        return f"{line.removeprefix(jobs.ERROR)} (on rank {first} {of_all} in {job})"
+        # The job's name would tell the user nothing about a mistake.
+        return f"{line.removeprefix(jobs.ERROR)} (on rank {first} {of_all})"
     ending = jobs.how_it_ended(status)
     return f"rank {first} {of_all} {ending} in {job}; last line: {line}"
 

@@ -38,7 +38,7 @@ from ddlkit.measure.collectives import (
     collectives_job,
     whole_size,
 )
-from ddlkit.measure.given import DDP_OPTIONS, Training, load
+from ddlkit.measure.given import DDP_OPTIONS, Training, load, missing_gradients
 from ddlkit.measure.layers import compute_on, profile_training
 from ddlkit.measure.session import Origin, table_path
 from ddlkit.measure.slowdown import send_nothing, slowdown_rounds
@@ -665,10 +665,10 @@ def _refuse_unchosen_buckets(training: Training, model: str) -> None:
         )
     without_gradient = training.without_gradient()
     if without_gradient:
-        first = min(without_gradient)
-        problem = f"{len(without_gradient)} tensors get no gradient, as {first}"
-        remedy = "freeze them: with find_unused_parameters DDP makes buckets of its own"
-        raise UserError(f"{model}: {problem}: {remedy}")
+        raise UserError(
+            f"{model}: {missing_gradients(sorted(without_gradient))} (with "
+            "find_unused_parameters DDP makes other buckets, which are not covered)"
+        )
 
 
 def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> None:

@@ -187,9 +187,8 @@ class Training:
         """
         is_scalar = isinstance(loss, Tensor) and loss.numel() == 1
         if not is_scalar or not loss.requires_grad:
-            needed = "it must return a scalar that depends on trained parameters"
             raise UserError(
-                f"{self.user_model or self.network}: loss() returns {_described(loss)}: {needed}"
+                f"{self.user_model or self.network}: loss() returns {_described(loss)}"
             )
 
     def _refuse_sparse_gradients(self) -> None:
@@ -732,8 +731,8 @@ def _training_from_result(result: Any, user_model: str, notes: list[str]) -> Tra
         optimizer = _sgd(model)
     elif not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(
-            f"{user_model}: the third value is of type {type(optimizer).__name__}, not an "
-            "optimizer of torch: give one optimizer for all parameters"
+            f"{user_model}: the third value is a {type(optimizer).__name__}, but it must be "
+            "an optimizer of torch: return one optimizer for all parameters"
         )
 
     # `wraps` also copies the attributes by which `Training.compiled` recognizes a loss
@@ -753,13 +752,50 @@ def _training_from_result(result: Any, user_model: str, notes: list[str]) -> Tra
     )
 
 
+def missing_gradients(names: Sequence[str]) -> str:
+    """Return in words which parameters get no gradient, and what to do about it.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The names of the parameters, at least one.
+
+    Returns
+    -------
+    str
+        The words, to which a caller adds why every parameter needs a gradient.
+
+    Examples
+    --------
+    >>> missing_gradients(["head.bias"])
+    'the parameter head.bias gets no gradient: set requires_grad=False on it, or use it in the loss'
+    """
+    if len(names) == 1:
+        return (
+            f"the parameter {names[0]} gets no gradient: set requires_grad=False on it, or "
+            "use it in the loss"
+        )
+    return (
+        f"{len(names)} parameters get no gradient, such as {names[0]}: set "
+        "requires_grad=False on them, or use them in the loss"
+    )
+
+
 def _described(loss: Any) -> str:
-    """Return in words what a loss has returned that is no scalar with a gradient."""
+    """Return in words what a loss has returned that is no scalar with a gradient.
+
+    The words end with what it should return.
+    """
     if not isinstance(loss, Tensor):
-        return f"a value of type {type(loss).__name__}"
+        what = "None" if loss is None else f"a {type(loss).__name__}"
+        return f"{what}: return the scalar loss tensor itself, without .item()"
     if loss.numel() != 1:
-        return f"a tensor of shape {tuple(loss.shape)}"
-    return "a scalar that depends on no trained parameter"
+        shape = tuple(loss.shape)
+        return f"a tensor of shape {shape}: return a scalar tensor, such as its mean"
+    return (
+        "a scalar that depends on no trained parameter: compute it from the model, without "
+        ".detach() or torch.no_grad()"
+    )
 
 
 def _refuse_result(result: Any, user_model: str) -> None:
@@ -785,7 +821,9 @@ def _refuse_result(result: Any, user_model: str) -> None:
     )
     if not is_valid:
         needed = "(model, loss) or (model, loss, optimizer)"
-        raise UserError(f"{user_model} must return {needed}, gave {_types_of(result)}")
+        raise UserError(
+            f"{user_model} must return {needed}, but returns {_types_of(result)}"
+        )
 
 
 def _types_of(result: Any) -> str:
@@ -793,7 +831,7 @@ def _types_of(result: Any) -> str:
     if result is None:
         return "None"
     if not isinstance(result, tuple):
-        return f"a value of type {type(result).__name__}"
+        return f"a {type(result).__name__}"
     types = ", ".join(type(item).__name__ for item in result)
     return f"({types})"
 

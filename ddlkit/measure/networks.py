@@ -194,7 +194,7 @@ def find(name: str) -> Network:
     Raises
     ------
     UserError
-        If the name is unknown. The message has a similar name, or all of them.
+        If the name is unknown. The message has all names, after the most similar one.
     """
     if name.startswith("torchvision:"):
         plain_name = name.removeprefix("torchvision:")
@@ -205,13 +205,26 @@ def find(name: str) -> Network:
     raise UserError(f"unknown network {name!r}: {_advice_on_name(name, [*NETWORKS])}")
 
 
+_MOST_LISTED = 12
+"""The most known names that an error lists. Torchvision has more than a hundred."""
+
+
 def _advice_on_name(name: str, known: Sequence[str]) -> str:
-    """Return advice on an unknown name: the most similar known one, or all of them."""
+    """Return advice on an unknown name: the most similar known one, and the known ones."""
+    if name.isdigit():
+        return (
+            "the batch size follows the name of a network and a colon, as in resnet18:4"
+        )
     # At this cutoff a name with a wrong letter or two is similar, and another is not.
     similar = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.8)
-    if similar:
-        return f"did you mean {similar[0]!r}?"
-    return f"use {', '.join(known)}, or any network of torchvision, as in torchvision:resnet50"
+    guess = f"did you mean {similar[0]!r}? Otherwise " if similar else ""
+    listed = ", ".join(known[:_MOST_LISTED])
+    if len(known) > _MOST_LISTED:
+        listed += f" and {len(known) - _MOST_LISTED} more"
+    return (
+        f"{guess}use one of {listed}, or any network of torchvision, as in "
+        "torchvision:resnet50"
+    )
 
 
 def require(name: str) -> None:

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from ddlkit.core.errors import UserError
 from ddlkit.jobs.rank import Rank, Tables, agree_all, job
 from ddlkit.measure.advise import loaded_together
-from ddlkit.measure.given import Training
+from ddlkit.measure.given import Training, missing_gradients
 from ddlkit.measure.layers import compute_on
 from ddlkit.store.files import replace, scratch
 
@@ -131,8 +131,8 @@ def _refuse_unused_parameters(training: Training, model: str) -> None:
     unused = training.without_gradient()
     if unused:
         raise UserError(
-            f"{model}: {len(unused)} trained parameters get no gradient, such as "
-            f"{unused[0]}, and DDP's default waits for all: set requires_grad=False"
+            f"{model}: {missing_gradients(unused)} (by default DDP waits for the gradients "
+            "of all parameters)"
         )
 
 

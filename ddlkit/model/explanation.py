@@ -694,9 +694,13 @@ def _judged(training: TracedTraining, iterations: Sequence[int]) -> np.ndarray:
         return np.ones(len(training.numbers), dtype=bool)
     unknown = sorted(set(iterations) - set(training.numbers.tolist()))
     if unknown:
+        listed = ", ".join(map(str, unknown))
+        is_range = unknown == list(range(unknown[0], unknown[-1] + 1))
+        if is_range and len(unknown) > 1:
+            listed = f"{unknown[0]}-{unknown[-1]}"
         raise UserError(
-            f"--iterations {unknown[0]}: the traces have iterations "
-            f"{training.numbers[0]} to {training.numbers[-1]}"
+            f"--iterations {listed}: the traces have only the iterations "
+            f"{training.numbers[0]} to {training.numbers[-1]}: choose among these"
         )
     return np.isin(training.numbers, iterations)
 

@@ -545,6 +545,9 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
     outside = _not_measured(measured, sizes)
     if outside.size:
         sent = _format_range(outside.min(), outside.max())
+        # Without a range, the size could be taken for that of all messages together.
+        if outside.size > 1 and " to " not in sent:
+            sent = f"{sent} each"
         verb = "is" if outside.size == 1 else "are"
         yield (
             f"{outside.size} of {sizes.size} messages ({sent}) {verb} outside the sizes "

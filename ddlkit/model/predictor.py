@@ -19,7 +19,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import LEVEL, interval
 from ddlkit.core.iteration import Iteration, Prediction
-from ddlkit.core.plan import FusionPlan, improved, make_plan
+from ddlkit.core.plan import FusionPlan, improved, make_plan, refuse_unknown_plan
 from ddlkit.core.resources import Resources, jointly
 from ddlkit.core.sparse import Selecting, elements_of, with_selection
 from ddlkit.core.workload import Floats, Workload
@@ -528,6 +528,10 @@ def plan_with_contention(
     cost = communication.cost
     contention = communication.contention
     if spec != SEARCH:
+        name, _, _ = spec.partition(":")
+        if name == SEARCH:
+            raise UserError(f"plan {shown(spec)}: write {SEARCH}, which takes no more")
+        refuse_unknown_plan(name, SEARCH)
         return make_plan(spec, workload, cost)
     if contention is None:
         return make_plan("exact", workload, cost)

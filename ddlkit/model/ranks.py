@@ -269,7 +269,7 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
         if trace.ranks and trace.rank >= trace.ranks:
             raise UserError(
                 f"{trace.source}: says that it is of rank {trace.rank} of {trace.ranks} "
-                "(distributedInfo), which are counted from 0: export the trace again"
+                "(distributedInfo), which are counted from 0: record the trace again"
             )
         other = by_rank.get(trace.rank)
         if other is not None and other.source == trace.source:

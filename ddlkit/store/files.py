@@ -36,6 +36,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the operating system reports if a disk, or a user's share of a disk, is full."""
 
 
+_ADVICE_BY_VERB = {"read": "check its name, and whether you may read it"}
+"""What to do if the operating system refuses to do something with a path."""
+
+
 @contextlib.contextmanager
 def _refusing(verb: str, path: Path) -> Iterator[None]:
     """Turn an error of the operating system into a UserError that names the path."""
@@ -49,7 +53,10 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
             # where a directory may not be searched.
             if os.path.isfile(parent):
                 reason = f"{parent} is a file, not a directory"
-        raise UserError(f"cannot {verb} {path}: {reason}") from error
+        advice = _ADVICE_BY_VERB.get(verb, "name another place")
+        if error.errno in FULL:
+            advice = "free space there, or name another place"
+        raise UserError(f"cannot {verb} {path}: {reason}: {advice}") from error
 
 
 # -- Reading ---------------------------------------------------------------------------
@@ -335,8 +342,8 @@ def lock(path: Path) -> Iterator[None]:
     ----------
     path : Path
         The file, into which the number of the process that holds the lock is written.
-        The file is made if it does not exist, and it stays: if it were removed, two
-        processes could lock two files of one name.
+        The file is made if it does not exist, and it stays. Only the process that holds
+        the lock may remove it.
 
     Yields
     ------
@@ -383,11 +390,25 @@ def _lock_or_refuse(path: Path, stack: contextlib.ExitStack) -> int:
     Raises UserError, with the number of the other process, if another one holds the
     lock.
     """
-    try:
-        return stack.enter_context(_locked(path, _MAKE_LOCK, _EXCLUSIVE_OR_FAIL))
-    except BlockingIOError as error:
-        holder = path.read_text(errors="replace").strip() or "unknown"
-        raise UserError(f"{path} is held by process {holder}: wait for it") from error
+    while True:
+        attempt = contextlib.ExitStack()
+        try:
+            descriptor = attempt.enter_context(
+                _locked(path, _MAKE_LOCK, _EXCLUSIVE_OR_FAIL)
+            )
+        except BlockingIOError as error:
+            holder = path.read_text(errors="replace").strip() or "unknown"
+            raise UserError(
+                f"{path} is held by process {holder}: wait for it"
+            ) from error
+        # Whoever held the lock before may have removed the file after this process had
+        # opened it. Another process could lock a new file of that name at the same time.
+        if _is_open_as(descriptor, path):
+            stack.push(attempt)
+            return descriptor
+        attempt.close()
+        # The directory may be gone with the file.
+        _make_folder(path.parent)
 
 
 @contextlib.contextmanager

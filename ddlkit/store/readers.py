@@ -23,7 +23,12 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
 from ddlkit.store import files
 from ddlkit.store.files import read_json
-from ddlkit.store.sheet import SCHEMAS, Schema, read_sheet
+from ddlkit.store.sheet import (
+    SCHEMAS,
+    Schema,
+    advice_on_missing_column,
+    read_sheet,
+)
 from ddlkit.store.tables import expand_tables, is_stamped, load_table, refuse_pack
 
 if TYPE_CHECKING:
@@ -60,8 +65,8 @@ class NoSuchRowsError(UserError):
 
     Parameters
     ----------
-    path : Path
-        The file of the table.
+    path : Path or str
+        The file of the table, or other words that name it.
     key : str
         The column.
     value : object
@@ -77,7 +82,9 @@ class NoSuchRowsError(UserError):
         The values that it has, in words.
     """
 
-    def __init__(self, path: Path, key: str, value: Any, values: Sequence[Any]) -> None:
+    def __init__(
+        self, path: Path | str, key: str, value: Any, values: Sequence[Any]
+    ) -> None:
         self.key = key
         self.listed = _listed(values)
         there = (
@@ -94,8 +101,8 @@ class SeveralValuesError(UserError):
 
     Parameters
     ----------
-    path : Path
-        The file of the table.
+    path : Path or str
+        The file of the table, or other words that name it.
     key : str
         The column.
     values : sequence of object
@@ -113,7 +120,7 @@ class SeveralValuesError(UserError):
     """
 
     def __init__(
-        self, path: Path, key: str, values: Sequence[Any], option: str | None
+        self, path: Path | str, key: str, values: Sequence[Any], option: str | None
     ) -> None:
         self.key = key
         problem = f"{path}: has several values of {key} ({_listed(values)})"
@@ -128,7 +135,7 @@ def choose(
     frame: DataFrame,
     keys: tuple[str, ...],
     wanted: dict[str, Any],
-    path: Path,
+    path: Path | str,
     absent: Collection[str] = (),
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[DataFrame, dict[str, Any]]:
@@ -144,8 +151,8 @@ def choose(
         The value that each column must have. If it is None, or if the column has no
         entry, the table must have a single value there. An entry, even None, also says
         that the user has an option --COLUMN, which errors then mention.
-    path : Path
-        The file of the table, as errors name it.
+    path : Path or str
+        The file of the table, or other words by which errors name where the rows are from.
     absent : collection of str, optional
         The columns that the file lacks, which the table fills with assumed values.
     options : dict of str to str, optional
@@ -189,7 +196,9 @@ def choose(
     return frame, {key: chosen[key] for key in keys if key in chosen}
 
 
-def _only_value(values: Sequence[Any], key: str, path: Path, option: str | None) -> Any:
+def _only_value(
+    values: Sequence[Any], key: str, path: Path | str, option: str | None
+) -> Any:
     """Return the only one of the values of a column, or raise SeveralValuesError."""
     if len(values) > 1:
         raise SeveralValuesError(path, key, values, option)
@@ -342,9 +351,10 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
     # A file with times of backward is taken for a profile that lacks only the times of
     # forward. Any other file is refused by the schema, below.
     if needs_forward and lacks_forward and "backward_s" in sheet.header:
+        advice = advice_on_missing_column("forward_s", sheet.header)
         raise UserError(
-            f"{path}: has no column forward_s: add the column, or give the time of the "
-            "forward pass with --forward-s"
+            f"{path}: has no column forward_s, the time of the forward pass of each "
+            f"tensor: give the time of the whole pass with --forward-s, or {advice}"
         )
     # The network is called after the file.
     assumed = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
@@ -508,8 +518,8 @@ def _refuse_several_cases(frame: DataFrame, path: Path) -> None:
             facts = f"{run['network']}, plan {run['plan']}, {run['workers']} ranks"
             described.append(f"{key} ({facts})")
     raise UserError(
-        f"{path}: has {len(keys)} cases: choose one with --case KEY: "
-        f"{_listed(described)}; its column case has all of them"
+        f"{path}: has {len(keys)} cases ({_listed(described)}; its column case has all of "
+        "them): choose one with --case KEY"
     )
 
 

@@ -152,7 +152,7 @@ def check_cells(text: str, separators: str, file: str) -> None:
     """
     if sum(map(text.count, separators)) > MOST_CELLS:
         raise UserError(
-            f"{file}: more than {MOST_CELLS} cells: give a part of its rows"
+            f"{file}: more than {MOST_CELLS} fields: give a part of its rows"
         )
 
 
@@ -224,15 +224,18 @@ def _refuse_wrong_header(header: Sequence[str], file: str) -> None:
 
 
 def _refuse_ragged(sheet: Sheet) -> None:
-    """Raise UserError for the first row that has not as many cells as the header."""
+    """Raise UserError for the first row that has not as many fields as the header."""
     n_columns = len(sheet.header)
     for row_number, row in enumerate(sheet.rows):
         if len(row) != n_columns:
-            # The error names the first column that a short row lacks, and the last
-            # column for a row that is too long.
-            column = sheet.header[min(len(row), n_columns - 1)]
-            problem = f"the row has {len(row)} cells, the header {n_columns}"
-            sheet.fail(row_number, column, f"{problem}: truncated file or stray comma")
+            # Any field of the row may be the one that is missing or too many, so that
+            # the error names no column.
+            noun = "field" if len(row) == 1 else "fields"
+            raise UserError(
+                f"{sheet.file}: row at line {sheet.lines[row_number]}: has {len(row)} "
+                f"{noun}, but the header has {n_columns}: the file is truncated, or a "
+                "comma is missing or stray: correct the row"
+            )
 
 
 @dataclass(frozen=True)
@@ -300,11 +303,11 @@ class Column:
                 else:
                     problem = f"is empty: {self._advice_if_empty()}"
                 sheet.fail(row, self.name, problem)
-        for is_wrong, problem in self.broken_rules(values, is_users_own=is_users_own):
+        for is_wrong, rule in self.broken_rules(values, is_users_own=is_users_own):
             if is_wrong.any():
                 # argmax returns the first True.
                 row = int(np.argmax(is_wrong))
-                sheet.fail(row, self.name, f"{shown(cells[row])} {problem}")
+                sheet.fail(row, self.name, f"is {shown(cells[row])}; it {rule}")
         return values
 
     def _advice_if_empty(self) -> str:
@@ -353,12 +356,12 @@ class Column:
         ------
         is_wrong : ndarray of bool, shape (rows,)
             Which values break the rule.
-        problem : str
-            What is wrong with such a value.
+        rule : str
+            What such a value must be, in words that follow "it".
         """
         if self.kind == "str":
             is_printable = np.array([text.isprintable() for text in values], bool)
-            yield ~is_printable, "has an unprintable character"
+            yield ~is_printable, "must not have characters that cannot be printed"
             if self.check == "named":
                 yield values == "", "must not be empty"
             return
@@ -369,8 +372,11 @@ class Column:
             most = MOST_WHOLE if self.kind == "int" else MOST
             magnitude = np.abs(values)
             is_tiny = (magnitude < LEAST) & (magnitude > 0)
-            yield magnitude > most, f"is beyond {most:g}: nobody means that"
-            yield is_tiny, f"is not 0 but below {LEAST:g}"
+            yield magnitude > most, f"must be at most {most:g}"
+            least = f"at least {LEAST:g}"
+            if self.check != "positive":
+                least = f"0 or {least}"
+            yield is_tiny, f"must be {least}"
         if self.check == "positive":
             yield values <= 0, "must be above zero"
         if self.check == "non_negative":
@@ -528,10 +534,10 @@ class Schema:
             elif column.default is not None:
                 values[column.name] = column.default_value()
             else:
-                present = ", ".join(sheet.header)[:200]
+                advice = advice_on_missing_column(column.name, sheet.header)
                 raise UserError(
-                    f"{sheet.file}: has no column {column.name}, which a table of "
-                    f"{self.name} needs: the file has the columns {present}"
+                    f"{sheet.file}: has no column {column.name}, which "
+                    f"{kind_in_words(self.name)} needs: {advice}"
                 )
         # The index repeats a default, which is a single value, in every row.
         frame = DataFrame(values, index=range(len(sheet.rows)))
@@ -567,6 +573,82 @@ class Schema:
             else:
                 renamed.append(current_name)
         return tuple(renamed)
+
+
+_OTHER_UNITS = {
+    "bytes": ("kb", "mb", "gb", "kib", "mib", "gib", "bits"),
+    "s": ("ms", "us", "ns", "min"),
+    "seconds": ("ms", "us", "ns", "milliseconds", "microseconds", "nanoseconds"),
+}
+"""The units that end the names of columns, each with others in which users may write."""
+
+
+def advice_on_missing_column(name: str, header: Sequence[str]) -> str:
+    """Return what to do about a column that a file lacks.
+
+    Parameters
+    ----------
+    name : str
+        The name of the column.
+    header : sequence of str
+        The names of the columns that the file has.
+
+    Returns
+    -------
+    str
+        The advice: to convert a column of the same quantity in another unit, or otherwise
+        to add the column.
+
+    Examples
+    --------
+    >>> advice_on_missing_column("backward_s", ["tensor", "backward_ms"])
+    'convert the column backward_ms to seconds, and rename it backward_s'
+    """
+    quantity, separator, unit = name.rpartition("_")
+    for other_unit in _OTHER_UNITS.get(unit, ()):
+        for present in header:
+            if present.lower() == f"{quantity}{separator}{other_unit}":
+                unit_in_words = "seconds" if unit == "s" else unit
+                return (
+                    f"convert the column {present} to {unit_in_words}, and rename it "
+                    f"{name}"
+                )
+    # A header may be long, and its first names show what kind of table it is.
+    listed = ", ".join(header)[:200]
+    return (
+        f"add it, or rename the column that has its values (the columns of the file are "
+        f"{listed})"
+    )
+
+
+_KINDS_IN_WORDS = {
+    "collectives": "a table of message times",
+    "copies": "a table of copy times",
+    "inputs": "a table of input times",
+    "layers": "a layer profile",
+    "selection": "a table of selection times",
+    "slowdown": "a table of slowdowns",
+    "timeline": "a recorded timeline",
+}
+"""The kinds of tables that options of commands take, in words."""
+
+
+def kind_in_words(kind: str) -> str:
+    """Return what a kind of table is called in messages.
+
+    Parameters
+    ----------
+    kind : str
+        The name of a schema. It may have an article, as in "a layer-wise trace".
+
+    Returns
+    -------
+    str
+        A phrase such as "a layer profile".
+    """
+    if kind.startswith(("a ", "the ")):
+        return kind
+    return _KINDS_IN_WORDS.get(kind, f"a table of {kind}")
 
 
 def _parsed_by_pandas(

@@ -40,7 +40,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.store import files
 from ddlkit.store import machine as this_machine
 from ddlkit.store.files import parse_json
-from ddlkit.store.sheet import SCHEMAS, Column, schema_named, write_sheet
+from ddlkit.store.sheet import SCHEMAS, Column, kind_in_words, schema_named, write_sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -318,10 +318,10 @@ def load_table(path: Path | str, schema: str | None = None) -> DataFrame:
 def _check_kind(path: Path, stamp: Mapping[str, Any], schema: str | None) -> None:
     """Raise UserError if a table is of another kind than ``schema``, unless that is None."""
     kind = stamp["schema"]
-    if schema not in (None, kind):
+    if schema is not None and schema != kind:
         raise UserError(
-            f"{path}: is a table of {kind}, but a table of {schema} is needed here: give "
-            f"one, such as {schema}-NAME.csv"
+            f"{path}: is {kind_in_words(kind)}, but {kind_in_words(schema)} is needed "
+            f"here: give one, such as {schema}.csv or {schema}-NAME.csv"
         )
 
 

@@ -103,11 +103,8 @@ def network_named(text: str) -> str:
         return name
     names = sorted({name for name, _ in spellings.values()})
     similar = difflib.get_close_matches(text.lower(), names, n=1)
-    if similar:
-        advice = f"did you mean {similar[0]!r}?"
-    else:
-        advice = f"known are {', '.join(names)}"
-    raise UserError(f"unknown network {text!r}: {advice}")
+    guess = f"did you mean {similar[0]!r}? Otherwise " if similar else ""
+    raise UserError(f"unknown network {text!r}: {guess}use one of {', '.join(names)}")
 
 
 def network_title(name: str) -> str:

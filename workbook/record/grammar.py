@@ -300,7 +300,9 @@ class Suite:
         return words if words.startswith(CAMPAIGN) else f"{CAMPAIGN}-{words}"
 
 
-def read(name: str | Path, parts: Sequence[str] = ()) -> Suite:
+def read(
+    name: str | Path, parts: Sequence[str] = (), others: Sequence[str] = ()
+) -> Suite:
     """Return the suite of that name, or the one that a YAML or JSON file describes.
 
     A key of the file that is no attribute of `Suite` holds for all points that lack the key.
@@ -310,7 +312,10 @@ def read(name: str | Path, parts: Sequence[str] = ()) -> Suite:
     name : str or Path
         The name of a suite, or a file.
     parts : sequence of str, optional
-        What the user may name as well, and the caller reads. Only the error lists it.
+        The parts of a suite that the user may name as well, and the caller reads. Only the
+        error lists them.
+    others : sequence of str, optional
+        What else the user may name, which the error lists, too.
 
     Raises
     ------
@@ -327,6 +332,8 @@ def read(name: str | Path, parts: Sequence[str] = ()) -> Suite:
         advice = f"use {', '.join(sorted(suites))}"
         if parts:
             advice += f", a part of a suite ({', '.join(parts)})"
+        if others:
+            advice += f", {', '.join(others)}"
         raise UserError(f"{name}: no such suite: {advice}, or a file .yml or .json")
     given = _parsed(file)
     attributes = signature(Suite).parameters

@@ -81,7 +81,9 @@ def record(
     """
     name = suite if what in PARTS else what
     part = what if what in PARTS else "all"
-    listed = read(name, parts=PARTS)
+    # The command also records straggling, which is in no suite, and does so without this
+    # function.
+    listed = read(name, parts=PARTS, others=("straggling",))
     device = _checked_device(listed, device)
     out = out or _default_out(listed, device)
     make_points = partial(
