@@ -259,7 +259,7 @@ def test_auto_takes_the_form_that_does_best_on_sizes_left_out_and_is_read_back()
     assert counted[chosen.form] <= 1.12 * min(counted.values())
     assert chosen.held_out_error == errors[chosen.form]
     for form, error in counted.items():
-        assert f"{form} {error:.2%}" in chosen.why
+        assert f"{form} {100 * error:.3g}%" in chosen.why
     same = fit(chosen.form, *rows, workers=16)
     assert chosen.cost.to_dict() == same.cost.to_dict()
     described = chosen.to_dict()["fit"]

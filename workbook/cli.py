@@ -225,18 +225,24 @@ Of the suite quick, all stands for layers, collectives, slowdown, training and r
 straggling is traces of trainings with known delays, is written into data/straggling, and
 takes no option but --out."""
 STRAGGLING = "straggling"
-_PREDICT = """For a campaign: measure the messages of its emulated links and write down
-what the models predict, before anything is replayed or trained. No case is run."""
-_DEFAULT_OUT = (
-    "build/measured of the clone, or the directory in its data/recorded that the suite "
-    "names"
-)
+_PREDICT = """Measure the messages of the emulated links and write down what the models
+predict, before anything is replayed or trained. No case is run."""
 
 
-def _session_options() -> tuple[Argument, ...]:
-    """Return the options of commands that measure for a long time."""
-    predict = group("how to measure", flag("--predict", _PREDICT))
-    return (*predict, *session_options(_DEFAULT_OUT))
+def _session_options(predict: str, names_directory: str) -> tuple[Argument, ...]:
+    """Return the options of commands that measure for a long time.
+
+    ``predict`` is the help of --predict, and ``names_directory`` is what may name another
+    directory than the default one.
+    """
+    default_out = (
+        "build/measured of the clone, or the directory in its data/recorded that "
+        f"{names_directory} names"
+    )
+    return (
+        *group("how to measure", flag("--predict", predict)),
+        *session_options(default_out),
+    )
 
 
 @command(
@@ -274,7 +280,10 @@ def _session_options() -> tuple[Argument, ...]:
             "needs works here.",
         ),
     ),
-    *_session_options(),
+    *_session_options(
+        f"With the part campaign, or a file of one: {_PREDICT[0].lower()}{_PREDICT[1:]}",
+        "the suite",
+    ),
     example="python -m workbook record gpu --budget 8m --dry-run",
 )
 def record(arguments: argparse.Namespace) -> int | None:
@@ -356,7 +365,7 @@ def _record_straggling(arguments: argparse.Namespace) -> None:
             help="The file that lists the cases, as examples/campaign.yml.",
         ),
     ),
-    *_session_options(),
+    *_session_options(_PREDICT, "the file"),
     example="sudo python -m workbook campaign examples/campaign.yml --dry-run",
 )
 def campaign(arguments: argparse.Namespace) -> None:

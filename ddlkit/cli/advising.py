@@ -768,7 +768,7 @@ def reasons_of_prediction(
         if others > OTHERS_LIMIT:
             reasons.append(
                 f"other programs used up to {others:.0%} of the processors while "
-                "messages were timed: measure again on an idle machine"
+                "messages were timed: measure again on an idle machine, into another --out"
             )
         if stolen > STOLEN_LIMIT:
             reasons.append(
@@ -971,8 +971,8 @@ def _predicted_gain(result: Mapping[str, Any]) -> str:
     lower, upper = interval
     lower_in_trial, upper_in_trial = in_trial
     return (
-        f"{result['predicted_gain']:+.1%} ({lower:+.1%} to {upper:+.1%} in the long run; "
-        f"the trial should measure {lower_in_trial:+.1%} to {upper_in_trial:+.1%})"
+        f"{result['predicted_gain']:+.1%} ({lower:+.1%} to {upper:+.1%} in the long run, "
+        f"{lower_in_trial:+.1%} to {upper_in_trial:+.1%} expected in the trial)"
     )
 
 
@@ -981,9 +981,9 @@ def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
     measured = _gain_with_interval(
         result["measured_gain"], result["measured_gain_interval"]
     )
-    measured += f", {result['rounds']} rounds: {result['trial_result']}"
+    measured += f", median of {result['rounds']} rounds: {result['trial_result']}"
     if result["outside_of_predicted_interval"]:
-        measured += "; this is not what the trial should measure"
+        measured += "; outside of the interval that was expected in the trial"
     reasons = result["why_intervals_are_wide"].get("measured_gain", [])
     return [_line("measured gain", measured), *_reason_lines(reasons)]
 
@@ -1000,7 +1000,8 @@ def _limit_lines(result: Mapping[str, Any]) -> list[str]:
         name = ""
     next_bytes = result["measure_next_bytes"]
     if next_bytes:
-        lines.append(_line("measure this size next", units.format_bytes(next_bytes)))
+        size = units.format_bytes(next_bytes)
+        lines.append(_line("most uncertain", f"the time of messages of {size}"))
     return lines
 
 

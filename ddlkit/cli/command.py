@@ -532,8 +532,9 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             "--link",
             metavar="NAME",
             help="How the table names what joins the ranks, as in infiniband. [default: "
-            "network between nodes; within one nvlink or pcie, nccl if nvidia-smi does not "
-            "say what joins the GPUs, or loopback between processors]",
+            "network if there are several nodes, loopback for processors of one node, and "
+            "for GPUs of one node nvlink or pcie as nvidia-smi says, or nccl if it does "
+            "not say]",
         ),
     ),
     *session_options("measured", ", or 20 s with --model"),

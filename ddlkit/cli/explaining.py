@@ -293,9 +293,12 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
 def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
     """Return how short an iteration without any waiting may be, and the gain at most."""
     most_s = waiting.gain_s
+    origin = ""
     if _has_intervals(explanation):
         _, most_s = waiting.gain_interval_s
-    return f"at least {_ms(explanation.iteration_s - most_s)} (at most {_ms(most_s)})"
+        origin = ", the end of its 95% interval"
+    shortest_s = explanation.iteration_s - most_s
+    return f"at least {_ms(shortest_s)} (at most {_ms(most_s)}{origin})"
 
 
 def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:

@@ -57,6 +57,15 @@ RANKS = arg(
     "rows of the file; if the file does not say, it states the number. [default: "
     "as the file says]",
 )
+_RANKS_TO_PREDICT = RANKS._replace(
+    options={
+        **RANKS.options,
+        "help": RANKS.options["help"].replace(
+            " [default",
+            " With --assume-ring, it is the number of ranks to predict for. [default",
+        ),
+    }
+)
 PLACE = choice(
     "--place",
     "in_place",
@@ -145,7 +154,7 @@ INPUTS = (
             help="The collective that sends the gradients. [default: all_reduce, or "
             "all_gather with --density]",
         ),
-        RANKS,
+        _RANKS_TO_PREDICT,
         arg(
             "--link",
             metavar="NAME",

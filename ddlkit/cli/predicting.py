@@ -653,17 +653,19 @@ _IN_THE_GRAPH = tuple(
 def _named_for_what_if(argument: Argument) -> Argument:
     """Return an option of a prediction, whose help names the options of what-if.
 
-    --assume-ring takes its number of ranks from --gpus here, and the plan search is the
-    plan exact, because the options are missing that make them differ. Any other option is
-    returned as it is.
+    --assume-ring takes its number of ranks from --gpus here. The plan search is the plan
+    exact, and gradients are not selected, because the options for these are missing.
     """
     text = " ".join(argument.options["help"].split())
+    if argument.names == RANKS.names:
+        text = RANKS.options["help"]
     if argument.names == ("--assume-ring",):
         text = text.replace("--ranks", "--gpus")
     text = text.replace(
         "the best plan that is found with --slowdown or --copies, and otherwise exact",
         "the same as exact in this command",
     )
+    text = text.replace("all_reduce, or all_gather with --density", "all_reduce")
     return argument._replace(options={**argument.options, "help": text})
 
 
@@ -808,6 +810,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     for suffix, gpu_count in (("", gpus), ("_after", gpus_after)):
         # Each rank has a GPU, and a batch of its own in an iteration.
         samples = gpu_count * profile.batch
+        result["batch"] = profile.batch
         result[f"ranks{suffix}"] = gpu_count
         result[f"samples_per_s{suffix}"] = samples / result[f"iteration_s{suffix}"]
     if arguments.json:

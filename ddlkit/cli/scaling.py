@@ -403,7 +403,7 @@ def _explained(result: Scaling) -> str:
         if explained.messages_at_most_s < explained.loss_s:
             parts.append(f"messages explain at most {at_most}")
         else:
-            parts.append(f"messages, which take up to {at_most}, may explain all of it")
+            parts.append(f"messages, which add up to {at_most}, may explain all of it")
     if explained.scatter_s is not None:
         scatter = seconds(explained.scatter_s)
         parts.append(f"the scatter of single ranks would explain up to {scatter}")

@@ -743,10 +743,10 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
 
     listed = []
     for form, median in medians.items():
-        factor = f" = {DISCOUNT_THROUGH_ALL:g} x {median:.2%}"
-        listed.append(
-            f"{form} {compared[form]:.2%}{factor if form in THROUGH_ALL else ''}"
-        )
+        text = f"{form} {_percent(compared[form])}"
+        if form in THROUGH_ALL:
+            text += f" = {DISCOUNT_THROUGH_ALL:g} x {_percent(median)}"
+        listed.append(text)
     why = (
         "the simplest form whose median error at sizes left out of the fit is at most "
         f"{AS_GOOD:g} times the least: {', '.join(listed)}"
@@ -759,6 +759,11 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
             "makes the errors of such a form up to four times as large"
         )
     return chosen, why
+
+
+def _percent(error: float) -> str:
+    """Return an error in percent with three digits, so that small errors differ, too."""
+    return f"{100 * error:.3g}%"
 
 
 def unseen_errors(

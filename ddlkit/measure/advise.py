@@ -52,7 +52,7 @@ MEETING_S = 300.0
 """Seconds until all ranks must have built the model."""
 ITERATIONS_TO_REBUILD = 3
 """Iterations after which DDP reports the buckets that it has rebuilt."""
-LEAST_HOOKED = 0.9
+LEAST_HOOKED = 0.97
 """Iterations with hooks that take less than this times the others are chance."""
 TOO_LATE = 0.9
 """If the first gradient is ready after this share of backward, little can overlap."""
@@ -505,6 +505,9 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
         present = everyones(_measured_before(me, training))[0]
         for schema, is_present in zip(MEASURED, present, strict=True):
             if is_present:
+                me.say(
+                    f"{schema} are measured already: give another --out to measure anew"
+                )
                 continue
             left_s = settings.measure_s - (time.monotonic() - begun_s)
             me.say(f"measuring {schema}; {_time_left(left_s)}")

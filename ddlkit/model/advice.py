@@ -373,7 +373,7 @@ class Advice:
             "another plan": 1 - self.ranked[0].seconds / now_s,
             "a link twice as fast": 1 - faster_link.prediction.iteration_s / now_s,
             "gradients in half the bytes": self._gain_of_workload(half_the_bytes),
-            "gradients of two batches sent at once, which also saves every other update": (
+            "gradient accumulation over two batches, which also saves every other update": (
                 self._gain_of_workload(two_batches_sent_at_once, batches=2)
             ),
             "twice the batch, if compute then takes twice as long, which halves the updates": (

@@ -1685,7 +1685,7 @@ def _on_messages(explained: Explained) -> Finding:
     if share < 1:
         facts = f"messages explain at most {at_most} {of_loss}"
     else:
-        facts = f"messages, which take up to {at_most}, may explain all {of_loss}"
+        facts = f"messages, which add up to {at_most}, may explain all {of_loss}"
     if share < 0.5:
         text = (
             f"does not help: a faster network or other buckets, because {facts}; look for ranks "
