@@ -131,7 +131,7 @@ def test_impossible_workloads_costs_and_plans_are_refused() -> None:
     workload = Workload.from_arrays(1, [1, 1], [10, 10])
     with pytest.raises(UserError, match="negative at 10 bytes"):
         predict(workload, planning.none(workload), AlphaBeta(-1, 0))
-    with pytest.raises(UserError, match="for 3 tensors, but the workload has 2"):
+    with pytest.raises(UserError, match="for 3 tensors, but the layer profile has 2"):
         predict(workload, planning.FusionPlan("x", (3,)), AlphaBeta(0, 0))
     for forward_s, backward_s, n_bytes, message in (
         (1, [1, -1], [1, 1], "backward_s of tensor 1 is -1"),
@@ -139,7 +139,7 @@ def test_impossible_workloads_costs_and_plans_are_refused() -> None:
         (1, [1], [1, 1], "backward_s has shape"),
         (1, [1, 1], [0, 1], "bytes of tensor 0 is 0"),
         (np.inf, [1, 1], [1, 1], "forward_s is inf"),
-        (1, [], [], "the workload is empty"),
+        (1, [], [], "the layer profile is empty"),
     ):
         with pytest.raises(UserError, match=message):
             Workload.from_arrays(forward_s, backward_s, n_bytes)
