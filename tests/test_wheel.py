@@ -90,15 +90,14 @@ class Installed(NamedTuple):
 
     def run(self, program: str, *words: object) -> str:
         """Return what a program of the environment prints, run where the user works."""
-        kept = ("PATH", "LANG", "OMP_NUM_THREADS")  # no PYTHONPATH, above all
+        # No PYTHONPATH, above all. Bytecode of torch stays where it is found, because to
+        # compile torch takes longer than all that is run here.
+        kept = ("PATH", "LANG", "OMP_NUM_THREADS", "PYTHONPYCACHEPREFIX")
         variables = {name: os.environ[name] for name in kept if name in os.environ}
         variables |= {"HOME": str(self.home), "TMPDIR": str(self.scratch)}
         # Where matplotlib and torch keep what they have found out about this machine.
         caches = ("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR")
         variables |= dict.fromkeys(caches, str(self.cache))
-        # Bytecode goes elsewhere, too; without any, every command would compile torch again.
-        bytecode = os.environ.get("PYTHONPYCACHEPREFIX", str(self.cache))
-        variables |= {"PYTHONPYCACHEPREFIX": bytecode}
         done = subprocess.run(
             [str(self.environment / "bin" / program), *map(str, words)],
             cwd=self.work,
