@@ -414,7 +414,7 @@ def gains(judged: pd.DataFrame) -> Figure:
     most = (1e3 * shown["waits_gain_s"] / truth_ms).max()
     plots.title(
         figure,
-        f"Played again without the delay, iterations gain what was measured within "
+        f"Replayed without the delay, iterations gain what was measured within "
         f"{error_ms:.1f} ms (median); sums of waits say up to {most:.1f} times as much",
     )
     return figure
