@@ -177,8 +177,8 @@ def figures(arguments: argparse.Namespace) -> int:
 
 
 @command(
-    "Compute the numbers in README.md and docs/ anew. Each of these passages stands "
-    "between two marks.",
+    "Compute the numbers in README.md and docs/ anew. The passages that have them are "
+    "enclosed in marks.",
     *group(
         "what to do (by default, write)",
         flag("--check", "Change nothing, and fail if a file is not current."),

@@ -981,7 +981,7 @@ def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
     measured = _gain_with_interval(
         result["measured_gain"], result["measured_gain_interval"]
     )
-    measured += f", median of {result['rounds']} rounds: {result['trial_result']}"
+    measured += f", the median of the gains of {result['rounds']} rounds: {result['trial_result']}"
     if result["outside_of_predicted_interval"]:
         measured += "; outside of the interval that was expected in the trial"
     reasons = result["why_intervals_are_wide"].get("measured_gain", [])
@@ -990,10 +990,15 @@ def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
 
 def _limit_lines(result: Mapping[str, Any]) -> list[str]:
     """Return in lines what limits the training, what would help, and what to measure."""
+    from ddlkit.model.advice import ANOTHER_PLAN
+
     lines = [_line("limited by", result["limited_by"])]
     # Per sample, because one of the remedies changes the batch.
-    name = "time per sample would be"
+    name = "predicted time per sample"
     for remedy, gain in result["time_per_sample_shorter_by"].items():
+        if remedy == ANOTHER_PLAN:
+            # Its gain has a line of its own, and perhaps a measured one beside it.
+            continue
         change = "longer" if gain < 0 else "shorter"
         lines.append(_line(name, f"{abs(gain):.1%} {change} with {remedy}"))
         # The name stands before the first remedy alone.

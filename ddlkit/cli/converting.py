@@ -266,10 +266,10 @@ def _imported_profile(
         "network": profile.network,
         "device": profile.device,
         "batch": profile.batch,
-        "forward_s": workload.forward_s,
-        "update_s": workload.update_s,
         "parameters": int(workload.parameters.sum()),
+        "forward_s": workload.forward_s,
         "backward_s": float(workload.backward_s.sum()),
+        "update_s": workload.update_s,
     }
     return totals, imported.findings
 

@@ -231,7 +231,7 @@ def _facts(explanation: Any) -> list[str]:
     """Return the lines between the title and the findings, of any width."""
     iteration_s = explanation.iteration_s
     replay_error = abs(explanation.replay_s / iteration_s - 1)
-    of_ranks = ", the mean over ranks" if explanation.waterfall else ""
+    of_ranks = ", the mean over all ranks" if explanation.waterfall else ""
     exposed = _ms(explanation.exposed_communication_s)
     lines = [
         "",

@@ -84,9 +84,9 @@ TABLE = arg(
 PLAN_NAMES = """none (a message for each gradient), single (one message), ddp
 (PyTorch's buckets), buffer:25MB (a message once so many bytes are there), mg_wfbp
 (the rule of MG-WFBP, which merges a gradient if that saves time), cuts:3,40 (messages
-end after the gradients 3 and 40), exact (the plan that is proven best), search (the
-best plan that is found with --slowdown or --copies, and otherwise exact). A wrong name
-makes the command list all."""
+end after the 3rd and the 40th gradient that is ready), exact (the plan that is proven best), search (the
+best plan that is found with --slowdown or --copies, and otherwise exact).
+docs/GLOSSARY.md has all names."""
 
 PROFILE = "layer profile"
 MESSAGES = "messages"

@@ -625,8 +625,9 @@ def _gain_of_plan(iteration: Any) -> str:
     default_s = replace(iteration, plan=default_plan).prediction.iteration_s
     iteration_s = iteration.prediction.iteration_s
     gain = 1 - iteration_s / default_s
+    change = "longer" if gain < 0 else "shorter"
     return (
-        f"the list is predicted to gain {gain:.1%}: "
+        f"the list is predicted to make an iteration {abs(gain):.1%} {change}: "
         f"{units.format_seconds(iteration_s)} an iteration, "
         f"{units.format_seconds(default_s)} under PyTorch's default; ddlkit advise says "
         "whether that is more than the error"

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
             metavar="STEPS.csv",
             required=True,
             help="The step times, with the columns gpus, nodes, job and step_s (seconds), and "
-            "perhaps step, samples, nccl and settings. A row is a single step, or a job "
-            "with its mean step. It needs a count on one GPU or one node, and one on two "
-            "nodes or more, all with the same number of samples per GPU.",
+            "optionally step, samples, nccl (its version) and settings (any text). A row is "
+            "a single step, or a job with its mean step. It needs steps on one GPU or one "
+            "node, and steps on two nodes or more, all with the same number of samples per "
+            "GPU.",
         ),
         arg(
             "--collectives",
@@ -62,8 +63,8 @@ if TYPE_CHECKING:
             "--kernels",
             type=Path,
             metavar="SUMS.csv",
-            help="Sums of GPU kernels on the largest count, as nsys stats --report "
-            "cuda_gpu_kern_sum --format csv writes them.",
+            help="The total times of GPU kernels in the training on the most GPUs, as nsys "
+            "stats --report cuda_gpu_kern_sum --format csv writes them.",
         ),
         arg(
             "--kernel-steps",
@@ -115,8 +116,8 @@ if TYPE_CHECKING:
             type=share,
             metavar="FACTOR",
             help="Say whether this scaling factor, as in 0.8, is met on the largest number "
-            "of nodes. The scaling factor is the step on the smallest count over the step "
-            "on that number of nodes. The wish is answered with yes or no if the whole likely range of the "
+            "of nodes. The scaling factor is the step on the fewest GPUs over the step on "
+            "that number of nodes. The wish is answered with yes or no if the whole likely range of the "
             "factor lies on one side of it, and is open otherwise.",
         ),
     ),

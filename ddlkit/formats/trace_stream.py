@@ -185,7 +185,7 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
     """
     first = buffer.next_character()
     if not first:
-        raise UserError(f"{source}: the file is empty: restore it, or write it again")
+        raise UserError(f"{source}: the file is empty: copy or write it again")
     if first == "[":
         buffer.position += 1
         return None

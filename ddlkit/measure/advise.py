@@ -345,10 +345,13 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
             n_differing += 1
     if n_differing:
         return (
-            "gradients become ready in another order than the one in which DDP rebuilds "
-            f"its buckets, for {n_differing} of {len(profiled_order)} tensors"
+            "gradients become ready in another order than under DDP, whose rebuilt buckets "
+            f"have another one for {n_differing} of {len(profiled_order)} tensors"
         )
-    return "gradients become ready in the order in which DDP rebuilds its buckets"
+    return (
+        "gradients become ready in the same order as under DDP, whose rebuilt buckets "
+        "follow it"
+    )
 
 
 def _order_in_rebuilt_buckets(training: Training) -> list[str]:

@@ -855,8 +855,8 @@ def _refuse_parameters(model: nn.Module, user_model: str) -> None:
     """Raise UserError if no parameter is trained, or if devices differ."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(
-            f"{user_model}: no parameter of the model needs a gradient: nothing is "
-            "trained"
+            f"{user_model}: no parameter of the model needs a gradient, so that nothing "
+            "is trained: set requires_grad=True on those to be trained"
         )
     devices = sorted({str(p.device) for p in model.parameters()})
     if len(devices) > 1:

@@ -39,6 +39,9 @@ LISTS = ("exact", "mg_wfbp", "search")
 KEEP = "keep the default"
 """The advice if no plan is worth a change."""
 
+ANOTHER_PLAN = "another plan"
+"""The remedy that is the best plan in place of the default."""
+
 WORTH = 0.02
 """The least lower end of a gain's interval for which a change is worth its effort."""
 
@@ -370,7 +373,7 @@ class Advice:
         present_plan = self.options[DEFAULT].iteration.plan
         faster_link = forecast(half_the_bytes, present_plan, self.communication)
         gains = {
-            "another plan": 1 - self.ranked[0].seconds / now_s,
+            ANOTHER_PLAN: 1 - self.ranked[0].seconds / now_s,
             "a link twice as fast": 1 - faster_link.prediction.iteration_s / now_s,
             "gradients in half the bytes": self._gain_of_workload(half_the_bytes),
             "gradient accumulation over two batches, which also saves every other update": (
@@ -447,8 +450,12 @@ class Advice:
         # The interval of the gain in the long run decides what to advise.
         least_gain, _ = gain_of_best["predicted_gain_interval"]
         worth_a_change = least_gain >= WORTH
-        limit, seconds_by_cause = self.limits()
+        limit, seconds = self.limits()
+        seconds_by_cause: dict[str, float | None] = {**seconds}
         default_plan = self.options[DEFAULT].summary()
+        if self.communication.contention is None:
+            # It is not known, and assumed to be none.
+            seconds_by_cause["contention"] = None
         default_plan["seconds_by_cause"] = seconds_by_cause
         result = {
             "advice": best.name if worth_a_change else KEEP,

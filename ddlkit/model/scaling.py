@@ -1605,11 +1605,17 @@ def _origin_of_likely_factors(
     else:
         origin = f"the nominal {scaling.NOMINAL:.0%} interval"
         if limiting:
-            factors = " and ".join(
-                f"{count.scaling_factor:.2f} on {_nodes(count.nodes)}"
-                for count in limiting
+            ends = []
+            for count in limiting:
+                # More nodes do not shorten a step.
+                end = "at most" if count.nodes < asked.nodes else "at least"
+                measured = (
+                    f"{count.scaling_factor:.2f} measured on {_nodes(count.nodes)}"
+                )
+                ends.append(f"{end} the {measured}")
+            origin += (
+                f", and {' and '.join(ends)}, give or take the differences between jobs"
             )
-            origin += f", limited by the measured {factors}, from which another job may differ"
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"{origin}; the step on {on_smallest} has the range of its jobs"

@@ -132,7 +132,9 @@ def text_of(data: bytes, path: Path) -> str:
         # This encoding is UTF-8, and skips a byte order mark.
         text = data.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: damaged gzip file ({error}): restore it") from error
+        raise UserError(
+            f"{path}: damaged gzip file ({error}): copy or write it again"
+        ) from error
     except UnicodeDecodeError as error:
         if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise UserError(
@@ -142,7 +144,7 @@ def text_of(data: bytes, path: Path) -> str:
             f"{path}: binary at byte {error.start}, expected text"
         ) from error
     if not text.strip():
-        raise UserError(f"{path}: the file is empty: restore it, or write it again")
+        raise UserError(f"{path}: the file is empty: copy or write it again")
     return text
 
 
