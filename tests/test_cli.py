@@ -387,7 +387,7 @@ def test_what_if_says_what_limits_before_and_after(capsys: Capture) -> None:
     shares = answer["shares_of_critical_path_after"]
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["link"] == pytest.approx(0.5 * sent_s / answer["iteration_s_after"])
-    assert answer["speedup"] == pytest.approx(
+    assert answer["iteration_speedup"] == pytest.approx(
         answer["iteration_s"] / answer["iteration_s_after"]
     )
     slow = run(capsys, f"{words} --inputs {inputs_table(batch=8)} --scale disk=4")
@@ -406,7 +406,7 @@ def test_what_if_of_more_gpus_is_the_cost_carried_there(capsys: Capture) -> None
     assert (answer["ranks"], answer["ranks_after"]) == (4, 8)
     assert answer["iteration_s_after"] == pytest.approx(COMPUTE_S + sent_s)
     grown = answer["samples_per_s_after"] / answer["samples_per_s"]
-    assert grown == pytest.approx(2 * answer["speedup"])
+    assert grown == pytest.approx(2 * answer["iteration_speedup"])
 
 
 def ring_of_eight_s(n_bytes: float) -> float:
@@ -525,7 +525,7 @@ def test_functions_take_paths_as_text_and_ask_takes_lists(tmp_path: Path) -> Non
         gpus=8,
         assume_ring=True,
     )
-    assert slow["ranks_after"] == 8 and slow["speedup"] < 0.6
+    assert slow["ranks_after"] == 8 and slow["iteration_speedup"] < 0.6
 
 
 def test_an_exported_list_comes_with_what_it_gains(capsys: Capture) -> None:

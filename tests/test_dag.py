@@ -226,7 +226,7 @@ def test_what_limits_follows_the_change() -> None:
     graph = s_sgd(replace(FIGURE_1, io_s=3.0), CAFFE, Gpus(1, 4), iterations=12)
     facts = effect_of_change(schedule(graph), schedule(changed(graph, [("io", 0.5)])))
     assert (facts["iteration_s"], facts["iteration_s_after"]) == (12.0, 11.0)
-    assert facts["speedup"] == pytest.approx(12 / 11)
+    assert facts["iteration_speedup"] == pytest.approx(12 / 11)
     assert (
         facts["shares_of_critical_path"] == {"disk": 1.0}
         and facts["limited_by"] == "disk"

@@ -687,7 +687,7 @@ def test_a_late_update_and_a_late_forward_before_it_do_not_make_up_for_each_othe
     training = training_of(traced(both))
     odd = training.numbers % 2 == 1
     result = explanation(training, training.numbers[odd].tolist())
-    gains_s = {c.rank: c.gain_s for c in result.causes if c.cause == "waiting"}
+    gains_s = {c.rank: c.gain_s for c in result.causes if c.cause == "delays"}
     for rank, delay_s in ((0, late_in_forward), (1, late_in_update)):
         cured = both.with_work(both.work_s - delay_s)
         truth_s = both.replay().iteration_s - cured.replay().iteration_s

@@ -338,7 +338,7 @@ def test_iterations_of_two_kinds_are_shown_as_two_and_chosen() -> None:
     mixed = parse_kineto(gpu_training(*LAYERS, 1.0, 9.0, 1.0, 9.0, 9.0), "gpu")
     with pytest.raises(
         UserError,
-        match=r"numbers 0,2 take 1\.53 ms each .*; numbers 1,3-4 take 13\.5 ms each .*: .* 0,2$",
+        match=r"0,2 compute for 1\.53 ms each .* 1,3-4 compute for 13\.5 ms each .* 0,2$",
     ):
         layer_profile(mixed)
     for chosen, pace in (((0, 2), 1e-6), ((1, 3, 4), 9e-6)):
@@ -346,7 +346,7 @@ def test_iterations_of_two_kinds_are_shown_as_two_and_chosen() -> None:
         assert profile.backward_s == pytest.approx(np.array(LAYERS[1]) * pace, rel=1e-3)
     mostly = parse_kineto(gpu_training(*LAYERS, 9.0, 1.0, 1.0), "gpu")
     assert (
-        "numbers 1-2 take 1.53 ms each (median); number 0 takes 13.5 ms"
+        "numbers 1-2 compute for 1.53 ms each (median); number 0 computes for 13.5 ms"
         in layer_profile(mostly)[1][0].text
     )
 

@@ -384,8 +384,10 @@ def campaign(arguments: argparse.Namespace) -> None:
 
 
 @command(
-    "Pack recorded tables into one file for each kind of table. The hash of each "
-    "table is kept and verified.",
+    "Pack the recorded tables of a folder: all tables of a kind, such as layers, go into "
+    "one compressed file in the same folder, and the single files are removed once it is "
+    "written. The tables are still read by their old paths, and each is compared with "
+    "the hash that was kept of it.",
     *group(
         "input",
         arg(

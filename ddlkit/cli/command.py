@@ -129,7 +129,7 @@ def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        problem = f"{shown(text)} is not a number: write for example 0.5 or 2e-9"
+        problem = f"{shown(text)} is not a number: write for example 0.5 or 0.01"
         raise argparse.ArgumentTypeError(problem) from None
 
 

@@ -44,7 +44,7 @@ WHERE_TO_LOOK = {
 }
 """Where a user should look for the delay of a rank, by phase."""
 WHAT_TO_DO = {
-    "waiting": "compare the ranks in the drawing of --html, and look for what makes work "
+    "delays": "compare the ranks in the drawing of --html, and look for what makes work "
     "take longer on some of them",
     "start-up": "send fewer and larger messages",
     "bandwidth": "send fewer bytes, as gradients of half precision, or use faster links",
@@ -283,7 +283,6 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
         if not explanation.waterfall:
             # From one rank alone, a wait for messages and a wait for other ranks look
             # alike, so that its trace has a single cause.
-            name = "any waiting"
             times = _bounds_of_waiting(explanation, cause)
         yield _line(name, times)
     if explanation.waterfall:
@@ -399,7 +398,8 @@ def _gain_s(remedy: Any) -> float:
 
 
 _NAMES_OF_CAUSES = {
-    "waiting": "delays of slower ranks",
+    "delays": "delays of slower ranks",
+    "waiting": "any waiting",
     "start-up": "start-up of messages",
     "bandwidth": "the bytes of messages",
     "contention": "contention with messages",

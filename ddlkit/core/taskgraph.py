@@ -1095,7 +1095,7 @@ def effect_of_change(before: Schedule, after: Schedule) -> dict[str, Any]:
     dict
         For each schedule, the seconds between iterations, the resource that limits
         them, and the shares of the critical path. Keys of ``after`` end in "_after".
-        "speedup" is the time before the change over the time after it.
+        "iteration_speedup" is the time before the change over the time after it.
     """
     effect: dict[str, Any] = {}
     for suffix, compared in (("", before), ("_after", after)):
@@ -1105,7 +1105,7 @@ def effect_of_change(before: Schedule, after: Schedule) -> dict[str, Any]:
         effect[f"limited_by{suffix}"] = next(iter(shares), "nothing")
         effect[f"shares_of_critical_path{suffix}"] = shares
     # Iterations that take no time after the change are infinitely faster.
-    effect["speedup"] = np.inf
+    effect["iteration_speedup"] = np.inf
     if after.period_s:
-        effect["speedup"] = before.period_s / after.period_s
+        effect["iteration_speedup"] = before.period_s / after.period_s
     return effect

@@ -64,9 +64,11 @@ def tested_version(kind: str, version: str | None) -> str:
     release = ".".join(version.split(".")[:2])
     known_releases = TESTED[kind]
     if release not in known_releases:
-        problem = f"--to {kind} is known to work with {' or '.join(known_releases)}"
+        tried = " and ".join(known_releases)
         raise UserError(
-            f"torch {shown(version)}: {problem}: say --torch {known_releases[0]}"
+            f"torch {shown(version)}: what --to {kind} writes was tried with torch {tried} "
+            f"only, and other releases may not read it: train with torch {tried}, and "
+            f"give it by --torch {known_releases[0]} if another release is installed here"
         )
     return version
 

@@ -1159,7 +1159,9 @@ def _kinds_of_iterations(
     *,
     is_chosen: bool,
 ) -> Finding:
-    """Return how long the iterations take, slow ones apart from the others.
+    """Return how long the iterations compute, slow ones apart from the others.
+
+    ``iteration_s`` has their phases without the waits for messages.
 
     Raises UserError if the user has not chosen iterations, and if the rarer kind, slow
     or not, has more than a third of them. A few slow iterations, such as the first one of
@@ -1176,10 +1178,10 @@ def _kinds_of_iterations(
         median = format_seconds(float(np.median(iteration_s[mask])))
         numbers_of_kind = numbers[mask]
         if len(numbers_of_kind) == 1:
-            described.append(f"number {numbers_of_kind[0]} takes {median}")
+            described.append(f"number {numbers_of_kind[0]} computes for {median}")
         else:
             ranges = _ranges(numbers_of_kind)
-            described.append(f"numbers {ranges} take {median} each (median)")
+            described.append(f"numbers {ranges} compute for {median} each (median)")
     listed = "; ".join(described)
     n_of_rarer = min(slow.sum(), usual.sum())
     if not is_chosen and 3 * n_of_rarer > len(used):

@@ -102,6 +102,11 @@ def measure_model(
     if me.rank != 0:
         return {}
     notes += remarks(training, profile)
+    if accumulate > 1:
+        notes.append(
+            f"of an iteration of {accumulate} batches, backward_s is the last backward "
+            "pass, and forward_s is all that comes before it"
+        )
     facts = _facts_to_show(profile, tables["samples"], me.world_size)
     notes += _scattered(facts["timing_overhead_factor"])
     for note in notes:

@@ -582,6 +582,8 @@ def trial_result(measured: Gain) -> str:
         return "the gain was measured"
     if upper < 0:
         return "the plan was measured to be slower"
+    if upper < WORTH and measured.share <= 0:
+        return "no gain was measured"
     if upper < WORTH:
         return f"the measured gain is below {WORTH:.0%}"
     return "no difference could be measured"

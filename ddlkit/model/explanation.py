@@ -105,7 +105,7 @@ FITS_TRIED = 12
 
 The gains by all samples are read off a plane that is fitted to these. With all of 150 samples replayed,
 the ends of intervals moved by less than a tenth of their width."""
-ALWAYS_LISTED = ("waiting", "start-up", "bandwidth")
+ALWAYS_LISTED = ("delays", "start-up", "bandwidth")
 """Causes that are listed even if no iteration gains anything without them."""
 
 
@@ -116,7 +116,8 @@ class Cause:
     Attributes
     ----------
     cause : str
-        "waiting", "start-up", "bandwidth", "contention", "copies" or "buffers".
+        "delays", "start-up", "bandwidth", "contention", "copies" or "buffers", or from
+        the trace of one rank "waiting".
     rank : int or None
         The rank for which the others wait. None for causes of all ranks.
     phase : str or None
@@ -898,7 +899,7 @@ def _removals(
     cannot be told apart, and have no removals.
     """
     removals: dict[str, Callable[[Schedule], Schedule]] = {
-        "waiting": without_waiting,
+        "delays": without_waiting,
         "contention": partial(_with_less_work, less_s=training.contention_s),
         "copies": partial(_with_less_work, less_s=training.copies_s),
     }
@@ -1032,7 +1033,7 @@ def _causes_by_rank(
             for phase in PHASES
         }
         phase = max(phase_gains_s, key=lambda name: phase_gains_s[name])
-        causes.append(compared.cause("waiting", gains_by_rank_s[rank], rank, phase))
+        causes.append(compared.cause("delays", gains_by_rank_s[rank], rank, phase))
     return causes
 
 

@@ -300,8 +300,8 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
     if missing:
         raise UserError(
             f"traces of {len(by_rank)} of {expected} ranks: missing rank "
-            f"{', '.join(missing[:8])}: give the traces of all ranks, or of rank 0 alone "
-            "for bounds"
+            f"{', '.join(missing[:8])}: give the traces of all ranks, or that of one rank "
+            "alone, from which only bounds of what waiting costs follow"
         )
     return [by_rank[rank] for rank in sorted(by_rank)]
 

@@ -63,9 +63,9 @@ WAIT = "wait"
 """A step in which a rank waits until a message has ended."""
 
 INTERVAL_HOLDS = (
-    "the scatter and drift of messages, and the errors of predicted message times in this "
-    "project's replays; contention with compute and the drift of compute are not in the "
-    "model"
+    "the scatter and drift of messages, and the errors of message times that were predicted "
+    "in ddlkit's own experiments; contention with compute and the drift of compute are not "
+    "in the model"
 )
 """What intervals of sharded training hold, in words: too little for intervals of 95%.
 
