@@ -186,6 +186,7 @@ def advise(arguments: argparse.Namespace) -> None:
     if not advice:
         return
     advised_plan = result["advice"]
+    result["headline"] = _headline(result)
     result["snippet"] = snippet(advice, advised_plan)
     result["origin"] = origin()
     if "measurements_directory" in result:
@@ -1012,7 +1013,7 @@ def _limit_lines(result: Mapping[str, Any]) -> list[str]:
 
 def _reason_lines(reasons: Sequence[str]) -> list[str]:
     """Return a line for each reason why the interval in the line above is wide."""
-    return [_line("", f"wide because {reason}") for reason in reasons]
+    return [_line("", f"the interval is wide because {reason}") for reason in reasons]
 
 
 def _headline(result: Mapping[str, Any]) -> str:

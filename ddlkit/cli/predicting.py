@@ -373,6 +373,9 @@ def predict(arguments: argparse.Namespace) -> None:
     if arguments.json:
         result["warnings"] = warnings
     else:
+        result["communication_s"] = (
+            f"{result['communication_s']:.6g} (if nothing else runs)"
+        )
         result["interval_level"] = _level_in_words(result)
         result["contention"] = _contention_in_words(result["contention"])
     show(result, arguments.json)
@@ -390,6 +393,9 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
     resharded, kept_whole = predict_sharded(arguments, arguments.units)
     result = kept_whole if arguments.no_reshard else resharded
     if not arguments.json:
+        result["communication_s"] = (
+            f"{result['communication_s']:.6g} (if nothing else runs)"
+        )
         result["interval_level"] = _level_in_words(result)
     show(result, arguments.json)
 
@@ -407,14 +413,15 @@ def _level_in_words(result: dict[str, Any]) -> Any:
 
 
 def _contention_in_words(contention: dict[str, float] | None) -> str | None:
-    """Return the slowdowns as shares that are added to times, and the costs of buckets."""
+    """Return in words how messages and compute slow each other down, and what buckets cost."""
     if contention is None:
         return None
+    message_factor = 1 + contention["message_slowdown"]
     return (
-        f"slowdown {contention['slowdown']:+.1%}, "
-        f"message_slowdown {contention['message_slowdown']:+.1%}, "
-        f"copy_s_per_byte {contention['copy_s_per_byte']:.6g}, "
-        f"bucket_s {contention['bucket_s']:.6g}"
+        f"compute takes {contention['slowdown']:.1%} longer beside messages, messages take "
+        f"{message_factor:.3g} times as long beside compute, copies take "
+        f"{contention['copy_s_per_byte']:.3g} s a byte, and each bucket costs "
+        f"{contention['bucket_s']:.3g} s besides"
     )
 
 
@@ -686,8 +693,8 @@ def _named_for_what_if(argument: Argument) -> Argument:
             "forward, backward, update or all_reduce (the collective that is sent). Or it "
             "is a resource: disk, cpu, copy, gpu or link. Or it is rank:NUMBER (what a rank "
             "computes, counted from 0), or layer:NUMBER (what the layer computes, and the "
-            "message that its gradient completes; layers are counted from 1, in forward "
-            "order).",
+            "message that its gradient completes; layers are the rows of the profile, "
+            "numbered from 1 in forward order).",
         ),
         arg(
             "--straggler",

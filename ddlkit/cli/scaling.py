@@ -368,11 +368,11 @@ def _held_out(result: Scaling) -> str:
     held_out = result.held_out
     if held_out is None:
         return (
-            "only one count has several nodes, so that the prediction cannot be tried "
+            "only one number of nodes above one was measured, so that the prediction cannot be tried "
             "on a measured one"
         )
     return (
-        f"the step on {_gpus(held_out.gpus)} is predicted from the smaller counts alone as "
+        f"the step on {_gpus(held_out.gpus)} is predicted from those on fewer GPUs alone as "
         f"{units.format_seconds(held_out.predicted_s)}, and was measured as "
         f"{units.format_seconds(held_out.measured_s)} ({_signed(held_out.relative_error)}). "
         "This single error says little about the error on more nodes, and no interval is made from it"
@@ -390,12 +390,12 @@ def _explained(result: Scaling) -> str:
     seconds = units.format_seconds
     explained = result.explained
     if explained.loss_s <= 0:
-        return f"a step on {_gpus(explained.gpus)} is not longer than on the smallest count"
+        return f"a step on {_gpus(explained.gpus)} is not longer than on {_gpus(result.smallest.gpus)}"
     rest = "waiting or input"
     if explained.messages_at_most_s is None:
         rest = "messages, waiting or input"
     longer = (
-        f"a step on {_gpus(explained.gpus)} is longer than on the smallest count by "
+        f"a step on {_gpus(explained.gpus)} is longer than on {_gpus(result.smallest.gpus)} by "
         f"{seconds(explained.loss_s)}"
     )
     parts = []

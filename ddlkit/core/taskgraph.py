@@ -1044,8 +1044,8 @@ def _no_such_task(graph: TaskGraph, what: str) -> UserError:
     ranks = f"rank:0 to rank:{last_rank}" if last_rank > 0 else "rank:0"
     return UserError(
         f"there is no task {what!r}: use a kind ({', '.join(kinds)}), a "
-        f"resource ({', '.join(classes)}), layer:1 to "
-        f"layer:{graph.layer.max()}, or {ranks}"
+        f"resource ({', '.join(classes)}), layer:1 to layer:{graph.layer.max()} (rows of the "
+        f"profile in forward order), or {ranks}"
     )
 
 

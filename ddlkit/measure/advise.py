@@ -826,6 +826,7 @@ def trial(
         return
     iteration_s = _median_s(training, training.iterate)
     count = _iterations_per_round(max_s, len(ddp_by_plan), iteration_s)
+    me.say(f"the plans {', '.join(ddp_by_plan)} are tried in turn")
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
     retries = Retries.on(me.device.type)
     # The median iteration of each round so far, by plan.

@@ -118,13 +118,13 @@ def interval_includes(communication: Communication) -> str:
     else:
         included = "the scatter and drift of messages"
     if contention is None:
-        missing = "contention with compute and the drift of compute were"
+        missing = "contention with compute and the drift of compute"
     else:
         # With any contention, also an assumed one, draws have the drift of compute that
         # was found in recorded training.
         included += " and the drift of compute"
-        missing = "contention with compute was"
-    return f"{included}; {missing} not measured"
+        missing = "contention with compute"
+    return f"{included}; not included: {missing}"
 
 
 def forecast(

@@ -71,9 +71,9 @@ EVIDENCE = (
 )
 """What is known of the errors of a prediction, for those who see one."""
 EVIDENCE_BETWEEN = (
-    "how far to trust this: the step should lie between the steps of two measured counts, because "
-    "more nodes do not shorten a step. Of 1,027 counts of published trainings that were left out and "
-    "interpolated, 84% lay in such an interval. The median error was 8%"
+    "how far to trust this: the step should lie between those measured on fewer and on more nodes, "
+    "because more nodes do not shorten a step. Of 1,027 steps of published trainings that were left out "
+    "and interpolated, 84% lay in such an interval. The median error was 8%"
 )
 """What is known of the errors of an interpolated step, for those who see one."""
 
@@ -700,7 +700,7 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
     if usual.nunique() == 1:
         return samples, (
             "the column samples is taken as the samples of one GPU, because it is the same on "
-            "all counts"
+            "all numbers of GPUs"
         )
     samples_per_gpu = samples / steps["gpus"]
     if _usual_samples(steps, samples_per_gpu).nunique() == 1:
@@ -712,9 +712,9 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
     fewest_gpus, _ = usual.idxmin()
     most_gpus, _ = usual.idxmax()
     raise UserError(
-        "the column samples is neither the same on all counts nor in proportion to their GPUs "
+        "the column samples is neither the same everywhere nor in proportion to the GPUs "
         f"({usual.min():g} on {_gpus(fewest_gpus)}, {usual.max():g} on {_gpus(most_gpus)}): "
-        "measure all counts with as many samples per GPU"
+        "measure all steps with the same number of samples per GPU"
     )
 
 
@@ -880,26 +880,26 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
     if all(count.nodes > 1 for count in measured):
         # What the first nodes already lose would count as none.
         raise UserError(
-            f"the smallest count has {_nodes(first.nodes)}: measure one GPU or one "
-            "node as well"
+            f"all steps were measured on {_nodes(first.nodes)} or more: add steps measured on "
+            "one GPU or one node"
         )
     if all(count.nodes == 1 for count in measured):
         raise UserError(
-            f"only counts on one node were measured, up to {_gpus(measured[-1].gpus)}: measure "
-            "two nodes or more"
+            f"all steps were measured on a single node, on up to {_gpus(measured[-1].gpus)}: add "
+            "steps measured on two nodes or more"
         )
     anchor = _anchor(measured)
     if anchor.gpus % anchor.nodes:
         raise UserError(
-            f"the largest count has {_gpus(anchor.gpus)} on {_nodes(anchor.nodes)}: measure one with "
-            "as many GPUs on each node"
+            f"the most GPUs with measured steps are {_gpus(anchor.gpus)} on {_nodes(anchor.nodes)}: "
+            "measure with the same number of GPUs on each node"
         )
     smallest = _smallest(measured)
     if anchor.step_s < LEAST_WEAK_STEP * smallest.step_s:
         raise UserError(
             f"a step on {_gpus(anchor.gpus)} takes {units.format_seconds(anchor.step_s)}, clearly less "
             f"than {units.format_seconds(smallest.step_s)} on {_gpus(smallest.gpus)}, as with a "
-            "fixed batch of all GPUs: measure all counts with as many samples per GPU"
+            "fixed batch of all GPUs: measure all steps with the same number of samples per GPU"
         )
     most = scaling.MOST_TIMES * anchor.nodes
     if targets[-1] > most:
@@ -994,7 +994,7 @@ def _known_of_software(
         if len(different) > 1:
             raise UserError(
                 f"the column {column} has several values, {_listed(of_steps)}: measure all "
-                f"counts with the same {name}"
+                f"steps with the same {name}"
             )
         if collectives is None:
             continue
@@ -1500,7 +1500,9 @@ def _wish(
         return None
     smallest = _smallest(measured)
     if _by_size(asked) == _by_size(smallest):
-        reason = "scaling factors compare with this count, so that its own is 1"
+        reason = (
+            "scaling factors compare with the step on these GPUs, whose own factor is 1"
+        )
         return Wish(factor, asked.nodes, "yes", reason)
     doubtful = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
     for count in (smallest, asked):
@@ -1599,31 +1601,37 @@ def _origin_of_likely_factors(
     elif asked.measured:
         origin = f"one job measured {asked.scaling_factor:.2f}, and "
         if scatter > SINGLE_JOB_SHARE:
-            origin += f"jobs of other counts differ by {scatter:.0%} either way"
+            origin += (
+                f"jobs on other numbers of GPUs differ by {scatter:.0%} either way"
+            )
         else:
             origin += f"another job may differ by {SINGLE_JOB_SHARE:.0%}"
     else:
         origin = f"the nominal {scaling.NOMINAL:.0%} interval"
         if limiting:
-            ends = []
-            for count in limiting:
-                # More nodes do not shorten a step.
-                end = "at most" if count.nodes < asked.nodes else "at least"
-                measured = (
-                    f"{count.scaling_factor:.2f} measured on {_nodes(count.nodes)}"
-                )
-                ends.append(f"{end} the {measured}")
-            origin += (
-                f", and {' and '.join(ends)}, give or take the differences between jobs"
-            )
+            # More nodes do not shorten a step.
+            ends = " and ".join(_end_of_likely_factors(c, scatter) for c in limiting)
+            origin += f", cut at {ends}, because more nodes do not raise the factor"
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"{origin}; the step on {on_smallest} has the range of its jobs"
     if asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE:
         return f"{origin}; the one job on {on_smallest} may differ by {SINGLE_JOB_SHARE:.0%}"
     if scatter > LEAST_SCATTER:
-        return f"{origin}; the one job on {on_smallest} may differ as much as those of other counts"
+        return (
+            f"{origin}; the one job on {on_smallest} may differ as much as those on other numbers "
+            "of GPUs"
+        )
     return origin
+
+
+def _end_of_likely_factors(limiting: Count, scatter: float) -> str:
+    """Return in words where a measured count cuts the likely factors of another one."""
+    measured = f"the {limiting.scaling_factor:.2f} measured on {_nodes(limiting.nodes)}"
+    if limiting.jobs > 1:
+        return f"{measured}, where jobs differ"
+    share = max(scatter, SINGLE_JOB_SHARE)
+    return f"{measured}, from which another job may differ by {share:.0%}"
 
 
 def _missing_for_messages(costs: Any, workload: Any) -> str:
@@ -1638,7 +1646,7 @@ def _missing_for_messages(costs: Any, workload: Any) -> str:
         given = "add --collectives"
     elif costs is not None:
         given = (
-            "add times of all-reduces on the nodes of the measured counts to "
+            "add times of all-reduces on as many nodes as steps were measured on to "
             "--collectives"
         )
     return (
@@ -1672,7 +1680,7 @@ def _advice(
     if asked.interpolated:
         text = (
             f"measure next: one job on {_nodes(asked.nodes)} itself, which lies between measured "
-            "counts"
+            "numbers of nodes"
         )
         findings.append(Finding("measure", (), text))
         findings.append(Finding("evidence", (), EVIDENCE_BETWEEN))
@@ -1737,13 +1745,15 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
         if anchor.jobs == 1:
             text = (
                 f"{more_jobs}, where one job was measured, because the steps of jobs on other "
-                f"counts differ by {2 * scatter:.0%}"
+                f"numbers of nodes differ by {2 * scatter:.0%}"
             )
         return Finding("measure", (), text)
     itself = f"measure next: one job on {_nodes(asked.nodes)}"
     halfway = _halfway_nodes(anchor.nodes, asked.nodes)
     if halfway is None:
-        return Finding("measure", (), f"{itself}, as no count between would help")
+        return Finding(
+            "measure", (), f"{itself}, as no number of nodes between would help"
+        )
     # If one job on that count measures what is predicted, the count becomes the anchor.
     halfway_s = float(
         scaling.step_s(smallest.step_s, anchor.step_s, halfway / anchor.nodes)
@@ -1759,7 +1769,9 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     percent_now = round(100 * width_s / 2 / asked.step_s)
     percent_then = round(100 * float(upper_s - lower_s) / 2 / asked.step_s)
     if percent_then >= percent_now:
-        return Finding("measure", (), f"{itself}, as no count between would help")
+        return Finding(
+            "measure", (), f"{itself}, as no number of nodes between would help"
+        )
     text = (
         f"measure next: one job on {_nodes(halfway)}: the interval on {_nodes(asked.nodes)} would narrow "
         f"from \u00b1{percent_now}% to about \u00b1{percent_then}%"
@@ -1794,8 +1806,8 @@ def _on_fixed_batch(
         return []
     text = (
         f"a step on {_gpus(anchor.gpus)} is shorter than on {_gpus(smallest.gpus)}, as with a fixed batch "
-        "of all GPUs, for which the prediction does not hold: check that each GPU has as many samples "
-        "on all counts, and give them in a column samples"
+        "of all GPUs, for which the prediction does not hold: check that each GPU has the same number "
+        "of samples in all jobs, and give it in a column samples"
     )
     return [Finding("warning", (), text)]
 
@@ -1811,7 +1823,7 @@ def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
         return []
     text = (
         "a scaling factor, or an end of its interval, is above 1, which is a step shorter than on the "
-        "smallest count. Steps differ by some percent from job to job, so this is no gain"
+        "fewest GPUs. Steps differ by some percent from job to job, so this is no gain"
     )
     return [Finding("factor", (), text)]
 

@@ -64,8 +64,8 @@ WAIT = "wait"
 
 INTERVAL_HOLDS = (
     "the scatter and drift of messages, and the errors of message times that were predicted "
-    "in ddlkit's own experiments; contention with compute and the drift of compute are not "
-    "in the model"
+    "in ddlkit's own experiments; not included: contention with compute and the drift of "
+    "compute"
 )
 """What intervals of sharded training hold, in words: too little for intervals of 95%.
 
