@@ -270,7 +270,7 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cost = saved(tmp_path, COST)
-    assert "give it by --torch 2.13" in refused(
+    assert "as in --torch 2.13" in refused(
         capsys, cost, "--to", "inductor", "--torch", "1.0"
     )
     assert "needs --profile" in refused(capsys, cost, "--to", "ddp")

@@ -367,7 +367,9 @@ def test_what_cannot_be_predicted_is_refused_with_what_to_measure() -> None:
     under_two_counts = {(4, 1): 1.1, (16, 4): 1.2123456, (32, 8): 1.2123456}
     refuse("identical to the digit", steps=table_of(under_two_counts))
     refuse("measure steps on 9 nodes or more", nodes=81)
-    refuse("same number of samples per GPU", steps=table_of(COUNTS, samples=[8, 8, 8, 4]))
+    refuse(
+        "same number of samples per GPU", steps=table_of(COUNTS, samples=[8, 8, 8, 4])
+    )
     halved_s = {counts: 1 / counts[0] for counts in COUNTS}
     refuse("fixed batch", steps=table_of(halved_s, samples=256))
     versions = ["2.18.1", "2.18.1", "2.19.3+cuda12.3", "2.19.3"]

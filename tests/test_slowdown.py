@@ -334,7 +334,10 @@ def test_the_command_says_what_it_takes_compute_for(
         page = capsys.readouterr()
         answers.append(json.loads(page.out))
         assert ("not to slow each other down" in page.err) == (not words)
-    assert answers[0]["contention"] is None and answers[1]["contention"]["slowdown"] > 0
+    assert (
+        answers[0]["contention"] is None
+        and answers[1]["contention"]["compute_factor"] > 1
+    )
     assert answers[1]["iteration_s"] > answers[0]["iteration_s"]
     assert any("but other tables on" in line for line in answers[1]["warnings"])
     store.save_table(

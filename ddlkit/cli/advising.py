@@ -704,7 +704,7 @@ def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
 
 
 def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
-    """Add measured iterations to the summaries of the default and the best plan.
+    """Add measured iterations of all plans, and to the summaries of the default and the best one.
 
     The summaries are the entries "default_plan" and "best_plan" of ``result``.
     """
@@ -712,6 +712,7 @@ def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
     from ddlkit.model.advice import DEFAULT
 
     best = result["predicted_best"]
+    result["measured_iteration_s_of_plans"] = rounds.median().to_dict()
     for plan, key in ((DEFAULT, "default_plan"), (best, "best_plan")):
         if plan not in rounds:
             continue
@@ -950,6 +951,11 @@ def screen(result: dict[str, Any]) -> list[str]:
         lines += _reason_lines(reasons)
     if "measured_gain" in result:
         lines += _measured_gain_lines(result)
+    measured_s = result.get("measured_iteration_s_of_plans", {})
+    for plan in measured_s:
+        if plan not in ("ddp", best):
+            iteration = units.format_seconds(measured_s[plan])
+            lines.append(_line("also tried", f"{in_words(plan)}: measured {iteration}"))
     fastest_in_trial = result.get("fastest_in_trial", best)
     if fastest_in_trial != best:
         lines.append(_line("fastest in the trial", in_words(fastest_in_trial)))
@@ -972,8 +978,8 @@ def _predicted_gain(result: Mapping[str, Any]) -> str:
     lower, upper = interval
     lower_in_trial, upper_in_trial = in_trial
     return (
-        f"{result['predicted_gain']:+.1%} ({lower:+.1%} to {upper:+.1%} in the long run, "
-        f"{lower_in_trial:+.1%} to {upper_in_trial:+.1%} expected in the trial)"
+        f"{result['predicted_gain']:+.1%} ({lower:+.1%} to {upper:+.1%}; with the noise of "
+        f"this trial {lower_in_trial:+.1%} to {upper_in_trial:+.1%})"
     )
 
 
@@ -984,7 +990,9 @@ def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
     )
     measured += f", the median of the gains of {result['rounds']} rounds: {result['trial_result']}"
     if result["outside_of_predicted_interval"]:
-        measured += "; outside of the interval that was expected in the trial"
+        measured += (
+            "; outside of the interval that was predicted with the noise of this trial"
+        )
     reasons = result["why_intervals_are_wide"].get("measured_gain", [])
     return [_line("measured gain", measured), *_reason_lines(reasons)]
 
@@ -1030,15 +1038,14 @@ def _headline(result: Mapping[str, Any]) -> str:
     if result.get("predicted_advice", advised) != advised:
         return f"{advised}: {result.get('trial_result', 'the best plan could not be tried')}"
     # The prediction decided this, also if plans were tried.
-    reason = "no plan is predicted to be faster"
-    if result["predicted_best"] != "ddp":
-        _, most = result["predicted_gain_interval"]
-        verb = "is" if most < WORTH else "may be"
-        reason = (
-            f"the predicted gain {verb} below {WORTH:.0%}, and a change is advised from "
-            f"{WORTH:.0%} on"
-        )
     tried = " (predicted, not tried)" if result["decided_by"] == "prediction" else ""
+    if result["predicted_best"] == "ddp":
+        return f"{advised}: no plan is predicted to be faster{tried}"
+    _, most = result["predicted_gain_interval"]
+    verb = "is" if most < WORTH else "may be"
+    reason = f"the predicted gain {verb} below the {WORTH:.0%} from which a change is advised"
+    if "trial_result" in result:
+        reason += f", and in the trial {result['trial_result']}"
     return f"{advised}: {reason}{tried}"
 
 

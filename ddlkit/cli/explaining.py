@@ -75,8 +75,8 @@ WHAT_TO_DO = {
             type=iteration_numbers,
             metavar="NUMBERS",
             default=(),
-            help="The iterations to judge, as in 0,2-5. All are replayed. "
-            "[default: all]",
+            help="The iterations of which times and gains are printed, as in 0,2-5. The "
+            "others are replayed, too, but do not count. [default: all]",
         ),
         arg(
             "--collectives",

@@ -33,7 +33,7 @@ from ddlkit.cli.command import (
     whole_number,
 )
 from ddlkit.cli.converting import ELEMENT
-from ddlkit.core.errors import UserError, one_line
+from ddlkit.core.errors import UserError, one_line, shown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -84,8 +84,8 @@ TABLE = arg(
 PLAN_NAMES = """none (a message for each gradient), single (one message), ddp
 (PyTorch's buckets), buffer:25MB (a message once so many bytes are there), mg_wfbp
 (the rule of MG-WFBP, which merges a gradient if that saves time), cuts:3,40 (messages
-end after the 3rd and the 40th gradient that is ready), exact (the plan that is proven best), search (the
-best plan that is found with --slowdown or --copies, and otherwise exact).
+end after the 3rd and the 40th gradient that is ready), exact (the plan that is proven best), search (with
+--slowdown or --copies the best plan that is found, and otherwise exact).
 docs/GLOSSARY.md has all names."""
 
 PROFILE = "layer profile"
@@ -177,7 +177,7 @@ INPUTS = (
             default=1,
             help="The number of collectives that may be under way at once. They "
             "share the bandwidth of the link, so that the number matters only where "
-            "messages queue. Plans are chosen as for 1. [default: 1]",
+            "messages queue. Plans are still chosen as if it were 1. [default: 1]",
         ),
     ),
     *group(
@@ -454,7 +454,8 @@ def _plan_of(
         except UserError as error:
             for name in ("plan", "planner"):
                 if getattr(arguments, name, None) == spec:
-                    raise UserError(f"{option_of(name)} {spec}: {error}") from error
+                    problem = str(error).removeprefix(f"plan {shown(spec)}: ")
+                    raise UserError(f"{option_of(name)} {spec}: {problem}") from error
             raise
     plan = formats.read_plan(Path(spec))
     try:

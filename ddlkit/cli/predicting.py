@@ -174,6 +174,8 @@ def fit(arguments: argparse.Namespace) -> None:
         show(description, as_json=True)
         return
     readable = _without_nested({**description, **about_fit})
+    if not facts.get("collective"):
+        readable["collective"] += " (assumed, because the file names none)"
     readable["form"] = f"{fitted.form} ({FORMS_IN_WORDS[fitted.cost.form]})"
     show(readable, as_json=False)
 
@@ -416,10 +418,9 @@ def _contention_in_words(contention: dict[str, float] | None) -> str | None:
     """Return in words how messages and compute slow each other down, and what buckets cost."""
     if contention is None:
         return None
-    message_factor = 1 + contention["message_slowdown"]
     return (
-        f"compute takes {contention['slowdown']:.1%} longer beside messages, messages take "
-        f"{message_factor:.3g} times as long beside compute, copies take "
+        f"compute takes {contention['compute_factor']:.3g} times as long beside messages, "
+        f"messages take {contention['message_factor']:.3g} times as long beside compute, copies take "
         f"{contention['copy_s_per_byte']:.3g} s a byte, and each bucket costs "
         f"{contention['bucket_s']:.3g} s besides"
     )
@@ -443,14 +444,14 @@ def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
 
 
 def _contention_facts(iteration: Any) -> dict[str, float]:
-    """Return the assumed slowdowns, as medians over the messages, and the costs of buckets."""
+    """Return the assumed factors, as medians over the messages, and the costs of buckets."""
     import numpy as np
 
     # A slowdown depends on the size of the message, so the link has one for each message.
     link = iteration.link
     return {
-        "slowdown": float(np.median(link.slowdown)),
-        "message_slowdown": float(np.median(link.message_slowdown)),
+        "compute_factor": 1 + float(np.median(link.slowdown)),
+        "message_factor": 1 + float(np.median(link.message_slowdown)),
         "copy_s_per_byte": iteration.copy_s_per_byte,
         "bucket_s": iteration.bucket_s,
     }
@@ -480,7 +481,7 @@ def plan(arguments: argparse.Namespace) -> None:
         # With several messages in flight, start-ups overlap, and an iteration may take
         # less than the bound.
         if arguments.in_flight == 1:
-            proof["least_possible_s"] = chosen.least_s
+            proof["lower_bound_s"] = chosen.least_s
     if arguments.json:
         description = chosen.to_dict(iteration_s)
         facts = {**proof, **assumption(arguments), "warnings": warnings}
@@ -670,7 +671,7 @@ def _named_for_what_if(argument: Argument) -> Argument:
     if argument.names == ("--assume-ring",):
         text = text.replace("--ranks", "--gpus")
     text = text.replace(
-        "the best plan that is found with --slowdown or --copies, and otherwise exact",
+        "with --slowdown or --copies the best plan that is found, and otherwise exact",
         "the same as exact in this command",
     )
     text = text.replace("all_reduce, or all_gather with --density", "all_reduce")

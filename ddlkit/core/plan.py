@@ -861,8 +861,8 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
         ends.append(workload.n)
     if ends[0] < 1 or any(end >= later for end, later in pairwise(ends)):
         raise UserError(
-            f"plan {shown(f'cuts:{text}')}: the numbers must increase from 1 to at most "
-            f"{workload.n}, the number of gradients"
+            f"plan {shown(f'cuts:{text}')}: the numbers must be in increasing order, each "
+            f"from 1 to {workload.n}, the number of gradients"
         )
     return FusionPlan(f"cuts:{text}", tuple(ends))
 

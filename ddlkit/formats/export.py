@@ -64,11 +64,12 @@ def tested_version(kind: str, version: str | None) -> str:
     release = ".".join(version.split(".")[:2])
     known_releases = TESTED[kind]
     if release not in known_releases:
-        tried = " and ".join(known_releases)
+        tried = " or ".join(known_releases)
         raise UserError(
-            f"torch {shown(version)}: what --to {kind} writes was tried with torch {tried} "
-            f"only, and other releases may not read it: train with torch {tried}, and "
-            f"give it by --torch {known_releases[0]} if another release is installed here"
+            f"torch {shown(version)}: what --to {kind} writes was tried with torch "
+            f"{' and '.join(known_releases)} only, and other releases may not read it: train "
+            f"with torch {tried}, and name that release if another one is installed here, as "
+            f"in --torch {known_releases[0]}"
         )
     return version
 

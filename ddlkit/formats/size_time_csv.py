@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddlkit.core.errors import shown
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import LEAST, MOST_WHOLE, format_bytes
 from ddlkit.formats.benchmark_rows import BY_SPELLING
 from ddlkit.formats.contract import KEYS, MessageOptions, MessageTimes
@@ -140,6 +140,22 @@ def matches(text: str) -> bool:
     return has_sizes or (has_columns and has_names)
 
 
+def _refuse_json(text: str, file: str) -> None:
+    """Raise UserError for JSON that no reader of message times has recognized."""
+    if not text.lstrip().startswith("{"):
+        return
+    # What ddlkit fit --json writes begins with the form of the cost.
+    if re.match(r'\s*\{\s*"form"', text):
+        raise UserError(
+            f"{file}: is a cost that ddlkit fit wrote, and no table of measured times: "
+            "give it by --cost, or give measured times"
+        )
+    raise UserError(
+        f"{file}: is JSON, but neither of nccl-tests -J nor of NCCL Inspector: give one "
+        "of these, a log of a benchmark, or a CSV with the columns bytes and seconds"
+    )
+
+
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of a file, with the columns of `KEYS` that it has.
 
@@ -149,6 +165,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
+    _refuse_json(text, file)
     sheet = read_sheet(_comma_separated(text), file)
     sheet = _with_known_collectives(_with_known_ranks(sheet))
     size = _only_column(

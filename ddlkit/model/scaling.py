@@ -1528,7 +1528,9 @@ def _wish(
     elif highest < factor:
         answer = "no"
         where = f"below {factor:g}"
-    origin = _origin_of_likely_factors(asked, smallest, limiting, scatter)
+    origin = _origin_of_likely_factors(
+        asked, smallest, limiting, scatter, (lowest, highest)
+    )
     reason = f"the factor is likely between {lowest:.2f} and {highest:.2f}, {where} ({origin})"
     return Wish(factor, asked.nodes, answer, reason)
 
@@ -1589,12 +1591,17 @@ def _smallest_range_s(smallest: Count, asked: Count, scatter: float) -> Interval
 
 
 def _origin_of_likely_factors(
-    asked: Count, smallest: Count, limiting: Sequence[Count], scatter: float
+    asked: Count,
+    smallest: Count,
+    limiting: Sequence[Count],
+    scatter: float,
+    likely_factors: Interval,
 ) -> str:
     """Return in words why the scaling factor of a count is likely to lie where it does.
 
     ``limiting`` are the measured counts that limit the interval of a predicted count. ``scatter`` is
-    the share by which jobs of a count scatter.
+    the share by which jobs of a count scatter. ``likely_factors`` are the lowest and the highest
+    likely factor.
     """
     if asked.measured and asked.jobs > 1:
         origin = "the range of the jobs that measured it"
@@ -1609,9 +1616,15 @@ def _origin_of_likely_factors(
     else:
         origin = f"the nominal {scaling.NOMINAL:.0%} interval"
         if limiting:
-            # More nodes do not shorten a step.
-            ends = " and ".join(_end_of_likely_factors(c, scatter) for c in limiting)
-            origin += f", cut at {ends}, because more nodes do not raise the factor"
+            lowest, highest = likely_factors
+            for count in limiting:
+                change = f"lower end is raised to {lowest:.2f}"
+                if count.nodes < asked.nodes:
+                    change = f"upper end is lowered to {highest:.2f}"
+                origin += (
+                    f", whose {change}: more nodes do not raise the factor, "
+                    f"{_measured_factor(count, scatter)}"
+                )
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"{origin}; the step on {on_smallest} has the range of its jobs"
@@ -1625,13 +1638,13 @@ def _origin_of_likely_factors(
     return origin
 
 
-def _end_of_likely_factors(limiting: Count, scatter: float) -> str:
-    """Return in words where a measured count cuts the likely factors of another one."""
-    measured = f"the {limiting.scaling_factor:.2f} measured on {_nodes(limiting.nodes)}"
-    if limiting.jobs > 1:
-        return f"{measured}, where jobs differ"
+def _measured_factor(count: Count, scatter: float) -> str:
+    """Return in words which factor was measured on a count, and how far jobs may differ there."""
+    measured = f"{count.scaling_factor:.2f} was measured on {_nodes(count.nodes)}, and "
+    if count.jobs > 1:
+        return measured + "jobs differ there"
     share = max(scatter, SINGLE_JOB_SHARE)
-    return f"{measured}, from which another job may differ by {share:.0%}"
+    return f"{measured}another job there may differ by {share:.0%}"
 
 
 def _missing_for_messages(costs: Any, workload: Any) -> str:
