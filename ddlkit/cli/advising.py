@@ -978,8 +978,8 @@ def _predicted_gain(result: Mapping[str, Any]) -> str:
     lower, upper = interval
     lower_in_trial, upper_in_trial = in_trial
     return (
-        f"{result['predicted_gain']:+.1%} ({lower:+.1%} to {upper:+.1%}; with the noise of "
-        f"this trial {lower_in_trial:+.1%} to {upper_in_trial:+.1%})"
+        f"{result['predicted_gain']:+.1%} ({lower:+.1%} to {upper:+.1%}; a trial of this "
+        f"length should measure {lower_in_trial:+.1%} to {upper_in_trial:+.1%})"
     )
 
 
@@ -990,9 +990,7 @@ def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
     )
     measured += f", the median of the gains of {result['rounds']} rounds: {result['trial_result']}"
     if result["outside_of_predicted_interval"]:
-        measured += (
-            "; outside of the interval that was predicted with the noise of this trial"
-        )
+        measured += "; outside of what a trial of this length should measure"
     reasons = result["why_intervals_are_wide"].get("measured_gain", [])
     return [_line("measured gain", measured), *_reason_lines(reasons)]
 
@@ -1001,7 +999,7 @@ def _limit_lines(result: Mapping[str, Any]) -> list[str]:
     """Return in lines what limits the training, what would help, and what to measure."""
     from ddlkit.model.advice import ANOTHER_PLAN
 
-    lines = [_line("limited by", result["limited_by"])]
+    lines = [_line("limited by", _limit(result))]
     # Per sample, because one of the remedies changes the batch.
     name = "predicted time per sample"
     for remedy, gain in result["time_per_sample_shorter_by"].items():
@@ -1017,6 +1015,17 @@ def _limit_lines(result: Mapping[str, Any]) -> list[str]:
         size = units.format_bytes(next_bytes)
         lines.append(_line("most uncertain", f"the time of messages of {size}"))
     return lines
+
+
+def _limit(result: Mapping[str, Any]) -> str:
+    """Return what limits the training, and how much of the iteration is exposed."""
+    default_plan = result["default_plan"]
+    exposed_s = default_plan["exposed_communication_s"]
+    share = exposed_s / default_plan["predicted_iteration_s"]
+    exposed = f"{share:.0%} of the iteration is exposed communication"
+    if result["limited_by"] == "compute":
+        return f"compute ({exposed})"
+    return f"{result['limited_by']}, the largest part of communication ({exposed})"
 
 
 def _reason_lines(reasons: Sequence[str]) -> list[str]:
@@ -1074,9 +1083,12 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
         lower_s, upper_s = plan["predicted_interval_s"]
         shortest = lower_s / iteration_s - 1
         longest = upper_s / iteration_s - 1
+        distances = f"{shortest:+.2%} to {longest:+.2%}"
+        if max(-shortest, longest) < 0.0001:
+            distances = "less than 0.01% either way"
         predicted = (
             f"{units.format_seconds(iteration_s)} an iteration "
-            f"({shortest:+.2%} to {longest:+.2%} by {only_cause} alone)"
+            f"({distances} by {only_cause} alone)"
         )
     times = f"predicted {predicted}"
     lines = []

@@ -379,6 +379,9 @@ def predict(arguments: argparse.Namespace) -> None:
             f"{result['communication_s']:.6g} (if nothing else runs)"
         )
         result["interval_level"] = _level_in_words(result)
+        if result["interval_includes"] is None:
+            # The level alone says what the interval is.
+            del result["interval_includes"]
         result["contention"] = _contention_in_words(result["contention"])
     show(result, arguments.json)
 
@@ -405,7 +408,7 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
 def _level_in_words(result: dict[str, Any]) -> Any:
     """Return the level of a predicted interval, or why there is none, in words."""
     if result["interval_level"] is not None:
-        return result["interval_level"]
+        return f"{result['interval_level']:.4g} of single iterations"
     if result["iteration_interval_s"] is None:
         return "none, because there is no interval"
     return (
@@ -431,16 +434,13 @@ def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
 
     "interval_level" is the share of single iterations that should lie in the interval. It is None if
     there is no interval, or if contention was not measured, which leaves the share unknown.
-    "interval_includes" says the same in words.
+    "interval_includes" then says in words what the interval includes.
     """
     if not forecast.interval_s:
         return {"interval_level": None, "interval_includes": NO_INTERVAL}
     if forecast.interval_includes:
         return {"interval_level": None, "interval_includes": forecast.interval_includes}
-    return {
-        "interval_level": level,
-        "interval_includes": f"{level:.4g} of single iterations",
-    }
+    return {"interval_level": level, "interval_includes": None}
 
 
 def _contention_facts(iteration: Any) -> dict[str, float]:
@@ -824,6 +824,9 @@ def what_if(arguments: argparse.Namespace) -> None:
         result[f"samples_per_s{suffix}"] = samples / result[f"iteration_s{suffix}"]
     if arguments.json:
         result["warnings"] = warnings
+    elif profile.batch == 1:
+        # The profile of a user's own model has this, whatever a batch of it is.
+        result["batch"] = "1 (or not known)"
     show(result, arguments.json)
 
 
