@@ -363,7 +363,7 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
         arguments, DEFAULT, notes=notes
     )
     if not communication.draws:
-        _refuse_cost_without_intervals(arguments)
+        raise _cost_without_intervals(arguments)
     print_remarks(notes, warnings)
     advice = Advice.of(forecast.iteration.workload, communication)
     result = {
@@ -378,15 +378,15 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     return result, advice
 
 
-def _refuse_cost_without_intervals(arguments: argparse.Namespace) -> None:
-    """Raise UserError for messages whose cost has no intervals, which an advice needs."""
+def _cost_without_intervals(arguments: argparse.Namespace) -> UserError:
+    """Return the error about messages whose cost has no intervals, which an advice needs."""
     if arguments.cost:
-        raise UserError(
+        return UserError(
             f"{arguments.cost}: the cost has no intervals, which an advice needs: write "
             "it by ddlkit fit --json, from times of at least 4 sizes"
         )
     files = " and ".join(map(str, arguments.collectives))
-    raise UserError(
+    return UserError(
         f"{files}: has times of too few sizes for the intervals that an advice needs: "
         "measure at least 4 sizes, or each size several times"
     )
@@ -975,6 +975,7 @@ def _predicted_gain(result: Mapping[str, Any]) -> str:
     interval = result["predicted_gain_interval"]
     if in_trial is None:
         return _gain_with_interval(result["predicted_gain"], interval)
+    # With a trial there is a second interval, which also contains the trial's noise.
     lower, upper = interval
     lower_in_trial, upper_in_trial = in_trial
     return (

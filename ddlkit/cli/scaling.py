@@ -386,32 +386,37 @@ def _signed(error: float) -> str:
 
 
 def _explained(result: Scaling) -> str:
-    """Return what lengthens the step on the largest measured count."""
+    """Return a sentence on what lengthens the step on the most GPUs that were measured."""
     seconds = units.format_seconds
     explained = result.explained
+    most_gpus = _gpus(explained.gpus)
+    fewest_gpus = _gpus(result.smallest.gpus)
     if explained.loss_s <= 0:
-        return f"a step on {_gpus(explained.gpus)} is not longer than on {_gpus(result.smallest.gpus)}"
-    rest = "waiting or input"
-    if explained.messages_at_most_s is None:
-        rest = "messages, waiting or input"
+        return f"a step on {most_gpus} is not longer than on {fewest_gpus}"
     longer = (
-        f"a step on {_gpus(explained.gpus)} is longer than on {_gpus(result.smallest.gpus)} by "
+        f"a step on {most_gpus} is longer than on {fewest_gpus} by "
         f"{seconds(explained.loss_s)}"
     )
+    # Parts of the loss that have a cause, and then what is left of it.
     parts = []
-    if explained.messages_at_most_s is not None:
-        at_most = seconds(max(explained.messages_at_most_s, 0.0))
-        if explained.messages_at_most_s < explained.loss_s:
-            parts.append(f"messages explain at most {at_most}")
-        else:
-            parts.append(f"messages, which add up to {at_most}, may explain all of it")
+    at_most_s = explained.messages_at_most_s
+    if at_most_s is not None and at_most_s < explained.loss_s:
+        parts.append(f"messages explain at most {seconds(at_most_s)}")
+    elif at_most_s is not None:
+        parts.append(
+            f"messages, which add up to {seconds(at_most_s)}, may explain all of it"
+        )
     if explained.scatter_s is not None:
         scatter = seconds(explained.scatter_s)
         parts.append(f"the scatter of single ranks would explain up to {scatter}")
+    other_causes = "waiting or input"
+    if at_most_s is None:
+        other_causes = "messages, waiting or input"
     if not parts:
-        return f"{longer}. Whether this is {rest} is not known"
+        return f"{longer}. Whether this is {other_causes} is not known"
     if explained.unexplained_s > 0:
-        parts.append(f"{seconds(explained.unexplained_s)} is not explained ({rest})")
+        unexplained = seconds(explained.unexplained_s)
+        parts.append(f"{unexplained} is not explained ({other_causes})")
     *firsts, last = parts
     listed = f"{', '.join(firsts)}, and {last}" if firsts else last
     return f"{longer}: {listed}"

@@ -1275,11 +1275,15 @@ class _Work:
         The phase does not begin before the GPU had done the work of earlier iterations,
         which would otherwise count twice where the GPU lags behind the processor.
         """
+        # A phase is a span of the processor's time. Its kernels are those that were launched
+        # in this span, whenever the GPU ran them. Without a GPU there are none, and the
+        # result is the length of the span.
         start_s, end_s = self.iteration.phases[phase]
-        kernels = self.iteration.kernels(start_s, end_s)
+        launched = self.iteration.kernels(start_s, end_s)
         first_start_s = min(
-            (kernel.start_s for kernel in kernels), default=self.done_s(start_s)
+            (kernel.start_s for kernel in launched), default=self.done_s(start_s)
         )
+        # `free_s` is when the GPU had done all that was launched before this iteration.
         begin_s = max(self.iteration.free_s, first_start_s)
         # A phase without work of its own may end before the work of an earlier iteration.
         return max(self.done_s(end_s) - begin_s, 0.0)

@@ -173,7 +173,8 @@ class Lab(Place):
     def lost(self) -> str:
         """Return why ranks cannot reach one another any more, or "" while they can."""
         # These processes are the owner of the lab, unless the lab is persistent, and the
-        # process of its link, if the link is emulated.
+        # process of its link, if the link is emulated. The owner asks, so that it runs:
+        # only the process of the link can be gone.
         needed = _states()[self.label]["needs"]
         if all(_runs(process) for process in needed):
             return ""

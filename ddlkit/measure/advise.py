@@ -502,7 +502,7 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
     # An empty precision leaves the settings that the user's own code has made.
     with compute_on(settings.model, me.device, precision=""):
         training = loaded_together(settings.model, settings.accumulate, me, notes)
-        _refuse_unchosen_buckets(training, settings.model)
+        _refuse_other_buckets_than_given(training, settings.model)
         _refuse_too_little_time(training, settings)
         if training.precision != "fp32":
             notes.append(
@@ -663,17 +663,20 @@ def _measured_before(me: Rank, training: Training) -> list[float]:
     return [float(store.has_table(path)) for path in paths]
 
 
-def _refuse_unchosen_buckets(training: Training, model: str) -> None:
+def _refuse_other_buckets_than_given(training: Training, model: str) -> None:
     """Raise UserError if DDP would not send exactly the buckets that it is given.
 
-    ``model`` is the model as the user names it, for the error message.
+    ``model`` is the model as the user names it, for the error message. All ranks call
+    this function, which runs an iteration.
     """
+    # DDP sends the buckets in each backward pass of an iteration.
     backward_passes = training.backwards
     if backward_passes > 1:
         remedy = "let it run one batch, and give --accumulate"
         raise UserError(
             f"{model}: loss() runs backward {backward_passes} times: {remedy}"
         )
+    # DDP waits for every gradient of a bucket, unless it looks for unused parameters.
     without_gradient = training.without_gradient()
     if without_gradient:
         raise UserError(

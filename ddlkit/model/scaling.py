@@ -857,10 +857,11 @@ def _scatter_of_jobs(measured: Sequence[Count]) -> float:
 
 
 def _jobs_s(count: Count, scatter: float) -> Interval:
-    """Return the steps of the fastest and the slowest job that a count may have, in seconds.
+    """Return the shortest and the longest step that jobs on these GPUs may take, in seconds.
 
-    If one job alone measured the count, its usual step may differ from this job by ``scatter``, a
-    share, because jobs scatter as much as on other counts.
+    Several jobs have measured both. With one job, or none, another job may take longer or
+    shorter than ``count.step_s`` by ``scatter``, the share by which jobs differ on other
+    numbers of GPUs.
     """
     if count.jobs > 1:
         return count.range_s

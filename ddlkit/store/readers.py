@@ -46,18 +46,22 @@ PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
 SELECTOR = "topk_unsorted"
 """The operation of a table ``selection`` that a replay uses when it really selects."""
 
-# What is assumed where a user's own layer profile lacks a column.
-_ASSUMED = {
+_ASSUMED_CELLS = {
     "device": "unknown",
     "batch": "1",
     "precision": "fp32",
     "ranks": "1",
     "threads": "0",
-    "layer": "its tensor",
-    "parameters": "1",
     "flops": "0",
     "update_s": "0",
 }
+"""The cells of columns that a user's profile may lack."""
+
+_PLACEHOLDERS = {"layer": "", "parameters": "1"}
+"""Cells of columns that a user's profile may lack, and that follow from other columns.
+
+The schema needs a cell for each. `_users_profile` replaces them at once.
+"""
 
 
 class NoSuchRowsError(UserError):
@@ -356,19 +360,24 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
             f"{path}: has no column forward_s, the time of the forward pass of each "
             f"tensor: give the time of the whole pass with --forward-s, or {advice}"
         )
-    # The network is called after the file.
-    assumed = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
-    defaults = dict(assumed)
+    # What fills the cells of a column that the file lacks. The network is called after
+    # the file.
+    cells = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED_CELLS}
     if not needs_forward:
-        defaults["forward_s"] = "0"
-    frame = _schema_with_defaults(defaults).frame(sheet, exact=False)
-    # Two columns, if the file lacks them, follow from others and not from a default.
+        cells["forward_s"] = "0"
+    frame = _schema_with_defaults({**cells, **_PLACEHOLDERS}).frame(sheet, exact=False)
     if "layer" not in sheet.header:
         frame["layer"] = frame["tensor"]
     if "parameters" not in sheet.header:
         # The quotient, rounded up: -(-x // y).
         frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
-        assumed["parameters"] = f"gradient_bytes / {BYTES_PER_PARAMETER}"
+    # In words, the columns that follow from others are described by them.
+    assumed = {
+        **cells,
+        "layer": "its tensor",
+        "parameters": f"gradient_bytes / {BYTES_PER_PARAMETER}",
+    }
+    assumed.pop("forward_s", None)
     phrases = [
         f"{name} = {value}"
         for name, value in assumed.items()
