@@ -27,7 +27,7 @@ ENDS = {
 ERRORS = {
     "from_bytes": 1e3,
     "to_bytes": 1e7,
-    "held_out": {**ENDS, "log_errors": [[0.1], [0.1]]},
+    "held_out": {**ENDS, "normalized_log_errors": [[0.1], [0.1]]},
 }
 WIDE = ",".join(f"c{k}" for k in range(40_000))
 NINE_MILLION = f"""measure: campaign

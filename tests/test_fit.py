@@ -258,8 +258,9 @@ def test_auto_takes_the_form_that_does_best_on_sizes_left_out_and_is_read_back()
     chosen = fit("auto", *rows, workers=16)
     assert counted[chosen.form] <= 1.12 * min(counted.values())
     assert chosen.held_out_error == errors[chosen.form]
-    for form, error in counted.items():
+    for form, error in errors.items():
         assert f"{form} {100 * error:.3g}%" in chosen.why
+        assert f"{100 * counted[form]:.3g}%" in chosen.why
     same = fit(chosen.form, *rows, workers=16)
     assert chosen.cost.to_dict() == same.cost.to_dict()
     described = chosen.to_dict()["fit"]
@@ -365,7 +366,7 @@ def test_a_gap_is_how_far_apart_the_nearest_two_sizes_lie_and_twice_as_far_is_fo
 
 WHOLE = {
     "at_bytes": [1.0, 2.0],
-    "log_errors": [0.1, 0.1],
+    "normalized_log_errors": [0.1, 0.1],
     "growth_below": 0,
     "growth_above": 0,
     "gap_power": 0,
@@ -376,7 +377,7 @@ WHOLE = {
     "damaged",
     [
         {"held_out": 3},
-        {"held_out": {**WHOLE, "log_errors": ["a", 1]}},
+        {"held_out": {**WHOLE, "normalized_log_errors": ["a", 1]}},
         {"held_out": {**WHOLE, "at_bytes": [2.0, 1.0]}},
         {"held_out": {**WHOLE, "below": -1}},
         {"draws": 3},

@@ -706,7 +706,7 @@ class HeldOut(Form):
     ----------
     at_bytes : ndarray, shape (k,)
         Sizes, increasing, from the first to the last one of the fit.
-    log_errors : ndarray, shape (k,)
+    normalized_log_errors : ndarray, shape (k,)
         The mean error near each size. For a table this is divided by the `gap` between
         the neighbours of the size to the power ``gap_power``.
     growth_below, growth_above : float
@@ -725,7 +725,7 @@ class HeldOut(Form):
 
     form: ClassVar[str] = "held_out"
     at_bytes: Floats
-    log_errors: Floats
+    normalized_log_errors: Floats
     growth_below: float
     growth_above: float
     gap_power: float
@@ -734,7 +734,7 @@ class HeldOut(Form):
         super().__post_init__()
         # A file may have a single number in the place of a list of one number.
         sizes = np.atleast_1d(self.at_bytes)
-        errors = np.atleast_1d(self.log_errors)
+        errors = np.atleast_1d(self.normalized_log_errors)
         # Sizes that increase from 0 on are all above zero.
         increase = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
         self.check(
@@ -766,7 +766,7 @@ class HeldOut(Form):
         log_bytes = np.log(np.maximum(sizes, 1.0))
         fitted_log_bytes = np.log(self.at_bytes)
         # Outside the fitted sizes `np.interp` returns the error at the nearest one.
-        error = np.interp(log_bytes, fitted_log_bytes, self.log_errors)
+        error = np.interp(log_bytes, fitted_log_bytes, self.normalized_log_errors)
         # The errors of a table were divided by the gap around their size, to this power.
         if self.gap_power and isinstance(cost, Table):
             error = error * gap(cost.bytes, sizes) ** self.gap_power

@@ -741,24 +741,19 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
     limit = AS_GOOD * min(compared.values()) + NEGLIGIBLE
     chosen = next(form for form, error in compared.items() if error <= limit)
 
-    listed = []
-    for form, median in medians.items():
-        text = f"{form} {_percent(compared[form])}"
-        if form in THROUGH_ALL:
-            text += f" = {DISCOUNT_THROUGH_ALL:g} x {_percent(median)}"
-        listed.append(text)
-    why = (
-        "the simplest form whose median error at sizes left out of the fit is at most "
-        f"{AS_GOOD:g} times the least: {', '.join(listed)}"
-    )
+    errors = [f"{form} {_percent(median)}" for form, median in medians.items()]
+    why = f"median errors at sizes left out of the fit: {', '.join(errors)}."
     through_all = [form for form in THROUGH_ALL if form in compared]
     if through_all:
+        quarters = [_percent(compared[form]) for form in through_all]
         why += (
-            f". Errors of {' and '.join(through_all)} count only a quarter here, because "
-            "leaving a size out doubles the distance between the sizes around it, which "
-            "makes the errors of such a form up to four times as large"
+            f" {' and '.join(through_all)}, which pass through every size, are compared by a "
+            f"quarter of it ({' and '.join(quarters)}), because leaving a size out doubles "
+            "the distance between the sizes around it."
         )
-    return chosen, why
+    return chosen, (
+        f"{why} {chosen} is the simplest form with at most {AS_GOOD:g} times the least error"
+    )
 
 
 def _percent(error: float) -> str:
@@ -866,7 +861,7 @@ def _error_model(
     at_bytes = np.unique([sizes[0], *errors.sizes, sizes[-1]])
     return HeldOut(
         at_bytes=at_bytes,
-        log_errors=_smoothed(at_bytes, row_sizes, row_errors),
+        normalized_log_errors=_smoothed(at_bytes, row_sizes, row_errors),
         growth_below=growth_below,
         growth_above=growth_above,
         gap_power=gap_power,

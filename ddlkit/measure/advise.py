@@ -350,12 +350,13 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
             n_differing += 1
     if n_differing:
         return (
-            "gradients become ready in another order than under DDP, whose rebuilt buckets "
-            f"have another one for {n_differing} of {len(profiled_order)} tensors"
+            "the layer profile and DDP disagree on the order in which gradients become ready, "
+            "in which DDP rebuilds its buckets, for "
+            f"{n_differing} of {len(profiled_order)} tensors"
         )
     return (
-        "gradients become ready in the same order as under DDP, whose rebuilt buckets "
-        "follow it"
+        "the layer profile and DDP agree on the order in which gradients become ready, in "
+        "which DDP rebuilds its buckets"
     )
 
 

@@ -57,7 +57,7 @@ _ASSUMED_CELLS = {
 }
 """The cells of columns that a user's profile may lack."""
 
-_PLACEHOLDERS = {"layer": "", "parameters": "1"}
+_PLACEHOLDERS = {"layer": "unknown", "parameters": "1"}
 """Cells of columns that a user's profile may lack, and that follow from other columns.
 
 The schema needs a cell for each. `_users_profile` replaces them at once.

@@ -417,6 +417,9 @@ class _Session:
         say(f"{n_with_tables} of {_counted(len(self.rows))} done")
         for outcome, keys in by_outcome.items():
             say(f"missing, {outcome}: {', '.join(keys)}")
+            if outcome == sessions.NO_TIME:
+                reason = self.rows[keys[0]].reason
+                say(f"{keys[0]}: {reason}: run the same command again to continue")
         if self.rows and not n_with_tables:
             row = next(iter(self.rows.values()))
             advice = ""
