@@ -266,9 +266,15 @@ def _draw(result: Scaling, arguments: argparse.Namespace) -> None:
 
 
 def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
-    """Yield the lines for a person.
+    """Yield the lines for a person: a table with a row for each count, and paragraphs.
 
-    ``has_gradients`` says whether the user gave the gradients.
+    ``has_gradients`` says whether the user gave the gradients. The table begins as in
+
+          GPUs  nodes      step  (jobs, or nominal 90% interval)    scaling factor
+             1      1    200 ms  measured, 1 job                    1.00
+             8      2    233 ms  measured, 2 jobs, 231 ms to 235 ms 0.86 (0.85 to 0.87)
+
+    If messages alone are predicted, it has a last column of two times.
     """
     level = f"nominal {result.interval_level:.0%} interval"
     has_messages = any(row.only_messages_step_s is not None for row in result.counts)
@@ -282,8 +288,8 @@ def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
         f"{'scaling factor':<20}"
     )
     if has_messages:
-        # In a line of its own, this long name leaves the table narrow enough for a terminal.
         head += " quiet day, bad day"
+        # The name of the column is so long that it has a line of its own above the head.
         yield f"{'step if only messages lengthened it':>{len(head)}}"
     yield head.rstrip()
     for row, origin in zip(result.counts, origins, strict=True):

@@ -336,12 +336,13 @@ def rival_step_s(
     Parameters
     ----------
     law : {"unchanged", "log2", "root", "linear"}
-        How the loss compared with one GPU grows: not at all, as the logarithm of the nodes, as their
-        square root, or in proportion to them.
+        How the loss grows with the number of nodes n: not at all, as 1 + log2(n), as the square root
+        of n, or as n.
     one_s : array_like
-        The seconds of a step on the smallest measured placement.
+        The seconds of a step on the smallest measured placement, such as one GPU. The loss is how
+        much longer a step is than this one.
     anchor_s : array_like
-        The seconds of a step on the anchor.
+        The seconds of a step on the anchor, the largest measured number of GPUs.
     nodes : array_like
         The numbers of nodes to predict for.
     anchor_nodes : float
@@ -351,6 +352,12 @@ def rival_step_s(
     -------
     ndarray
         Seconds, in the broadcast shape of the arguments.
+
+    Notes
+    -----
+    With T1 for ``one_s``, Tm for ``anchor_s`` on m nodes, and g for the function of the law,
+
+        T(n) = T1 + (Tm - T1) g(n) / g(m).
 
     Examples
     --------

@@ -963,14 +963,17 @@ def of_iteration(
     Raises
     ------
     UserError
-        If messages share a link or are copied. No graph of tasks can express that.
+        If messages share a link, are copied, or have start times of their own. No graph
+        of tasks can express that.
     """
     iteration.refuse_if_not_a_graph()
     times = IterationTimes.of_workload(
         iteration.workload, iteration.cost, io_s=io_s, h2d_s=h2d_s
     )
-    # An iteration lists its messages in the order of sending, and `IterationTimes` in
-    # the reverse order, because it lists layers in forward order.
+    # These are the times of a message for each tensor, and of forward as a whole. With a
+    # plan, `s_sgd` takes the time of each message of the plan, and forward by tensor. An
+    # iteration lists its messages in the order of sending, and `IterationTimes` in the
+    # reverse order, because it lists layers in forward order.
     times = replace(
         times, communication_s=iteration.communication_s[::-1], forward_s=forward_s
     )

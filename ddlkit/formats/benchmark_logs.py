@@ -319,8 +319,8 @@ class Table:
         before_times : dict of str to str
             The cells before the first time.
         places : list of dict of str to str
-            The time and the cells after it: once or, where the table has a time for
-            each of `PLACES`, twice.
+            The time and the cells after it: once or, where the table has times out of
+            place and in place, twice.
 
         Raises
         ------
@@ -333,6 +333,8 @@ class Table:
         before = self.columns[:n_before]
         timed = self.columns[n_before:]
         n_words_before = self._words_before_times(words, before, timed, where)
+        # nccl-tests leaves the cell of redop blank for a collective without an operation.
+        # No other cell before the times may be missing.
         if n_words_before < n_before:
             before = [name for name in before if name != "redop"]
         # nccl-tests prints the time and the columns after it, such as algbw, twice: out of

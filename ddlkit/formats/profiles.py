@@ -151,14 +151,17 @@ def guess_kind(text: str, file: str) -> str:
 
 
 def _refuse_missing_columns(first_line: str, file: str) -> None:
-    """Raise UserError if a CSV has most of the columns that one of the formats needs.
+    """Raise UserError if a CSV lacks few of the columns that one of the formats needs.
 
-    Such a file is most likely of that format, so that the error names what it lacks.
+    ``first_line`` is that of a file that matches no format. If it has more than half of
+    the columns of a format, it is most likely of that format, and the error names what
+    it lacks.
     """
     names = [name.strip() for name in first_line.split(",")]
+    # The schema of each format, and the columns that a file of this format must have.
     for schema, required in _COLUMNS:
         missing = [name for name in required if name not in names]
-        if 2 * len(missing) < len(required):
+        if 0 < 2 * len(missing) < len(required):
             noun = "column" if len(missing) == 1 else "columns"
             advice = f"add them (the columns of the file are {', '.join(names)})"
             if len(missing) == 1:

@@ -111,7 +111,9 @@ class Needs(Generic[Settings]):
     def lacking(
         self, on_gpu: bool, ranks: int = 1, in_lab: bool = False, network: str = ""
     ) -> str:
-        """Return what this machine lacks for a point.
+        """Return which GPUs or packages this machine lacks for a point.
+
+        Whether a lab can be made here is asked elsewhere, by `ddlkit.lab.network`.
 
         Parameters
         ----------
@@ -138,6 +140,8 @@ class Needs(Generic[Settings]):
         n_needed = 0
         if self.gpus is Gpus.ONE:
             n_needed = 1
+        # Over a lab's links, gloo sends messages between processors, also in a session of
+        # GPUs.
         elif self.gpus is Gpus.EACH_RANK and on_gpu and not in_lab:
             n_needed = ranks
         n_present = torch.cuda.device_count() if on_gpu else 0

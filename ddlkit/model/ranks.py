@@ -856,18 +856,19 @@ def _starts_s(ready_s: Floats, ends_s: Floats, in_flight: int) -> Floats:
 def _contention_s(
     traces: Sequence[RankTrace], segments: Sequence[Segment], taken_s: Floats
 ) -> tuple[Floats, list[Finding]]:
-    """Return by how much messages slowed the operators of each segment down.
+    """Return by how much messages slowed the operators of each segment of backward down.
 
     ``segments`` are those of an iteration, as `_segments` returns them. The first
-    result has shape (I, R, S), in seconds. The second one has a finding if most of it
-    is not known. ``taken_s``, shape (I, K), has the times of messages once all ranks
-    had posted them.
+    result is in seconds, for each iteration, rank and segment, shape (I, R, S). The
+    second result has a finding if the slowdown of most operators is not known.
+    ``taken_s``, shape (I, K), has the times of the K messages of each iteration once
+    all ranks had posted them.
 
-    Of operators of a rank that compute the same, the median time during messages is
-    compared with the median time without a message. A single operator that was delayed
-    for another reason changes neither. Ranks are not compared with each other: messages
-    move while the slowest rank computes, so that its operators run during messages more
-    often.
+    Only operators of backward are considered. Of operators of a rank that compute the
+    same, the median time during messages is compared with the median time without a
+    message. A single operator that was delayed for another reason changes neither.
+    Ranks are not compared with each other: messages move while the slowest rank
+    computes, so that its operators run during messages more often.
     """
     runs = list(_runs(traces, taken_s))
     slowdowns = _slowdowns(runs)
@@ -886,8 +887,8 @@ def _contention_s(
             continue
         known_s += run.duration_s
         iteration = traces[run.rank].iterations[run.iteration]
-        # An operator of backward is work of the segment that the next post ends. The
-        # number of earlier posts says which of the segments of backward that is.
+        # The segments of backward follow one another, and each ends with the post of a
+        # message. So the number of earlier posts says to which of them an operator belongs.
         posted_s = [m.posted_s for m in iteration.messages if m.in_backward]
         segment = first_of_backward + int(np.searchsorted(posted_s, run.start_s))
         # An operator that was quick, or delayed otherwise, loses no more than usual.

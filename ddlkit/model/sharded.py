@@ -696,14 +696,16 @@ def _message_times(
         means of many messages, whose scatter averages out.
     beyond_one_element : bool
         Whether to return only by how much a message takes longer than a message of one
-        element per rank.
+        element per rank. The iterations to which this is added were measured with such
+        short messages, and contain their time already.
 
     Returns
     -------
     predicted_s : ndarray, shape (M,)
-        Seconds of each message.
+        Seconds of each message, or with ``beyond_one_element`` the seconds beyond those
+        of a message of one element per rank.
     drawn_s : ndarray, shape (B, M)
-        Seconds in each of B draws. B is the least number of draws that one of the costs
+        The same in each of B draws. B is the least number of draws that one of the costs
         has.
     """
     n_bytes = np.array([message.bytes for message in program.messages])
@@ -724,6 +726,7 @@ def _message_times(
             # One column, so that each cost subtracts its own time of one element.
             times_s -= np.array([[cost(least_bytes)] for cost in costs])
         # Draws also have the scatter and the drift of messages, if these are known.
+        # A factor has a row for each draw and a column for each of these messages.
         factors: Floats | float = 1.0
         if draws and communication.noise:
             factors = communication.noise.factors(
