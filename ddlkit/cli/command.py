@@ -544,9 +544,13 @@ def measure(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit measure``."""
     _refuse_wrong_part(arguments.part)
     _refuse_options_of_other_parts(arguments)
-    # Only a user's own model can accumulate, so --accumulate without --model is a
-    # mistake, which `_measure_own_model` refuses.
-    if arguments.model or "accumulate" in arguments.given_names:
+    # Only a user's own model can accumulate.
+    if "accumulate" in arguments.given_names and not arguments.model:
+        raise UserError(
+            "--accumulate needs --model, for which the part is layers: leave it out, or run "
+            "ddlkit measure layers --model FILE.py:FUNCTION --accumulate N"
+        )
+    if arguments.model:
         _measure_own_model(arguments)
         return
     n_started = ranks_started(os.environ)
@@ -931,12 +935,10 @@ def named_networks(text: str | None) -> list[tuple[str, int]]:
 
 
 def _measure_own_model(arguments: argparse.Namespace) -> None:
-    """Measure the layers of a user's own model, write their table, and print totals."""
-    if not arguments.model:
-        raise UserError(
-            "--accumulate needs --model, for which the part is layers: leave it out, or run "
-            "ddlkit measure layers --model FILE.py:FUNCTION --accumulate N"
-        )
+    """Measure the layers of a user's own model, write their table, and print totals.
+
+    Raises UserError for options that do not go with --model.
+    """
     if arguments.part != "layers":
         raise UserError(
             f"--model goes with the part layers alone, not with {arguments.part}: "
@@ -971,11 +973,12 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
     # Only rank 0 has a result.
     if result:
         factor = result["timing_overhead_factor"]
-        in_words = {
-            "timing_overhead_factor": f"{factor:.3f} (an iteration in which layers are "
-            "timed, over one in which they are not)"
-        }
-        show({**result, **in_words}, as_json=False)
+        # A person reads what this number is.
+        result["timing_overhead_factor"] = (
+            f"{factor:.3f} (an iteration in which layers are timed, over one in which they "
+            "are not)"
+        )
+        show(result, as_json=False)
 
 
 # ---------------------------------------------------------------- ddlkit machine, ddlkit lab

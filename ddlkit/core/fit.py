@@ -280,7 +280,9 @@ class Fit(Generic[C]):
     def to_dict(self) -> dict[str, Any]:
         """Return the cost as JSON-ready values, with the fit and its draws.
 
-        `ddlkit.core.cost.costs_from_dict` reads them.
+        `ddlkit.core.cost.costs_from_dict` reads them. Draws that follow from errors at
+        held-out sizes are not listed: the entry "held_out" has these errors and the
+        number of draws. Other draws are listed as "draws".
         """
         errors = np.abs(self.relative_residuals)
         # "from_bytes" and "to_bytes" are numbers of elements for a cost of selections.
@@ -300,7 +302,8 @@ class Fit(Generic[C]):
             # These draws can be made again from the errors, so only their number is
             # written.
             own_errors = self.held_out.to_dict()
-            del own_errors["form"]  # A cost has a form, and its errors have none.
+            # The form of `HeldOut` is "held_out", which the key says already.
+            del own_errors["form"]
             summary["held_out"] = {"draws": len(self.draws), **own_errors}
         elif self.draws:
             summary["draws"] = self._described_draws()

@@ -729,6 +729,11 @@ class TracedIteration(NamedTuple):
         This is so where gradients of several batches are summed up. Activation
         checkpointing also runs operators of forward again, but inside a function of
         backward.
+
+        An operator of forward is known by having a function of backward, so that the
+        operators of an optimizer, for example, are not taken for forward. Forward runs
+        again if such an operator begins after the first function of backward, and lies
+        inside none of them.
         """
         # The functions of backward, a span for each, in the order in which they start.
         functions = [e for e in self.events if e.name.startswith(EVALUATE)]
@@ -740,8 +745,9 @@ class TracedIteration(NamedTuple):
 
         # Autograd gives an operator of forward and its function of backward the same
         # sequence number. Each thread counts such numbers for itself. A function that runs
-        # inside another one belongs to a forward pass of backward's own thread, whose
-        # number can by chance be that of an operator of the main thread. It is left out.
+        # inside another one is of operators that checkpointing has run again in backward's
+        # thread. Its number can by chance be that of an operator of the main thread, so
+        # that it is left out.
         sequence_numbers = set()
         for k, function in enumerate(functions):
             is_inside_another = function.start_s < latest_end_s[k]
@@ -760,7 +766,8 @@ class TracedIteration(NamedTuple):
             # of them. A function of backward lies in itself, so it is not taken for an
             # operator of forward.
             is_outside = event.end_s > latest_end_s[n_begun]
-            if n_begun > 0 and is_outside:
+            has_backward_begun = n_begun > 0
+            if has_backward_begun and is_outside:
                 return True
         return False
 

@@ -1150,9 +1150,10 @@ def _unmeasured(
 
 
 def _held_out(measured: Sequence[Count]) -> HeldOut | None:
-    """Return the anchor, and the step that the smaller counts predict for it.
+    """Return how well the law predicts the largest measured count from the smaller ones.
 
-    The result is None if the smaller counts do not allow a prediction.
+    The result is None if the smaller counts do not allow a prediction, for which one of
+    them must have several nodes.
     """
     held_out = _anchor(measured)
     smaller = [
@@ -1162,10 +1163,11 @@ def _held_out(measured: Sequence[Count]) -> HeldOut | None:
     ]
     if not any(count.nodes > 1 for count in smaller):
         return None
-    anchor = _anchor(smaller)
-    ratio = held_out.nodes / anchor.nodes
+    # The law needs a count on several nodes to start from.
+    smaller_anchor = _anchor(smaller)
+    ratio = held_out.nodes / smaller_anchor.nodes
     smallest_s = _smallest(measured).step_s
-    predicted_s = float(scaling.step_s(smallest_s, anchor.step_s, ratio))
+    predicted_s = float(scaling.step_s(smallest_s, smaller_anchor.step_s, ratio))
     return HeldOut(
         gpus=held_out.gpus,
         nodes=held_out.nodes,
@@ -1268,14 +1270,17 @@ def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
 def _with_messages(
     count: Count, smallest: Count, workload: Workload | None, costs: NodeCosts | None
 ) -> Count:
-    """Return a count with the step that it would have if nothing but messages lengthened it.
+    """Return a count with the steps that it would have if nothing but messages lengthened it.
 
-    The count is returned unchanged if this is not known, or if one GPU sends no messages. The
-    messages within one node, or on other numbers of GPUs on a node, do not follow from tables of
-    several nodes.
+    These are ``only_messages_step_s``, with messages as in the tables, and
+    ``only_messages_bad_day_s``, with messages that other jobs on the network slow down. The
+    gradients are sent in PyTorch's default buckets. The count is returned unchanged if the
+    steps are not known, or if one GPU sends no messages.
     """
     if workload is None or costs is None or "all_reduce" not in costs.collectives:
         return count
+    # Messages within one node, or on other numbers of GPUs on a node, do not follow from
+    # tables of several nodes.
     if count.gpus == 1 or not costs.knows("all_reduce", count.nodes, count.gpus):
         return count
     # Without messages, an iteration takes as long as on the smallest placement.
@@ -1511,14 +1516,18 @@ def _wish(
             reason = f"the measurement on {_gpus(count.gpus)} has to be repeated"
             return Wish(factor, asked.nodes, "open", reason)
     scatter = _scatter_of_jobs(measured)
-    fastest_s, slowest_s = _likely_range_s(asked, scatter)
     limiting: list[Count] = []
-    if not asked.measured:
+    if asked.measured:
+        fastest_s, slowest_s = _likely_range_s(asked, scatter)
+    else:
+        # Counts that need not be measured again may limit the step of ``asked``.
         trusted = [
             count for count in measured if (count.gpus, count.nodes) not in doubtful
         ]
         (fastest_s, slowest_s), limiting = _limited(asked, trusted, measured)
     fastest_smallest_s, slowest_smallest_s = _smallest_range_s(smallest, asked, scatter)
+    # The factor is the smallest count's step over that of ``asked``. So it is lowest if the
+    # former is fast and the latter slow.
     lowest = fastest_smallest_s / slowest_s
     highest = slowest_smallest_s / fastest_s
     answer = "open"
