@@ -236,8 +236,8 @@ def _session_options(predict: str, names_directory: str) -> tuple[Argument, ...]
     directory than the default one.
     """
     default_out = (
-        "build/measured of the clone, or the directory in its data/recorded that "
-        f"{names_directory} names"
+        f"the directory below data/recorded that {names_directory} names, if it names "
+        "one, or else build/measured; both are in the clone"
     )
     return (
         *group("how to measure", flag("--predict", predict)),

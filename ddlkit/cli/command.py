@@ -941,8 +941,9 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
     """
     if arguments.part != "layers":
         raise UserError(
-            f"--model goes with the part layers alone, not with {arguments.part}: "
-            "run ddlkit measure layers --model, or ddlkit advise --model for an advice"
+            f"--model works only with ddlkit measure layers, not with ddlkit measure "
+            f"{arguments.part}: run ddlkit measure layers --model FILE.py:FUNCTION, or ddlkit "
+            "advise --model FILE.py:FUNCTION for advice on buckets"
         )
     require_model_file(arguments.model)
     for name in (

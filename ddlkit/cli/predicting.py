@@ -727,7 +727,8 @@ def _named_for_what_if(argument: Argument) -> Argument:
             metavar="NAME",
             default="Caffe-MPI",
             help="The framework whose order of tasks is simulated: Caffe-MPI, CNTK, "
-            "MXNet or TensorFlow. [default: Caffe-MPI]",
+            "MXNet or TensorFlow. All but CNTK send gradients during backward, as "
+            "DistributedDataParallel does. [default: Caffe-MPI]",
         ),
         arg(
             "--gpus-per-machine",

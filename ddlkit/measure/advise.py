@@ -350,13 +350,13 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
             n_differing += 1
     if n_differing:
         return (
-            "the layer profile and DDP disagree on the order in which gradients become ready, "
-            "in which DDP rebuilds its buckets, for "
+            "gradients become ready in another order in the layer profile than under DDP, which "
+            "rebuilds its buckets in its own order, for "
             f"{n_differing} of {len(profiled_order)} tensors"
         )
     return (
-        "the layer profile and DDP agree on the order in which gradients become ready, in "
-        "which DDP rebuilds its buckets"
+        "gradients become ready in the same order in the layer profile and under DDP, which "
+        "rebuilds its buckets in this order"
     )
 
 

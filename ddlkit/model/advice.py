@@ -376,7 +376,7 @@ class Advice:
             ANOTHER_PLAN: 1 - self.ranked[0].seconds / now_s,
             "a link twice as fast": 1 - faster_link.prediction.iteration_s / now_s,
             "gradients in half the bytes": self._gain_of_workload(half_the_bytes),
-            "gradient accumulation over two batches, which also saves every other update": (
+            "gradient accumulation over twice as many batches, which also saves every other update": (
                 self._gain_of_workload(two_batches_sent_at_once, batches=2)
             ),
             "twice the batch, if compute then takes twice as long, which halves the updates": (

@@ -301,7 +301,7 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
         raise UserError(
             f"traces of {len(by_rank)} of {expected} ranks: missing rank "
             f"{', '.join(missing[:8])}: give the traces of all ranks, or that of one rank "
-            "alone, from which only bounds of what waiting costs follow"
+            "alone, which gives only bounds on the time lost to waiting"
         )
     return [by_rank[rank] for rank in sorted(by_rank)]
 

@@ -527,6 +527,7 @@ class Schema:
             if exact and name not in self.names:
                 problem = f"not a column of {self.name}"
                 sheet.fail(row=None, column=name, problem=problem)
+        self._refuse_other_kind(sheet)
         values = {}
         for column in self.columns:
             if column.name in sheet.header:
@@ -544,6 +545,18 @@ class Schema:
         if self.key:
             self._refuse_duplicate(sheet, frame)
         return frame
+
+    def _refuse_other_kind(self, sheet: Sheet) -> None:
+        """Raise UserError for a sheet that lacks most of the columns that are needed."""
+        needed = [column.name for column in self.columns if column.default is None]
+        missing = [name for name in needed if name not in sheet.header]
+        if 2 * len(missing) > len(needed):
+            # A header may be long, and its first names show what kind of table it is.
+            listed = ", ".join(sheet.header)[:200]
+            raise UserError(
+                f"{sheet.file}: is not {kind_in_words(self.name)}: it has no columns "
+                f"{', '.join(missing)} (its columns are {listed})"
+            )
 
     def _refuse_duplicate(self, sheet: Sheet, frame: DataFrame) -> None:
         """Raise UserError for the first row whose key an earlier row has."""
