@@ -751,7 +751,7 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
         quarters = [_percent(compared[form]) for form in through_all]
         why += (
             f" {' and '.join(through_all)}, which pass through every size, are compared by a "
-            f"quarter of it ({' and '.join(quarters)}), because leaving a size out doubles "
+            f"quarter of their error ({' and '.join(quarters)}), because leaving a size out doubles "
             "the distance between the sizes around it."
         )
     return chosen, (

@@ -554,7 +554,7 @@ class Schema:
             # A header may be long, and its first names show what kind of table it is.
             listed = ", ".join(sheet.header)[:200]
             raise UserError(
-                f"{sheet.file}: is not {kind_in_words(self.name)}: it has no columns "
+                f"{sheet.file}: is not {kind_in_words(self.name)}: it lacks the columns "
                 f"{', '.join(missing)} (its columns are {listed})"
             )
 
