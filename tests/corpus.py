@@ -63,8 +63,9 @@ ENTRIES: dict[str, tuple[str, Input]] = {
         "must be a finite number up",
         asked({**LINE, "alpha_s": 1e308}),
     ),
-    "no ranks": ("the number of ranks is", asked({**LINE, "ranks": 0})),
-    "ranks, or not": ("the number of ranks is", asked({**LINE, "ranks": True})),
+    "no ranks": ("the number of ranks is", asked({**LINE, "workers": 0})),
+    "ranks, or not": ("the number of ranks is", asked({**LINE, "workers": True})),
+    "ranks by two names": ("twice", asked({**LINE, "ranks": 4})),
     # once minutes and gigabytes
     "alias of itself": ("is not YAML", _campaign("rounds: &a [*a]\n")),
     "wide table": ("more than 1000", _fit(f"bytes,seconds,{WIDE}\n")),

@@ -390,6 +390,13 @@ def test_what_if_says_what_limits_before_and_after(capsys: Capture) -> None:
     assert answer["iteration_speedup"] == pytest.approx(
         answer["iteration_s"] / answer["iteration_s_after"]
     )
+    # What computes is called as the result calls it, or as the graph does.
+    assert answer["limited_by"] == "compute"
+    by_name = {
+        run(capsys, f"{words} --scale {name}=0.5")["iteration_s_after"]
+        for name in ("compute", "gpu")
+    }
+    assert len(by_name) == 1 and min(by_name) < answer["iteration_s"]
     slow = run(capsys, f"{words} --inputs {inputs_table(batch=8)} --scale disk=4")
     assert slow["iteration_s_after"] == pytest.approx(4 * 0.2)  # now the disks limit
     assert (

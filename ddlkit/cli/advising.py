@@ -436,8 +436,9 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
         # Ranks take a while to start. A mistake in the model is found here before that.
         check(arguments.model)
         made = _to_be_made(out)
-        with only_command_in(out), _removing_leftovers(out, made):
-            _launch(arguments, settings, ranks, out)
+        with only_command_in(out):
+            with _removing_leftovers(out, made):
+                _launch(arguments, settings, ranks, out)
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
 
 
@@ -454,7 +455,7 @@ def _to_be_made(directory: Path) -> list[Path]:
 def _removing_leftovers(out: Path, made: Sequence[Path]) -> Iterator[None]:
     """Remove what the block leaves in a directory if it fails before anything is measured.
 
-    The logs of the ranks stay if they tell more than the error, which then names a log.
+    The logs of the ranks stay if one has a traceback, and the error then names that log.
 
     Parameters
     ----------
@@ -498,15 +499,9 @@ def _remove_leftovers(out: Path, made: Sequence[Path], *, with_logs: bool) -> No
 
 
 def _telling_log(out: Path) -> Path | None:
-    """Return the first log of a rank with more than progress and an error, None if none.
-
-    It is a traceback of the user's code, for example.
-    """
-    from ddlkit import jobs
-
+    """Return the first log of a rank with a traceback, as of the user's code, None if none."""
     for log in sorted((out / "rank-logs").rglob("*.log")):
-        lines = log.read_text(errors="replace").splitlines()
-        if any(line.strip() and not line.startswith(jobs.PROGRESS) for line in lines):
+        if "Traceback (most recent call last)" in log.read_text(errors="replace"):
             return log
     return None
 

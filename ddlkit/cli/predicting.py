@@ -692,7 +692,7 @@ def _named_for_what_if(argument: Argument) -> Argument:
             help="Multiply the times of some tasks by a factor, as in all_reduce=0.5. "
             "WHAT is a kind of task: io (reading the input), h2d (copying it to the GPU), "
             "forward, backward, update or all_reduce (the collective that is sent). Or it "
-            "is a resource: disk, cpu, copy, gpu or link. Or it is rank:NUMBER (what a rank "
+            "is a resource: disk, cpu, copy, gpu (or compute) or link. Or it is rank:NUMBER (what a rank "
             "computes, counted from 0), or layer:NUMBER (what the layer computes, and the "
             "message that its gradient completes; layers are the rows of the profile, "
             "numbered from 1 in forward order).",
@@ -815,12 +815,12 @@ def what_if(arguments: argparse.Namespace) -> None:
         **_resources_in_words(compared),
         **assumption(arguments),
     }
+    result["batch"] = profile.batch
     # Facts before and after the change have names such as iteration_s and
     # iteration_s_after, which `compared` has.
     for suffix, gpu_count in (("", gpus), ("_after", gpus_after)):
         # Each rank has a GPU, and a batch of its own in an iteration.
         samples = gpu_count * profile.batch
-        result["batch"] = profile.batch
         result[f"ranks{suffix}"] = gpu_count
         result[f"samples_per_s{suffix}"] = samples / result[f"iteration_s{suffix}"]
     if arguments.json:
@@ -855,7 +855,11 @@ def _changes_of_tasks(arguments: argparse.Namespace) -> list[tuple[str, float]]:
     Tasks are named as `ddlkit.core.taskgraph.changed` takes them. Those of a straggler are
     all that a rank computes, as in "rank:3".
     """
-    changes = [_change(text, "--scale") for text in arguments.scale]
+    changes = []
+    for text in arguments.scale:
+        task, factor = _change(text, "--scale")
+        # The result calls the resource gpu so, see `_resources_in_words`.
+        changes.append(("gpu" if task == "compute" else task, factor))
     for text in arguments.straggler:
         rank, factor = _change(text, "--straggler")
         changes.append((f"rank:{rank}", factor))

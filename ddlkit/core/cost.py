@@ -206,7 +206,13 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     values: dict[str, Any] = {}
     for key, value in description.items():
         if key not in ("form", "fit"):
-            values[_FIELDS.get(str(key), str(key))] = value
+            name = _FIELDS.get(str(key), str(key))
+            if name in values:
+                raise UserError(
+                    f"a cost of the form {kind.form} states {key} twice, under the present "
+                    "and an earlier name: leave one out"
+                )
+            values[name] = value
     names = set(values)
     # Entries besides the parameters, such as the number of workers, may be left out.
     allowed = set(described_fields(kind))

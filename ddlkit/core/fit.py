@@ -754,9 +754,11 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
             f"quarter of their error ({' and '.join(quarters)}), because leaving a size out doubles "
             "the distance between the sizes around it."
         )
-    return chosen, (
-        f"{why} {chosen} is the simplest form with at most {AS_GOOD:g} times the least error"
+    why += (
+        f" {chosen} is the simplest form whose compared error is at most {AS_GOOD:g} times "
+        "the least, or differs from it by rounding"
     )
+    return chosen, why
 
 
 def _percent(error: float) -> str:

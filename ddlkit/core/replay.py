@@ -1,4 +1,4 @@
-"""The iterations of all ranks played again, with whatever is changed in them.
+"""The iterations of all ranks replayed, with whatever is changed in them.
 
 A rank of data-parallel training computes, posts a message, computes on, and at last waits
 for its messages. A message starts when the *last* rank has posted it, and it ends for all
@@ -491,7 +491,7 @@ def alone_s(
     Notes
     -----
     Without start-up, each message gets 1/n of every interval in which n are under way, and
-    the sum is its time alone. With start-up, the messages are played again, and the times
+    the sum is its time alone. With start-up, the messages are replayed, and the times
     on the link are corrected until the messages end when they should.
 
     Examples

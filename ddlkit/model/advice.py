@@ -575,7 +575,7 @@ def trial_result(measured: Gain) -> str:
     Returns
     -------
     str
-        The end of a sentence that begins with "the trial: ".
+        A clause without a full stop, as in "no difference could be measured".
     """
     lower, upper = measured.interval
     if is_supported(measured):

@@ -399,7 +399,12 @@ def _lock_or_refuse(path: Path, stack: contextlib.ExitStack) -> int:
                 _locked(path, _MAKE_LOCK, _EXCLUSIVE_OR_FAIL)
             )
         except BlockingIOError as error:
-            holder = path.read_text(errors="replace").strip() or "unknown"
+            try:
+                holder = path.read_text(errors="replace").strip() or "unknown"
+            except FileNotFoundError:
+                # The holder has removed the file meanwhile, and has let go of the lock.
+                _make_folder(path.parent)
+                continue
             raise UserError(
                 f"{path} is held by process {holder}: wait for it"
             ) from error

@@ -31,7 +31,10 @@ PARTS = (
 )
 """What can be asked for by itself, of the suites quick and full."""
 LONG = "profile full"
-"""Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""
+"""Remark of tables of the suite full, by its earlier name, which recorded stamps have.
+
+Such tables may stand for those of quick, but not the other way round.
+"""
 
 
 def record(
