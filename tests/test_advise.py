@@ -191,7 +191,7 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     words = ["--model", f"{tmp_path / 'mine.py'}:net", "--out", out]
     # On a machine that others keep busy, the refusal of too little time is followed.
     for minutes in (0.05, 0.2, 1.0):
-        given_time = ["--minutes", minutes, "--confirm-minutes", 0.1]
+        given_time = ["--minutes", minutes, "--confirm-minutes", 0.05]
         status = cli.main(["advise", *map(str, words), *map(str, given_time), "--json"])
         printed = capsys.readouterr()
         if f"--minutes {minutes:g}: too short" not in printed.err:

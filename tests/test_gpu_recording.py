@@ -49,6 +49,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield directory
 
 
+@pytest.mark.rehearsal
 @pytest.mark.slow
 def test_claims_come_out_as_without_a_gpu(
     recorded: Path, request: pytest.FixtureRequest

@@ -120,7 +120,9 @@ def test_every_byte_travels_with_its_message_and_once(
     assert (surplus < max(each)).all(), "something was sent twice"
 
 
-@pytest.mark.parametrize("network", ["resnet18", "tied"])
+@pytest.mark.parametrize(
+    "network", ["tied", pytest.param("resnet18", marks=pytest.mark.rehearsal)]
+)
 def test_an_iteration_sends_all_gradients_by_its_records(
     network: str, sending_of: Any
 ) -> None:
