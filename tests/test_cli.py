@@ -227,9 +227,9 @@ def assert_one_line(words: str, message: str, capsys: Capture) -> None:
 
 MISTAKES = {
     f"predict {DENSE} --plan buffer:25Mb": "use B, KB",
-    f"predict {DENSE} --plan ddp25": "--plan ddp25: unknown plan",
-    f"plan {DENSE} --planner ddp25": "--planner ddp25: unknown plan",
-    f"predict {DENSE} --plan search:3": "--plan search:3",
+    f"predict {DENSE} --plan ddp25": "--plan 'ddp25': unknown: use",
+    f"plan {DENSE} --planner ddp25": "--planner 'ddp25': unknown: use",
+    f"predict {DENSE} --plan search:3": "--plan 'search:3': write search alone",
     f"advise {DENSE} --html text/page.html": "--html text/page.html: cannot write",
     "import text --out p.csv": "is in no format that can be imported",
     "import trace --out p.csv --batch 0": "--batch 0",
@@ -271,7 +271,7 @@ MISTAKES = {
     f"{WHAT_IF} --scale all_reduce=fast": "--scale all_reduce=fast: write a kind of task and a factor",
     f"{WHAT_IF} --gpus-per-machine 3": "--gpus-per-machine 3: 4 GPUs cannot be divided",
     f"{WHAT_IF} --gpus 1 --assume-ring": "--gpus 1: one GPU alone sends nothing",
-    f"{WHAT_IF} --strategy PyTorch": "--strategy 'PyTorch': unknown: use one of Caffe-MPI",
+    f"{WHAT_IF} --framework PyTorch": "--framework 'PyTorch': unknown: use one of Caffe-MPI",
     f"{WHAT_IF} --straggler x": "--straggler x: write the number of a rank",
     f"predict {DENSE} --forward-s 0.1": "has its own column forward_s",
     f"predict {DENSE} --dilation -1": "--dilation -1: must be finite and above zero",

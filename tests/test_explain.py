@@ -38,7 +38,7 @@ from ddlkit.model.explanation import (
     explanation,
     share_beyond,
     without_delay,
-    without_waiting,
+    without_delays,
 )
 from ddlkit.model.ranks import TracedTraining, training_of
 from places import ROOT
@@ -669,7 +669,7 @@ def test_work_behind_a_wait_does_not_make_up_for_work_before_it() -> None:
     message_s = np.full((N_ITERATIONS, 2), 0.001)
     healthy = Schedule(segments, work_s, message_s, np.zeros(2))
     slow = delayed(delayed(healthy, 0, 0, 0.02), 1, 4, 0.02)
-    cured = without_waiting(slow)
+    cured = without_delays(slow)
     np.testing.assert_allclose(cured.work_s, healthy.work_s)
 
 

@@ -106,9 +106,7 @@ def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(
     )
     assert "\n" not in line
     assert len(started) == 2 and not alive(started)
-    assert any((tmp_path / launch.LOGS).rglob("*.log")), (
-        "what a failed job said is kept"
-    )
+    assert any((tmp_path / jobs.LOGS).rglob("*.log")), "what a failed job said is kept"
 
 
 SCRIPT = """

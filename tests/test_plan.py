@@ -113,7 +113,7 @@ def test_exact_sends_once_where_every_grouping_ties(
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("greedy", "unknown plan 'greedy'"),
+        ("greedy", "plan 'greedy': unknown"),
         ("buffer:0", "must be above zero"),
         ("buffer:25", "write buffer:25MB"),
         ("ddp:25", "write ddp:25MiB"),

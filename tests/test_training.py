@@ -10,8 +10,9 @@ import pytest
 
 from ddlkit.core.case import Case
 from ddlkit.core.timeline import Timeline
+from ddlkit.jobs import LOGS
 from ddlkit.jobs.clock import Budget
-from ddlkit.jobs.launch import LOGS, Loopback, launch
+from ddlkit.jobs.launch import Loopback, launch
 from ddlkit.measure.layers import profile_layers
 from ddlkit.measure.training import TrainingSettings, training_job
 from workbook.record import zoo as zoo  # makes lenet5 known to the ranks, too

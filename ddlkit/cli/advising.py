@@ -30,6 +30,7 @@ from ddlkit.cli.command import (
     lab_rate,
     minutes,
     only_command_in,
+    parsed_name,
     ranks_to_start,
     refuse_given,
     refuse_impossible_outputs,
@@ -38,9 +39,11 @@ from ddlkit.cli.command import (
     require_lab,
     require_model_file,
     show,
+    with_help,
 )
 from ddlkit.cli.inputs import (
     LEVEL,
+    MEASURED_RANKS,
     OPTIONAL_INPUTS,
     RANKS,
     SHARDED,
@@ -54,6 +57,7 @@ from ddlkit.cli.inputs import (
 )
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
+from ddlkit.jobs import LOGS
 from ddlkit.jobs.assignment import ranks_started
 
 if TYPE_CHECKING:
@@ -76,11 +80,10 @@ def _explained_with_model(argument: Argument) -> Argument:
         return argument
     text = (
         "With --model: the number of processes to start on this machine. "
-        "With tables: the number of ranks between which the messages were measured. It "
-        "chooses rows of the file; if the file does not say, it states the number. "
-        "[default: 2 with --model, and as the file says with tables]"
+        f"With tables: the {MEASURED_RANKS} [default: 2 with --model, and as the file says "
+        "with tables]"
     )
-    return argument._replace(options={**argument.options, "help": text})
+    return with_help(argument, text)
 
 
 def _with_several_units(argument: Argument) -> Argument:
@@ -97,7 +100,7 @@ def _with_several_units(argument: Argument) -> Argument:
         f"{UNITS} Separate several ways by ; as in 'blocks.*;size:25MB'. They are "
         f"compared with units of the sizes {sizes}."
     )
-    return argument._replace(options={**argument.options, "help": text})
+    return with_help(argument, text)
 
 
 # Units are compared both resharded and kept whole, so that --no-reshard has no effect.
@@ -264,11 +267,7 @@ def _refuse_options_of_tables(arguments: argparse.Namespace) -> None:
     options = [argument.names[0] for argument in OPTIONAL_INPUTS]
     refuse_given(
         arguments,
-        [
-            option.removeprefix("--").replace("-", "_")
-            for option in options
-            if option not in _ALSO_WITH_MODEL
-        ],
+        [parsed_name(option) for option in options if option not in _ALSO_WITH_MODEL],
         "has no effect with --model, which measures layers and messages itself",
     )
 
@@ -442,7 +441,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
 
 
-_LEFTOVERS = (".lock", "job.json", "rank-logs")
+_LEFTOVERS = (".lock", "job.json", LOGS)
 """What a command that has measured nothing leaves in its directory."""
 
 
@@ -488,7 +487,7 @@ def _remove_leftovers(out: Path, made: Sequence[Path], *, with_logs: bool) -> No
     ``with_logs`` says whether the logs of the ranks are removed, too.
     """
     if with_logs:
-        shutil.rmtree(out / "rank-logs", ignore_errors=True)
+        shutil.rmtree(out / LOGS, ignore_errors=True)
     (out / "job.json").unlink(missing_ok=True)
     # The lock goes last, so that no other command begins before the rest is gone.
     (out / ".lock").unlink(missing_ok=True)
@@ -500,7 +499,7 @@ def _remove_leftovers(out: Path, made: Sequence[Path], *, with_logs: bool) -> No
 
 def _telling_log(out: Path) -> Path | None:
     """Return the first log of a rank with a traceback, as of the user's code, None if none."""
-    for log in sorted((out / "rank-logs").rglob("*.log")):
+    for log in sorted((out / LOGS).rglob("*.log")):
         if "Traceback (most recent call last)" in log.read_text(errors="replace"):
             return log
     return None
@@ -695,9 +694,9 @@ def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
     def merit(plan: str) -> tuple[float, bool]:
         return gains[plan].share, plan == DEFAULT
 
-    fastest = max(gains, key=merit)
-    result["fastest_in_trial"] = fastest
-    result["measured_gain_of_fastest"] = gains[fastest].share
+    plan_of_largest_gain = max(gains, key=merit)
+    result["plan_of_largest_measured_gain"] = plan_of_largest_gain
+    result["largest_measured_gain"] = gains[plan_of_largest_gain].share
 
 
 def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
@@ -953,16 +952,15 @@ def screen(result: dict[str, Any]) -> list[str]:
         if plan not in ("ddp", best):
             iteration = units.format_seconds(measured_s[plan])
             lines.append(_line("also tried", f"{in_words(plan)}: measured {iteration}"))
-    fastest_in_trial = result.get("fastest_in_trial", best)
-    if fastest_in_trial == "ddp" != best:
+    plan_of_largest_gain = result.get("plan_of_largest_measured_gain", best)
+    if plan_of_largest_gain == "ddp" != best:
         lines.append(_line("fastest in the trial", in_words("ddp")))
-    elif fastest_in_trial != best:
+    elif plan_of_largest_gain != best:
         # Times are medians of the rounds, and a gain is the median of the rounds' gains. So
         # the plan with the largest gain need not have the shortest time.
-        gain = f"{result['measured_gain_of_fastest']:+.1%}"
-        text = (
-            f"{gain} with {in_words(fastest_in_trial)}, the median of the rounds' gains"
-        )
+        gain = f"{result['largest_measured_gain']:+.1%}"
+        plan = in_words(plan_of_largest_gain)
+        text = f"{gain} with {plan}, the median of the rounds' gains"
         lines.append(_line("largest measured gain", text))
     # This line is about all predicted intervals in the lines above.
     if causes_included:

@@ -86,6 +86,11 @@ def choice(name: str, *values: str, **options: Any) -> Argument:
     )
 
 
+def with_help(argument: Argument, text: str) -> Argument:
+    """Return an argument with another help text, for a command where it means more or less."""
+    return argument._replace(options={**argument.options, "help": text})
+
+
 def group(heading: str, *arguments: Argument) -> tuple[Argument, ...]:
     """Return arguments that the help lists under a heading."""
     return tuple(argument._replace(group=heading) for argument in arguments)
@@ -176,6 +181,17 @@ def option_of(name: str) -> str:
     '--in-flight'
     """
     return "--" + name.replace("_", "-")
+
+
+def parsed_name(option: str) -> str:
+    """Return the name that the value of an option has among the parsed arguments.
+
+    Examples
+    --------
+    >>> parsed_name("--in-flight")
+    'in_flight'
+    """
+    return option.removeprefix("--").replace("-", "_")
 
 
 def refuse_given(

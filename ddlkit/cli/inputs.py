@@ -31,6 +31,7 @@ from ddlkit.cli.command import (
     seconds,
     share,
     whole_number,
+    with_help,
 )
 from ddlkit.cli.converting import ELEMENT
 from ddlkit.core.errors import UserError, one_line, shown
@@ -49,22 +50,13 @@ def _rank_count(text: str) -> int:
     return ranks
 
 
+MEASURED_RANKS = """number of ranks between which the messages were measured. It
+chooses rows of the file; if the file does not say, it states the number."""
 RANKS = arg(
     "--ranks",
     type=_rank_count,
     metavar="N",
-    help="The number of ranks between which the messages were measured. It chooses "
-    "rows of the file; if the file does not say, it states the number. [default: "
-    "as the file says]",
-)
-_RANKS_TO_PREDICT = RANKS._replace(
-    options={
-        **RANKS.options,
-        "help": RANKS.options["help"].replace(
-            " [default",
-            " With --assume-ring, it is the number of ranks to predict for. [default",
-        ),
-    }
+    help=f"The {MEASURED_RANKS} [default: as the file says]",
 )
 PLACE = choice(
     "--place",
@@ -81,12 +73,27 @@ TABLE = arg(
     help="For a log with several tables: the number of the table, from 1.",
 )
 
-PLAN_NAMES = """none (a message for each gradient), single (one message), ddp
+_PLANS = """none (a message for each gradient), single (one message), ddp
 (PyTorch's buckets), buffer:25MB (a message once so many bytes are there), mg_wfbp
 (the rule of MG-WFBP, which merges a gradient if that saves time), cuts:3,40 (messages
-end after the 3rd and the 40th gradient that is ready), exact (the plan that is proven best), search (with
---slowdown or --copies the best plan that is found, and otherwise exact).
+end after the 3rd and the 40th gradient that is ready), exact (the plan that is proven
+best), search"""
+PLAN_NAMES = f"""{_PLANS} (with --slowdown or --copies the best plan that is found, and
+otherwise exact). docs/GLOSSARY.md has all names."""
+PLAN_NAMES_OF_WHAT_IF = f"""{_PLANS} (the same as exact in this command).
 docs/GLOSSARY.md has all names."""
+
+
+def assume_ring(option_of_ranks: str) -> Argument:
+    """Return the option --assume-ring of a command, whose number of ranks an option gives."""
+    return flag(
+        "--assume-ring",
+        "Predict for a number of ranks that was not measured, which "
+        f"{option_of_ranks} names: fit a start-up and a bandwidth to the measured times, "
+        "and extrapolate them to that number by the formula of a ring whose links are "
+        "all like the measured ones.",
+    )
+
 
 PROFILE = "layer profile"
 MESSAGES = "messages"
@@ -154,7 +161,11 @@ INPUTS = (
             help="The collective that sends the gradients. [default: all_reduce, or "
             "all_gather with --density]",
         ),
-        _RANKS_TO_PREDICT,
+        with_help(
+            RANKS,
+            f"The {MEASURED_RANKS} With --assume-ring, it is the number of ranks to "
+            "predict for. [default: as the file says]",
+        ),
         arg(
             "--link",
             metavar="NAME",
@@ -163,13 +174,7 @@ INPUTS = (
         ),
         PLACE,
         TABLE,
-        flag(
-            "--assume-ring",
-            "Predict for a number of ranks that was not measured, which --ranks names: "
-            "fit a start-up and a bandwidth to the measured times, and extrapolate them to "
-            "that number by the formula of a ring whose links are all like the measured "
-            "ones.",
-        ),
+        assume_ring("--ranks"),
         arg(
             "--in-flight",
             type=count,
@@ -454,8 +459,9 @@ def _plan_of(
         except UserError as error:
             for name in ("plan", "planner"):
                 if getattr(arguments, name, None) == spec:
-                    problem = str(error).removeprefix(f"plan {shown(spec)}: ")
-                    raise UserError(f"{option_of(name)} {spec}: {problem}") from error
+                    by_option = f"{option_of(name)} {shown(spec)}"
+                    problem = str(error).replace(f"plan {shown(spec)}", by_option, 1)
+                    raise UserError(problem) from error
             raise
     plan = formats.read_plan(Path(spec))
     try:

@@ -22,9 +22,11 @@ from ddlkit.cli.command import (
     flag,
     group,
     is_numbers,
+    parsed_name,
     refuse_given,
     show,
     whole_number,
+    with_help,
 )
 from ddlkit.cli.inputs import (
     INPUTS,
@@ -35,6 +37,7 @@ from ddlkit.cli.inputs import (
     OPTIONAL_INPUTS,
     PLACE,
     PLAN_NAMES,
+    PLAN_NAMES_OF_WHAT_IF,
     PREDICTED,
     RANKS,
     RING,
@@ -42,6 +45,7 @@ from ddlkit.cli.inputs import (
     TABLE,
     advice_to_assume_ring,
     as_ring,
+    assume_ring,
     assumption,
     forecast_of,
     is_sharded,
@@ -325,12 +329,16 @@ def _compare_forms(
 
 # ---------------------------------------------------------------- ddlkit predict, ddlkit plan
 
-PLAN = arg(
-    "--plan",
-    default="ddp",
-    help=f"Which gradients share a message: {PLAN_NAMES} Or a file *.json that ddlkit "
-    "plan --json wrote. [default: ddp]",
-)
+
+def _which_plan(names: str) -> str:
+    """Return the help of --plan of a command, which takes plans of these names."""
+    return (
+        f"Which gradients share a message: {names} Or a file *.json that ddlkit plan "
+        "--json wrote. [default: ddp]"
+    )
+
+
+PLAN = arg("--plan", default="ddp", help=_which_plan(PLAN_NAMES))
 PLANNER = arg(
     "--planner",
     default="exact",
@@ -375,10 +383,7 @@ def predict(arguments: argparse.Namespace) -> None:
     if arguments.json:
         result["warnings"] = warnings
     else:
-        result["communication_s"] = (
-            f"{result['communication_s']:.6g} (if nothing else runs)"
-        )
-        result["interval_level"] = _level_in_words(result)
+        _put_in_words(result)
         if result["interval_includes"] is None:
             # The level alone says what the interval is.
             del result["interval_includes"]
@@ -398,11 +403,15 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
     resharded, kept_whole = predict_sharded(arguments, arguments.units)
     result = kept_whole if arguments.no_reshard else resharded
     if not arguments.json:
-        result["communication_s"] = (
-            f"{result['communication_s']:.6g} (if nothing else runs)"
-        )
-        result["interval_level"] = _level_in_words(result)
+        _put_in_words(result)
     show(result, arguments.json)
+
+
+def _put_in_words(result: dict[str, Any]) -> None:
+    """Replace numbers of a prediction that need words when a person reads them."""
+    seconds = result["communication_s"]
+    result["communication_s"] = f"{seconds:.6g} (if nothing else runs)"
+    result["interval_level"] = _level_in_words(result)
 
 
 def _level_in_words(result: dict[str, Any]) -> Any:
@@ -524,7 +533,7 @@ def _doubts_of_proof(arguments: argparse.Namespace) -> list[str]:
 
 
 _OPTIONS_BESIDE_MESSAGES = tuple(
-    argument.names[0].removeprefix("--").replace("-", "_")
+    parsed_name(argument.names[0])
     for argument in OPTIONAL_INPUTS
     if argument.group != MESSAGES
 )
@@ -556,12 +565,9 @@ _OPTIONS_BESIDE_MESSAGES = tuple(
     ),
     *group(
         "plan",
-        PLANNER._replace(
-            options={
-                **PLANNER.options,
-                "help": f"With --to ddp: how the plan is chosen: {PLAN_NAMES} "
-                "[default: exact]",
-            }
+        with_help(
+            PLANNER,
+            f"With --to ddp: how the plan is chosen: {PLAN_NAMES} [default: exact]",
         ),
     ),
     *group(
@@ -648,34 +654,27 @@ ITERATIONS = 10
 """How many iterations of training are simulated."""
 
 
-def _parsed_name(argument: Argument) -> str:
-    """Return the name that the value of an option has among the parsed arguments."""
-    return argument.names[0].removeprefix("--").replace("-", "_")
-
-
 _IN_THE_GRAPH = tuple(
-    argument for argument in INPUTS if _parsed_name(argument) not in NOT_IN_THE_GRAPH
+    argument
+    for argument in INPUTS
+    if parsed_name(argument.names[0]) not in NOT_IN_THE_GRAPH
 )
 """The options of a prediction that the graph of training's tasks models."""
 
+_HELP_OF_WHAT_IF = {
+    # --assume-ring takes its number of ranks from --gpus in this command.
+    "--ranks": RANKS.options["help"],
+    "--assume-ring": assume_ring("--gpus").options["help"],
+    # Gradients are not selected, because the options for this are missing.
+    "--collective": "The collective that sends the gradients. [default: all_reduce]",
+}
+"""The help of options that mean less in what-if than in a prediction."""
 
-def _named_for_what_if(argument: Argument) -> Argument:
-    """Return an option of a prediction, whose help names the options of what-if.
 
-    --assume-ring takes its number of ranks from --gpus here. The plan search is the plan
-    exact, and gradients are not selected, because the options for these are missing.
-    """
-    text = " ".join(argument.options["help"].split())
-    if argument.names == RANKS.names:
-        text = RANKS.options["help"]
-    if argument.names == ("--assume-ring",):
-        text = text.replace("--ranks", "--gpus")
-    text = text.replace(
-        "with --slowdown or --copies the best plan that is found, and otherwise exact",
-        "the same as exact in this command",
-    )
-    text = text.replace("all_reduce, or all_gather with --density", "all_reduce")
-    return argument._replace(options={**argument.options, "help": text})
+def _of_what_if(argument: Argument) -> Argument:
+    """Return an option of a prediction with its help in what-if."""
+    option = argument.names[0]
+    return with_help(argument, _HELP_OF_WHAT_IF.get(option, argument.options["help"]))
 
 
 @command(
@@ -723,7 +722,7 @@ def _named_for_what_if(argument: Argument) -> Argument:
     *group(
         "the training",
         arg(
-            "--strategy",
+            "--framework",
             metavar="NAME",
             default="Caffe-MPI",
             help="The framework whose order of tasks is simulated: Caffe-MPI, CNTK, "
@@ -746,8 +745,8 @@ def _named_for_what_if(argument: Argument) -> Argument:
             "[default: no input is read]",
         ),
     ),
-    *group("plan", _named_for_what_if(PLAN)),
-    *(_named_for_what_if(argument) for argument in _IN_THE_GRAPH),
+    *group("plan", with_help(PLAN, _which_plan(PLAN_NAMES_OF_WHAT_IF))),
+    *map(_of_what_if, _IN_THE_GRAPH),
     example="ddlkit what-if --profile profile.csv --cost cost.json --scale "
     "all_reduce=0.5",
 )
@@ -761,12 +760,12 @@ def what_if(arguments: argparse.Namespace) -> None:
     for argument in INPUTS:
         if argument not in _IN_THE_GRAPH:
             default = argument.options.get("default")
-            setattr(arguments, _parsed_name(argument), default)
+            setattr(arguments, parsed_name(argument.names[0]), default)
     # --scale and --straggler change tasks of the graph. --layer changes the profile, from
     # which the graph after the change is made.
     changes = _changes_of_tasks(arguments)
     layer_factors = dict(_change(text, "--layer") for text in arguments.layer)
-    _refuse_unknown_strategy(arguments.strategy)
+    _refuse_unknown_framework(arguments.framework)
     _refuse_gpu_count(arguments.gpus)
     refuse_other_than_recorded(
         "--inputs", arguments.inputs, "python -m workbook record input"
@@ -914,13 +913,13 @@ def _refuse_gpu_count(gpus: int | None) -> None:
         raise UserError(f"--gpus {gpus}: use at most {MOST_WORKERS}")
 
 
-def _refuse_unknown_strategy(name: str) -> None:
-    """Raise UserError if --strategy names no framework that is known."""
+def _refuse_unknown_framework(name: str) -> None:
+    """Raise UserError if --framework names no framework that is known."""
     from ddlkit.core.strategies import STRATEGIES
 
     if name.lower() not in {known.lower() for known in STRATEGIES}:
         raise UserError(
-            f"--strategy {shown(name)}: unknown: use one of {', '.join(STRATEGIES)}"
+            f"--framework {shown(name)}: unknown: use one of {', '.join(STRATEGIES)}"
         )
 
 
@@ -1066,7 +1065,7 @@ def _graph(
         )
     graph = of_iteration(
         iteration,
-        strategy(arguments.strategy),
+        strategy(arguments.framework),
         gpus,
         forward_s=profile.forward_s * arguments.dilation,
         iterations=ITERATIONS,

@@ -775,7 +775,7 @@ def refuse_unknown_plan(name: str, *further: str) -> None:
     # Each planner is shown by its first example, because some need a text after the colon.
     examples = [known.examples[0] for known in PLANNERS.values()]
     raise UserError(
-        f"unknown plan {shown(name)}: use a name such as "
+        f"plan {shown(name)}: unknown: use a name such as "
         f"{', '.join([*examples, *further])} (docs/GLOSSARY.md explains the names)"
     )
 

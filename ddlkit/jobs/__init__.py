@@ -29,6 +29,8 @@ PARENT = "DDLKIT_PARENT"
 """In the environment: the id of the process without which this one must not live."""
 FORKS = "DDLKIT_FORKS"
 """In the environment of the fork server alone."""
+LOGS = "rank-logs"
+"""The directory in which ranks write what they print, within that of their measurements."""
 PACKAGES = Path(__file__).resolve().parents[2]
 """The directory that holds this package."""
 ONE_BY_ONE = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from ddlkit.jobs.rank import Job, S
 
 LOCALHOST = "127.0.0.1"
-LOGS = "rank-logs"
 CONFIG = "config.json"
 SOCKETS = "/tmp"
 """Where the fork server's sockets lie.
@@ -236,7 +235,7 @@ def launch(
         ``rank-logs`` below ``out``.
     """
     with workspace(out) as directory:
-        logs = directory.resolve() / LOGS
+        logs = directory.resolve() / jobs.LOGS
         config = {
             "out": str(directory),
             "join": dict(join or {}),

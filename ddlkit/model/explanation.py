@@ -765,7 +765,7 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     return schedule.with_work(_of_iterations(schedule, shorter_s))
 
 
-def without_waiting(schedule: Schedule) -> Schedule:
+def without_delays(schedule: Schedule) -> Schedule:
     """Return a schedule in which all ranks are as quick as the quickest one.
 
     Parameters
@@ -899,7 +899,7 @@ def _removals(
     cannot be told apart, and have no removals.
     """
     removals: dict[str, Callable[[Schedule], Schedule]] = {
-        "delays": without_waiting,
+        "delays": without_delays,
         "contention": partial(_with_less_work, less_s=training.contention_s),
         "copies": partial(_with_less_work, less_s=training.copies_s),
     }

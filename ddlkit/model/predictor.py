@@ -530,7 +530,7 @@ def plan_with_contention(
     if spec != SEARCH:
         name, _, _ = spec.partition(":")
         if name == SEARCH:
-            raise UserError(f"plan {shown(spec)}: write {SEARCH}, which takes no more")
+            raise UserError(f"plan {shown(spec)}: write {SEARCH} alone")
         refuse_unknown_plan(name, SEARCH)
         return make_plan(spec, workload, cost)
     if contention is None:
