@@ -6,6 +6,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from ddlkit.model.advice import (
     trial_result,
 )
 from ddlkit.model.contention import Contention
+from forked import two_ranks
 from strategies import random_workload
 from workbook.common import places
 from workbook.validate import accuracy
@@ -309,6 +311,17 @@ def test_a_loss_that_fails_leaves_its_traceback_and_says_where(
     assert "Traceback" in Path(log).read_text()
     # The logs are all that is left.
     assert [path.name for path in out.iterdir()] == ["rank-logs"]
+
+
+def test_a_failed_advice_under_torchrun_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "o"
+    words = ["advise", "--model", f"{FILE}:frozen_and_unused", "--minutes", "6s"]
+    statuses, said = two_ranks(
+        partial(cli.main, [*words, "--out", str(out)]), tmp_path, on_one_node=True
+    )
+    assert statuses == [2, 2]
+    assert "get no gradient" in said[0]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_was_there_before_a_refused_advice_stays(tmp_path: Path) -> None:

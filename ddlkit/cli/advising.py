@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -515,11 +516,17 @@ def _measure_as_rank(settings: Any, out: Path) -> bool:
     from ddlkit.measure.advise import MEETING_S, advise_job
     from ddlkit.measure.cluster import link_of
 
+    made = _to_be_made(out)
     # MEETING_S is how long ranks wait until all of them have built the model.
     with joined(MEETING_S) as me, only_command_in(out, me):
-        shared_facts(me)  # refuses a mix of machines
-        link = link_of(me, layout())
-        advise_job.run(replace(me, out=out, link=link), settings)
+        # Rank 0 alone writes into the directory, and so removes what is left there.
+        cleaning: AbstractContextManager[None] = contextlib.nullcontext()
+        if me.rank == 0:
+            cleaning = _removing_leftovers(out, made)
+        with cleaning:
+            shared_facts(me)  # refuses a mix of machines
+            link = link_of(me, layout())
+            advise_job.run(replace(me, out=out, link=link), settings)
     return me.rank == 0
 
 
