@@ -610,7 +610,7 @@ def _result_and_advice(
 
     advice = read_advice(out)
     messages = store.load_table(out / "collectives.csv", "collectives")
-    warnings = [*strange_rows(messages)]
+    warnings = list(strange_rows(messages))
     print_warnings(warnings)
     trials_path = out / "trials.csv"
     facts = {
@@ -628,9 +628,13 @@ def _result_and_advice(
         return result, advice
     trials = store.load_table(trials_path, "trials")
     result = {**facts, **_result_of_trial(advice, trials, messages)}
-    for plan in (result["default_plan"], result["best_plan"]):
-        if plan.get("outside_of_predicted_interval"):
-            warnings.append(f"plan {plan['plan']}: {_contradiction(plan)}")
+    # The lines for a person say the same beside the plan, so these warnings are not printed.
+    contradictions = [
+        f"plan {plan['plan']}: {_contradiction(plan)}"
+        for plan in (result["default_plan"], result["best_plan"])
+        if plan.get("outside_of_predicted_interval")
+    ]
+    result["warnings"] = [*warnings, *contradictions]
     return result, advice
 
 

@@ -1207,12 +1207,15 @@ def _measured_slowdown(
             )
     # The first of these tables is that of --slowdown.
     stamped = _stamped_tables(arguments, path)
-    machines = [store.load_stamp(table)["machine"]["name"] for table in stamped]
-    if len(set(machines)) > 1:
-        warnings.append(
-            f"{path}: the slowdown was measured on {machines[0]}, "
-            f"but other tables on {machines[-1]}"
-        )
+    machine, *machines_of_others = [
+        store.load_stamp(table)["machine"]["name"] for table in stamped
+    ]
+    for other, other_machine in zip(stamped[1:], machines_of_others, strict=True):
+        if other_machine != machine:
+            warnings.append(
+                f"{path}: the slowdown was measured on {machine}, but {other} on "
+                f"{other_machine}"
+            )
     return Contention.of(rows)
 
 
