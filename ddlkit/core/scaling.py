@@ -231,8 +231,12 @@ def interpolated_step_s(
     """
     position = _position(target) - _position(smaller)
     distance = _position(larger) - _position(smaller)
-    # A target outside of both takes the step of the nearer one.
-    weight = min(1.0, max(0.0, position / distance)) if distance > 0 else 1.0
+    # Where both counts have the same position, the step of the larger one is taken.
+    weight = 1.0
+    if distance > 0:
+        # A target outside of both takes the step of the nearer one. The smallest measured
+        # count can have more GPUs than the target.
+        weight = min(1.0, max(0.0, position / distance))
     square = smaller_s**2 + weight * (larger_s**2 - smaller_s**2)
     return math.sqrt(square)
 
