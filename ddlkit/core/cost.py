@@ -743,6 +743,7 @@ class HeldOut(Form):
         # A file may have a single number in the place of a list of one number.
         sizes = np.atleast_1d(self.at_bytes)
         errors = np.atleast_1d(self.normalized_log_errors)
+        # There are two sizes at least, because the first and the last size of a fit differ.
         # Sizes that increase from 0 on are all above zero.
         increase = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
         self.check(

@@ -114,8 +114,8 @@ class Front(NamedTuple):
     Attributes
     ----------
     selected_s : ndarray, shape (m,)
-        Seconds of selection so far, rising. In the mirrored problem this is the time of
-        messages.
+        Seconds of selection so far, rising. In the mirrored problem, in which the network
+        is read from its last tensor to its first, this is the time of messages.
     arrived_s : ndarray, shape (m,)
         When the last message has arrived, in seconds, falling.
     """
@@ -231,7 +231,7 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     """
     n = len(groups.ready_s)
     # Both lists have an entry for each side: PREFIXES, and SUFFIXES, which are prefixes
-    # of the mirrored problem.
+    # of the mirrored problem, the network that is read from its last tensor to its first.
     problems = (groups, groups.mirrored())
     # A lower bound for each prefix by its number of tensors. At first this is the
     # loosest one: nothing is selected, and nothing is sent.
