@@ -378,6 +378,7 @@ class Schedule:
                 row = _row(
                     rank,
                     f"message {k}",
+                    # A timeline has no kind for a broadcast, which counts as an all-reduce.
                     "all_reduce",
                     "communication",
                     # A message starts when the last rank has posted it.

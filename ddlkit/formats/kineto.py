@@ -462,7 +462,8 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
         )
     spans = []
     for number, entry in enumerate(entries):
-        # "X" stands for a span with start and duration. Others are instants, for example.
+        # "X" stands for a span with start and duration. Others are instants, for example. A
+        # range of the processor that is copied to the rows of the GPU is left out, too.
         if entry.get("ph") != "X" or entry.get("cat") in _COPIES_OF_RANGES:
             continue
         if not _is_timed(entry):

@@ -357,6 +357,8 @@ def _read_iteration(
     functions = [e for e in iteration.events if e.name.startswith(EVALUATE)]
     if not functions:
         raise trace.missing(f"iteration {iteration.number} has no spans of autograd")
+    # The phases of a trace are by the processor's clock. This tells when the GPU, if there is
+    # one, has done what the processor launched until an instant.
     clock = _Clock(iteration)
     backward_start_s, _ = iteration.phases["backward"]
     functions_end_s = max(function.end_s for function in functions)
