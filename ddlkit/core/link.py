@@ -142,6 +142,7 @@ class Link:
         from the rate.
         """
         cost_s = np.asarray(cost(n_bytes))
+        # A fitted line can have a negative start-up.
         startup_s = max(0.0, cost.startup_s())
         if not self.burst_s:
             # A measured time can be below the start-up. All of it is software then.

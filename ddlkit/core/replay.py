@@ -254,6 +254,7 @@ class Schedule:
         ndarray, shape (R,)
             In seconds.
         """
+        # Work is added to this copy in place, and ``start_s`` stays as it is.
         now_s = start_s.copy()
         n_posted = 0
         # A message that is posted later may share the link with an earlier one. The ends
