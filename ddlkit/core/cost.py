@@ -206,6 +206,7 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     values: dict[str, Any] = {}
     for key, value in description.items():
         if key not in ("form", "fit"):
+            # Some fields have another name in a description, as `KEYS` says.
             name = _FIELDS.get(str(key), str(key))
             if name in values:
                 raise UserError(
@@ -579,6 +580,7 @@ class Table(MessageCost):
         first_s_per_byte = (self.seconds[1] - self.seconds[0]) / (
             self.bytes[1] - self.bytes[0]
         )
+        # Measured times may fall from one size to the next, but extrapolated ones never do.
         startup_s = self.seconds[0] - max(first_s_per_byte, 0.0) * self.bytes[0]
         return float(max(0.0, startup_s))
 
@@ -741,6 +743,7 @@ class HeldOut(Form):
         # A file may have a single number in the place of a list of one number.
         sizes = np.atleast_1d(self.at_bytes)
         errors = np.atleast_1d(self.normalized_log_errors)
+        # There are two sizes at least, because the first and the last size of a fit differ.
         # Sizes that increase from 0 on are all above zero.
         increase = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
         self.check(
@@ -813,8 +816,10 @@ class HeldOut(Form):
         # 2 and 3 the second one, and so on. With k pairs, the probabilities are the
         # centres of k equal parts of the range from 0 to 1.
         draw = np.arange(count)
-        pairs = (count + 1) // 2
-        probabilities = (draw // 2 + 0.5) / max(pairs, 1)
+        # The last pair lacks a draw if the count is odd. Without any draw there is no pair,
+        # and no division by it.
+        pairs = max((count + 1) // 2, 1)
+        probabilities = (draw // 2 + 0.5) / pairs
         # The ratio x below which an error stays with each probability p. From 1 - p =
         # (1 + x / n) ** -n follows x = n ((1 - p) ** (-1 / n) - 1). The functions expm1
         # and log1p keep the digits of small ratios.

@@ -87,7 +87,12 @@ class Groups(NamedTuple):
         return Groups(ready_s, selecting_s=sending_s, sending_s=selecting_s)
 
     def end_s(self, ends: tuple[int, ...]) -> float:
-        """Return when the last message of a plan arrives, in seconds."""
+        """Return when the last message of a plan arrives, in seconds.
+
+        ``ends`` has the exclusive end of each group of the plan. With ``selected_s`` and
+        ``arrived_s``, the loop keeps the seconds of selection so far and the end of the last
+        message.
+        """
         selected_s = 0.0
         arrived_s = 0.0
         first = 0
@@ -109,8 +114,8 @@ class Front(NamedTuple):
     Attributes
     ----------
     selected_s : ndarray, shape (m,)
-        Seconds of selection so far, rising. In the mirrored problem this is the time of
-        messages.
+        Seconds of selection so far, rising. In the mirrored problem, in which the network
+        is read from its last tensor to its first, this is the time of messages.
     arrived_s : ndarray, shape (m,)
         When the last message has arrived, in seconds, falling.
     """
@@ -168,9 +173,10 @@ class Front(NamedTuple):
     def runs(self, most: int) -> Ints:
         """Return the index of the first point of each of at most ``most`` runs.
 
-        The front is cut into ``most`` runs of equal length, and a run without points is
-        left out. The length between two neighbours is their difference in the coordinate
-        in which they differ less.
+        The front, which has at least two points, is cut into ``most`` runs of equal length.
+        A run without points is left out. The length between two neighbours is their
+        difference in the coordinate in which they differ less. If the corner of both replaces
+        them, no iteration that continues from them comes out shorter by more than this.
         """
         # Along the front, selected_s rises and arrived_s falls, so both differences
         # between neighbours are positive.
@@ -225,7 +231,7 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     """
     n = len(groups.ready_s)
     # Both lists have an entry for each side: PREFIXES, and SUFFIXES, which are prefixes
-    # of the mirrored problem.
+    # of the mirrored problem, the network that is read from its last tensor to its first.
     problems = (groups, groups.mirrored())
     # A lower bound for each prefix by its number of tensors. At first this is the
     # loosest one: nothing is selected, and nothing is sent.
@@ -258,6 +264,8 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
         # The lower bound and the best plan meet, up to rounding.
         if least_s >= best_s * (1 - ROUNDING):
             break
+    # Rounding can make the lower bound exceed the best plan by a little, although no bound
+    # is above the time of a plan.
     return best_ends, min(least_s, best_s)
 
 

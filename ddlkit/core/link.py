@@ -142,6 +142,7 @@ class Link:
         from the rate.
         """
         cost_s = np.asarray(cost(n_bytes))
+        # A fitted line can have a negative start-up.
         startup_s = max(0.0, cost.startup_s())
         if not self.burst_s:
             # A measured time can be below the start-up. All of it is software then.
@@ -291,7 +292,8 @@ class _Simulation:
 
     An event is the moment at which a message is admitted, has moved its bytes, or has
     done its software, or at which compute ends. Between two events everything advances
-    at a constant pace. Lists have one value for each message.
+    at a constant pace. Lists have one value for each message. An element of ``ready_s`` is
+    an amount of compute: a message is ready when ``computed_s`` has reached it.
     """
 
     def __init__(
@@ -487,6 +489,7 @@ def one_by_one(
     for k in range(ready_s.shape[-1]):
         # A message starts when it is ready and the message before it has ended.
         start_s = np.maximum(link_free_s, ready_s[..., k] + late_s)
+        # The link may be busy until after the end of compute. Nothing is left then.
         compute_left_s = np.maximum(0.0, all_computed_s - (start_s - late_s))
         slowdown_of_compute = compute_slowdowns[..., k]
         slowdown_of_message = message_slowdowns[..., k]

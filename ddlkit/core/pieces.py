@@ -173,11 +173,14 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
     losses = np.full((n + 1, n + 1), np.inf)
     for first in range(0, n, RUNS_AT_ONCE):
         last = min(first + RUNS_AT_ONCE, n)
+        # The losses of the runs that begin at the points ``first`` to ``last - 1``, with a row
+        # for each newest point of a run, and a column for each run.
         unexplained = _unexplained(x[first:], y[first:], weight[first:], last - first)
         # A run that ends with the newest point is long enough if it begins at one of the
         # points 0 to newest + 1 - least.
         is_long_enough = np.tri(n - first, last - first, 1 - least, dtype=bool)
         own_losses = np.where(is_long_enough, unexplained, np.inf)
+        # The result has a row for each run. A run ends one point behind its newest point.
         losses[first:last, first + 1 :] = own_losses.T
     return losses
 
@@ -230,6 +233,7 @@ def _unexplained(x: Floats, y: Floats, weight: Floats, runs: int) -> Floats:
     # The best line explains xy^2 / xx of the spread yy. A run of a single x has no spread in x,
     # and its best line is the mean of y.
     explained = np.divide(xy * xy, xx, out=np.zeros((n, runs)), where=xx > 0)
+    # Where a line fits exactly, rounding can make the difference slightly negative.
     return np.maximum(yy - explained, 0.0)
 
 

@@ -414,7 +414,7 @@ def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> Fusion
     Parameters
     ----------
     plan : FusionPlan
-        Where the search begins.
+        Where the search begins: a plan in ready order, without an ``order`` of its own.
     seconds : callable
         Returns the iteration of a plan in seconds, or anything else to be minimized.
 
@@ -822,7 +822,10 @@ def make_plan(
 
 @planner("buffer", examples=("buffer:25MB", "buffer:64MB:5ms"))
 def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return the plan of a buffer, whose size and timeout are in ``text``: "64MB:5ms"."""
+    """Return the plan of a buffer, whose size and timeout are in ``text``: "64MB:5ms".
+
+    No ``cost`` is needed.
+    """
     size, _, timeout = text.partition(":")
     if not size:
         raise UserError("plan 'buffer': give the size of the buffer, as in buffer:25MB")
@@ -846,7 +849,7 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """Return the plan whose groups end after given numbers of tensors.
 
-    ``text`` lists these numbers, as in "3,40".
+    ``text`` lists these numbers, as in "3,40". No ``cost`` is needed.
     """
     # More than nine digits are certainly too many tensors, and `int` refuses thousands
     # of digits.
@@ -871,7 +874,7 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """Return a plan drawn at random, to test a model on plans that nobody chooses.
 
-    ``text`` has the seed and the number of messages, as in "7:12".
+    ``text`` has the seed and the number of messages, as in "7:12". No ``cost`` is needed.
     """
     # At most nine digits each, because `int` refuses thousands of them.
     numbers = re.fullmatch("([0-9]{1,9})[,;:]([0-9]{1,9})", text)

@@ -254,6 +254,7 @@ class Schedule:
         ndarray, shape (R,)
             In seconds.
         """
+        # Work is added to this copy in place, and ``start_s`` stays as it is.
         now_s = start_s.copy()
         n_posted = 0
         # A message that is posted later may share the link with an earlier one. The ends
@@ -281,10 +282,14 @@ class Schedule:
         """Return when the messages that have been posted so far end, shape (P,).
 
         ``posted_s``, shape (R, P), is when each rank posts each of these P messages, and
-        ``parts`` has the times of all messages of the iteration.
+        ``parts`` has the times of all messages of the iteration. A message that only rank 0
+        sends (`rooted`) ends when the last rank has received it. The other ranks may go on
+        earlier, as `_after_wait_s` computes.
         """
         n_posted = posted_s.shape[1]
-        # A message is ready when the last rank has posted it.
+        # A message that all ranks send is ready when the last rank has posted it. A rooted
+        # message can reach a rank when rank 0 and this rank have posted it, and so it can
+        # reach the last rank when all ranks have.
         ready_s = posted_s.max(axis=0)
         software_s = parts.software_s[:n_posted]
         wire_s = parts.wire_s[:n_posted]
@@ -314,7 +319,8 @@ class Schedule:
         """Return when each rank has waited for message ``k``, shape (R,), in seconds.
 
         Ranks start to wait at ``now_s``, have posted the message at ``posted_s``, and see
-        its end at ``end_s``, all of shape (R,). The message takes ``time_s``.
+        its end at ``end_s``, all of shape (R,). The message takes ``time_s``. If only rank 0
+        sends it, ``end_s`` does not count: each rank waits for rank 0 alone.
         """
         if k not in self.rooted:
             return np.maximum(now_s, end_s)
@@ -322,7 +328,8 @@ class Schedule:
         # rank have posted it.
         received_s = np.maximum(posted_s, posted_s[0]) + time_s
         if self.root_waits:
-            # Rank 0 goes on when the last of the other ranks has the bytes.
+            # Rank 0 goes on when the last of the other ranks has the bytes. A single rank
+            # has no others, and goes on at once.
             received_s[0] = received_s[1:].max(initial=posted_s[0])
         else:
             received_s[0] = posted_s[0]
@@ -372,6 +379,7 @@ class Schedule:
                 row = _row(
                     rank,
                     f"message {k}",
+                    # A timeline has no kind for a broadcast, which counts as an all-reduce.
                     "all_reduce",
                     "communication",
                     # A message starts when the last rank has posted it.
@@ -447,7 +455,8 @@ class Replay:
     posted_s : ndarray, shape (I, R, K)
         When each rank posts each message.
     ends_s : ndarray, shape (I, K)
-        When each message ends.
+        When each message ends. A message that only rank 0 sends ends here when the last
+        rank has received it.
     """
 
     starts_s: Floats
@@ -518,6 +527,8 @@ def alone_s(
     link = Link(in_flight=in_flight)
     # The clock of a link begins at 0.
     origin_s = starts_s.min()
+    # A message that started up while others were under way can have more start-up than share
+    # of the link. Its link time is then found by the corrections.
     wire_s = np.maximum(own_share_s - startup_s, 0.0)
     for _ in range(MOST_CORRECTIONS):
         parts = Parts(software_s=startup_s, wire_s=wire_s)

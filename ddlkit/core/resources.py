@@ -273,6 +273,7 @@ def _with_one_more_message(
     # message starts when the one before it has ended and its last gradient is ready.
     lag_s = end_s - work_before_s
     start_s = np.maximum(end_s, ready_s + lag_s)
+    # The message before may have ended after all was computed.
     work_at_start_s = np.minimum(start_s - lag_s, last_ready_s)
 
     # From here on there is one row for each choice of resources, and one column for

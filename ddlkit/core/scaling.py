@@ -134,7 +134,7 @@ def step_interval_s(
         fewer. By default this is the anchor's step.
     jobs_s : pair of float, optional
         The mean steps in seconds that the anchor's fastest and slowest job take, or may take where one
-        job alone measured the anchor.
+        job alone measured the anchor. A job is one run of the training.
 
     Returns
     -------
@@ -181,14 +181,17 @@ def step_interval_s(
     # Far from the anchor, the share of the loss exceeds 1, but a step cannot gain from more nodes.
     lower_s = predicted_s - np.minimum(share, 1.0) * loss_s
 
-    doubtful_s = anchor_s if slowest_s is None else np.asarray(slowest_s, float)
-    least_s = (1 + LEAST_LOSS) * smallest_s
-    slow_anchor_s = np.maximum(np.maximum(anchor_s, doubtful_s), least_s)
+    # For the upper limit, the anchor's step counts as at least the slowest step on no more GPUs,
+    # and as at least a step with the smallest loss that can be told from none.
+    slow_anchor_s = np.maximum(anchor_s, (1 + LEAST_LOSS) * smallest_s)
+    if slowest_s is not None:
+        slow_anchor_s = np.maximum(slow_anchor_s, np.asarray(slowest_s, float))
     slow_predicted_s = step_s(smallest_s, slow_anchor_s, ratio)
     upper_s = slow_predicted_s + share * (slow_predicted_s - smallest_s)
     lower_s = (1 - STEP_SHARE) * lower_s
     upper_s = (1 + STEP_SHARE) * upper_s
     if jobs_s is not None:
+        # The interval is never narrower than the anchor's jobs are apart.
         fastest_job_s, slowest_job_s = jobs_s
         lower_s = np.minimum(lower_s, step_s(smallest_s, fastest_job_s, ratio))
         upper_s = np.maximum(upper_s, step_s(smallest_s, slowest_job_s, ratio))
@@ -231,8 +234,12 @@ def interpolated_step_s(
     """
     position = _position(target) - _position(smaller)
     distance = _position(larger) - _position(smaller)
-    # A target outside of both takes the step of the nearer one.
-    weight = min(1.0, max(0.0, position / distance)) if distance > 0 else 1.0
+    # Where both counts have the same position, the step of the larger one is taken.
+    weight = 1.0
+    if distance > 0:
+        # A target outside of both takes the step of the nearer one. The smallest measured
+        # count can have more GPUs than the target.
+        weight = min(1.0, max(0.0, position / distance))
     square = smaller_s**2 + weight * (larger_s**2 - smaller_s**2)
     return math.sqrt(square)
 
@@ -255,7 +262,7 @@ def interpolated_interval_s(
     ----------
     smaller_s, larger_s : pair of float
         The mean steps of the fastest and the slowest job on each of the two measured counts, in
-        seconds.
+        seconds. A job is one run of the training.
     predicted_s : pair of float
         The interval of `step_interval_s` with the larger count as the anchor.
 

@@ -130,7 +130,8 @@ class SparseGather(MessageCost, described=False):
             f"density {self.density} is not above 0 and at most 1",
         )
         # This cost holds for the workers of the all-gathers, and has their `samples`,
-        # that is, how many back-to-back messages each measured time averages.
+        # that is, how many back-to-back messages each measured time averages. A frozen
+        # dataclass lets its fields be set only in this way.
         for name in ("workers", "samples"):
             object.__setattr__(self, name, getattr(gather, name))
 

@@ -275,9 +275,11 @@ def _first_ready_first_served(
     """
     n = len(duration_s)
     # Python floats and lists: element by element, arrays would be several times slower.
-    duration = duration_s.tolist()
+    seconds_of = duration_s.tolist()
     resource_of = resource.tolist()
-    first, followers = (column.tolist() for column in _followers(edges, n))
+    first_array, followers_array = _followers(edges, n)
+    first = first_array.tolist()
+    followers = followers_array.tolist()
     # How many predecessors of each task have not ended yet.
     pending = np.bincount(edges[:, 1], minlength=n).tolist()
     ready_s = [0.0] * n
@@ -292,10 +294,11 @@ def _first_ready_first_served(
         task_ready_s, task = heappop(ready)
         task_resource = resource_of[task]
         begin_s = max(resource_free_s[task_resource], task_ready_s)
-        end_s = begin_s + duration[task]
+        end_s = begin_s + seconds_of[task]
         start_s[task] = begin_s
         resource_free_s[task_resource] = end_s
         order.append(task)
+        # A task is ready when the last of the tasks before it has ended.
         for follower in followers[first[task] : first[task + 1]]:
             ready_s[follower] = max(ready_s[follower], end_s)
             pending[follower] -= 1

@@ -497,6 +497,7 @@ class _TableCollector:
                 self.is_row_cut = has_debug
                 self.is_after_row = True
             return
+        # The rest of a cut row would have been in this line.
         self.is_row_cut = False
         if not line.strip():
             return
@@ -956,6 +957,8 @@ def _possible_by_rates(
     the second ratio.
     """
     rates = _measured_rates(frame)
+    # All rows are of one collective: all have an operation or none has, and so with the root.
+    # The last row therefore stands for all.
     _, last_words = table.rows[-1]
     before_times, places = table.cells(last_words, where="")
     redop = before_times.get("redop", before_times.get("op", "none"))

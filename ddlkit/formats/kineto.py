@@ -170,6 +170,7 @@ class Event(NamedTuple):
             return ""
         # Some kernels of NCCL serve several collectives. Only the name that the operator
         # of the message noted, which is in ``args``, says which one was sent.
+        # Without that name the text begins with "None", in which no spelling occurs.
         both_names = f"{self.args.get(_COLLECTIVE_NAME)} {self.name}"
         # The spellings are in small letters without underscores.
         both_names = both_names.lower().replace("_", "")
@@ -461,7 +462,8 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
         )
     spans = []
     for number, entry in enumerate(entries):
-        # "X" stands for a span with start and duration. Others are instants, for example.
+        # "X" stands for a span with start and duration. Others are instants, for example. A
+        # range of the processor that is copied to the rows of the GPU is left out, too.
         if entry.get("ph") != "X" or entry.get("cat") in _COPIES_OF_RANGES:
             continue
         if not _is_timed(entry):
@@ -493,13 +495,15 @@ def _event(entry: Mapping[str, Any], first_us: float) -> Event:
     category = str(entry.get("cat", ""))
     start_us = entry["ts"] - first_us
     args = entry.get("args")
+    # Some profilers write "gpu_memcpy", and others "Memcpy" or "memcpy".
+    gpu_category = category.lower().removeprefix("gpu_")
     # Long traces have few threads. Their names are interned, so that all spans of a thread
     # share one string.
     return Event(
         name=entry["name"],
         start_s=start_us / 1e6,
         end_s=(start_us + entry["dur"]) / 1e6,
-        on_gpu=category.lower().removeprefix("gpu_") in _GPU_CATEGORIES,
+        on_gpu=gpu_category in _GPU_CATEGORIES,
         category=category,
         args=args if isinstance(args, dict) and args else MappingProxyType({}),
         thread=sys.intern(f"{entry.get('pid')} {entry.get('tid')}"),
@@ -655,14 +659,17 @@ def _mark_launched_before_trace(events: Sequence[Event]) -> list[Event]:
 
     These are the spans of a GPU that were launched before the trace began. A stream works
     in the order of launches. What it does before the first span whose launch is in the
-    trace was therefore launched before the trace.
+    trace was therefore launched before the trace. ``events`` are in the order of their
+    start.
     """
+    # When each stream starts its first span whose launch is in the trace.
     first_known_s: dict[str, float] = {}
     for event in events:
         if event.on_gpu and event.correlated_s is not None:
             first_known_s.setdefault(event.thread, event.start_s)
     # A stream without any known launch is compared with the earliest of the other
-    # streams.
+    # streams. If the trace has no launch at all, no span starts before minus infinity, and
+    # none is marked.
     earliest_s = min(first_known_s.values(), default=-math.inf)
     marked = []
     for event in events:
@@ -1067,7 +1074,8 @@ def layer_profile(
     forward_of_first_s = np.zeros(n)
     forward_of_first_s[0] = np.median(forward_s)
     names = tuple(f"tensor{row}" for row in range(n))
-    # A trace names neither the network nor the batch size: ``ddlkit import`` adds both.
+    # A trace names neither the network nor the batch size: ``ddlkit import`` adds both. It
+    # has no FLOP either, for which 0 stands.
     profile = LayerProfile(
         network="",
         device=trace.device,
@@ -1168,11 +1176,12 @@ def _kinds_of_iterations(
 ) -> Finding:
     """Return how long the iterations compute, slow ones apart from the others.
 
-    ``iteration_s`` has their phases without the waits for messages.
+    ``iteration_s`` has the seconds of their phases without the waits for messages, and
+    ``is_chosen`` says whether the user has chosen the iterations.
 
-    Raises UserError if the user has not chosen iterations, and if the rarer kind, slow
-    or not, has more than a third of them. A few slow iterations, such as the first one of
-    a training, are usual, and do not change a median.
+    A few slow iterations, such as the first one of a training, are usual, and do not
+    change a median. If the rarer kind, slow or not, has more than a third of iterations
+    that the user has not chosen, this raises UserError.
     """
     numbers = np.array([iteration.number for iteration in used])
     # Masks over the iterations: those of the one kind, and those of the other.
@@ -1321,6 +1330,7 @@ def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
         If no message has a known size and collective.
     """
     messages = [event for event in trace.events if event.collective]
+    # ``ddlkit fit`` refuses a size or a time of 0. An unknown size is 0, too.
     usable = [
         event
         for event in messages

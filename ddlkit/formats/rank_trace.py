@@ -124,7 +124,8 @@ class Operator(NamedTuple):
     Attributes
     ----------
     alike : int
-        A number that operators share if they compute the same from the same shapes.
+        A number that operators share if they compute the same from the same shapes. How
+        much messages slow operators down is seen by comparing operators that share it.
     start_s, end_s : float
         When the operator ran.
     """
@@ -153,8 +154,9 @@ class RankIteration:
     step : int
         The number that the profiler gave the step.
     start_s, input_end_s, forward_end_s, backward_end_s, end_s : float
-        When the phases end. Backward ends when the last gradient is computed; the wait
-        for messages follows. The iteration ends when the next one starts.
+        When the iteration starts, when its input, its forward and its backward end, and when
+        the iteration ends. Backward ends when the last gradient is computed, before the wait
+        for messages. The iteration ends when the next one starts.
     messages : tuple of Message
         In the order in which they were posted.
     copies_into, copies_back : tuple of Copy
@@ -245,8 +247,10 @@ def rank_trace(trace: KinetoTrace) -> RankTrace:
     for position, iteration in enumerate(traced):
         end_s = _end_s(iteration)
         is_last = position == len(traced) - 1
+        # `iterations` leaves out steps without a backward pass. If one of them follows, the
+        # iteration ends with its own step.
         if not is_last and traced[position + 1].number == iteration.number + 1:
-            # What a rank does between two spans belongs to the earlier iteration.
+            # What a rank does between two steps belongs to the earlier iteration.
             end_s = starts_s[position + 1]
         read.append(_read_iteration(trace, iteration, end_s))
     return RankTrace(
@@ -353,6 +357,8 @@ def _read_iteration(
     functions = [e for e in iteration.events if e.name.startswith(EVALUATE)]
     if not functions:
         raise trace.missing(f"iteration {iteration.number} has no spans of autograd")
+    # The phases of a trace are by the processor's clock. This tells when the GPU, if there is
+    # one, has done what the processor launched until an instant.
     clock = _Clock(iteration)
     backward_start_s, _ = iteration.phases["backward"]
     functions_end_s = max(function.end_s for function in functions)
@@ -684,7 +690,9 @@ def _operators(
 ) -> tuple[Operator, ...]:
     """Return the operators of backward: kernels of a GPU, or else functions of autograd.
 
-    Kernels count as alike if they have the same name and the same grid of threads.
+    Operators that are alike compute the same from the same shapes, so that their times
+    can be compared. A trace has no shapes for kernels. Kernels count as alike if they have
+    the same name and the same grid of threads, whose size follows from the shapes.
     """
     first_s = min(function.start_s for function in functions)
     last_s = max(function.end_s for function in functions)
@@ -693,6 +701,7 @@ def _operators(
         return _functions_as_operators(iteration, functions)
     operators = []
     for kernel in kernels:
+        # Kernels of equal names and grids have equal hashes.
         alike = hash((kernel.name, str(kernel.args.get("grid"))))
         operators.append(Operator(alike, kernel.start_s, kernel.end_s))
     return tuple(operators)
@@ -703,8 +712,8 @@ def _functions_as_operators(
 ) -> tuple[Operator, ...]:
     """Return those functions of autograd that only compute.
 
-    Functions count as alike if they have the same name and run operators of the same
-    names and shapes.
+    Functions count as alike, so that their times can be compared, if they have the same
+    name and run operators of the same names and shapes.
     """
     operators = []
     # The operators are in the order of their start, as all spans of the processor.

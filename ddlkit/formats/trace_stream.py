@@ -136,7 +136,8 @@ class _Buffer:
                 value, end = self.decoder.raw_decode(self.text, self.position)
             except (json.JSONDecodeError, RecursionError):
                 # The value may only end in the next chunk of the file, so it is parsed
-                # again with that chunk.
+                # again with that chunk. A value that is nested too deeply for Python
+                # (RecursionError) is refused at last, as one that does not end.
                 is_too_long = len(self.text) > MOST_CHARACTERS_OF_ENTRY
                 if is_too_long or not self.read_more():
                     raise _cut_short(self.source) from None
