@@ -32,8 +32,8 @@ class Buckets:
     cost : MessageCost
         What a message costs by its size.
     ready_s : ndarray, shape (I, R, n)
-        When each of n gradients is ready on each rank, in seconds of work from the start
-        of backward.
+        When each of n gradients is ready on each rank, in seconds from the start of
+        backward. A rank does not wait in backward, so this is also how long it has worked.
     workload : Workload
         The gradients, with the median readiness of the slowest rank.
     current : FusionPlan
@@ -330,9 +330,10 @@ def _ends_of_buckets(
 def _ready_of_all_s(
     training: TracedTraining, gradient_bytes: Sequence[int]
 ) -> Floats | None:
-    """Return when each gradient is ready, shape (I, R, n), in seconds of work.
+    """Return when each gradient is ready, shape (I, R, n), in seconds from the start of backward.
 
-    Time 0 is the start of backward. The result is None if an iteration of some rank has
+    A rank does not wait in backward, so this is also how long it has worked. No gradient is
+    ready before those in front of it. The result is None if an iteration of some rank has
     other gradients than ``gradient_bytes``.
     """
     ready_of_ranks_s = []
@@ -342,13 +343,17 @@ def _ready_of_all_s(
             sizes = [gradient.n_bytes for gradient in iteration.gradients]
             if sizes != list(gradient_bytes):
                 return None
+            # Backward starts when forward ends.
             instants_s = _ready_s(iteration)
             ready_of_rank_s.append(instants_s - iteration.forward_end_s)
         ready_of_ranks_s.append(ready_of_rank_s)
     # Ranks come first in the list, and iterations first in the result.
     ready_s = np.array(ready_of_ranks_s).transpose(1, 0, 2)
+    # A loop can mark the phases of an iteration, and its mark of backward can begin behind
+    # the first gradients. They then count as ready at this beginning.
+    in_backward_s = np.maximum(ready_s, 0.0)
     # A gradient cannot be sent before those in front of it.
-    in_order_s: Floats = np.maximum.accumulate(np.maximum(ready_s, 0.0), axis=2)
+    in_order_s: Floats = np.maximum.accumulate(in_backward_s, axis=2)
     return in_order_s
 
 
