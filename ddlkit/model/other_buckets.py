@@ -199,6 +199,7 @@ def costed_messages_s(
     """
     traced = of_backward(training)
     traced_bytes = training.message_bytes[traced]
+    # A fitted line can have a start-up below 0.
     startup_s = max(0.0, cost.startup_s())
     # What all messages of backward in the trace cost together: start-ups, and the rest,
     # which is the time of their bytes.
@@ -208,6 +209,8 @@ def costed_messages_s(
     traced_sum_s = training.schedule.message_s[:, traced].sum(axis=1)
     startup_factor = np.ones_like(traced_sum_s)
     wire_factor = np.ones_like(traced_sum_s)
+    # The messages of an iteration may have been faster than one part of their cost. The
+    # other part then takes no time.
     if startup_sum_s > wire_sum_s:
         startup_factor = np.maximum(traced_sum_s - wire_sum_s, 0.0) / startup_sum_s
     else:
