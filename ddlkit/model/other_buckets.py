@@ -102,6 +102,7 @@ class Buckets:
         # Messages behind those of backward move by as many as backward has more.
         added = len(plan.ends) - backward.n_messages
         first = backward.messages.start
+        # Rooted messages are those that rank 0 alone sends, such as broadcasts of buffers.
         rooted = tuple(k if k < first else k + added for k in old.rooted)
         return replace(
             old,

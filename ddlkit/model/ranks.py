@@ -904,7 +904,8 @@ def _contention_s(
         # message. So the number of earlier posts says to which of them an operator belongs.
         posted_s = [m.posted_s for m in iteration.messages if m.in_backward]
         segment = first_of_backward + int(np.searchsorted(posted_s, run.start_s))
-        # An operator that was quick, or delayed otherwise, loses no more than usual.
+        # An operator that was delayed for another reason loses no more than usual, and one
+        # that was as quick as without a message loses nothing.
         contention_s[run.iteration, run.rank, segment] += min(
             slowdown.longer_s, max(run.duration_s - slowdown.without_s, 0.0)
         )

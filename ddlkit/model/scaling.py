@@ -903,7 +903,8 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
             f"{missing} as well"
         )
     if all(count.nodes > 1 for count in measured):
-        # What the first nodes already lose would count as none.
+        # The loss is counted from the smallest count on one node. From a count on several nodes,
+        # what these already lose would count as none.
         raise UserError(
             f"all steps were measured on {_nodes(first.nodes)} or more: add steps measured on "
             "one GPU or one node"
@@ -1278,6 +1279,7 @@ def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
         return [Finding("messages", (), text)]
     largest_bytes = _largest_bucket_bytes(workload)
     bucket = _largest_bucket_in_words(workload)
+    # The table that ends at the smallest size is the one that may be too short.
     table = min(costs.of_collective("all_reduce"), key=lambda table: table.sizes[-1])
     last_bytes = table.sizes[-1]
     if last_bytes >= largest_bytes:
@@ -1811,7 +1813,8 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     least_s, most_s = asked.interval_s or (asked.step_s, asked.step_s)
     width_s = most_s - least_s
     half_range_s = (slowest_job_s - fastest_job_s) / 2
-    # Jobs of the anchor that differ by half of this width are the largest uncertainty.
+    # Jobs of the anchor are the largest uncertainty if they differ by more than half of this width,
+    # and by more than is too little to count.
     if half_range_s > max(LEAST_SCATTER * anchor.step_s, width_s / 4):
         more_jobs = f"measure next: more jobs on {_nodes(anchor.nodes)}"
         text = (
