@@ -362,6 +362,7 @@ class Advice:
         """
         work = self.workload
         now_s = self.options[DEFAULT].seconds
+        # A gradient in a workload has at least one byte.
         half_the_bytes = replace(work, bytes=np.maximum(1, work.bytes // 2))
         twice_the_batch = replace(
             work, forward_s=2 * work.forward_s, backward_s=2 * work.backward_s
@@ -504,7 +505,8 @@ def _option(
     # Compute changes slowly, so plans that are measured in turn share most of the
     # change. Only the differences between successive iterations remain. A difference of
     # two independent times scatters more than one time, by the square root of two. The
-    # scatter of steady compute is a single 1, so it has no differences.
+    # scatter of steady compute is a single 1, so it has no differences. Two times have a
+    # single difference, which shows no scatter.
     if len(scatter) > 2:
         paired_scatter = 1 + np.diff(scatter) / math.sqrt(2)
     else:

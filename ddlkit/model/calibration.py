@@ -525,6 +525,7 @@ def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
         all samples of a size were disturbed, they are kept, because otherwise nothing
         would be known of this size.
     """
+    # One rank alone sends nothing over a link.
     collectives = collectives[collectives["ranks"] > 1]
     disturbed = collectives["stolen"].gt(STOLEN_LIMIT)
     # Older tables do not record what other programs took.

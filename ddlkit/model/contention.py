@@ -185,7 +185,8 @@ class Contention:
         log_sizes = np.log(np.asarray(n_bytes, float))
         log_measured = np.log(self.bytes)
         if len(log_measured) == 1:
-            # There is nothing to interpolate: the one slowdown counts for every size.
+            # There is nothing to interpolate: the one slowdown counts for every size. As
+            # below, the result is an array that can be written to.
             return np.broadcast_to(values, (*values.shape[:-1], len(log_sizes))).copy()
         # `np.interp` takes one row of values only. This interpolates all draws at once,
         # between the measured sizes to the left and to the right of each size.

@@ -332,6 +332,7 @@ class Comparison:
         ``judged``, shape (I,) of bool, says which of its iterations are judged.
         """
         replayed_s = training.schedule.replay().iteration_s[judged]
+        # A lag is how much later than a message ends a rank goes on that waits for it.
         without_lags = replace(training.schedule, lag_s=None)
         n_judged = int(judged.sum())
         # The same samples serve every change, and a fixed seed makes them repeatable.
@@ -353,7 +354,10 @@ class Comparison:
 
     @property
     def lag_share(self) -> float:
-        """Return the median share by which lags change an iteration."""
+        """Return the median share by which lags change an iteration.
+
+        A lag is how much later than a message ends a rank goes on that waits for it.
+        """
         return float(np.median(np.abs(self.without_lags_s / self.replayed_s - 1)))
 
     def gains_s(self, changed: Schedule) -> Floats:
@@ -519,6 +523,8 @@ def explanation(
         _refuse_slow_reference(training, reference)
         costs: _Costs | None = _Costs(reference)
     else:
+        # What messages that shared the link take alone depends on their start-up, which no
+        # reference tells here.
         if training.schedule.in_flight > 1:
             training = _with_fitted_startup(training, compared)
             compared = Comparison.of(training, judged)
@@ -542,12 +548,14 @@ def explanation(
     causes.sort(key=lambda cause: -cause.gain_s)
 
     compute_s = _typical_work_s(schedule, judged)
+    # Both are medians over iterations, whose difference can be below 0.
+    exposed_s = max(0.0, compared.iteration_s - compute_s)
     return Explanation(
         iteration_s=compared.iteration_s,
         replay_s=float(np.median(compared.replayed_s)),
         replay_without_lags_s=float(np.median(compared.without_lags_s)),
         compute_s=compute_s,
-        exposed_communication_s=max(0.0, compared.iteration_s - compute_s),
+        exposed_communication_s=exposed_s,
         ranks=schedule.n_ranks,
         iterations=int(judged.sum()),
         straggler=straggler,
@@ -749,6 +757,7 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     """
     others = np.arange(schedule.n_ranks) != rank
     in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
+    # A round lasts from the last wait of an iteration to the last wait of the next one.
     rounds_s = _in_rounds(schedule)
     shorter_s = rounds_s.copy()
     # Work after a wait of all ranks cannot make up for work before it, so each stretch
@@ -779,6 +788,7 @@ def without_delays(schedule: Schedule) -> Schedule:
         The schedule, in which no rank works longer in a phase than the rank that works
         least in it, between two instants at which ranks wait for each other.
     """
+    # A round lasts from the last wait of an iteration to the last wait of the next one.
     rounds_s = _in_rounds(schedule)
     shorter_s = rounds_s.copy()
     rounds = np.arange(len(rounds_s))
@@ -1267,6 +1277,7 @@ def _most_startup_s(training: TracedTraining, cost: MessageCost) -> Floats:
     It is infinite for messages that do not carry gradients, because these are small and
     are nothing but start-up.
     """
+    # A fitted line can have a start-up below 0.
     startup_s = max(0.0, cost.startup_s())
     return np.where(_of_gradients(training), startup_s, math.inf)
 
@@ -1304,7 +1315,7 @@ def _remedies(
         for iteration in trace.iterations
     )
     # Where nothing is copied from buckets back into gradients, these are views of the
-    # buckets already.
+    # buckets already. All copies are taken off here, and views save no more than these.
     if copies_back:
         gains_s = compared.gains_s(_with_less_work(schedule, training.copies_s))
         yield compared.remedy(
@@ -1328,15 +1339,16 @@ def _remedies(
 def _gains_of_link_s(
     training: TracedTraining, compared: Comparison, cost: MessageCost
 ) -> Floats:
-    """Return what judged iterations gain by a link of twice the rate, shape (J,).
+    """Return what judged iterations gain by a link of twice the rate, shape (J,), in seconds.
 
-    Seconds. Twice the rate halves the time of bytes and leaves the start-up.
+    Twice the rate halves the time of bytes and leaves the start-up.
     """
     schedule = training.schedule
     current_s = schedule.message_s
     if schedule.in_flight > 1:
         # Messages that share a link do not share it quite equally. Their sum is in the
-        # trace, and how it is divided among them is better known from their cost.
+        # trace, and how it is divided among them is better known from their cost. The
+        # copy keeps the times of the schedule, which is used again below, as they are.
         current_s = current_s.copy()
         sizes = training.message_bytes[of_backward(training)]
         current_s[:, of_backward(training)] = costed_messages_s(training, cost, sizes)
@@ -1433,6 +1445,8 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     compared = Comparison.of(alone, judged)
     schedule = alone.schedule
     compute_s = _typical_work_s(schedule, judged)
+    # Both are medians over iterations, whose difference can be below 0.
+    exposed_s = max(0.0, compared.iteration_s - compute_s)
     without_messages = schedule.with_messages(np.zeros_like(schedule.message_s))
     gains_s = compared.gains_s(without_messages)
     gain_s = float(np.median(gains_s))
@@ -1452,7 +1466,7 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         replay_s=float(np.median(compared.replayed_s)),
         replay_without_lags_s=float(np.median(compared.without_lags_s)),
         compute_s=compute_s,
-        exposed_communication_s=max(0.0, compared.iteration_s - compute_s),
+        exposed_communication_s=exposed_s,
         ranks=trace.ranks,
         iterations=int(judged.sum()),
         straggler=None,

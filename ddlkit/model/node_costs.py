@@ -319,6 +319,7 @@ class NodeCosts:
             most_s = np.maximum(larger_s, anchor.seconds)
             seconds = np.minimum(seconds, most_s)
         is_known = np.isfinite(seconds)
+        # A table interpolates between sizes, so it needs two of them.
         if is_known.sum() < 2:
             smallest = units.format_bytes(anchor.sizes[0])
             raise UserError(

@@ -32,8 +32,8 @@ class Buckets:
     cost : MessageCost
         What a message costs by its size.
     ready_s : ndarray, shape (I, R, n)
-        When each of n gradients is ready on each rank, in seconds of work from the start
-        of backward.
+        When each of n gradients is ready on each rank, in seconds from the start of
+        backward. A rank does not wait in backward, so this is also how long it has worked.
     workload : Workload
         The gradients, with the median readiness of the slowest rank.
     current : FusionPlan
@@ -102,6 +102,7 @@ class Buckets:
         # Messages behind those of backward move by as many as backward has more.
         added = len(plan.ends) - backward.n_messages
         first = backward.messages.start
+        # Rooted messages are those that rank 0 alone sends, such as broadcasts of buffers.
         rooted = tuple(k if k < first else k + added for k in old.rooted)
         return replace(
             old,
@@ -199,6 +200,7 @@ def costed_messages_s(
     """
     traced = of_backward(training)
     traced_bytes = training.message_bytes[traced]
+    # A fitted line can have a start-up below 0.
     startup_s = max(0.0, cost.startup_s())
     # What all messages of backward in the trace cost together: start-ups, and the rest,
     # which is the time of their bytes.
@@ -208,6 +210,8 @@ def costed_messages_s(
     traced_sum_s = training.schedule.message_s[:, traced].sum(axis=1)
     startup_factor = np.ones_like(traced_sum_s)
     wire_factor = np.ones_like(traced_sum_s)
+    # The messages of an iteration may have been faster than one part of their cost. The
+    # other part then takes no time.
     if startup_sum_s > wire_sum_s:
         startup_factor = np.maximum(traced_sum_s - wire_sum_s, 0.0) / startup_sum_s
     else:
@@ -330,9 +334,10 @@ def _ends_of_buckets(
 def _ready_of_all_s(
     training: TracedTraining, gradient_bytes: Sequence[int]
 ) -> Floats | None:
-    """Return when each gradient is ready, shape (I, R, n), in seconds of work.
+    """Return when each gradient is ready, shape (I, R, n), in seconds from the start of backward.
 
-    Time 0 is the start of backward. The result is None if an iteration of some rank has
+    A rank does not wait in backward, so this is also how long it has worked. No gradient is
+    ready before those in front of it. The result is None if an iteration of some rank has
     other gradients than ``gradient_bytes``.
     """
     ready_of_ranks_s = []
@@ -342,13 +347,17 @@ def _ready_of_all_s(
             sizes = [gradient.n_bytes for gradient in iteration.gradients]
             if sizes != list(gradient_bytes):
                 return None
+            # Backward starts when forward ends.
             instants_s = _ready_s(iteration)
             ready_of_rank_s.append(instants_s - iteration.forward_end_s)
         ready_of_ranks_s.append(ready_of_rank_s)
     # Ranks come first in the list, and iterations first in the result.
     ready_s = np.array(ready_of_ranks_s).transpose(1, 0, 2)
+    # A loop can mark the phases of an iteration, and its mark of backward can begin behind
+    # the first gradients. They then count as ready at this beginning.
+    in_backward_s = np.maximum(ready_s, 0.0)
     # A gradient cannot be sent before those in front of it.
-    in_order_s: Floats = np.maximum.accumulate(np.maximum(ready_s, 0.0), axis=2)
+    in_order_s: Floats = np.maximum.accumulate(in_backward_s, axis=2)
     return in_order_s
 
 

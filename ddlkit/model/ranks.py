@@ -110,7 +110,8 @@ def training_of(
     traces : sequence of RankTrace
         One for each rank, in any order.
     startup_s : float, optional
-        The start-up of a message, in which it does not use the link, if it is known.
+        The start-up of a message, in which it does not use the link, in seconds. The default of 0
+        is for a start-up that is not known.
     least_iterations : int, optional
         How many iterations there must be.
 
@@ -129,8 +130,10 @@ def training_of(
     for trace in ordered:
         _refuse_without_shapes(trace)
     alike, findings = _alike_iterations(ordered, least_iterations)
-    # A GPU goes on after a message when the message has ended on its stream, whatever its
-    # host does meanwhile.
+    # On a CPU, the thread of a message may write its end into the trace only after the rank
+    # has gone on. The rank would then seem to wait while it works, so such ends are moved back to
+    # when the rank went on. A GPU goes on when the message has ended on its stream, so that
+    # its trace has the right ends.
     usable = [_with_seen_ends(t) if t.device == "cpu" else t for t in alike]
     _refuse_other_runs(usable)
     segments = _segments(usable)
@@ -164,6 +167,8 @@ def training_of(
         # A rank that waits wakes up some tenths of a millisecond earlier or later than
         # another rank, which counts in short iterations.
         lag_s=shared.ended_s - ends_s[:, None, :],
+        # In a broadcast of gloo, rank 0 waits until the other ranks have the bytes. With
+        # NCCL, which stores small messages on the way, rank 0 goes on at once.
         root_waits=not usable[0].uses_nccl,
     )
     return TracedTraining(
@@ -222,6 +227,8 @@ def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
         return
     for other in others:
         other_posted_s, other_ended_s = _posts_and_ends_s(other)
+        # By how much the clock of the other rank is ahead. A trace has single faults, so
+        # quantiles take the place of the maximum and of the minimum.
         ahead_at_least_s = np.quantile(
             other_posted_s - first_ended_s, 1 - SHARE_CONTRADICTING
         )
@@ -229,7 +236,10 @@ def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
             other_ended_s - first_posted_s, SHARE_CONTRADICTING
         )
         lasted_s = first_ended_s.max() - first_posted_s.min()
+        # If this is above 0, no difference of clocks agrees with both bounds. The one in the
+        # middle misses each of them by half of it.
         apart_s = ahead_at_least_s - ahead_at_most_s
+        # During one run, the clocks may have drifted apart.
         if apart_s > MOST_DRIFT * lasted_s:
             raise UserError(
                 f"{first.source} and {other.source} are of different runs: whatever the "
@@ -372,8 +382,9 @@ def _alike_iterations(
 def _refuse_without_shapes(trace: RankTrace) -> None:
     """Raise UserError if a trace does not say how large its messages of backward are.
 
-    The sizes tell which bucket a copy belongs to, and so until when a rank waits.
-    Without them all waits would seem to be work.
+    The sizes tell which bucket a copy out of a bucket belongs to, and so until when a rank
+    waits. Without them all waits would seem to be work. An iteration without such copies
+    needs no sizes.
     """
     for iteration in trace.iterations:
         for message in iteration.messages:
@@ -684,17 +695,19 @@ def _copies_by_message(iteration: RankIteration) -> dict[int, list[Copy]]:
 
 
 def _with_seen_ends(trace: RankTrace) -> RankTrace:
-    """Return a trace in which no message ends after the rank has gone on without it.
+    """Return a trace in which each message ends when the rank has seen its end, or before.
 
     The thread that moves a message can be stopped by the operating system between telling
-    the training that the message has ended and writing this end into the trace.
+    the training that the message has ended and writing this end into the trace. The rank
+    has seen the end at the latest when it begins to copy the bucket of the message back,
+    or where nothing is copied, when the iteration ends. A later end is moved back to this.
     """
     iterations = []
     for iteration in trace.iterations:
-        copied_from_s = _copied_from_s(iteration)
+        latest_s = _copied_from_s(iteration)
         messages = []
-        for message, start_s in zip(iteration.messages, copied_from_s, strict=True):
-            seen_s = min(message.ended_s, start_s)
+        for message, seen_at_latest_s in zip(iteration.messages, latest_s, strict=True):
+            seen_s = min(message.ended_s, seen_at_latest_s)
             # A message cannot end before it starts.
             ended_s = max(seen_s, message.started_s)
             messages.append(message._replace(ended_s=ended_s))
@@ -891,7 +904,8 @@ def _contention_s(
         # message. So the number of earlier posts says to which of them an operator belongs.
         posted_s = [m.posted_s for m in iteration.messages if m.in_backward]
         segment = first_of_backward + int(np.searchsorted(posted_s, run.start_s))
-        # An operator that was quick, or delayed otherwise, loses no more than usual.
+        # An operator that was delayed for another reason loses no more than usual, and one
+        # that was as quick as without a message loses nothing.
         contention_s[run.iteration, run.rank, segment] += min(
             slowdown.longer_s, max(run.duration_s - slowdown.without_s, 0.0)
         )

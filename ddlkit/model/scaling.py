@@ -475,6 +475,7 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
 
     ``steps`` has been checked by `checked_steps`. What was left out of it is added to ``findings``.
     """
+    # The samples are compared first, because the table without repeats has no such column.
     steps = _of_equal_samples(steps, findings)
     steps = _without_repeats(steps)
     steps = _sorted_by_job(steps)
@@ -504,7 +505,7 @@ class _Job:
     mean_s: float
     steps_s: tuple[float, ...]
     is_single: bool
-    """Whether rows are single steps."""
+    """Whether each row is one step of the job. Otherwise the only row is the job's mean step."""
 
 
 def _single_jobs(steps: DataFrame) -> list[_Job]:
@@ -555,6 +556,7 @@ def _sorted_by_job(steps: DataFrame) -> DataFrame:
     # column step.
     order = np.lexsort(keys)
     is_other_job = np.zeros(len(steps), bool)
+    # Only the last three keys distinguish jobs. The number of a step does not.
     for key in keys[-3:]:
         is_other_job[1:] |= np.diff(key[order]) != 0
     return steps.iloc[order].assign(job_number=np.cumsum(is_other_job))
@@ -574,10 +576,10 @@ def _without_repeats(steps: DataFrame) -> DataFrame:
 def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     """Return the steps without the launch and the warm-up of each job, in the order of the steps.
 
-    ``steps`` are in the order of `_sorted_by_job`. The result has a new column ``is_single``, which
-    says whether a row is a single step. A job of several rows has single steps, and a job of one row
-    has its mean step, unless the column ``step`` numbers this row as a first step. What was left out
-    is added to ``findings``.
+    The launch is the first step of a training, which takes longer than the others. ``steps`` are
+    in the order of `_sorted_by_job`. The result has a new column ``is_single``, which says whether a
+    row is one step of a job that has several rows. The only row of a job is its mean step, unless
+    the column ``step`` numbers this row as a launch. What was left out is added to ``findings``.
     """
     job_number = steps["job_number"].to_numpy()
     _, first, n_rows = np.unique(job_number, return_index=True, return_counts=True)
@@ -587,10 +589,12 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     steps = steps.assign(is_single=is_single)
     if "step" in steps:
         numbers = steps["step"].to_numpy()
+        first_number_of_job = numbers[first]
         begins_with_launch = _begins_with_launch(
-            numbers, numbers[first][job_number], is_single
+            numbers, first_number_of_job[job_number], is_single
         )
     else:
+        # Without numbers, the recording of single steps is taken to begin with the launch.
         begins_with_launch = is_single
     is_launch = begins_with_launch & (position == 0)
     if is_launch.all():
@@ -615,14 +619,31 @@ def _begins_with_launch(
 ) -> NDArray[np.bool_]:
     """Return of each row whether its job begins with the launch, from the numbers of the steps.
 
-    ``first_of_job`` has of each row the number of the first step of its job. Steps may be numbered
-    from 0 or from 1. A job of one row with the number 1 may have no launch, because its user left it
-    out.
+    The launch is the first step of a training. All arrays have an entry for each row of the table.
+
+    Parameters
+    ----------
+    numbers : ndarray, shape (n,)
+        The number of the step.
+    first_of_job : ndarray, shape (n,)
+        The number of the first step that the table has of the row's job.
+    is_single : ndarray, shape (n,)
+        Whether the row is one of several steps of its job. Otherwise it is the job's only row,
+        which may be the mean step of the job.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        Whether the first row of the row's job is a launch.
     """
     first_in_table = numbers.min()
     if first_in_table > LAST_FIRST_STEP:
+        # The recordings began after the launch.
         return np.zeros(len(numbers), bool)
+    # Steps may be numbered from 0 or from 1. The lowest number in the table says from which.
     begins_first = first_of_job == first_in_table
+    # The only row of a job is its launch if its number is 0. If its number is 1, it is kept,
+    # because the user may have left out the launch, which then had the number 0.
     return begins_first & (is_single | (first_in_table == 0))
 
 
@@ -633,16 +654,18 @@ def _without_warm_up(
 
     ``is_early`` says of each row whether it is one of the first steps of a training. A step is
     slow if it is much longer than the usual step of its job. Later slow steps are kept,
-    because they may be part of every training, but they are said.
+    because they may be part of every training. ``findings`` are extended by how many slow steps
+    were left out and how many were kept.
     """
     step_s = steps["step_s"].to_numpy()
     _, job, n_rows = np.unique(
         steps["job_number"].to_numpy(), return_inverse=True, return_counts=True
     )
+    # The times of each job stand together, from the shortest to the longest.
     sorted_s = step_s[np.lexsort((step_s, job))]
+    first = np.cumsum(n_rows) - n_rows
     # Of an even number of steps the lower one in the middle, so that of two steps the shorter one
     # is the usual one.
-    first = np.cumsum(n_rows) - n_rows
     usual_s = sorted_s[first + (n_rows - 1) // 2]
     is_slow = step_s > SLOW_TIMES * usual_s[job]
     is_warm_up = is_slow & is_early
@@ -721,7 +744,8 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
 def _usual_samples(steps: DataFrame, samples: Any) -> Any:
     """Return the most frequent number of samples of each count, by its GPUs and nodes.
 
-    ``samples`` is a series with a number for each row of ``steps``.
+    Of several numbers that are equally frequent, it is the largest. ``samples`` is a series with a
+    number for each row of ``steps``.
     """
     by_count = samples.groupby([steps["gpus"], steps["nodes"]])
     return by_count.agg(lambda values: values.mode().iloc[-1])
@@ -827,7 +851,7 @@ def _smallest(measured: Sequence[Count]) -> Count:
 
 
 def _anchor(measured: Sequence[Count]) -> Count:
-    """Return the count on several nodes with the most GPUs."""
+    """Return the count on several nodes with the most GPUs, from which steps are predicted."""
     return max((count for count in measured if count.nodes > 1), key=_by_size)
 
 
@@ -879,7 +903,8 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
             f"{missing} as well"
         )
     if all(count.nodes > 1 for count in measured):
-        # What the first nodes already lose would count as none.
+        # The loss is counted from the smallest count on one node. From a count on several nodes,
+        # what these already lose would count as none.
         raise UserError(
             f"all steps were measured on {_nodes(first.nodes)} or more: add steps measured on "
             "one GPU or one node"
@@ -1036,6 +1061,8 @@ def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list
     """Return the measured counts and predicted ones, in the order of GPUs and nodes.
 
     ``targets`` are the numbers of nodes to predict for. Those that were measured stay as they are.
+    Fewer nodes than those of the anchor, the count on several nodes with the most GPUs, are
+    interpolated.
     """
     anchor = _anchor(measured)
     known = {(count.gpus, count.nodes) for count in measured}
@@ -1053,8 +1080,9 @@ def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list
 def _predicted(measured: Sequence[Count], nodes: int) -> Count:
     """Return the predicted step on more nodes than the anchor has.
 
-    The loss is counted from the smallest of the measured counts, and grows from the anchor. Each
-    node has as many GPUs as the anchor's.
+    The anchor is the measured count on several nodes with the most GPUs. Its loss, which is how
+    much longer its step is than that of the smallest count, grows with the nodes. Each node has as
+    many GPUs as the anchor's.
     """
     smallest = _smallest(measured)
     anchor = _anchor(measured)
@@ -1073,17 +1101,20 @@ def _predicted(measured: Sequence[Count], nodes: int) -> Count:
 
 
 def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> Count:
-    """Return the step on a number of nodes below the anchor's, between its measured neighbours.
+    """Return the step on fewer nodes than the anchor has, between its measured neighbours.
 
-    Its interval takes into account how jobs scatter on the neighbours.
+    The anchor is the measured count on several nodes with the most GPUs. The target has ``nodes``
+    nodes with ``gpus_per_node`` GPUs each. Its interval takes into account how jobs scatter on the
+    neighbours.
     """
     gpus = nodes * gpus_per_node
     smallest = _smallest(measured)
     smaller, larger = _neighbours(measured, gpus, nodes)
     if smaller is None:
-        # The smallest count has more GPUs than the target, on one node.
+        # The smallest count has more GPUs than the target, on one node, such as 8 GPUs on 1 node
+        # for a target of 4 GPUs on 2 nodes.
         smaller = smallest
-    # The anchor is a larger count, so that there is one.
+    # The anchor has more GPUs and more nodes than the target, so there is a larger count.
     assert larger is not None
     scatter = _scatter_of_jobs(measured)
     smaller_jobs_s = _jobs_s(smaller, scatter)
@@ -1095,6 +1126,8 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
         (larger.gpus, larger.nodes),
         (gpus, nodes),
     )
+    # The step lies between those of the neighbours only if these were measured right. Therefore
+    # the interval shall also contain that of a prediction from the larger neighbour alone.
     lower_s, upper_s = scaling.step_interval_s(
         smallest.step_s,
         larger.step_s,
@@ -1102,8 +1135,9 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
         _slowest_s(measured, larger),
         larger_jobs_s,
     )
+    predicted_interval_s = (float(lower_s), float(upper_s))
     interval_s = scaling.interpolated_interval_s(
-        smaller_jobs_s, larger_jobs_s, (float(lower_s), float(upper_s))
+        smaller_jobs_s, larger_jobs_s, predicted_interval_s
     )
     count = _unmeasured(smallest, gpus, nodes, step_s, interval_s)
     return replace(count, interpolated=True)
@@ -1115,8 +1149,9 @@ def _neighbours(
     """Return the nearest smaller and larger measured counts of some GPUs and nodes.
 
     A smaller count has no more GPUs and no more nodes, and a larger one at least as many of both.
-    Either is None if there is no such count. For more nodes than the anchor has, the smaller count is
-    the anchor, from which such a count is predicted.
+    Either is None if there is no such count. The anchor is the count on several nodes with the most
+    GPUs. For more nodes than it has, the smaller count is the anchor, from which such a count is
+    predicted.
     """
     anchor = _anchor(measured)
     if nodes > anchor.nodes:
@@ -1244,6 +1279,7 @@ def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
         return [Finding("messages", (), text)]
     largest_bytes = _largest_bucket_bytes(workload)
     bucket = _largest_bucket_in_words(workload)
+    # The table that ends at the smallest size is the one that may be too short.
     table = min(costs.of_collective("all_reduce"), key=lambda table: table.sizes[-1])
     last_bytes = table.sizes[-1]
     if last_bytes >= largest_bytes:
@@ -1325,24 +1361,26 @@ def _message_times(costs: NodeCosts | None, target: Count) -> tuple[MessageTime,
 def _on_messages_that_do_not_fit(
     counts: Sequence[Count], scatter: float
 ) -> list[Finding]:
-    """Return a warning if messages alone take longer than a measured step.
+    """Return a warning if a measured step is shorter than one that only messages lengthen.
 
-    ``scatter`` is the share by which jobs of a count scatter.
+    ``scatter`` is the share by which jobs of a count scatter. If this holds for several counts, the
+    warning names the last of ``counts``, which is the largest one.
     """
     too_long = []
     for count in counts:
-        if not count.measured or count.only_messages_step_s is None:
+        only_messages_s = count.only_messages_step_s
+        if not count.measured or only_messages_s is None:
             continue
         _, slowest_s = _likely_range_s(count, scatter)
-        if count.only_messages_step_s > slowest_s:
-            too_long.append(count)
+        if only_messages_s > slowest_s:
+            too_long.append((count, only_messages_s))
     if not too_long:
         return []
-    count = too_long[-1]
+    largest, only_messages_s = too_long[-1]
     text = (
-        f"with nothing but messages, a step on {_nodes(count.nodes)} would take "
-        f"{units.format_seconds(count.only_messages_step_s or 0.0)}, longer than the measured "
-        f"{units.format_seconds(count.step_s)}: the tables or the gradients do not fit this training, so "
+        f"with nothing but messages, a step on {_nodes(largest.nodes)} would take "
+        f"{units.format_seconds(only_messages_s)}, longer than the measured "
+        f"{units.format_seconds(largest.step_s)}: the tables or the gradients do not fit this training, so "
         "the times of messages are too long, and the verdict may be too bad: measure the tables on "
         "its nodes, with its NCCL and settings"
     )
@@ -1357,8 +1395,9 @@ def _kernels_s(
 ) -> float | None:
     """Return the time of NCCL's kernels in a step of the anchor, None without sums.
 
-    Kernels wait for other ranks and run beside compute, so messages lengthen a step by less than
-    this time. What this time contradicts is added to ``findings``.
+    The anchor is the measured count on several nodes with the most GPUs, and ``kernels`` ran in
+    ``kernel_steps`` of its steps. Kernels wait for other ranks and run beside compute, so messages
+    lengthen a step by less than this time. What this time contradicts is added to ``findings``.
     """
     if kernels is None:
         return None
@@ -1380,8 +1419,9 @@ def _kernels_s(
         anchor.only_messages_step_s is not None
         and anchor.only_messages_bad_day_s is not None
     ):
-        # Rounding may leave less than nothing.
+        # The step on the smallest placement, from the definition of the scaling factor.
         smallest_s = anchor.scaling_factor * anchor.step_s
+        # Rounding may leave less than nothing.
         bad_day_s = max(0.0, anchor.only_messages_bad_day_s - smallest_s)
         text = (
             f"messages at most: the measured kernels of NCCL, {units.format_seconds(kernels_s)} of "
@@ -1588,13 +1628,15 @@ def _likely_range_s(count: Count, scatter: float) -> Interval:
 def _smallest_range_s(smallest: Count, asked: Count, scatter: float) -> Interval:
     """Return the shortest and the longest step that the smallest count may have, in seconds.
 
-    Each job on it may be the one that tells its usual step. One job alone may differ by ``scatter``, the
-    share by which jobs of other counts scatter, if this is not too little to count. If several jobs
-    measured ``asked``, it may differ by `SINGLE_JOB_SHARE` at least. One job on ``asked``, or the interval
-    of a prediction, has this allowance already.
+    If several jobs measured it, each of them may be the one that tells its usual step. One job alone
+    may differ by ``scatter``, the share by which jobs of other counts scatter. The scaling factor of
+    ``asked`` is the step returned here over its own step.
     """
+    # The range of several jobs on ``asked`` makes no allowance for another job.
     if asked.jobs > 1:
         return _jobs_s(smallest, max(scatter, SINGLE_JOB_SHARE))
+    # The likely steps of one job on ``asked``, and those of a prediction, have such an allowance. A
+    # further one is made here only if jobs were seen to differ.
     if scatter > LEAST_SCATTER:
         return _jobs_s(smallest, scatter)
     return smallest.range_s
@@ -1635,6 +1677,7 @@ def _origin_of_likely_factors(
                     f", whose {change}: more nodes do not raise the factor, "
                     f"{_measured_factor(count, scatter)}"
                 )
+    # The cases of `_smallest_range_s`.
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"{origin}; the step on {on_smallest} has the range of its jobs"
@@ -1714,8 +1757,12 @@ def _advice(
 
 
 def _on_messages(explained: Explained) -> Finding:
-    """Return whether a faster network or other buckets would help."""
-    at_most_s = explained.messages_at_most_s or 0.0
+    """Return whether a faster network or other buckets would help.
+
+    ``explained`` must have ``messages_at_most_s``, and a loss above 0.
+    """
+    assert explained.messages_at_most_s is not None
+    at_most_s = explained.messages_at_most_s
     share = at_most_s / explained.loss_s
     at_most, loss = _in_one_unit(at_most_s, explained.loss_s)
     of_loss = f"of the {loss} that a step on {_gpus(explained.gpus)} loses"
@@ -1723,6 +1770,7 @@ def _on_messages(explained: Explained) -> Finding:
         facts = f"messages explain at most {at_most} {of_loss}"
     else:
         facts = f"messages, which add up to {at_most}, may explain all {of_loss}"
+    # Messages that explain less than half of the loss are not its main cause.
     if share < 0.5:
         text = (
             f"does not help: a faster network or other buckets, because {facts}; look for ranks "
@@ -1737,10 +1785,12 @@ def _on_messages(explained: Explained) -> Finding:
 def _in_one_unit(first_s: float, second_s: float) -> tuple[str, str]:
     """Return two times in the unit of the longer one, with as many decimals."""
     longer_s = max(first_s, second_s)
-    unit, unit_s = "ns", 1e-9
+    unit = "ns"
+    unit_s = 1e-9
     for larger_unit, larger_unit_s in (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)):
         if longer_s >= larger_unit_s:
-            unit, unit_s = larger_unit, larger_unit_s
+            unit = larger_unit
+            unit_s = larger_unit_s
     # The longer one gets three digits.
     digits_before_point = len(f"{longer_s / unit_s:.0f}")
     decimals = max(0, 3 - digits_before_point)
@@ -1751,7 +1801,11 @@ def _in_one_unit(first_s: float, second_s: float) -> tuple[str, str]:
 
 
 def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
-    """Return which measurement would narrow the interval of a predicted count most."""
+    """Return which measurement would narrow the interval of a predicted count most.
+
+    This is more jobs on the anchor (the measured count from which ``asked`` is predicted), a job on
+    a number of nodes between the anchor's and those of ``asked``, or one on ``asked`` itself.
+    """
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     scatter = _scatter_of_jobs(measured)
@@ -1759,7 +1813,8 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     least_s, most_s = asked.interval_s or (asked.step_s, asked.step_s)
     width_s = most_s - least_s
     half_range_s = (slowest_job_s - fastest_job_s) / 2
-    # Jobs of the anchor that differ by half of this width are the largest uncertainty.
+    # Jobs of the anchor are the largest uncertainty if they differ by more than half of this width,
+    # and by more than is too little to count.
     if half_range_s > max(LEAST_SCATTER * anchor.step_s, width_s / 4):
         more_jobs = f"measure next: more jobs on {_nodes(anchor.nodes)}"
         text = (
@@ -1837,12 +1892,13 @@ def _on_fixed_batch(
 
 def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
     """Return what a scaling factor above 1 means, if a count has one or its interval reaches it."""
-    highest = max(
-        max(count.scaling_factor, *(count.scaling_factor_interval or (0.0,)))
-        for count in counts
-    )
+    factors = []
+    for count in counts:
+        factors.append(count.scaling_factor)
+        if count.scaling_factor_interval is not None:
+            factors += count.scaling_factor_interval
     # Factors are printed with two decimals.
-    if highest < 1.005:
+    if max(factors) < 1.005:
         return []
     text = (
         "a scaling factor, or an end of its interval, is above 1, which is a step shorter than on the "

@@ -721,7 +721,8 @@ def _message_times(
         costs = [communication.cost, *communication.draws[:draws]]
         times_s = np.array([cost(sizes) for cost in costs])
         if beyond_one_element:
-            # The size of a collective with one element for each rank.
+            # The size of a collective with one element for each rank. A cost that does not
+            # state its number of ranks counts as one of a single rank.
             least_bytes = ELEMENT_BYTES * (communication.cost.workers or 1)
             # One column, so that each cost subtracts its own time of one element.
             times_s -= np.array([[cost(least_bytes)] for cost in costs])
@@ -745,7 +746,8 @@ def _normal_scores(draws: int) -> Floats:
     # `scipy.stats` has the same function, but takes three times as long to import.
     from scipy.special import ndtri as normal_quantile
 
-    # Quantiles spread as the distribution does. A few random numbers may spread less.
+    # Quantiles spread as the distribution does. A few random numbers may spread less. In
+    # random order, they do not depend on the other quantities of the draws.
     order = np.random.default_rng(1).permutation(draws)
     # The half keeps the probabilities above 0 and below 1, where quantiles are
     # infinite.
