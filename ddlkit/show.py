@@ -242,8 +242,8 @@ def looks(names: Sequence[str]) -> list[Style]:
     Returns
     -------
     list of Style
-        A look for each name. A name that is not known gets a look by its position. If two names
-        share a look, the second one is darker and hollow.
+        A look for each name. A name that is not known gets a look by its position. If several
+        names share a look, all but the first one are darker and hollow.
     """
     styles: list[Style] = []
     # Two names share a look if they differ only in their arguments. A name that has a look of
@@ -563,8 +563,8 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     Parameters
     ----------
     result : Scaling
-        How a training scales. Its anchor is the largest measured number of nodes, from which
-        steps on more nodes are predicted.
+        How a training scales. Its anchor is the measured count with the most GPUs on several
+        nodes, from which steps on more nodes are predicted.
 
     Returns
     -------
@@ -577,6 +577,8 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     anchor = result.anchor
     # A scaling factor is the step on the smallest measured placement over another step.
     smallest_s = result.smallest.step_s
+    # The target is the count with the most GPUs. If these are all on a single node, it has
+    # fewer nodes than the anchor, where the curves begin. The curves then show the anchor alone.
     most_nodes = max(result.target.nodes, anchor.nodes)
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes
@@ -721,6 +723,7 @@ def gantt(
         text = f"{total:.3g} {unit}, exposed communication {exposed:.3g} {unit}"
         ax.set_title(text, loc="right", fontweight="normal", fontsize=7.5, color=SOFT)
         ax.set_title(name)
+        # All panels have one scale of time, whose numbers stand below the last panel only.
         ax.tick_params(axis="x", labelbottom=ax is panels[-1])
     panels[-1].set_xlabel(f"time [{unit}]")
     drawn_kinds: set[str] = set()
@@ -823,8 +826,9 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
     Returns
     -------
     Figure
-        The timelines under PyTorch's default and under the best option, and the predicted gain
-        over the default by bucket cap, with its interval.
+        The timelines under PyTorch's default and, if it is another option, under the best one.
+        Below them is the predicted gain over the default by bucket cap, with its interval, if
+        the advice has options with other caps.
     """
     from matplotlib.figure import Figure
 
