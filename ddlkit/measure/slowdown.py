@@ -127,7 +127,8 @@ def slowdown_rounds(
 ) -> Iterator[Tables]:
     """Measure how much a training and messages slow each other down, round by round.
 
-    A disturbed round is repeated, but not on a GPU.
+    A round that other programs disturb is repeated, but not on a GPU, whose kernels hardly
+    suffer from what others do on the cores.
 
     Parameters
     ----------

@@ -57,7 +57,8 @@ class TrainingSettings:
         The name of the network, and its batch size on each rank.
     plans : mapping of str to sequence of int
         The bytes of each bucket by plan, in the order in which gradients become ready.
-        The plan ``"ddp"`` has no sizes, because DDP chooses its buckets itself.
+        Under the plan ``"ddp"``, DDP chooses its buckets itself. The sizes of this plan are
+        those that are predicted, with which DDP's are compared, or none.
     repeats : int
         How many rounds there are. Each round trains under every plan.
     iterations : int
@@ -100,7 +101,8 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """Train under every plan in each round.
 
     If DDP makes other buckets than a plan asks for, the plan is left out after the first
-    round. A disturbed round is repeated, but not on a GPU.
+    round. A round that other programs disturb is repeated, but not on a GPU, whose kernels
+    hardly suffer from what others do on the cores.
 
     Parameters
     ----------
@@ -317,7 +319,8 @@ class _PlannedTraining:
     Attributes
     ----------
     asked_bytes : sequence of int
-        The bytes of each bucket of the plan. There are none for DDP's own rule.
+        The bytes of each bucket of the plan. For DDP's own rule these are predicted, or
+        there are none.
     bucket_bytes : list of int
         The bytes of each bucket that DDP made.
     case : Case
@@ -348,6 +351,8 @@ class _PlannedTraining:
             rank=me.rank,
         )
         self.training.accumulate = settings.accumulate
+        # The sizes of DDP's own rule are a prediction, which is compared with what DDP
+        # makes. If they were imposed, the rule would not be tried.
         imposed_bytes = () if plan == OWN_PLAN else self.asked_bytes
         self.ddp, self.bucket_bytes, tensor_counts = wrap_and_rebuild(
             self.training, imposed_bytes
@@ -383,7 +388,7 @@ class _PlannedTraining:
         if repeat == 0:
             tables["buckets"] = self._bucket_table()
             tables["timeline"] = self._profile()
-            # For DDP's own rule no sizes are asked for, so there is nothing to compare.
+            # DDP's own rule may have no sizes, and then there is nothing to compare.
             if self.asked_bytes and [*self.asked_bytes] != self.bucket_bytes:
                 asked_and_made = (
                     f"asked {self.asked_bytes}, DDP made {self.bucket_bytes}"
