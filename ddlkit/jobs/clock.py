@@ -362,7 +362,8 @@ def measure_on(
     action : callable
         The action, which takes no arguments.
     budget : Budget
-        How long to measure.
+        How long to measure. Each rank decides alone when to stop, so for an action that
+        communicates the budget must fix the number of repeats.
     setup : callable, optional
         Called before each repeat. Its time does not count.
     host_counts : bool, optional

@@ -593,8 +593,8 @@ def layer_tables(
         network, batch, device, precision, budget, threads, me
     )
     share = issue_share(samples)
-    # Above it, the host and not the GPU decides how long an iteration takes. On the CPU
-    # the share is NaN, which is above no number.
+    # Above `HOST_BOUND`, the host and not the GPU decides how long an iteration takes. On
+    # the CPU the share is NaN, which is above no number.
     if share > HOST_BOUND:
         name = f"{network}, batch {batch}, {precision}"
         say(f"{name}: the host needs {share:.0%} of an iteration to issue it")
