@@ -47,10 +47,11 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        # Where a parent is a file, the operating system says of making it that it exists.
+        # If a parent of the path is a file, making the directories fails with "File exists",
+        # which does not tell the user what is wrong.
         for parent in path.parents:
-            # Unlike the method of a path, this function asks without raising an error
-            # where a directory may not be searched.
+            # `Path.is_file` would raise an error of its own for a parent that may not be
+            # searched.
             if os.path.isfile(parent):
                 reason = f"{parent} is a file, not a directory"
         advice = _ADVICE_BY_VERB.get(verb, "name another place")

@@ -349,8 +349,8 @@ def load_stamp(path: Path | str) -> dict[str, Any]:
     if part is None:
         _, stamp = _verified(path)
         return stamp
-    # Reading the pack verifies its hash. The text is not needed. `_file_state` is
-    # explained there: it makes the cache read a file again that has changed.
+    # Reading the pack verifies its hash. The text is not needed. With the state of the file
+    # as further arguments, the cache reads a pack again that has changed.
     _pack_text(part.pack, part.pack_sha256, *_file_state(part.pack))
     # Parts are cached, so a caller that changes the stamp must have a copy.
     return copy.deepcopy(part.stamp)
@@ -525,6 +525,7 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     while data != data_of_last_try:
         stamp = _read_stamp(_stamp_path(path))
         if stamp is None:
+            # A pack has no such stamp. `refuse_pack` names the tables that a pack holds.
             refuse_pack(path)
             raise UserError(
                 f"{path}: is not a recorded table, because {_stamp_path(path).name} is "
@@ -535,6 +536,7 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
         # the table that is still there is inside the new stamp.
         candidates = [stamp]
         if "replaces" in stamp:
+            # The earlier stamp is taken out, because it says nothing about the new table.
             candidates.append(stamp.pop("replaces"))
         for candidate in candidates:
             if candidate["sha256"] == _sha256(data):
@@ -750,6 +752,7 @@ def _rows_of_pack(
     slices = {
         names[start]: slice(start, end) for start, end in zip(starts, ends, strict=True)
     }
+    # The first column, "part", is no column of the tables.
     return frame.iloc[:, 1:], slices
 
 
