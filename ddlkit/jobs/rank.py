@@ -352,7 +352,8 @@ def joined(timeout_s: float) -> Iterator[Rank]:
         with _left_after(_join_alone()) as me:
             yield me
         return
-    # The threads of gloo inherit the policy, so it is set before the ranks meet.
+    # `scheduled_in_batches` sets the policy by which the kernel schedules this thread. The
+    # threads of gloo inherit the policy, so it is set before the ranks meet.
     with scheduled_in_batches(), _left_after(Rank.join(timeout_s=timeout_s)) as me:
         yield me
 
