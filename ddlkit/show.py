@@ -582,6 +582,8 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     most_nodes = max(result.target.nodes, anchor.nodes)
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes
+    # `slowest_s` and `anchor_jobs_s` say how far off the measured step of the anchor may be:
+    # by a smaller count that was slower, and by the scatter of jobs.
     lower_s, upper_s = scaling.step_interval_s(
         smallest_s, anchor.step_s, ratio, result.slowest_s, result.anchor_jobs_s
     )
@@ -605,9 +607,10 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
 def scaling_factors(ax: Axes, result: Scaling) -> None:
     """Draw the scaling factor of a training by its number of GPUs.
 
-    Measured counts are points, with the range of their jobs, and the prediction is a line with its
-    interval. Interpolated counts are points with their interval. The step with messages alone is
-    drawn where it is known, and two other laws as thin lines.
+    A count is a number of GPUs on a number of nodes. Measured counts are points, with the range of
+    their jobs, and the prediction is a line with its interval. Interpolated counts are points with
+    their interval. The step with messages alone is drawn where it is known, and two other laws as
+    thin lines.
 
     Parameters
     ----------
@@ -650,7 +653,7 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
 
 
 def _draw_counts(ax: Axes, counts: Sequence[Count], style: Style) -> None:
-    """Draw the scaling factors of some counts as points, with their range or interval."""
+    """Draw the scaling factors of some counts of GPUs as points, with their range or interval."""
     for count in counts:
         if count.scaling_factor_interval is not None:
             ax.vlines(
@@ -667,7 +670,7 @@ def _draw_counts(ax: Axes, counts: Sequence[Count], style: Style) -> None:
 def _draw_messages_alone(ax: Axes, result: Scaling) -> None:
     """Draw the scaling factor if nothing but messages lengthened the step.
 
-    The line has the counts for which this is known. Without any, there is no line.
+    The line has the counts of GPUs for which this is known. Without any, there is no line.
     """
     smallest_s = result.smallest.step_s
     gpus = []
