@@ -42,7 +42,10 @@ _ADVICE_BY_VERB = {"read": "check its name, and whether you may read it"}
 
 @contextlib.contextmanager
 def _refusing(verb: str, path: Path) -> Iterator[None]:
-    """Turn an error of the operating system into a UserError that names the path."""
+    """Turn an error of the operating system into a UserError that names the path.
+
+    ``verb`` is what the block does with the path, such as "read" in "cannot read x.csv".
+    """
     try:
         yield
     except OSError as error:

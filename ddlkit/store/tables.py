@@ -596,7 +596,7 @@ def is_pack(name: str) -> bool:
 
 
 def packed(folder: Path) -> dict[str, Part]:
-    """Return the packed tables of a folder.
+    """Return the packed tables of a folder: those whose rows are in a pack of many tables.
 
     Parameters
     ----------
@@ -772,6 +772,8 @@ def _pack_text(path: Path, sha256: str, *_file_state: int) -> str:
 
 def pack(folder: Path) -> list[Path]:
     """Pack the loose recorded tables of a folder.
+
+    A loose table has a file of its own. A pack is one file with the rows of many tables.
 
     Parameters
     ----------
