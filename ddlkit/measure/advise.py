@@ -876,8 +876,8 @@ def trial(
 def _iterations_per_round(max_s: float, n_plans: int, iteration_s: float) -> int:
     """Return how many iterations each plan has in a round of a trial of ``max_s``.
 
-    `PLANNED_ROUNDS` rounds then take about ``max_s``, unless a bound on the number of
-    iterations applies.
+    `PLANNED_ROUNDS` rounds then take about ``max_s``, if an iteration takes ``iteration_s``
+    under each of ``n_plans`` plans, and unless a bound on the number of iterations applies.
     """
     # In each round every plan has one more iteration, which warms up. That is why 1 is
     # subtracted from the number of iterations that fit into the time.

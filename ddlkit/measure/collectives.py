@@ -317,8 +317,9 @@ def _measure_undisturbed(
 ) -> tuple[_Spread, Usage]:
     """Time a collective until other programs do not disturb it or no try is left.
 
-    Two numbers limit the tries: ``settings.tries`` is for this collective at this size,
-    and ``retries`` is shared by all collectives and sizes of the job.
+    ``make_collective`` makes the collective anew for each try. Two numbers limit the tries:
+    ``settings.tries`` is for this collective at this size, and ``retries`` is shared by all
+    collectives and sizes of the job.
 
     Returns
     -------

@@ -586,7 +586,10 @@ def slowdowns(
 def _measure_slowdown(
     members: Ranks, network: str, batch: int, budget: Budget, estimate_s: float
 ) -> Tables:
-    """Run the job that measures the slowdown of a network, and return its tables."""
+    """Run the job that measures the slowdown of a network, and return its tables.
+
+    ``members`` are the ranks, which are expected to take ``estimate_s`` seconds.
+    """
     bucket_bytes = bucket_sizes(network)
     smallest = bucket_bytes[0]
     largest = bucket_bytes[-1]

@@ -194,6 +194,15 @@ class _TrainingAndMessages:
     Every rank has such an object. All ranks must call the same methods in the same
     order, because the methods send messages and meet at barriers.
 
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    training : Training
+        The model in training, which is wrapped in DDP.
+    sizes : sequence of int
+        Bytes of the messages.
+
     Attributes
     ----------
     gradient_bytes : int

@@ -316,6 +316,19 @@ def _buckets_in_words(sizes: Sequence[int]) -> str:
 class _PlannedTraining:
     """Training under one plan: a copy of the network, wrapped in DDP and warmed up.
 
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    settings : TrainingSettings
+        The settings of the job.
+    network : Module
+        The network, which is copied and stays as it is.
+    plan : str
+        The name of the plan, a key of ``settings.plans``.
+    retries : Retries
+        How often the job may still repeat a disturbed measurement. All plans share it.
+
     Attributes
     ----------
     asked_bytes : sequence of int
@@ -425,6 +438,7 @@ class _PlannedTraining:
         """
         asked = pd.DataFrame({"bytes": self.asked_bytes, "source": "asked"})
         rebuilt = pd.DataFrame({"bytes": self.bucket_bytes, "source": "rebuilt"})
+        # Each of the two frames numbers its rows from 0, and `concat` keeps these numbers.
         buckets = pd.concat([asked, rebuilt]).rename_axis("bucket").reset_index()
         return buckets.assign(case=self.case.key)
 

@@ -315,8 +315,9 @@ class _Session:
     def _to_measure(self, sections: _Sections) -> _Sections:
         """Return the rows of the points that are to be measured, in their order.
 
-        The rows of all points are kept in ``rows`` and saved. If the tables of a point
-        exist, its row is the one that an earlier session recorded.
+        ``sections`` has the rows of all points, as they follow from the tables that exist.
+        These rows are kept in ``rows`` and saved. If the tables of a point exist, its row is
+        replaced by the one that an earlier session recorded.
         """
         body, opening, closing = sections
         # A point that this machine can only refuse, such as one for two GPUs where
