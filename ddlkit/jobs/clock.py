@@ -296,7 +296,10 @@ def measure_interleaved(
 
 
 def _time_once(action: Action, setup: Action, synchronize: Action) -> float:
-    """Run an action once after its setup, and return the seconds of the action alone."""
+    """Run an action once after its setup, and return the seconds of the action alone.
+
+    ``synchronize`` waits until the device has done all its work.
+    """
     setup()
     # Work of the setup that is still under way must not count.
     synchronize()

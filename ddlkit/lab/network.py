@@ -700,13 +700,13 @@ def _started(pid: int) -> int | None:
 
 
 def _runs(process: Process) -> bool:
-    """Return whether a process still runs."""
+    """Return whether a process still runs, and not a later one with the same id."""
     pid, start = process
     return start is not None and _started(pid) == start
 
 
 def _remove_dead() -> list[str]:
-    """Remove labs whose owner has ended, and return their labels.
+    """Remove labs whose owner has ended, with the processes in them, and return their labels.
 
     A persistent lab has no owner, and is removed if the process of its emulated link has
     ended. A lab whose owner still runs is left to the owner, even if the process of its
