@@ -444,6 +444,7 @@ def visible_gpus(visible: str | None, uuids: Sequence[str]) -> list[str]:
     for entry in visible.split(","):
         entry = entry.strip()
         if entry.isdecimal():
+            # A slice, which is empty if there is no GPU of this number.
             matching = [*uuids[int(entry) : int(entry) + 1]]
         else:
             matching = [uuid for uuid in uuids if entry and uuid.startswith(entry)]

@@ -820,6 +820,7 @@ def _case_column(case_field: Any) -> Column:
         default = str(case_field.default)
     return Column(
         name=case_field.name,
+        # Annotations in the module of `Case` are texts, such as "int", which are also kinds.
         kind=str(case_field.type),
         check=case_field.metadata.get("check", ""),
         default=default,

@@ -92,7 +92,7 @@ def save_table(
     remark: str = "",
     append: bool = False,
 ) -> Path:
-    """Write a table and its stamp.
+    """Write a table and its stamp, which says how and on which machine it was measured.
 
     Parameters
     ----------
@@ -398,6 +398,7 @@ def list_tables(folder: Path | str, pattern: str = "*.csv*") -> list[Path]:
         # Packed tables have no files, so `glob` does not find them.
         names = fnmatch.filter(packed(searched), name_pattern)
         for path in searched.glob(name_pattern):
+            # Such as the temporary file of a table that is being written.
             is_hidden = path.name.startswith(".")
             if not is_hidden and not is_pack(path.name):
                 names.append(path.name)
