@@ -356,6 +356,8 @@ def _measure(
     def reset_and_meet() -> None:
         """Prepare a sample, which is no part of its time."""
         checked.reset()
+        # This rank is ready only when its device has restored the buffers, and not yet when
+        # that was asked of the device.
         synchronize()
         # NCCL's barrier is a kernel. After this function `measure` waits for the device,
         # and thus for the end of that kernel, before it times a sample.

@@ -134,6 +134,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """
     _refuse_shared_cores(me)
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
+        # All ranks have equal first weights, which DDP is not asked to send.
         torch.manual_seed(0)
         network = networks.build(settings.network).to(me.device)
         labels = {
@@ -163,7 +164,10 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 
 
 def _refuse_shared_cores(me: Rank) -> None:
-    """Raise UserError if the ranks of a lab are more than the cores that compute."""
+    """Raise UserError if the ranks of a lab are more than the cores that compute.
+
+    The ranks are in a lab if the name of their link is such as "lab:1gbit".
+    """
     cores = machine.cores()
     computes_on_core_in_lab = me.device.type == "cpu" and "lab" in me.link
     if computes_on_core_in_lab and me.world_size > cores:
