@@ -474,7 +474,7 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     """Draw several costs that were fitted to one set of samples.
 
     The drawing has the samples, their medians by size, a line for each fit, and a ribbon for
-    the 95% interval of each fit that has draws.
+    the 95% interval of each fit that has draws: costs that were fitted to resampled messages.
 
     Parameters
     ----------

@@ -293,6 +293,7 @@ class Rank:
         """
         numbers = assignment.numbers(os.environ)
         backend, device = _backend_and_device(backend, on_gpu, numbers)
+        # A node may have more ranks than cores.
         cores_of_rank = max(1, machine.cores() // numbers.ranks_on_node)
         torch.set_num_threads(torch_threads or cores_of_rank)
         timeout = datetime.timedelta(seconds=timeout_s)

@@ -510,7 +510,8 @@ def main(config: Mapping[str, Any]) -> None:
     Parameters
     ----------
     config : mapping
-        ``namespaces`` (files, the switch's last), ``crossed`` (a file), ``prefix``,
+        ``namespaces`` (files, the switch's last), ``crossed`` (the file in which packets
+        are counted), ``prefix`` (the first three numbers of all addresses),
         ``rate_bits_per_s``, ``conditions``, and ``owned``: whether this process dies
         with the process that started it.
 
