@@ -242,8 +242,8 @@ def looks(names: Sequence[str]) -> list[Style]:
     Returns
     -------
     list of Style
-        A look for each name. A name that is not known gets a look by its position. If two names
-        share a look, the second one is darker and hollow.
+        A look for each name. A name that is not known gets a look by its position. If several
+        names share a look, all but the first one are darker and hollow.
     """
     styles: list[Style] = []
     # Two names share a look if they differ only in their arguments. A name that has a look of
@@ -474,7 +474,7 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     """Draw several costs that were fitted to one set of samples.
 
     The drawing has the samples, their medians by size, a line for each fit, and a ribbon for
-    the 95% interval of each fit that has draws.
+    the 95% interval of each fit that has draws: costs that were fitted to resampled messages.
 
     Parameters
     ----------
@@ -563,8 +563,8 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     Parameters
     ----------
     result : Scaling
-        How a training scales. Its anchor is the largest measured number of nodes, from which
-        steps on more nodes are predicted.
+        How a training scales. Its anchor is the measured count with the most GPUs on several
+        nodes, from which steps on more nodes are predicted.
 
     Returns
     -------
@@ -577,9 +577,13 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     anchor = result.anchor
     # A scaling factor is the step on the smallest measured placement over another step.
     smallest_s = result.smallest.step_s
+    # The target is the count with the most GPUs. If these are all on a single node, it has
+    # fewer nodes than the anchor, where the curves begin. The curves then show the anchor alone.
     most_nodes = max(result.target.nodes, anchor.nodes)
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes
+    # `slowest_s` and `anchor_jobs_s` say how far off the measured step of the anchor may be:
+    # by a smaller count that was slower, and by the scatter of jobs.
     lower_s, upper_s = scaling.step_interval_s(
         smallest_s, anchor.step_s, ratio, result.slowest_s, result.anchor_jobs_s
     )
@@ -603,9 +607,10 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
 def scaling_factors(ax: Axes, result: Scaling) -> None:
     """Draw the scaling factor of a training by its number of GPUs.
 
-    Measured counts are points, with the range of their jobs, and the prediction is a line with its
-    interval. Interpolated counts are points with their interval. The step with messages alone is
-    drawn where it is known, and two other laws as thin lines.
+    A count is a number of GPUs on a number of nodes. Measured counts are points, with the range of
+    their jobs, and the prediction is a line with its interval. Interpolated counts are points with
+    their interval. The step with messages alone is drawn where it is known, and two other laws as
+    thin lines.
 
     Parameters
     ----------
@@ -648,7 +653,7 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
 
 
 def _draw_counts(ax: Axes, counts: Sequence[Count], style: Style) -> None:
-    """Draw the scaling factors of some counts as points, with their range or interval."""
+    """Draw the scaling factors of some counts of GPUs as points, with their range or interval."""
     for count in counts:
         if count.scaling_factor_interval is not None:
             ax.vlines(
@@ -665,7 +670,7 @@ def _draw_counts(ax: Axes, counts: Sequence[Count], style: Style) -> None:
 def _draw_messages_alone(ax: Axes, result: Scaling) -> None:
     """Draw the scaling factor if nothing but messages lengthened the step.
 
-    The line has the counts for which this is known. Without any, there is no line.
+    The line has the counts of GPUs for which this is known. Without any, there is no line.
     """
     smallest_s = result.smallest.step_s
     gpus = []
@@ -721,6 +726,7 @@ def gantt(
         text = f"{total:.3g} {unit}, exposed communication {exposed:.3g} {unit}"
         ax.set_title(text, loc="right", fontweight="normal", fontsize=7.5, color=SOFT)
         ax.set_title(name)
+        # All panels have one scale of time, whose numbers stand below the last panel only.
         ax.tick_params(axis="x", labelbottom=ax is panels[-1])
     panels[-1].set_xlabel(f"time [{unit}]")
     drawn_kinds: set[str] = set()
@@ -823,8 +829,9 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
     Returns
     -------
     Figure
-        The timelines under PyTorch's default and under the best option, and the predicted gain
-        over the default by bucket cap, with its interval.
+        The timelines under PyTorch's default and, if it is another option, under the best one.
+        Below them is the predicted gain over the default by bucket cap, with its interval, if
+        the advice has options with other caps.
     """
     from matplotlib.figure import Figure
 

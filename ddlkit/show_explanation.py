@@ -46,14 +46,23 @@ def explanation_figure(explanation: Explanation) -> Figure:
     Returns
     -------
     Figure
-        From top to bottom: the ranks in a typical iteration, the removals one after the
-        other, and the iterations as measured and as replayed.
+        From top to bottom: the ranks in a typical iteration, what the iteration takes as
+        one cause of its length after the other is removed (such as the delays of ranks,
+        start-up latency and limited bandwidth), and the iterations as measured and as
+        replayed.
+
+    Notes
+    -----
+    This function changes the global setting "hatch.color" of matplotlib, which figures that
+    are drawn later would also have. A caller restores it by ``mpl.rc_context``, as
+    `write_explanation` does.
     """
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
     # Hatches of the theme are white, to be seen on bars with a colour. Those of waits are on
-    # white bars.
+    # white bars. The setting still has to hold when the figure is saved, so it is not
+    # restored here.
     mpl.rcParams["hatch.color"] = SOFT
     ranks = _drawn_ranks(explanation)
     figure, axes = plt.subplots(
@@ -105,6 +114,8 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel(f"time [{unit}]")
     title = "No one rank is much slower than the others"
+    # `why_no_straggler` is set if a rank is late, but not clearly or not often enough to be
+    # called a straggler. The first title would be wrong then.
     if explanation.why_no_straggler:
         title = "No rank is a straggler"
     named = explanation.straggler
@@ -209,9 +220,10 @@ def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
 
 
 def _draw_replay(ax: Axes, explanation: Explanation) -> None:
-    """Draw how long the explained iterations took, as measured and as replayed.
+    """Draw how long the judged iterations took, as measured and as replayed.
 
-    The replay computes an iteration from the work and the messages of all ranks.
+    The judged iterations are those that the explanation is about. The replay computes an
+    iteration from the work and the messages of all ranks.
     """
     scale, unit = time_unit(explanation.iteration_s)
     # A row of measured times and one of replayed times, both with an entry per iteration.
@@ -255,10 +267,12 @@ def write_explanation(
         the explanation is of the trace of one rank.
     """
     needs("the page of an explanation", WRITING_A_PAGE)
+    # An explanation of the trace of one rank has no timeline of all ranks.
     if explanation.timeline is None:
         raise UserError("--html draws all ranks: give the traces of all ranks")
     import matplotlib as mpl
 
+    # The block also restores the setting that `explanation_figure` changes.
     with mpl.rc_context(fname=THEME):
         image = png(explanation_figure(explanation))
     write_page(

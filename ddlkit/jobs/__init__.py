@@ -155,9 +155,12 @@ def scheduled_in_batches() -> Iterator[None]:
 
     Threads that the block starts keep SCHED_BATCH.
     """
-    policy, parameters = None, None
+    # Both stay None where the system has no such call or does not allow it.
+    policy = None
+    parameters = None
     with suppress(AttributeError, OSError):
-        policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+        policy = os.sched_getscheduler(0)
+        parameters = os.sched_getparam(0)
     schedule_in_batches()
     try:
         yield

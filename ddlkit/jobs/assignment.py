@@ -124,6 +124,7 @@ def numbers(environment: Mapping[str, str]) -> Numbers:
     rank = _number(environment, "RANK", "SLURM_PROCID")
     task_count = _name_of_task_count(environment)
     world_size = _number(environment, "WORLD_SIZE", task_count)
+    # Where nothing tells the nodes of ranks apart, all ranks are taken to be on one node.
     local_rank = _number(environment, "LOCAL_RANK", "SLURM_LOCALID", default=rank)
     # torchrun and this library's launcher set RANK, and Slurm does not.
     by_slurm = not environment.get("RANK")

@@ -296,7 +296,10 @@ def measure_interleaved(
 
 
 def _time_once(action: Action, setup: Action, synchronize: Action) -> float:
-    """Run an action once after its setup, and return the seconds of the action alone."""
+    """Run an action once after its setup, and return the seconds of the action alone.
+
+    ``synchronize`` waits until the device has done all its work.
+    """
     setup()
     # Work of the setup that is still under way must not count.
     synchronize()
@@ -362,7 +365,8 @@ def measure_on(
     action : callable
         The action, which takes no arguments.
     budget : Budget
-        How long to measure.
+        How long to measure. Each rank decides alone when to stop, so for an action that
+        communicates the budget must fix the number of repeats.
     setup : callable, optional
         Called before each repeat. Its time does not count.
     host_counts : bool, optional

@@ -188,6 +188,7 @@ class Loopback(Place):
             "GLOO_SOCKET_IFNAME": interface,
             # With "=" NCCL takes this interface alone, not all whose names begin so.
             "NCCL_SOCKET_IFNAME": f"={interface}",
+            # With these, NCCL looks for no network, and torch hardly waits for a name server.
             **ON_ONE_MACHINE,
             **self.variables,
         }

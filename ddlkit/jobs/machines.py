@@ -147,6 +147,7 @@ def refuse_other_origin(
     """
     # A table that no job has left has no facts about ranks.
     earlier_facts: Mapping[str, str] = stamp["machine"].get("ranks", {})
+    # The message names the first difference only.
     for name, value in _differences(earlier_facts, facts):
         earlier = earlier_facts.get(name, "none")
         raise UserError(

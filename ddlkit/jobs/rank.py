@@ -293,6 +293,7 @@ class Rank:
         """
         numbers = assignment.numbers(os.environ)
         backend, device = _backend_and_device(backend, on_gpu, numbers)
+        # A node may have more ranks than cores.
         cores_of_rank = max(1, machine.cores() // numbers.ranks_on_node)
         torch.set_num_threads(torch_threads or cores_of_rank)
         timeout = datetime.timedelta(seconds=timeout_s)
@@ -352,7 +353,8 @@ def joined(timeout_s: float) -> Iterator[Rank]:
         with _left_after(_join_alone()) as me:
             yield me
         return
-    # The threads of gloo inherit the policy, so it is set before the ranks meet.
+    # `scheduled_in_batches` sets the policy by which the kernel schedules this thread. The
+    # threads of gloo inherit the policy, so it is set before the ranks meet.
     with scheduled_in_batches(), _left_after(Rank.join(timeout_s=timeout_s)) as me:
         yield me
 

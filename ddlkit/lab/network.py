@@ -173,8 +173,8 @@ class Lab(Place):
     def lost(self) -> str:
         """Return why ranks cannot reach one another any more, or "" while they can."""
         # These processes are the owner of the lab, unless the lab is persistent, and the
-        # process of its link, if the link is emulated. The owner asks, so that it runs:
-        # only the process of the link can be gone.
+        # process of its link, if the link is emulated. Only the latter can be gone, because
+        # the owner is the process that calls this method.
         needed = _states()[self.label]["needs"]
         if all(_runs(process) for process in needed):
             return ""
@@ -700,16 +700,17 @@ def _started(pid: int) -> int | None:
 
 
 def _runs(process: Process) -> bool:
-    """Return whether a process still runs."""
+    """Return whether a process still runs, and not a later one with the same id."""
     pid, start = process
     return start is not None and _started(pid) == start
 
 
 def _remove_dead() -> list[str]:
-    """Remove labs whose owner has ended, and return their labels.
+    """Remove labs whose owner has ended, with the processes in them, and return their labels.
 
     A persistent lab has no owner, and is removed if the process of its emulated link has
-    ended.
+    ended. A lab whose owner still runs is left to the owner, even if the process of its
+    link has ended.
     """
     dead = []
     for label, state in _states().items():

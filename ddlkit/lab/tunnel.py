@@ -122,6 +122,7 @@ def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Siz
     Size(frames=2, frame_bytes=1538, bytes=3076)
     """
     payload_bytes = ip_bytes - header_bytes
+    # A packet that is not cut is a single frame, which is padded if it is short.
     if payload_bytes <= segment_bytes or not segment_bytes:
         only_frame_bytes = max(MIN_PACKET_BYTES, ip_bytes) + FRAMING_BYTES
         return Size(frames=1, frame_bytes=only_frame_bytes, bytes=only_frame_bytes)
@@ -509,7 +510,8 @@ def main(config: Mapping[str, Any]) -> None:
     Parameters
     ----------
     config : mapping
-        ``namespaces`` (files, the switch's last), ``crossed`` (a file), ``prefix``,
+        ``namespaces`` (files, the switch's last), ``crossed`` (the file in which packets
+        are counted), ``prefix`` (the first three numbers of all addresses),
         ``rate_bits_per_s``, ``conditions``, and ``owned``: whether this process dies
         with the process that started it.
 

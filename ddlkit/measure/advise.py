@@ -145,9 +145,9 @@ def _facts_to_show(
     ``samples`` is the table ``samples`` that was measured with the profile.
     """
     median_s = samples.groupby("quantity")["seconds"].median()
-    # Iterations with and without hooks were run in turn. Drift of the machine is nearly
-    # the same in two iterations that follow one another, so the ratio is formed for
-    # each such pair.
+    # Hooks take the times of single layers, and slow an iteration down. Iterations with
+    # and without hooks were run in turn. Drift of the machine is nearly the same in two
+    # iterations that follow one another, so the ratio is formed for each such pair.
     pairs = samples.pivot(index="sample", columns="quantity", values="seconds")
     timing_overhead_factor = pairs["hooked_iteration"] / pairs["unhooked_iteration"]
     return {
@@ -656,8 +656,9 @@ def _measured_before(me: Rank, training: Training) -> list[float]:
     trained = {name: p.numel() for name, p in training.trained().items()}
     if profiled != trained or profile.network != training.network:
         return none_measured
-    # DDP puts gradients of different types into different buckets. The tables of
-    # earlier versions do not say which tensor has which type.
+    # A precision such as "bf16+fp32" says that gradients have several types, which DDP puts
+    # into different buckets. The tables of earlier versions do not say which tensor has
+    # which type, so they cannot be used then.
     if "+" in training.precision and not profile.dtype:
         return none_measured
     paths = [me.out / f"{schema}.csv" for schema in MEASURED]
@@ -720,7 +721,8 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
 def _median_s(training: Training, action: Callable[[], object]) -> float:
     """Run an action three times on all ranks, and return its median in seconds.
 
-    Each of the three times is that of the rank that takes longest.
+    Each of the three times is that of the rank that takes longest. The action must be the
+    same on all ranks, because it may send messages.
     """
     seconds = clock.measure_on(training.device, action, THREE_TIMES, host_counts=True)
     return float(np.median(slowest(seconds)))
@@ -754,6 +756,7 @@ def read_advice(out: Path, suffix: str = "") -> Advice:
     link = str(messages["link"].iloc[0])
     ranks = int(messages["ranks"].iloc[0])
     calibrated = Calibration.of(messages).between(link, ranks)
+    # Contention is by how much compute and messages slow each other down.
     with_contention = replace(calibrated, contention=Contention.of(slowdown))
     # The profile is of whole iterations, with all batches that they accumulate. So the
     # workload is not accumulated once more.
@@ -799,8 +802,9 @@ def trial(
     After each number of rounds in `LOOKS`, the trial ends if the gain of the best plan
     over the default is decided (`ddlkit.model.advice.is_decided`). The best plan is the
     first one after the default. The trial also ends when ``max_s`` is over, but not
-    before the first look. A disturbed round is repeated, but not on a GPU. A plan is left out if DDP
-    makes other buckets for it, and there is no trial if only the default is left.
+    before the first look. A round that other programs disturb is repeated, but not on a
+    GPU, whose kernels hardly suffer from what others do on the cores. A plan is left out if
+    DDP makes other buckets for it, and there is no trial if only the default is left.
 
     Parameters
     ----------
@@ -872,8 +876,8 @@ def trial(
 def _iterations_per_round(max_s: float, n_plans: int, iteration_s: float) -> int:
     """Return how many iterations each plan has in a round of a trial of ``max_s``.
 
-    `PLANNED_ROUNDS` rounds then take about ``max_s``, unless a bound on the number of
-    iterations applies.
+    `PLANNED_ROUNDS` rounds then take about ``max_s``, if an iteration takes ``iteration_s``
+    under each of ``n_plans`` plans, and unless a bound on the number of iterations applies.
     """
     # In each round every plan has one more iteration, which warms up. That is why 1 is
     # subtracted from the number of iterations that fit into the time.
@@ -892,6 +896,8 @@ def _train_in_turn(
     ``order`` has the names of the plans in the order in which they are trained under.
     The seconds of an iteration are those of the slowest rank.
     """
+    # As `THREE_TIMES`, this budget lets no rank stop early. The ranks exchange gradients in
+    # each iteration, so all must do equally many.
     budget = replace(THREE_TIMES, warmup=1, min_repeats=count, max_repeats=count)
     seconds: dict[str, Floats] = {}
     for plan in order:

@@ -65,13 +65,15 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
     """
     layout = peers.layout()
     facts_of_all_ranks = shared_facts(me)
-    # All ranks find the link together, also if a name is given.
+    # All ranks call `link_of`, which exchanges texts between them, also if a name is given.
     found_link = link_of(me, layout)
     # The rows of the table name the link as this rank does.
     me = replace(me, link=link or found_link)
     sizes = messages.NCCL_SIZES if me.backend == "nccl" else messages.SIZES
     path = table_path(out, "collectives", _name(me, layout))
     me.say(_in_words(me, layout, sizes))
+    # Only rank 0 uses the table. If rank 0 fails at it, all ranks raise its error together,
+    # because the others would otherwise wait for rank 0.
     with peers.failing_together(me):
         if me.rank == 0:
             _refuse_tables_of_others(path, facts_of_all_ranks)

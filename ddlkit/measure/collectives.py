@@ -317,8 +317,9 @@ def _measure_undisturbed(
 ) -> tuple[_Spread, Usage]:
     """Time a collective until other programs do not disturb it or no try is left.
 
-    Two numbers limit the tries: ``settings.tries`` is for this collective at this size,
-    and ``retries`` is shared by all collectives and sizes of the job.
+    ``make_collective`` makes the collective anew for each try. Two numbers limit the tries:
+    ``settings.tries`` is for this collective at this size, and ``retries`` is shared by all
+    collectives and sizes of the job.
 
     Returns
     -------
@@ -355,6 +356,8 @@ def _measure(
     def reset_and_meet() -> None:
         """Prepare a sample, which is no part of its time."""
         checked.reset()
+        # This rank is ready only when its device has restored the buffers, and not yet when
+        # that was asked of the device.
         synchronize()
         # NCCL's barrier is a kernel. After this function `measure` waits for the device,
         # and thus for the end of that kernel, before it times a sample.

@@ -628,7 +628,7 @@ def check(user_model: str) -> None:
             result = _call_with_device(function, torch.device("cpu"))
         except (Exception, SystemExit):
             # The cause may be that tensors have no values, so nothing is refused. If it
-            # is a mistake, the ranks will show it with its traceback.
+            # is a mistake, or a call of sys.exit, the ranks will show it with its traceback.
             return
         training = _training_from_result(result, user_model, notes=[])
         # Compiling takes long, and compiled code does not accept fake tensors.
@@ -666,11 +666,12 @@ def _function_of_user(user_model: str) -> Callable[..., Any]:
 
 def _refuse_needed_parameters(function: Callable[..., Any], user_model: str) -> None:
     """Raise UserError if a user's function needs a parameter other than ``device``."""
-    without_value = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    # Parameters such as *args and **kwargs have no default, and may stay empty.
+    may_stay_empty = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for name, parameter in inspect.signature(function).parameters.items():
         is_needed = (
             parameter.default is inspect.Parameter.empty
-            and parameter.kind not in without_value
+            and parameter.kind not in may_stay_empty
         )
         if is_needed and name != "device":
             raise UserError(
@@ -885,6 +886,7 @@ def errors_of_user_code(what: str) -> Iterator[None]:
     """
     try:
         yield
+    # A user's code may call sys.exit, which raises SystemExit.
     except (Exception, SystemExit) as error:
         if isinstance(error, UserError) or ran_out_of_memory(error):
             raise

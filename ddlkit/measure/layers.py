@@ -413,8 +413,9 @@ def profile_layers(
     profile : LayerProfile
         Times in seconds by tensor, in forward order.
     samples : DataFrame
-        Table ``samples``. On a GPU it also has the quantity ``"graph_iteration"``: the
-        iteration as one CUDA graph, which the host does not have to issue.
+        Table ``samples``. On a GPU, if ``me`` is not given, it also has the quantity
+        ``"graph_iteration"``: the iteration as one CUDA graph, which the host does not have
+        to issue.
 
     Raises
     ------
@@ -453,7 +454,8 @@ def profile_training(
         iteration then ends when the slowest rank has ended it. By default this process
         profiles alone.
     as_graph : bool, optional
-        Whether the iteration is also timed as one CUDA graph.
+        Whether the iteration is also timed as one CUDA graph, on a GPU and if this process
+        profiles alone.
 
     Returns
     -------
@@ -593,8 +595,8 @@ def layer_tables(
         network, batch, device, precision, budget, threads, me
     )
     share = issue_share(samples)
-    # Above it, the host and not the GPU decides how long an iteration takes. On the CPU
-    # the share is NaN, which is above no number.
+    # Above `HOST_BOUND`, the host and not the GPU decides how long an iteration takes. On
+    # the CPU the share is NaN, which is above no number.
     if share > HOST_BOUND:
         name = f"{network}, batch {batch}, {precision}"
         say(f"{name}: the host needs {share:.0%} of an iteration to issue it")

@@ -82,13 +82,14 @@ class Here(NamedTuple):
 def rank_counts(here: Here) -> list[int]:
     """Return the numbers of ranks between which messages are measured by default.
 
-    These are two ranks, as in the paper ``sharing``, and one rank on each GPU where
-    there are more than two GPUs.
+    There are always two ranks and, where there are more than two GPUs, also one rank on
+    each GPU.
     """
     if not here.on_gpu:
         return [2]
-    # With fewer than two GPUs the result is still [2]. `Needs.offer` then refuses the
-    # point and says what the machine lacks.
+    # With fewer than two GPUs the result is still [2], and not [1]: a single rank has
+    # nobody to send to. `Needs.offer` then refuses the point and says what the machine
+    # lacks.
     return sorted({2, torch.cuda.device_count()} - {0, 1})
 
 
@@ -293,6 +294,9 @@ def layers(
 ) -> Iterator[Point]:
     """Yield points that measure the layers of networks.
 
+    A point is a measurement with tables of its own. Where the machine lacks something that
+    a point needs, a refusal takes its place.
+
     Parameters
     ----------
     here : Here
@@ -302,7 +306,7 @@ def layers(
     budget : Budget
         How long to measure each.
     precisions : sequence of str, optional
-        ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+        ``"fp32"``, ``"tf32"`` or ``"bf16"``. Several ranks always compute in fp32.
     ranks : sequence of int, optional
         How many ranks measure at the same time, and share all cores. One rank runs in
         the session's process. Without this argument each network is measured alone,
@@ -351,6 +355,7 @@ def layers(
         key = f"{name}-b{batch}-{suffix}"
         tables = ["layers", "samples"]
         point = Point("layers", key, measure, estimate_s, tables)
+        # `offer` returns the point, or a refusal if the machine lacks what it needs.
         yield needs.LAYERS.offer(point, here.on_gpu, max(1, count), network=name)
 
 
@@ -454,6 +459,7 @@ def collectives(
         # Ranks need a GPU each if they are joined by the link between the GPUs. A link
         # of `_LINKS` needs one device only.
         ranks_with_gpus = 1 if link else members.count
+        # `offer` returns the point, or a refusal if the machine lacks what it needs.
         yield needs.COLLECTIVES.offer(point, here.on_gpu, ranks_with_gpus, in_lab)
 
 
@@ -573,13 +579,17 @@ def slowdowns(
         members, place = place_of(here, count, bits_per_s, delay_s)
         run = partial(_measure_slowdown, members, name, batch, budget, estimate_s)
         point = Point("slowdown", f"{name}-b{batch}-{place}", run, estimate_s)
+        # `offer` returns the point, or a refusal if the machine lacks what it needs.
         yield needs.SLOWDOWNS.offer(point, here.on_gpu, count, bool(bits_per_s), name)
 
 
 def _measure_slowdown(
     members: Ranks, network: str, batch: int, budget: Budget, estimate_s: float
 ) -> Tables:
-    """Run the job that measures the slowdown of a network, and return its tables."""
+    """Run the job that measures the slowdown of a network, and return its tables.
+
+    ``members`` are the ranks, which are expected to take ``estimate_s`` seconds.
+    """
     bucket_bytes = bucket_sizes(network)
     smallest = bucket_bytes[0]
     largest = bucket_bytes[-1]
@@ -751,6 +761,7 @@ def training_point(
         training.training_job.tables,
         predicted=predicted,
     )
+    # `offer` returns the point, or a refusal if the machine lacks what it needs.
     return needs.TRAININGS.offer(
         point, here.on_gpu, case.members.count, case.in_lab, case.network
     )

@@ -127,7 +127,8 @@ def slowdown_rounds(
 ) -> Iterator[Tables]:
     """Measure how much a training and messages slow each other down, round by round.
 
-    A disturbed round is repeated, but not on a GPU.
+    A round that other programs disturb is repeated, but not on a GPU, whose kernels hardly
+    suffer from what others do on the cores.
 
     Parameters
     ----------
@@ -192,6 +193,15 @@ class _TrainingAndMessages:
 
     Every rank has such an object. All ranks must call the same methods in the same
     order, because the methods send messages and meet at barriers.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    training : Training
+        The model in training, which is wrapped in DDP.
+    sizes : sequence of int
+        Bytes of the messages.
 
     Attributes
     ----------

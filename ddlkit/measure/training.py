@@ -57,7 +57,8 @@ class TrainingSettings:
         The name of the network, and its batch size on each rank.
     plans : mapping of str to sequence of int
         The bytes of each bucket by plan, in the order in which gradients become ready.
-        The plan ``"ddp"`` has no sizes, because DDP chooses its buckets itself.
+        Under the plan ``"ddp"``, DDP chooses its buckets itself. The sizes of this plan are
+        those that are predicted, with which DDP's are compared, or none.
     repeats : int
         How many rounds there are. Each round trains under every plan.
     iterations : int
@@ -100,7 +101,8 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """Train under every plan in each round.
 
     If DDP makes other buckets than a plan asks for, the plan is left out after the first
-    round. A disturbed round is repeated, but not on a GPU.
+    round. A round that other programs disturb is repeated, but not on a GPU, whose kernels
+    hardly suffer from what others do on the cores.
 
     Parameters
     ----------
@@ -132,6 +134,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """
     _refuse_shared_cores(me)
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
+        # All ranks have equal first weights, which DDP is not asked to send.
         torch.manual_seed(0)
         network = networks.build(settings.network).to(me.device)
         labels = {
@@ -161,7 +164,10 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 
 
 def _refuse_shared_cores(me: Rank) -> None:
-    """Raise UserError if the ranks of a lab are more than the cores that compute."""
+    """Raise UserError if the ranks of a lab are more than the cores that compute.
+
+    The ranks are in a lab if the name of their link is such as "lab:1gbit".
+    """
     cores = machine.cores()
     computes_on_core_in_lab = me.device.type == "cpu" and "lab" in me.link
     if computes_on_core_in_lab and me.world_size > cores:
@@ -314,10 +320,24 @@ def _buckets_in_words(sizes: Sequence[int]) -> str:
 class _PlannedTraining:
     """Training under one plan: a copy of the network, wrapped in DDP and warmed up.
 
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    settings : TrainingSettings
+        The settings of the job.
+    network : Module
+        The network, which is copied and stays as it is.
+    plan : str
+        The name of the plan, a key of ``settings.plans``.
+    retries : Retries
+        How often the job may still repeat a disturbed measurement. All plans share it.
+
     Attributes
     ----------
     asked_bytes : sequence of int
-        The bytes of each bucket of the plan. There are none for DDP's own rule.
+        The bytes of each bucket of the plan. For DDP's own rule these are predicted, or
+        there are none.
     bucket_bytes : list of int
         The bytes of each bucket that DDP made.
     case : Case
@@ -348,6 +368,8 @@ class _PlannedTraining:
             rank=me.rank,
         )
         self.training.accumulate = settings.accumulate
+        # The sizes of DDP's own rule are a prediction, which is compared with what DDP
+        # makes. If they were imposed, the rule would not be tried.
         imposed_bytes = () if plan == OWN_PLAN else self.asked_bytes
         self.ddp, self.bucket_bytes, tensor_counts = wrap_and_rebuild(
             self.training, imposed_bytes
@@ -383,7 +405,7 @@ class _PlannedTraining:
         if repeat == 0:
             tables["buckets"] = self._bucket_table()
             tables["timeline"] = self._profile()
-            # For DDP's own rule no sizes are asked for, so there is nothing to compare.
+            # DDP's own rule may have no sizes, and then there is nothing to compare.
             if self.asked_bytes and [*self.asked_bytes] != self.bucket_bytes:
                 asked_and_made = (
                     f"asked {self.asked_bytes}, DDP made {self.bucket_bytes}"
@@ -420,6 +442,7 @@ class _PlannedTraining:
         """
         asked = pd.DataFrame({"bytes": self.asked_bytes, "source": "asked"})
         rebuilt = pd.DataFrame({"bytes": self.bucket_bytes, "source": "rebuilt"})
+        # Each of the two frames numbers its rows from 0, and `concat` keeps these numbers.
         buckets = pd.concat([asked, rebuilt]).rename_axis("bucket").reset_index()
         return buckets.assign(case=self.case.key)
 

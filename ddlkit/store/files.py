@@ -42,15 +42,19 @@ _ADVICE_BY_VERB = {"read": "check its name, and whether you may read it"}
 
 @contextlib.contextmanager
 def _refusing(verb: str, path: Path) -> Iterator[None]:
-    """Turn an error of the operating system into a UserError that names the path."""
+    """Turn an error of the operating system into a UserError that names the path.
+
+    ``verb`` is what the block does with the path, such as "read" in "cannot read x.csv".
+    """
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        # Where a parent is a file, the operating system says of making it that it exists.
+        # If a parent of the path is a file, making the directories fails with "File exists",
+        # which does not tell the user what is wrong.
         for parent in path.parents:
-            # Unlike the method of a path, this function asks without raising an error
-            # where a directory may not be searched.
+            # `Path.is_file` would raise an error of its own for a parent that may not be
+            # searched.
             if os.path.isfile(parent):
                 reason = f"{parent} is a file, not a directory"
         advice = _ADVICE_BY_VERB.get(verb, "name another place")

@@ -444,6 +444,7 @@ def visible_gpus(visible: str | None, uuids: Sequence[str]) -> list[str]:
     for entry in visible.split(","):
         entry = entry.strip()
         if entry.isdecimal():
+            # A slice, which is empty if there is no GPU of this number.
             matching = [*uuids[int(entry) : int(entry) + 1]]
         else:
             matching = [uuid for uuid in uuids if entry and uuid.startswith(entry)]
@@ -542,6 +543,7 @@ def nics() -> list[dict[str, str]]:
     and a network interface can be listed twice.
     """
     adapters = []
+    # The folder of a port is such as mlx5_0/ports/1, where mlx5_0 is the adapter.
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
         adapter = {
             "name": f"{port.parents[1].name}:{port.name}",
@@ -679,7 +681,8 @@ def _cudnn(cuda: str) -> str:
     torch = sys.modules.get("torch")
     if torch is not None:
         return cudnn_version(torch.backends.cudnn.version() or 0)
-    # The package of cuDNN is named after the major version of CUDA: nvidia-cudnn-cu12.
+    # The package of cuDNN is named after the major version of CUDA: nvidia-cudnn-cu12. If
+    # ``cuda`` is "none", there is no package of that name, and the result is "none", too.
     major, _, _ = cuda.partition(".")
     # The package adds a fourth number for its own builds: 9.10.2.21.
     return ".".join(installed(f"nvidia-cudnn-cu{major}").split(".")[:3])

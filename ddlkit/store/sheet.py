@@ -776,6 +776,7 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
     kinds = _kinds_by_name(shared["columns"])
     # Columns that have another kind in this table.
     kinds |= _kinds_by_name(table.get("but", {}))
+    # The cells of columns that earlier recordings lack.
     defaults = {**shared["later"], **table.get("later", {})}
     for column in table["columns"].split():
         # A kind may be followed by a check, as in "int positive".
@@ -819,6 +820,7 @@ def _case_column(case_field: Any) -> Column:
         default = str(case_field.default)
     return Column(
         name=case_field.name,
+        # Annotations in the module of `Case` are texts, such as "int", which are also kinds.
         kind=str(case_field.type),
         check=case_field.metadata.get("check", ""),
         default=default,

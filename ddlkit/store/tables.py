@@ -92,7 +92,7 @@ def save_table(
     remark: str = "",
     append: bool = False,
 ) -> Path:
-    """Write a table and its stamp.
+    """Write a table and its stamp, which says how and on which machine it was measured.
 
     Parameters
     ----------
@@ -349,8 +349,8 @@ def load_stamp(path: Path | str) -> dict[str, Any]:
     if part is None:
         _, stamp = _verified(path)
         return stamp
-    # Reading the pack verifies its hash. The text is not needed. `_file_state` is
-    # explained there: it makes the cache read a file again that has changed.
+    # Reading the pack verifies its hash. The text is not needed. With the state of the file
+    # as further arguments, the cache reads a pack again that has changed.
     _pack_text(part.pack, part.pack_sha256, *_file_state(part.pack))
     # Parts are cached, so a caller that changes the stamp must have a copy.
     return copy.deepcopy(part.stamp)
@@ -398,6 +398,7 @@ def list_tables(folder: Path | str, pattern: str = "*.csv*") -> list[Path]:
         # Packed tables have no files, so `glob` does not find them.
         names = fnmatch.filter(packed(searched), name_pattern)
         for path in searched.glob(name_pattern):
+            # Such as the temporary file of a table that is being written.
             is_hidden = path.name.startswith(".")
             if not is_hidden and not is_pack(path.name):
                 names.append(path.name)
@@ -525,6 +526,7 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     while data != data_of_last_try:
         stamp = _read_stamp(_stamp_path(path))
         if stamp is None:
+            # A pack has no such stamp. `refuse_pack` names the tables that a pack holds.
             refuse_pack(path)
             raise UserError(
                 f"{path}: is not a recorded table, because {_stamp_path(path).name} is "
@@ -535,6 +537,7 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
         # the table that is still there is inside the new stamp.
         candidates = [stamp]
         if "replaces" in stamp:
+            # The earlier stamp is taken out, because it says nothing about the new table.
             candidates.append(stamp.pop("replaces"))
         for candidate in candidates:
             if candidate["sha256"] == _sha256(data):
@@ -594,7 +597,7 @@ def is_pack(name: str) -> bool:
 
 
 def packed(folder: Path) -> dict[str, Part]:
-    """Return the packed tables of a folder.
+    """Return the packed tables of a folder: those whose rows are in a pack of many tables.
 
     Parameters
     ----------
@@ -750,6 +753,7 @@ def _rows_of_pack(
     slices = {
         names[start]: slice(start, end) for start, end in zip(starts, ends, strict=True)
     }
+    # The first column, "part", is no column of the tables.
     return frame.iloc[:, 1:], slices
 
 
@@ -769,6 +773,8 @@ def _pack_text(path: Path, sha256: str, *_file_state: int) -> str:
 
 def pack(folder: Path) -> list[Path]:
     """Pack the loose recorded tables of a folder.
+
+    A loose table has a file of its own. A pack is one file with the rows of many tables.
 
     Parameters
     ----------

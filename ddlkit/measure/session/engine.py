@@ -296,6 +296,7 @@ class _Session:
             self._record_outcome(row)
             return False
         if row.estimate_s > left_s:
+            # Less than nothing is left if an earlier point ran beyond the budget.
             needed = f"it would take about {row.estimate_s:.0f} s"
             reason = f"{needed}, but only {max(0.0, left_s):.0f} s were left"
             self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
@@ -315,8 +316,9 @@ class _Session:
     def _to_measure(self, sections: _Sections) -> _Sections:
         """Return the rows of the points that are to be measured, in their order.
 
-        The rows of all points are kept in ``rows`` and saved. If the tables of a point
-        exist, its row is the one that an earlier session recorded.
+        ``sections`` has the rows of all points, as they follow from the tables that exist.
+        These rows are kept in ``rows`` and saved. If the tables of a point exist, its row is
+        replaced by the one that an earlier session recorded.
         """
         body, opening, closing = sections
         # A point that this machine can only refuse, such as one for two GPUs where
@@ -371,6 +373,8 @@ class _Session:
         )
         progress = f"{n_with_tables}/{len(self.rows)}"
         left_s = self.deadline_s - time.monotonic()
+        # Without a budget, `left_s` is infinite. It is negative if the point ran beyond the
+        # budget.
         if math.isfinite(left_s):
             progress += f", {format_seconds(max(0.0, left_s))} of the budget left"
         line = f"[{progress}] {row.key}: {row.outcome}"
