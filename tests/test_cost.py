@@ -55,6 +55,15 @@ def test_a_registered_form_is_read_back_and_the_same_for_one_size_and_many(
     assert (again.collective, again.workers, again.algorithm) == use
 
 
+def test_a_number_in_the_place_of_a_list_is_a_list_of_one_number() -> None:
+    """As a file may have it: of two pieces between which there is one break, and of one piece."""
+    two = {"form": "segments", "breaks_bytes": 10.0, "alpha_s": [1.0, 2.0]}
+    cost = from_dict({**two, "beta_s_per_byte": [1.0, 1.0]}, FORMS)
+    assert [cost(9.0), cost(10.0)] == [10.0, 12.0]
+    one = {"form": "segments", "breaks_bytes": [], "alpha_s": 1.0}
+    assert from_dict({**one, "beta_s_per_byte": 2.0}, FORMS)(3.0) == 7.0
+
+
 @pytest.mark.parametrize("form", REPLACED)
 def test_a_form_that_is_no_more_names_what_replaces_it(form: str) -> None:
     told = f"{form!r} is no more: use {REPLACED[form]}, and fit again".replace(

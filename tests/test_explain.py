@@ -1025,6 +1025,49 @@ def a_document_with_buffers(rank: int, input_us: float, forward_us: float) -> di
     return {"schemaVersion": 1, "distributedInfo": distributed, "traceEvents": entries}
 
 
+def test_messages_that_stay_keep_their_times_and_lags() -> None:
+    """Removing the first of two messages leaves the second as if it had been alone."""
+    work_s = np.full((3, 2, 4), 0.002)
+    message_s = np.tile([0.001, 0.004], (3, 1))
+    lag_s = np.tile([0.5, 0.003], (3, 2, 1))
+    both = Schedule(
+        (
+            Segment("input", POST, 0),
+            Segment("forward", WAIT, 0),
+            Segment("backward", POST, 1),
+            Segment("update", WAIT, 1),
+        ),
+        work_s,
+        message_s,
+        np.zeros(2),
+        rooted=(0,),
+        lag_s=lag_s,
+    )
+    alone = Schedule(
+        (
+            Segment("input", MARK),
+            Segment("forward", MARK),
+            Segment("backward", POST, 0),
+            Segment("update", WAIT, 0),
+        ),
+        work_s,
+        message_s[:, 1:],
+        np.zeros(2),
+        lag_s=lag_s[:, :, 1:],
+    )
+    without_first = both.without_messages(np.array([True, False]))
+    expected_s = alone.replay().iteration_s
+    np.testing.assert_allclose(without_first.replay().iteration_s, expected_s)
+
+
+def test_times_of_messages_of_another_shape_are_refused() -> None:
+    schedule = a_schedule(seed=1, ranks=2)
+    with pytest.raises(UserError, match="start-up .* in the shape"):
+        replace(schedule, startup_s=np.zeros((1, 1)))
+    with pytest.raises(UserError, match="lag .* in the shape"):
+        replace(schedule, lag_s=np.zeros((1, 1)))
+
+
 def test_two_delays_around_a_broadcast_of_buffers_both_cost_what_they_take(
     tmp_path: Path,
 ) -> None:

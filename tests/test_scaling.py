@@ -529,6 +529,12 @@ def test_a_wrong_table_of_collectives_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_cell_of_a_table_of_collectives_may_contain_a_comma(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text('bytes,seconds,ranks,nodes,note\n1024,1e-4,16,2,"a, b"\n')
+    assert read_node_tables([path])["seconds"].tolist() == [1e-4]
+
+
 KERNELS = """Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...
 
 Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name

@@ -671,9 +671,12 @@ class Segments(MessageCost):
     def __post_init__(self) -> None:
         super().__post_init__()
         # A file may have a single number in the place of a list of one number.
-        breaks = np.atleast_1d(self.breaks_bytes)
-        alpha_s = np.atleast_1d(self.alpha_s)
-        beta = np.atleast_1d(self.beta_s_per_byte)
+        for name in ("breaks_bytes", "alpha_s", "beta_s_per_byte"):
+            # The class is frozen, so the attribute cannot be assigned.
+            object.__setattr__(self, name, np.atleast_1d(getattr(self, name)))
+        breaks = self.breaks_bytes
+        alpha_s = self.alpha_s
+        beta = self.beta_s_per_byte
         fits_together = alpha_s.shape == beta.shape == (breaks.size + 1,)
         self.check(
             fits_together and np.all(np.diff(breaks) > 0),

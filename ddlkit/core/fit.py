@@ -127,10 +127,7 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
     >>> interval([0, 1, 2, 3, 4], level=0.5).tolist()
     [1.0, 3.0]
     """
-    if not 0 < level < 1:
-        raise UserError(
-            f"level is {shown(level)}: must be above 0 and below 1, as 0.95"
-        )
+    _refuse_wrong_level(level)
     # What is left out at either end: 0.025 for a level of 0.95. Without rounding, the
     # result of the subtraction would differ from 0.025 in its last bit.
     tail = round((1 - level) / 2, 12)
@@ -166,6 +163,14 @@ def _order_statistic(n: int, rarity: int) -> int:
     return k
 
 
+def _refuse_wrong_level(level: float) -> None:
+    """Raise UserError if the level of an interval is not strictly between 0 and 1."""
+    if not 0 < level < 1:
+        raise UserError(
+            f"level is {shown(level)}: must be above 0 and below 1, as 0.95"
+        )
+
+
 def median_interval(
     samples: Sequence[float] | Floats, level: float = LEVEL
 ) -> tuple[float, float]:
@@ -184,6 +189,11 @@ def median_interval(
         The k-th smallest and the k-th largest sample, or minus and plus infinity for
         too few samples.
 
+    Raises
+    ------
+    UserError
+        If ``level`` does not lie strictly between 0 and 1.
+
     Notes
     -----
     Each sample lies below the median with probability 1/2. The k-th smallest sample
@@ -195,6 +205,7 @@ def median_interval(
     >>> median_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     (1.0, 6.0)
     """
+    _refuse_wrong_level(level)
     # Each tail has the probability (1 - level) / 2, once in 40 for a level of 0.95.
     k = _order_statistic(len(samples), rarity=round(2 / (1 - level)))
     if k == 0:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts
@@ -132,6 +133,19 @@ class Schedule:
                 f"a schedule of {n_iterations} iterations with {n_messages} messages "
                 f"has times of messages of shape {self.message_s.shape}"
             )
+        for name, values_s, shape in (
+            ("start-up", self.startup_s, (n_iterations, n_messages)),
+            ("lag", self.lag_s, (n_iterations, n_ranks, n_messages)),
+        ):
+            if values_s is None:
+                continue
+            if values_s.shape != shape:
+                raise UserError(
+                    f"a schedule has the {name} of its messages in the shape "
+                    f"{values_s.shape}, but {shape} is needed"
+                )
+            if not np.isfinite(values_s).all():
+                raise UserError(f"a schedule: every {name} must be finite")
         if self.first_start_s.shape != (n_ranks,):
             raise UserError(
                 f"a schedule of {n_ranks} ranks has {self.first_start_s.size} starts"
@@ -185,6 +199,42 @@ class Schedule:
         if startup_s is None:
             startup_s = self.startup_s
         return replace(self, message_s=message_s, startup_s=startup_s)
+
+    def without_messages(self, removed: NDArray[np.bool_]) -> Schedule:
+        """Return the schedule without some messages and the waits for them.
+
+        Parameters
+        ----------
+        removed : ndarray, shape (K,)
+            Whether each message is removed.
+
+        Returns
+        -------
+        Schedule
+            The work of all ranks is the same. The messages that stay keep their times and
+            their lags, and are numbered anew.
+        """
+        # For each message that stays, its number among those that stay.
+        new_number = np.cumsum(~removed) - 1
+        segments = []
+        for segment in self.segments:
+            if segment.action in (POST, WAIT) and removed[segment.message]:
+                # The work of the segment stays, so a mark takes the place of its action.
+                segments.append(Segment(segment.phase, MARK))
+            elif segment.action in (POST, WAIT):
+                number = int(new_number[segment.message])
+                segments.append(segment._replace(message=number))
+            else:
+                segments.append(segment)
+        rooted = tuple(int(new_number[k]) for k in self.rooted if not removed[k])
+        return replace(
+            self,
+            segments=tuple(segments),
+            message_s=self.message_s[:, ~removed],
+            startup_s=self.startups_s[:, ~removed],
+            lag_s=self.lags_s[:, :, ~removed],
+            rooted=rooted,
+        )
 
     def replay(self) -> Replay:
         """Return when all ranks do everything, in a clock that all ranks share.

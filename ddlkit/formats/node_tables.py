@@ -5,6 +5,8 @@ A log of nccl-tests lists the host of each rank. A user's own table needs a colu
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -161,5 +163,9 @@ def _without_extra(sheet: Sheet) -> list[str]:
     kept = [
         position for position, name in enumerate(sheet.header) if not _is_extra(name)
     ]
-    rows = [sheet.header, *sheet.rows]
-    return [",".join(row[position] for position in kept) for row in rows]
+    text = io.StringIO()
+    # A cell may contain a comma, and is then written in quotes.
+    writer = csv.writer(text, lineterminator="\n")
+    for row in (sheet.header, *sheet.rows):
+        writer.writerow([row[position] for position in kept])
+    return text.getvalue().splitlines()

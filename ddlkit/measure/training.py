@@ -18,6 +18,7 @@ from torch.profiler import record_function
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
+from ddlkit.core.lab_links import is_lab
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.core.workload import LayerProfile
@@ -166,10 +167,10 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 def _refuse_shared_cores(me: Rank) -> None:
     """Raise UserError if the ranks of a lab are more than the cores that compute.
 
-    The ranks are in a lab if the name of their link is such as "lab:1gbit".
+    The name of a link says whether it belongs to a lab.
     """
     cores = machine.cores()
-    computes_on_core_in_lab = me.device.type == "cpu" and "lab" in me.link
+    computes_on_core_in_lab = me.device.type == "cpu" and is_lab(me.link)
     if computes_on_core_in_lab and me.world_size > cores:
         raise UserError(
             f"training: {me.world_size} ranks on {cores} cores would take turns, "

@@ -33,7 +33,7 @@ import numpy as np
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.plan import FusionPlan, ddp, exact
-from ddlkit.core.replay import MARK, PHASES, POST, WAIT, Schedule, Segment
+from ddlkit.core.replay import PHASES, WAIT, Schedule
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.core.workload import Floats
@@ -915,7 +915,7 @@ def _removals(
     }
     of_buffers = _sends_buffers(training)
     if of_buffers.any():
-        removals["buffers"] = partial(_without_messages, removed=of_buffers)
+        removals["buffers"] = partial(Schedule.without_messages, removed=of_buffers)
     if cost is not None:
         # What exceeds the start-up of a message is the time of its bytes.
         startup_s = _most_startup_s(training, cost)
@@ -950,35 +950,6 @@ def _sends_buffers(training: TracedTraining) -> np.ndarray:
 def _with_less_work(schedule: Schedule, less_s: Floats) -> Schedule:
     """Return a schedule with less work by ``less_s``, shape (I, R, S), but not below 0."""
     return schedule.with_work(np.maximum(schedule.work_s - less_s, 0.0))
-
-
-def _without_messages(schedule: Schedule, removed: np.ndarray) -> Schedule:
-    """Return a schedule without some messages and the waits for them.
-
-    ``removed``, shape (K,) of bool, says which messages these are.
-    """
-    # For each message that stays, its number among those that stay.
-    new_number = np.cumsum(~removed) - 1
-    message_s = schedule.message_s[:, ~removed]
-    startup_s = schedule.startups_s[:, ~removed]
-    rooted = tuple(int(new_number[k]) for k in schedule.rooted if not removed[k])
-    segments = []
-    for segment in schedule.segments:
-        if segment.action in (POST, WAIT) and removed[segment.message]:
-            # The work of the segment stays, so a mark takes the place of its action.
-            segments.append(Segment(segment.phase, MARK))
-        elif segment.action in (POST, WAIT):
-            number = int(new_number[segment.message])
-            segments.append(segment._replace(message=number))
-        else:
-            segments.append(segment)
-    return replace(
-        schedule,
-        segments=tuple(segments),
-        message_s=message_s,
-        startup_s=startup_s,
-        rooted=rooted,
-    )
 
 
 def _waterfall(
@@ -1323,7 +1294,7 @@ def _remedies(
         )
     of_buffers = _sends_buffers(training)
     if of_buffers.any():
-        gains_s = compared.gains_s(_without_messages(schedule, of_buffers))
+        gains_s = compared.gains_s(schedule.without_messages(of_buffers))
         yield compared.remedy("broadcast_buffers=False", gains_s)
     if costs is None:
         return
