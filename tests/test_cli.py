@@ -407,7 +407,7 @@ def test_what_if_says_what_limits_before_and_after(capsys: Capture) -> None:
 
 def test_what_if_of_more_gpus_is_the_cost_carried_there(capsys: Capture) -> None:
     """Eight ranks of a ring: 7/8 against 3/4 of the bytes; and twice as many samples an iteration."""
-    words = "--cost ring.json --plan single --gpus 8 --straggler 7:1.0"
+    words = "--cost ring.json --plan single --gpus 8 --assume-ring --straggler 7:1.0"
     answer = run(capsys, f"{WHAT_IF} {words}")
     sent_s = 15e6 * 1e-8 * (7 / 8) / (3 / 4)
     assert (answer["ranks"], answer["ranks_after"]) == (4, 8)

@@ -212,7 +212,8 @@ def texts(arguments: argparse.Namespace) -> int:
 # -- recordings ------------------------------------------------------------------------
 
 _NAME = """What to measure: a suite, a part of a suite, straggling, or a file that lists
-measurements, as examples/labs.yml does. The suites are quick (a machine in a few
+measurements, as examples/labs.yml does (the command campaign does the same with a file).
+The suites are quick (a machine in a few
 minutes), full (the same with more repeats), cpu (all that a processor can show), gpu (one
 GPU in eight minutes), gpu-long (what gpu leaves out), and smoke (each kind of measurement
 once, as a test). The parts are layers (the time of each layer), collectives (the time of
@@ -247,8 +248,7 @@ def _session_options(predict: str, names_directory: str) -> tuple[Argument, ...]
 
 @command(
     "Measure what the figures of the workbook need, and record it. An interrupted "
-    "recording continues where it stopped. A file that lists cases to be predicted and "
-    "then run is for the command campaign instead.",
+    "recording continues where it stopped.",
     *group(
         "what is measured",
         arg("name", metavar="NAME|FILE", help=_NAME),

@@ -708,6 +708,7 @@ def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
     plan_of_largest_gain = max(gains, key=merit)
     result["plan_of_largest_measured_gain"] = plan_of_largest_gain
     result["largest_measured_gain"] = gains[plan_of_largest_gain].share
+    result["largest_measured_gain_interval"] = [*gains[plan_of_largest_gain].interval]
 
 
 def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
@@ -969,9 +970,18 @@ def screen(result: dict[str, Any]) -> list[str]:
     elif plan_of_largest_gain != best:
         # Times are medians of the rounds, and a gain is the median of the rounds' gains. So
         # the plan with the largest gain need not have the shortest time.
-        gain = f"{result['largest_measured_gain']:+.1%}"
+        gain = _gain_with_interval(
+            result["largest_measured_gain"], result["largest_measured_gain_interval"]
+        )
         plan = in_words(plan_of_largest_gain)
-        text = f"{gain} with {plan}, the median of the rounds' gains"
+        text = (
+            f"{gain} with {plan}, the median of the gains of {result['rounds']} rounds"
+        )
+        lower, upper = result["largest_measured_gain_interval"]
+        if lower <= 0 <= upper:
+            text += ": no difference could be measured"
+        else:
+            text += "; the largest of several measured gains is partly due to chance"
         lines.append(_line("largest measured gain", text))
     # This line is about all predicted intervals in the lines above.
     if causes_included:
@@ -1063,6 +1073,8 @@ def _headline(result: Mapping[str, Any]) -> str:
         return f"{advised}: {result.get('trial_result', 'the best plan could not be tried')}"
     # The prediction decided this, also if plans were tried.
     tried = " (predicted, not tried)" if result["decided_by"] == "prediction" else ""
+    if result["default_plan"].get("outside_of_predicted_interval"):
+        return f"{advised}: the prediction failed, and no gain was shown"
     if result["predicted_best"] == "ddp":
         return f"{advised}: no plan is predicted to be faster{tried}"
     _, most = result["predicted_gain_interval"]
@@ -1129,7 +1141,8 @@ def _contradiction(plan: Mapping[str, Any]) -> str:
     ratio = plan["measured_iteration_s"] / plan["predicted_iteration_s"]
     return (
         f"the measured iteration is {ratio:.2g} times the predicted one and outside of "
-        "its interval: do not trust predictions of this training"
+        "its interval: do not trust predictions of this training, and measure it again on "
+        "an idle machine, with a longer --minutes and into another --out"
     )
 
 

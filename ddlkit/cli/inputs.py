@@ -306,7 +306,9 @@ SHARDED = (
 NO_CONTENTION = (
     "compute and messages are assumed not to slow each other down, so that an iteration "
     "may take longer than predicted (by up to 31% in the measurements over loopback that "
-    "come with ddlkit): measure with ddlkit measure slowdown, and give its table with --slowdown"
+    "come with ddlkit): give --slowdown the table that ddlkit measure slowdown writes, or "
+    "for a model of your own the table slowdown.csv that ddlkit advise --model writes into "
+    "the directory of --out"
 )
 NO_CONTENTION_OF_GRAPH = (
     "compute and messages are assumed not to slow each other down, which no option of "
@@ -1198,13 +1200,17 @@ def _measured_slowdown(
     keys = ("ranks", "link", "network", "batch")
     rows, chosen = choose(all_rows, keys, required, path)
     # A slowdown of another network or batch, or on another machine, may still be close.
-    for name in ("network", "batch"):
-        expected = getattr(profile, name)
-        if chosen[name] != expected:
-            warnings.append(
-                f"{path}: the slowdown was measured with {name} {chosen[name]}, "
-                f"but the profile has {expected}"
-            )
+    if chosen["network"] != profile.network:
+        warnings.append(
+            f"{path}: the slowdown was measured with the network {chosen['network']}, but "
+            f"the profile is of {profile.network}: measure it with that network, or with "
+            "ddlkit advise --model for a model of your own"
+        )
+    elif chosen["batch"] != profile.batch:
+        warnings.append(
+            f"{path}: the slowdown was measured with the batch size {chosen['batch']}, but "
+            f"the profile with {profile.batch}: measure it with that batch size"
+        )
     # The first of these tables is that of --slowdown.
     stamped = _stamped_tables(arguments, path)
     machine, *machines_of_others = [

@@ -40,7 +40,6 @@ from ddlkit.cli.inputs import (
     PLAN_NAMES_OF_WHAT_IF,
     PREDICTED,
     RANKS,
-    RING,
     SHARDED,
     TABLE,
     advice_to_assume_ring,
@@ -715,8 +714,8 @@ def _of_what_if(argument: Argument) -> Argument:
             "--gpus",
             type=whole_number,
             metavar="N",
-            help="The number of GPUs after the change. It needs --assume-ring, unless "
-            "the --cost is that of a ring. [default: as before]",
+            help="The number of GPUs after the change. Another number than before needs "
+            "--assume-ring. [default: as before]",
         ),
     ),
     *group(
@@ -962,16 +961,14 @@ def _cost_after(
 ) -> Any:
     """Return the cost of messages between --gpus ranks, which were not measured.
 
-    With --assume-ring, a warning that a ring is assumed is added to ``warnings``. Without
-    the option, only the cost of a ring is taken to other numbers of ranks.
+    A warning that a ring is assumed is added to ``warnings``. Raises UserError without
+    --assume-ring.
     """
     cost = communication.cost
     gpus = arguments.gpus
     if arguments.assume_ring:
         origin = str(arguments.cost or "--collectives")
         return as_ring(communication, gpus, origin, warnings).cost
-    if cost.form == "alpha_beta" and cost.algorithm == RING and cost.workers:
-        return cost.at_workers(gpus)
     measured = f"{cost.workers or 'an unknown number of'} ranks"
     if arguments.cost:
         raise UserError(
