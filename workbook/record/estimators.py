@@ -26,7 +26,9 @@ COLUMNS = ["estimator", "quantity", "what", "device", "ranks", "bytes", "estimat
 ``what`` is a collective, a link or a case.
 """
 Row = tuple[str, str, str, str, int, int, float]
-"""A row of the table, whose values are in the order of `COLUMNS`."""
+"""A row of the table, whose values are in the order of `COLUMNS`.
+
+Ranks and bytes that do not matter are 0."""
 RANKS = (2, 4, 8, 16, 32, 64)
 SIZES = (*(KIB << power for power in range(21)), 4 * MIB - 4, 100 * MIB)
 """The sizes of messages in bytes: powers of two, one just below 4 MiB, and 100 MiB."""
@@ -78,7 +80,12 @@ def pretended(device: str, per_node: int = 8) -> Iterator[Any]:
 
 
 def _nccl_rows() -> Iterator[Row]:
-    """Yield rows of the model after NCCL's tuning, and of the sizes that saturate a link."""
+    """Yield rows of two models, which Inductor has for NVLink: "nccl" and "saturation".
+
+    "nccl" follows NCCL's tuning and estimates the times of collectives. "saturation" estimates the sizes of
+    messages that saturate a link. For one node of eight H100, the rows also hold the bandwidth that each
+    model assumes of NVLink, and the rate at which "nccl" sends 1 GiB from one rank to another ("p2p").
+    """
     devices = ("V100", "A100", "H100")
     collectives = ("all_reduce", "all_gather")
     for device, ranks, what in product(devices, RANKS, collectives):
@@ -98,7 +105,9 @@ def _nccl_rows() -> Iterator[Row]:
                 0,
                 least_bytes,
             )
+    # The claims about bandwidths are of an H100. Its 8 ranks fill a node, so that NVLink joins them.
     with pretended("H100") as model:
+        # The two models read different constants for the same link, which a claim compares.
         link = model.INTERCONNECT_PROFILES[model.detect_interconnect(8)]
         bytes_per_s = 1e9 * link.bus_bw_GBps
         yield "saturation", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
