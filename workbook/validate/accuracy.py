@@ -727,9 +727,11 @@ def goal_counts() -> dict[str, Any]:
 def coverage_of_95() -> pd.DataFrame:
     """Return the coverage of nominal 95% intervals, each measurement once.
 
-    A campaign may have several rows: for single iterations next to medians, for further
-    models, or with disturbed cases. Of rows of one kind of run of one campaign the first
-    is what was reported, except that quiet and disturbed live runs are two measurements.
+    A measurement may have several rows of one campaign and one value of
+    ``replayed_or_real``: for single iterations next to medians, for further models, or
+    for all cases next to the unmarked ones. The first of them is what was reported. The
+    campaign "live" holds two measurements, whose runs were quiet or disturbed. Only the
+    note tells these apart.
 
     Returns
     -------
@@ -738,8 +740,8 @@ def coverage_of_95() -> pd.DataFrame:
     """
     rows = frozen("coverage")
     rows = rows[rows["nominal"] == 0.95]
-    is_disturbed = rows["note"].str.contains("disturbed runs")
-    measurement = [rows["campaign"], rows["replayed_or_real"], is_disturbed]
+    of_disturbed_runs = rows["note"].str.contains("disturbed runs")
+    measurement = [rows["campaign"], rows["replayed_or_real"], of_disturbed_runs]
     return rows.groupby(measurement, sort=False).head(1)
 
 
