@@ -445,6 +445,7 @@ def _nvrtc() -> ctypes.CDLL:
 
     It is looked for in wheels, then in torch itself, and then where the loader finds it.
     """
+    # Where torch was built without CUDA, any version will do, which the pattern "*" finds.
     version = (torch.version.cuda or "*").partition(".")[0]
     paths = in_wheels(f"*/lib/libnvrtc.so.{version}")
     paths += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")
