@@ -253,6 +253,8 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
         lies in its interval. For real training this is the interval of the paired
         prediction, whose two ends have the measured compute time.
     """
+    # Predictions with contention are of real training, whose compute drifts between the
+    # profile and the run. Replays sleep for their compute times.
     if "contention" in cases:
         drifted_s = cases["measured_compute_s"] - cases["predicted_compute_s"]
         drifted_s = drifted_s.where(cases["contention"], 0.0)
@@ -364,6 +366,7 @@ def joined(campaign: Source) -> pd.DataFrame:
     cases["upper_s"] = seconds[OURS, "upper"]
     predicted_compute_s = seconds[OURS, "iteration"] - seconds[OURS, "exposed"]
     cases["predicted_compute_s"] = predicted_compute_s
+    # By this column, intervals of real training are moved by the drift of compute.
     cases["contention"] = cases["kind"] == TRAINING
     counted = _covered_iterations(runs, cases)
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
@@ -497,8 +500,10 @@ def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
     cluster = [cases["network"], cases["link"]]
     of_clusters = differences.groupby(cluster).agg(["sum", "size"])
     n = len(of_clusters)
+    # One row for each resample, of n clusters. Those with more cases weigh more.
     drawn = np.random.default_rng(0).integers(0, n, (10_000, n))
-    sums, sizes = of_clusters.to_numpy()[drawn].sum(axis=1).T
+    of_resamples = of_clusters.to_numpy()[drawn].sum(axis=1)
+    sums, sizes = of_resamples.T
     lower, upper = np.percentile(sums / sizes, [2.5, 97.5])
     return float(differences.mean()), float(lower), float(upper)
 
