@@ -193,7 +193,10 @@ class Candidate:
         return limit_s * (1 + side * self.step_share)
 
     def needed(self, steps: pd.DataFrame) -> Floats:
-        """Return the least number with which the interval contains each step, shape (n,)."""
+        """Return the least number with which the interval contains each step, shape (n,).
+
+        It is `LARGEST_NUMBER` for a step that no smaller number includes.
+        """
         measured_s = steps["measured_s"].to_numpy()
         too_small = np.zeros(len(steps))
         enough = np.full(len(steps), LARGEST_NUMBER)
@@ -252,6 +255,9 @@ class Comparison:
     def judged(self) -> pd.DataFrame:
         """Return how each set is predicted by a number from the other sources.
 
+        A wish asks whether the scaling factor, the step of the smallest count over that of the larger
+        one, is at least `scaling.WISH`. It is answered if both limits of the step agree.
+
         Returns
         -------
         DataFrame
@@ -303,6 +309,7 @@ def compared() -> pd.DataFrame:
         mean = by_set["inside"].mean()
         least = by_set["inside"].min()
         right = by_set["right"].mean()
+        # The limits are those of the criterion in docs/studies.md.
         is_covering = 0.86 <= mean <= 0.94 and least >= 0.85
         rows.append(
             {
