@@ -65,6 +65,7 @@ def _scales_to_graph(source: Source) -> dict[tuple[object, ...], float]:
         medians = samples.groupby("quantity")["seconds"].median()
         if "graph_iteration" in medians and issue_share(samples) > HOST_BOUND:
             scale = medians["graph_iteration"] / medians["unhooked_iteration"]
+            # The host makes no iteration shorter.
             scales[profile] = min(1.0, float(scale))
     return scales
 
@@ -120,7 +121,7 @@ def _copies(source: Source) -> pd.DataFrame:
     copies = source.table("copies").query("copy in ('memcpy', 'd2d')")
     copies = copies.sort_values("bytes")
     names = "copy of " + copies["bytes"].map(format_bytes)
-    # A copy reads each byte and writes it.
+    # A copy reads each byte and writes it. It has no precision, and a group of its own.
     rates = 2.0 * copies["bytes"] / copies["seconds"]
     return copies.assign(unit="B/s", kernel=names, rate=rates, precision="copies")
 

@@ -66,6 +66,8 @@ def every_case(
                 rows[f"{kind}, {name}"] = cases[f"{model}_{error}"]
                 styles.append(look(model))
     medians = [errors.abs().median() for errors in rows.values()]
+    # Our model has a row of every kind, in their order: recorded and live replays, then
+    # trainings. The other model has none of live runs.
     ours = medians[: len(kinds)]
     others = medians[len(kinds) :]
     figure, ax = plots.canvas(height=4.2)
@@ -208,6 +210,7 @@ def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
     figure, ax = plots.canvas(height=3.2)
     label = f"error of the step time, {ERROR}"
     plots.error_rows(ax, rows, label=label, styles=styles)
+    # A line between the two rows with slowdowns and the two without.
     ax.axhline(1.5, color=SOFT, linewidth=0.8)
     off = [errors.abs().median() for errors in rows.values()]
     plots.title(
