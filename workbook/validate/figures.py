@@ -132,6 +132,7 @@ def training_errors(cases: pd.DataFrame) -> Figure:
 
     columns = {f"{role}_paired_error": role for role in TRIVIAL}
     errors = 100 * cases[[*columns]].rename(columns=columns)
+    # Titles have no errors. Those of plans with one message are drawn in grey below.
     shown = errors.loc[tested.index].reindex(range(len(names)))
     repeats = 100 * paired_repeatability(cases).reindex(range(len(names)))
     figure, ax = plots.canvas(height=1.5 + 0.28 * len(names))
@@ -143,6 +144,7 @@ def training_errors(cases: pd.DataFrame) -> Figure:
         untested = errors[role].drop(tested.index)
         grey = replace(look(role), color="#b5b5b5")
         plots.points(ax, untested, untested.index, grey, size=4.5)
+        # In place of a legend, each model is named above its marker in the first row.
         first = errors[role].iloc[0]
         named = ax.text(first, rows[0] - 0.35, name, ha="center", va="bottom")
         named.set(color=INK, linespacing=0.95)

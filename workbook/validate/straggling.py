@@ -183,12 +183,14 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
         A row of ``judged.csv``.
     """
     traced = training(folder)
+    # The iterations with the delay. Those without it are the truth.
     odd = np.isin(traced.numbers, numbers(traced, 1))
     explained = explanation(traced, numbers(traced, 1))
     odd_s = float(np.median(traced.measured_s[odd]))
     even_s = float(np.median(traced.measured_s[~odd]))
     right = stated.get("right") or {}
     named = explained.straggler or {}
+    # What explain says of the rank that is right to name, even if it names another one.
     of_right = [
         cause
         for cause in explained.causes
