@@ -280,7 +280,9 @@ def fit_rings(
     # the logarithm of.
     log_software = np.log(max(2e-5, software_s))
     # Whether ranks wait for cores at all changes the law abruptly, so that the fit starts
-    # from both sides of this change.
+    # from both sides of this change. In logarithms, the bounds let a round trip have at most
+    # a second of software, a byte differ from its rate by a factor of e^0.5, and a rank take
+    # at most all cores.
     fits = []
     for log_share in (log_share_prior, log_share_prior - np.log(8)):
         start = np.array((log_software, 0.0, log_share))

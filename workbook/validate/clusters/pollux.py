@@ -97,6 +97,9 @@ def norm(gamma: ArrayLike) -> Model:
 def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
     """Return the recursion of messages over PyTorch's buckets as a model.
 
+    The message of a bucket starts when the bucket is ready and the message before it has
+    ended. Compute and bytes are divided between the buckets as in a workload.
+
     Parameters
     ----------
     workload : Workload
