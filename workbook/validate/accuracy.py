@@ -645,7 +645,8 @@ def frozen(name: str, campaign: str = "") -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows, with "" where nothing is given.
+        The rows, with "" where nothing is given. ``held`` of goals is therefore a text,
+        "True", "False" or "".
     """
     rows = _rows_of((places.ROOT / "reports" / f"{name}.csv").read_bytes())
     if campaign:
