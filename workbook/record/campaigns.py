@@ -211,6 +211,7 @@ class Grid:
                     "workers: one worker alone sends nothing: use at least 2"
                 )
             if engine == ENGINES[0]:
+                # None instead of conditions stands for this engine.
                 yield LabShape(workers, rate_bits_per_s, None)
                 continue
             for conditions in emulated_links:

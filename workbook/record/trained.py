@@ -104,6 +104,7 @@ class Trained:
 
     def cases(self) -> list[Case]:
         """Return the cases that will be measured if DDP makes the buckets that are asked of it."""
+        # All rows are of one place, and so of one link.
         first = self.collectives.iloc[0]
         return [
             Case(
