@@ -349,6 +349,7 @@ def workload(network: str) -> Workload:
     # In ready order, which is the reverse order of registration.
     parameters = list(model.named_parameters())[::-1]
     elements = pd.Series({name: p.numel() for name, p in parameters})
+    # The name of a tensor is that of its layer and, after the last dot, "weight" or "bias".
     layers = elements.index.str.rpartition(".").get_level_values(0)
     elements_of_layer = elements.groupby(layers).transform("sum").to_numpy()
     # The counter leaves out layers without products, such as batch normalisation.

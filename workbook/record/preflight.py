@@ -97,6 +97,7 @@ def _run_check(name: str, check: Check, device: str) -> Tables:
 def environment(device: str) -> str:
     """Return which commit runs. Raises UserError if a recording would be wrong or ranks could not talk."""
     harmful = [name for name in HARMFUL if os.environ.get(name)]
+    # These values hide all GPUs. Without the variable, all are seen.
     if device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         harmful.append("CUDA_VISIBLE_DEVICES")
     if harmful:
