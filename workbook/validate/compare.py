@@ -29,9 +29,8 @@ def steps(source: Source) -> pd.DataFrame:
     -------
     DataFrame
         One row for each profile. The columns are ``network``, ``device``,
-        ``precision``,
-        ``batch``, ``ranks``, ``rate`` (FLOP/s, osf Eq 4) and ``c`` (the rate over that of
-        the fastest product, osf Eq 5, NaN if no product was measured).
+        ``precision``, ``batch``, ``ranks``, ``rate`` (FLOP/s, osf Eq 4) and ``c`` (the
+        rate over that of the fastest product, osf Eq 5, NaN if no product was measured).
     """
     profile = ["network", "device", "precision", "batch", "ranks"]
     if not source.has("layers"):
@@ -39,6 +38,7 @@ def steps(source: Source) -> pd.DataFrame:
     layers = source.table("layers").groupby(profile)
     sums = layers[["flops", "forward_s", "backward_s"]].sum()
     layers_s = sums["forward_s"] + sums["backward_s"]
+    # Where the host limited a profile, the time that the GPU itself needs.
     scales = _scales_to_graph(source)
     layers_s *= [scales.get(key, 1.0) for key in sums.index]
     # Backward does twice as many operations as forward.
