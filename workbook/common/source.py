@@ -171,6 +171,7 @@ class Source:
         for table in self._tables(kind):
             tables.append(table.assign(repeat=table["repeat"] + first))
             if len(table):
+                # The next even number after the last round.
                 first += 2 * (int(table["repeat"].max()) // 2 + 1)
         return pd.concat(tables, ignore_index=True)
 
@@ -384,6 +385,11 @@ def _place(data: str, name: str, *kinds: str) -> Path:
 
     It is ``data`` if that is given, else a recorded directory of that name. The
     recording that teaches comes first.
+
+    Raises
+    ------
+    UserError
+        If no such directory has one.
     """
     if data:
         candidates = [Path(data)]
@@ -459,6 +465,7 @@ def open_sharing(data: str = "") -> Source | None:
     recorded = sorted(places.RECORDED.glob("*/"))
     candidates = []
     if data:
+        # A machine has no slash in its name, and a directory one at least.
         named = Path(data) if "/" in data else places.RECORDED / data
         candidates += [named / "sharing", named]
     candidates += recorded

@@ -63,7 +63,8 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     try:
         # Lines of progress are no part of the notebook.
         with redirect_stderr(StringIO()):
-            tables = dict(layer_tables(network, batch, device, "fp32", budget, None))
+            layers = layer_tables(network, batch, device, "fp32", budget, threads=None)
+            tables = dict(layers)
             # Two ranks have a GPU each, or exchange messages between processors.
             backend = "nccl" if torch.cuda.device_count() >= 2 else "gloo"
             messages = launch(

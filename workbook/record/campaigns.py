@@ -178,11 +178,11 @@ class Grid:
     name: str = ""
 
     def __post_init__(self) -> None:
-        # All fields but the number of rounds and two names.
+        # The cases are the product of all fields but the number of rounds and two names.
         lists = [
             value for value in vars(self).values() if isinstance(value, (list, tuple))
         ]
-        n_cases = math.prod(map(len, lists))
+        n_cases = math.prod(len(values) for values in lists)
         if n_cases * self.rounds > MOST_ITERATIONS:
             raise UserError(
                 f"{n_cases} cases, the product of its lists, of {self.rounds} rounds "
@@ -199,6 +199,7 @@ class Grid:
             Conditions(delay_s, loss)
             for delay_s, loss in itertools.product(self.delays, self.losses)
         ]
+        # The first engine is the kernel's token bucket, whose links have a rate only.
         if ENGINES[0] in self.engines and emulated_links != [Conditions()]:
             raise UserError(
                 "delays and the like: only links of engines: emulated have these"
@@ -210,6 +211,7 @@ class Grid:
                     "workers: one worker alone sends nothing: use at least 2"
                 )
             if engine == ENGINES[0]:
+                # None instead of conditions stands for this engine.
                 yield LabShape(workers, rate_bits_per_s, None)
                 continue
             for conditions in emulated_links:
@@ -217,8 +219,10 @@ class Grid:
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests that this grid makes of each of its labs."""
-        lists: Any = (self.networks, self.plans, self.density, self.stragglers)
-        for network_and_batch, plan, density, straggler in itertools.product(*lists):
+        combinations = itertools.product(
+            self.networks, self.plans, self.density, self.stragglers
+        )
+        for network_and_batch, plan, density, straggler in combinations:
             network, batch = network_and_batch
             yield Request(network, batch, plan, density, straggler)
 
@@ -291,7 +295,7 @@ def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
 
 
 def prediction_rows(
-    case: Case, ours: Forecast, times: Mapping[str, tuple[float, float]]
+    case: Case, ours: Forecast, predicted_s: Mapping[str, tuple[float, float]]
 ) -> pd.DataFrame:
     """Return the rows of table ``predicted`` of one case.
 
@@ -301,19 +305,22 @@ def prediction_rows(
         The case.
     ours : Forecast
         This project's forecast, whose interval of the iteration becomes the rows "lower" and "upper".
-    times : mapping
-        Seconds of the iteration and of exposed communication, by model.
+    predicted_s : mapping
+        By model, ours among them, the predicted seconds of the iteration and of its exposed communication.
     """
-    rows = [
-        (model, "iteration", iteration_s) for model, (iteration_s, _) in times.items()
-    ]
-    rows += [(model, "exposed", exposed_s) for model, (_, exposed_s) in times.items()]
+    rows = []
+    for model, (iteration_s, _) in predicted_s.items():
+        rows.append((model, "iteration", iteration_s))
+    for model, (_, exposed_s) in predicted_s.items():
+        rows.append((model, "exposed", exposed_s))
     if ours.paired_interval_s:
         lower_s, upper_s = ours.paired_interval_s
         rows.append((rivals.OURS, "lower", lower_s))
         rows.append((rivals.OURS, "upper", upper_s))
     # A model that does not predict a quantity gives NaN, and has no row.
     table = pd.DataFrame(rows, columns=["model", "quantity", "seconds"]).dropna()
+    # Older recordings name how messages were priced, and from which links drift was told. Empty names stand
+    # for the measured table, and for each link's own drift.
     return table.assign(case=case.key, cost="", drift="")
 
 
@@ -556,6 +563,7 @@ class LabPoints:
     ) -> pd.DataFrame:
         """Return the rows of table ``collectives`` that a session has not measured yet."""
         settings = replace(settings, sizes=self._uncalibrated(session, settings))
+        # A limit that only a calibration which hangs exceeds.
         timeout_s = 120 + 3 * vitals.TRIES * estimate_s
         with Lab(self.shape) as lab:
             rows = calibrate(lab, settings, timeout_s)
@@ -700,8 +708,9 @@ class LabPoints:
         return predicted_by(self.path("predicted", "cases"), cases)
 
     def predicted(self) -> pd.DataFrame:
-        """Return the rows of table ``predicted`` of all cases of the lab, by each model."""
+        """Return the rows of table ``predicted`` of all cases of the lab, by our model and by each rival."""
         rows = [self.calibration_rows(collective) for collective in self.collectives]
+        # Our model has a cost of its own. Rival models have costs of other forms, such as a straight line.
         calibration = Calibration.of(pd.concat(rows), also=rivals.TRIAL_COSTS)
         frames = []
         for case, workload, _ in self.planned():
@@ -711,8 +720,8 @@ class LabPoints:
                 selecting[case.selection_sha256] = self.selection_times(case.density)
             ours = forecast_case(case, workloads, calibration, selecting)
             rival_costs = calibration.of_case(case).costs_by_form
-            times = rivals.predicted_times(ours, rival_costs)
-            frames.append(prediction_rows(case, ours, times))
+            predicted_s = rivals.predicted_times(ours, rival_costs)
+            frames.append(prediction_rows(case, ours, predicted_s))
         return pd.concat(frames, ignore_index=True)
 
 

@@ -350,6 +350,7 @@ class Queues(ABC):
             Returns the `Traffic` during the computation, once all that was started has ended.
         """
         current = torch.cuda.current_stream(self._device)
+        # The streams with operations, which are none for None.
         ways = [name for name in self.streams if way in (name, BOTH)]
         computation = Marks(self._device)
         # All marks, in the order that `traffic_of_marks` states: one from which times count, one in each
@@ -453,6 +454,7 @@ class CopyEngine(Queues):
             "h2d": (host_source.to(device), host_source),
             "d2h": (host_target, host_target.to(device)),
         }
+        # `Queues` needs the time of a copy to know how many outlast a computation.
         self.time()
 
     def columns(self, way: str) -> dict[str, Any]:

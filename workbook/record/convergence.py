@@ -161,14 +161,10 @@ class _Training:
             self.optimizer, recipe.rate_share
         )
         side = SIDE if network in TASKS else None
-        self.training = [
-            part.to(device)
-            for part in drawn.examples(recipe.training_images, False, side)
-        ]
-        self.held_out = [
-            part.to(device)
-            for part in drawn.examples(recipe.held_out_images, True, side)
-        ]
+        trained_on = drawn.examples(recipe.training_images, held_out=False, side=side)
+        held_out = drawn.examples(recipe.held_out_images, held_out=True, side=side)
+        self.training = [part.to(device) for part in trained_on]
+        self.held_out = [part.to(device) for part in held_out]
         self._orders = torch.Generator().manual_seed(seed)
 
     def epoch(self) -> tuple[float, float]:
@@ -335,14 +331,17 @@ PLANNED_BACKWARD_S = 0.1
 def workload(network: str) -> Workload:
     """Return the workload of a network, whose times follow from FLOPs.
 
-    Of `PLANNED_BACKWARD_S`, each layer has the share of its FLOPs. A layer's share is divided between the
-    layer's tensors by their sizes.
+    The backward pass takes `PLANNED_BACKWARD_S`, and the forward pass half as long. Each layer has the share
+    of the backward pass that it has of the FLOPs of the forward pass. A layer's share is divided between
+    the layer's tensors by their sizes.
     """
     model = started(network, 0)
-    inputs, _ = drawn.examples(1, True, SIDE)
+    # Any one image shows the FLOPs.
+    inputs, _ = drawn.examples(1, held_out=True, side=SIDE)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(inputs)
-    # The counter's names begin with the class of the network.
+    # Only the forward pass is counted. The backward pass of a layer takes about twice as many FLOPs, so that
+    # the shares of layers are about the same. The counter's names begin with the class of the network.
     layer_flops = {
         name.partition(".")[2]: sum(counts.values())
         for name, counts in counter.get_flop_counts().items()
@@ -350,13 +349,16 @@ def workload(network: str) -> Workload:
     # In ready order, which is the reverse order of registration.
     parameters = list(model.named_parameters())[::-1]
     elements = pd.Series({name: p.numel() for name, p in parameters})
+    # The name of a tensor is that of its layer and, after the last dot, "weight" or "bias".
     layers = elements.index.str.rpartition(".").get_level_values(0)
     elements_of_layer = elements.groupby(layers).transform("sum").to_numpy()
+    # The counter leaves out layers without products, such as batch normalisation.
     flops_of_layer = np.array([layer_flops.get(layer, 0) for layer in layers])
     flops = flops_of_layer / elements_of_layer * elements.to_numpy()
     backward_s = PLANNED_BACKWARD_S * flops / flops.sum()
     n_bytes = ELEMENT_BYTES * elements.to_numpy()
-    return Workload.from_arrays(PLANNED_BACKWARD_S / 2, backward_s, n_bytes)
+    forward_s = PLANNED_BACKWARD_S / 2
+    return Workload.from_arrays(forward_s, backward_s, n_bytes)
 
 
 @cache

@@ -26,7 +26,9 @@ COLUMNS = ["estimator", "quantity", "what", "device", "ranks", "bytes", "estimat
 ``what`` is a collective, a link or a case.
 """
 Row = tuple[str, str, str, str, int, int, float]
-"""A row of the table, whose values are in the order of `COLUMNS`."""
+"""A row of the table, whose values are in the order of `COLUMNS`.
+
+Ranks and bytes that do not matter are 0."""
 RANKS = (2, 4, 8, 16, 32, 64)
 SIZES = (*(KIB << power for power in range(21)), 4 * MIB - 4, 100 * MIB)
 """The sizes of messages in bytes: powers of two, one just below 4 MiB, and 100 MiB."""
@@ -78,7 +80,12 @@ def pretended(device: str, per_node: int = 8) -> Iterator[Any]:
 
 
 def _nccl_rows() -> Iterator[Row]:
-    """Yield rows of the model after NCCL's tuning, and of the sizes that saturate a link."""
+    """Yield rows of two models of Inductor, "nccl" and "saturation".
+
+    "nccl" follows NCCL's tuning and estimates the times of collectives. "saturation" estimates the sizes of
+    messages that saturate a link. For one node of eight H100, the rows also hold the bandwidth that each
+    model assumes of NVLink, and the rate at which "nccl" sends 1 GiB from one rank to another ("p2p").
+    """
     devices = ("V100", "A100", "H100")
     collectives = ("all_reduce", "all_gather")
     for device, ranks, what in product(devices, RANKS, collectives):
@@ -98,7 +105,9 @@ def _nccl_rows() -> Iterator[Row]:
                 0,
                 least_bytes,
             )
+    # The claims about bandwidths are of an H100. Its 8 ranks fill a node, so that NVLink joins them.
     with pretended("H100") as model:
+        # The two models read different constants for the same link, which a claim compares.
         link = model.INTERCONNECT_PROFILES[model.detect_interconnect(8)]
         bytes_per_s = 1e9 * link.bus_bw_GBps
         yield "saturation", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
@@ -159,7 +168,11 @@ def _group_rows() -> Iterator[Row]:
 
 
 def _graph_rows() -> Iterator[Row]:
-    """Yield how many bytes of a collective of 4 MiB are priced, and times on one node and on eight."""
+    """Yield what the models take for a collective in a graph: its size and its ranks.
+
+    The size is that of which the models estimate the time, for collectives of 4 MiB. The ranks are on
+    one node or on eight, which makes two times.
+    """
     one_node = dist.new_group(list(range(8)))
     # A node has 8 GPUs, so that every eighth rank is on another node.
     eight_nodes = dist.new_group(list(range(0, 64, 8)))
@@ -200,6 +213,7 @@ def _mesh_rows() -> Iterator[Row]:
             mesh = DeviceMesh("cpu", list(range(ranks)), _init_backend=False)
             meshes[ranks] = mesh
             topologies[ranks] = model.MeshTopoInfo.build_from_mesh(mesh)
+    # A mesh has one dimension, whose number is 0.
     for ranks, size in product(RANKS, SIZES):
         message_us = model.allreduce_cost(size / GIB, topologies[ranks], 0)
         yield "mesh", "seconds", "all_reduce", "H100", ranks, size, message_us / 1e6
@@ -255,7 +269,9 @@ def profile_of(samples: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
 def _profile_rows() -> Iterator[Row]:
     """Yield what a profile estimates for all_reduce.
 
-    The profiles are `SEEN`, one with three samples of 1 MiB, and one that has an all_gather, too.
+    The profiles are `SEEN`, one with three samples of 1 MiB, and one that has an all_gather, too. The
+    second one shows which of different samples count. The third one shows what the all_gather changes
+    for a message of more than twice the largest size that was seen.
     """
     three_samples = {MIB: (900e-6, 100e-6, 100e-6)}
     with_all_gather = {
@@ -281,11 +297,13 @@ def _roofline_rows() -> Iterator[Row]:
     from torch._inductor.analysis import device_info
     from torch.utils import _runtime_estimation as model
 
+    # A product of square matrices of 8192 rows.
     flops = 2 * 8192**3
     name_h100 = patch.object(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     with pretended("H100"), name_h100:
         product_ns = model.flops_to_ns(flops, torch.bfloat16)
         tera_flops_per_s = {
+            # FLOPs in a nanosecond are 1e9 in a second.
             "product": flops / product_ns / 1e3,
             "bf16": device_info.datasheet_tops(torch.bfloat16) or 0,
             "fp32": device_info.datasheet_tops(torch.float32) or 0,

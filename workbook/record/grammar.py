@@ -573,7 +573,8 @@ def _wanted(
     from workbook.record.kinds import KINDS
     from workbook.record.needs import NEEDS
 
-    # The kinds are known only once they are imported, which needs torch.
+    # The check of this key is added to the global `KEYS` here, because the kinds are known only once they are
+    # imported, which needs torch.
     KEYS["measure"] = one_of(list(KINDS))
     for position, described in enumerate(suite.points):
         where = f"{suite.file}: points[{position}]"

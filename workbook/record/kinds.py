@@ -74,7 +74,11 @@ for _part, _make in (
 
 @kind("drift", needs.DRIFT)
 def drift(here: Here, moment: str, side: int, size: Sequence[int]) -> Iterator[Point]:
-    """Yield what a session measures before all other points, or after them: moments start and end."""
+    """Yield what a session measures before all other points, or after them: moments start and end.
+
+    It is a product of matrices with ``side`` rows, and a copy of ``size`` bytes. A size in a file is read
+    as a sequence, here of one number.
+    """
     measure = partial(speed.measure_drift, moment, here.device, side, *size)
     name = f"s{here.session}-{moment}"
     yield Point("drift", name, measure, needs.DRIFT.seconds())

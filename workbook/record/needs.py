@@ -129,10 +129,16 @@ def training_beside_s(budget: Budget, network: str, batch: int, settings: int) -
         How many settings are compared, of which each round has an iteration.
     """
     iteration_s = batch * IMAGE_S.get(network, IMAGE_S["resnet50"])
+    # The budget counts from the end of the warm-up, which `WARMTH` adds.
+    budget_s = WARMTH * budget.max_s
+    # The fewest rounds are measured even where they exceed the budget. They follow the rounds of the
+    # warm-up.
     fewest_rounds = budget.warmup + budget.min_repeats
     fewest_s = fewest_rounds * settings * iteration_s
-    # The network is built, and one iteration shows the order of its gradients.
-    return 2 * BUILD_S + max(WARMTH * budget.max_s, fewest_s)
+    # Before that the network is built. A first iteration then shows the order of its gradients, which is
+    # expected to take as long as the building.
+    tried_s = BUILD_S
+    return BUILD_S + tried_s + max(budget_s, fewest_s)
 
 
 def convergences_s(epochs: int) -> float:
@@ -156,7 +162,7 @@ def campaign_s(iterations: int, message_s: float) -> float:
     Parameters
     ----------
     iterations : int
-        How many iterations are left.
+        How many iterations are left. With 0, no lab is set up.
     message_s : float
         The seconds of a message with all gradients of the largest network. An iteration is expected to
         compute for as long as its messages take.
@@ -176,8 +182,9 @@ def calibration_s(samples_s: Sequence[float], max_s: float) -> float:
     max_s : float
         The budget of each size.
     """
-    # The warm-up and two repeats are measured even where these exceed the budget.
-    return LAB_LAUNCH_S + sum(max(3 * sample_s, max_s) for sample_s in samples_s)
+    # The warm-up and two repeats, three samples, are measured even where they exceed the budget.
+    sizes_s = [max(3 * sample_s, max_s) for sample_s in samples_s]
+    return LAB_LAUNCH_S + sum(sizes_s)
 
 
 def predicted_s(cases: int) -> float:
@@ -305,8 +312,10 @@ def table() -> str:
         also = [*(row.packages or {}).values()]
         if row.needs_network:
             also.append("torchvision, for its networks")
+        # A name with a space is no kind of point in a file, but a part of a campaign.
+        shown_name = name if " " in name else f"`{name}`"
         cells = [
-            f"`{name}`" if " " not in name else name,
+            shown_name,
             row.gpus.value,
             row.ranks,
             row.lab.value,

@@ -25,13 +25,16 @@ from ddlkit.store import machine
 EXPECTED_S = 8.0
 """The most seconds that a check is expected to take. The engine ends one that hangs."""
 OVERLAP = 0.9
-"""A stand-in that runs next to a smaller share of a product does not overlap with it."""
+"""A stand-in that runs next to at most this share of a product does not overlap with it."""
 NVIDIA = ("NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS")
 HARMFUL = ("PYTORCH_NO_CUDA_MEMORY_CACHING", *NVIDIA)
 """Environment variables that change what is measured."""
 
 Check = Callable[[str], str]
-"""Takes a device and returns a description of its state. Raises an error if something does not work."""
+"""Takes a device, "cpu" or "cuda", and returns a description of its state.
+
+All checks take the device, so that they can be called alike, even if a check does not depend on it.
+Raises an error if something does not work."""
 
 
 def preflight(device: str) -> int:
@@ -94,6 +97,7 @@ def _run_check(name: str, check: Check, device: str) -> Tables:
 def environment(device: str) -> str:
     """Return which commit runs. Raises UserError if a recording would be wrong or ranks could not talk."""
     harmful = [name for name in HARMFUL if os.environ.get(name)]
+    # These values hide all GPUs. Without the variable, all are seen.
     if device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         harmful.append("CUDA_VISIBLE_DEVICES")
     if harmful:
@@ -105,7 +109,7 @@ def environment(device: str) -> str:
         raise UserError(
             "commit unknown, and every stamp would say so: set DDLKIT_COMMIT"
         )
-    # In a new network namespace, 127.0.0.1 is down. This call then raises an error.
+    # Ranks meet at 127.0.0.1, which is down in a new network namespace. This call then raises an error.
     free_port()
     return f"commit {commit}, loopback answers"
 
@@ -139,8 +143,19 @@ PRODUCT_SIZE = 2048
 def stand_in(device: str) -> str:
     """Return the compiled size of the stand-in, and its overlap with a product of matrices.
 
-    Raises UserError if torch sees no GPU, if the stand-in does not compile, and if it does not run at the
-    same time as the product.
+    The stand-in is a kernel that loads the GPU as NCCL's communication kernel does. Points of contention and
+    of sharing need the two to run at the same time.
+
+    Parameters
+    ----------
+    device : str
+        Not used, as the stand-in runs on a GPU only. Every `Check` takes the device.
+
+    Raises
+    ------
+    UserError
+        If torch sees no GPU, if the stand-in does not compile, and if it does not run at the same time as
+        the product.
     """
     import torch
 
@@ -159,11 +174,13 @@ def stand_in(device: str) -> str:
     def multiply() -> object:
         return matrix @ matrix
 
+    # Alone first, because the first product loads and allocates, which it cannot do beside the stand-in.
     neighbour.beside(None, multiply)
     footprint = Footprint(blocks=8, threads=512)
     # The first try loads the kernel, which takes turns with the product.
     for _ in range(neighbour.chances):
         _, read = neighbour.beside(footprint, multiply)
+        # The traffic can be read once the product has ended.
         torch.cuda.synchronize()
         overlap = read().overlap_share
         if overlap > OVERLAP:

@@ -249,13 +249,19 @@ class Script:
         Nothing overlaps, and the bytes travel twice each way.
         """
         case = self.case
-        # Twice 8 bits for each byte. Where the rate is unknown, 100 MB/s are assumed.
-        s_per_byte = 16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
+        # Where the rate of the link is unknown, 100 MB/s are assumed.
+        s_per_byte = 1e-8
+        if case.link_bits_per_s:
+            # Twice the 8 bits of a byte.
+            s_per_byte = 16 / case.link_bits_per_s
+        # An all-gather, by which sparse gradients are sent, brings a rank the bytes of all ranks.
         copies = case.workers if self.kept else 1
-        wire_s = sum(self.sent_bytes) * s_per_byte * copies
-        # A step of a collective asks first, so that it takes a round trip.
-        wire_s += len(self.bytes) * 4 * case.workers * one_way_delay_s(case.link)
-        return self.compute_s * case.straggler + wire_s + SETTLE_S
+        bytes_s = sum(self.sent_bytes) * s_per_byte * copies
+        # A ring has about 2 N steps. A step asks first, so that it takes a round trip, which is two ways.
+        steps = 2 * case.workers * len(self.bytes)
+        delays_s = steps * 2 * one_way_delay_s(case.link)
+        messages_s = bytes_s + delays_s
+        return self.compute_s * case.straggler + messages_s + SETTLE_S
 
     def played_by(self, rank: int) -> Script:
         """Return the script of a rank. The last rank is the straggler, if there is one."""
@@ -417,7 +423,8 @@ class _Messages:
         self._script = script
         self._ranks = me.world_size
         self._works: list[dist.Work] = []
-        # Each rank sends its number, counted from 1, so that sums and gathered parts can be checked.
+        # Each rank sends its number, counted from 1, so that sums and gathered parts can be checked. Sums
+        # take the place of what was sent.
         own_value = me.rank + 1.0
         self._dense: list[torch.Tensor] = []
         self._sparse: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
@@ -507,7 +514,9 @@ def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
     script = script.played_by(me.rank)
     messages = _Messages(me, script)
     watch = Watch(me.rank)
-    start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
+    # All ranks share the clock of the machine. The common start follows the rank that came here last.
+    arrived_s = peers.slowest([time.perf_counter()])
+    start_s = float(arrived_s[0]) + HEAD_START_S
     recorded_s, sending = _play(script, messages, start_s)
     usage = peers.usage_of_all(replace(watch.usage(), busy=sending.busy))
     messages.check()
@@ -539,6 +548,7 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
             selecting_s += script.selection_s[group]
             selected_s[group] = sleep_until(ready_s + script.selection_s[group])
         if group == 0:
+            # Cores count as busy from here on, as `_iterate` describes it.
             times_before = processor_times()
         posted_s[group] = messages.post(group)
     waited_s, complete_s = messages.wait()
@@ -556,8 +566,8 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
 def make_timeline(script: Script, ranks_s: Floats) -> Timeline:
     """Return the spans of all ranks, in seconds from the common start.
 
-    A collective begins when it is posted and the collective before it has ended. The ``bytes`` of a
-    collective are those that a rank sends.
+    A collective begins right before it is posted, or when the collective before it ends if that is later.
+    The ``bytes`` of a collective are those that a rank sends.
 
     Parameters
     ----------
@@ -652,6 +662,7 @@ def append_iteration(
     row = {
         "case": script.case.key,
         "repeat": repeat,
+        # A round plays each case once.
         "iteration": 0,
         "iteration_s": iteration_s,
         "compute_s": compute_s,

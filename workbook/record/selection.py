@@ -55,6 +55,7 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
     if d < SMALL or k > d // 32:
         return _topk(magnitudes, k, refuse_nan)
     # With groups of sqrt(d / k) elements there are as many groups, d / size, as elements remain, k x size.
+    # The size is rounded to a power of two.
     group_size = min(GROUP, 2 ** round(np.log2(d / k) / 2))
     n_groups = d // group_size
     grouped = magnitudes[: n_groups * group_size].view(n_groups, group_size)
@@ -133,9 +134,12 @@ def _selection_frames(
         # Small tensors are selected from in turn, so that a sample is long enough to be timed.
         n_tensors = max(1, min(MOST_IN_A_ROW, AT_ONCE // elements))
         random = torch.Generator(place).manual_seed(0)
-        numbers = torch.randn(n_tensors, elements, generator=random, device=place)
-        magnitudes = numbers.abs_()
-        flush = torch.ones(clock.FLUSH_BYTES[place.type] // 4, device=place).sum
+        magnitudes = torch.randn(n_tensors, elements, generator=random, device=place)
+        # The absolute values take the place of the numbers.
+        magnitudes.abs_()
+        # Adding up as many numbers as the caches hold drives everything else out of them.
+        cache_filler = torch.ones(clock.FLUSH_BYTES[place.type] // 4, device=place)
+        flush = cache_filler.sum
         for density in densities:
             k = selected(elements, density)
             actions = {
@@ -178,13 +182,13 @@ def cases(
     if brief:
         sizes: Sequence[int] = (1_000, 8 * SMALL)
         densities: Sequence[float] = (1e-3, 0.1)
-        budget = Budget(1, 2, 15, 0.1)
+        budget = Budget(warmup=1, min_repeats=2, max_repeats=15, max_s=0.1)
     else:
         sizes = ELEMENTS
         densities = DENSITIES
         # Kernels of a GPU take milliseconds, so that a well-known median costs little there.
-        on_gpu = Budget(1, 10, 40, 1.0)
-        on_cpu = Budget(1, 6, 15, 5.0)
+        on_gpu = Budget(warmup=1, min_repeats=10, max_repeats=40, max_s=1.0)
+        on_cpu = Budget(warmup=1, min_repeats=6, max_repeats=15, max_s=5.0)
         budget = on_gpu if device == "cuda" else on_cpu
     for size in sizes:
         estimate_s = SELECTIONS.seconds(budget, device, size, len(densities))
@@ -231,6 +235,7 @@ class Group:
         Raises UserError if a gradient is not finite.
         """
         for name, parameter, part in self.parts(self.residual):
+            # The part is a view, so that this changes the residual.
             if parameter.grad is not None:
                 part.add_(parameter.grad)
             if not bool(part.isfinite().all()):
@@ -285,6 +290,7 @@ class PlayedExchange:
     @torch.no_grad()
     def finish(self) -> None:
         """Make each gradient the mean of what all ranks have sent, added up in the order of ranks."""
+        # The same group of each rank.
         for group_of_ranks in zip(*self.ranks, strict=True):
             first = group_of_ranks[0]
             total = torch.zeros_like(first.residual)

@@ -173,6 +173,7 @@ class Run:
                 f"{expected_chunks.sum()} chunks in the time that a message may take; "
                 "ask for a higher rate"
             )
+        # The GPU's timer may see no time at all, by which bytes could not be divided.
         communication_s = max(TICK_S, sum(messages_s))
         _, _, backward_end_s, waited_s, _ = self.marks.seconds().tolist()
         exposed_s = waited_s - backward_end_s

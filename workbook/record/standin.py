@@ -112,6 +112,7 @@ class Traffic:
             return 0.0
         overlap_begin_s = max(self.opened_s, *self.begins_s)
         overlap_end_s = min(self.closed_s, *self.ends_s)
+        # Negative if a block ended before the computation or another block began.
         overlap_s = overlap_end_s - overlap_begin_s
         return max(0.0, overlap_s / (self.closed_s - self.opened_s))
 
@@ -138,6 +139,7 @@ class GpuStandIn:
         image = cubin(f"sm_{gpu.major}{gpu.minor}")
         module = c_void_p()
         _driver("cuModuleLoadData", byref(module), c_char_p(image))
+        # Where torch does not tell the most that a block may have, what every block may have.
         most_bytes = getattr(gpu, "shared_memory_per_block_optin", 48 * KIB)
         self._shared_bytes = min(SHARED_BYTES, most_bytes)
         # GPUs have clusters from Hopper on.
@@ -445,6 +447,7 @@ def _nvrtc() -> ctypes.CDLL:
 
     It is looked for in wheels, then in torch itself, and then where the loader finds it.
     """
+    # Where torch was built without CUDA, any version will do, which the pattern "*" finds.
     version = (torch.version.cuda or "*").partition(".")[0]
     paths = in_wheels(f"*/lib/libnvrtc.so.{version}")
     paths += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")

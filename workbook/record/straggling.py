@@ -360,6 +360,7 @@ class Delays:
             if delay.phase == phase and has_layer:
                 total_s += delay.seconds
         if layer is not None:
+            # The jitter is drawn anew for each layer and phase.
             total_s += self._random.uniform(0, self._jitter_s)
         if self.iteration % 2 == 0:
             return 0.0
@@ -443,7 +444,9 @@ class Batches(Dataset[Tensor]):
 
     def __getitem__(self, number: int) -> Tensor:
         time.sleep(INPUT_S + self.delays.seconds("input"))
-        return torch.randn(self.shape.batch, self.shape.width or 16)
+        # Layers that sleep take inputs of any width.
+        width = self.shape.width or 16
+        return torch.randn(self.shape.batch, width)
 
 
 class SleepingSGD(torch.optim.SGD):
@@ -519,6 +522,7 @@ def record_scenario(name: str, folder: Path, *, with_remedy: bool = False) -> No
         for path in sorted(directory.glob("rank*.json.gz")):
             trace = without_names(json.loads(gzip.decompress(path.read_bytes())))
             document = json.dumps(trace, separators=(",", ":")).encode()
+            # Without a time of modification, the same trace always gives the same file.
             packed = gzip.compress(document, compresslevel=COMPRESSION, mtime=0)
             atomic_write(folder / path.name, packed)
 
@@ -568,17 +572,21 @@ def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        A row for each rank with delays, or one with an empty rank if there is none. Seconds of
-        iterations are medians of those that `iterations_s` returns.
+        A row for each rank and phase with delays, or one with an empty rank and phase if there is
+        none. Seconds of iterations are medians of those that `iterations_s` returns.
     """
     even_s, odd_s = iterations_s(folder)
     layers = MODELS[scenario.model].layers
+    # Delays of several layers are added up, by rank and phase.
     totals_s: dict[tuple[Any, str], float] = {}
     for delay in scenario.inject:
         key = (delay.rank, delay.phase)
         totals_s[key] = totals_s.get(key, 0.0) + delay.total_s(layers)
+    if not totals_s:
+        # A scenario without delays has a row all the same.
+        totals_s[("", "")] = 0.0
     rows = []
-    for (rank, phase), injected_s in (totals_s or {("", ""): 0.0}).items():
+    for (rank, phase), injected_s in totals_s.items():
         rows.append(
             {
                 "scenario": scenario.name,

@@ -104,6 +104,7 @@ class Trained:
 
     def cases(self) -> list[Case]:
         """Return the cases that will be measured if DDP makes the buckets that are asked of it."""
+        # All rows are of one place, and so of one link.
         first = self.collectives.iloc[0]
         return [
             Case(
@@ -124,14 +125,17 @@ class Trained:
         ]
 
     def predicted(self) -> pd.DataFrame:
-        """Return the rows of table ``predicted`` of all cases, by each model.
+        """Return the rows of table ``predicted`` of all cases, by our model and by each rival model.
 
-        Models know all that was measured of the place before. The slowdown need not have been measured.
+        The predictions use the collectives, the layers and the samples that were measured in the place
+        before. They also use the slowdown, how much messages and compute slow each other down, if its table
+        is there.
         """
         slowdown = None
         slowdown_path = table_path(self.out, "slowdown", self.key)
         if store.has_table(slowdown_path):
             slowdown = store.load_table(slowdown_path)
+        # Our model has a cost of its own. Rival models have costs of other forms, such as a straight line.
         calibration = Calibration.of(
             self.collectives, also=rivals.TRIAL_COSTS, slowdown=slowdown
         )
@@ -142,8 +146,9 @@ class Trained:
         for case in self.cases():
             ours = forecast_case(case, workloads, calibration, compute_scatter=scatter)
             rival_costs = calibration.of_case(case).costs_by_form
-            times = rivals.real_times(ours, rival_costs)
-            frames.append(prediction_rows(case, ours, times))
+            # What all models, ours and the rivals, predict for a case that really trains.
+            predicted_s = rivals.real_times(ours, rival_costs)
+            frames.append(prediction_rows(case, ours, predicted_s))
         return pd.concat(frames, ignore_index=True)
 
     def predicted_by(self) -> str:

@@ -253,6 +253,8 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
         lies in its interval. For real training this is the interval of the paired
         prediction, whose two ends have the measured compute time.
     """
+    # Predictions with contention are of real training, whose compute drifts between the
+    # profile and the run. Replays sleep for their compute times.
     if "contention" in cases:
         drifted_s = cases["measured_compute_s"] - cases["predicted_compute_s"]
         drifted_s = drifted_s.where(cases["contention"], 0.0)
@@ -364,6 +366,7 @@ def joined(campaign: Source) -> pd.DataFrame:
     cases["upper_s"] = seconds[OURS, "upper"]
     predicted_compute_s = seconds[OURS, "iteration"] - seconds[OURS, "exposed"]
     cases["predicted_compute_s"] = predicted_compute_s
+    # By this column, intervals of real training are moved by the drift of compute.
     cases["contention"] = cases["kind"] == TRAINING
     counted = _covered_iterations(runs, cases)
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
@@ -497,8 +500,10 @@ def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
     cluster = [cases["network"], cases["link"]]
     of_clusters = differences.groupby(cluster).agg(["sum", "size"])
     n = len(of_clusters)
+    # One row for each resample, of n clusters. Those with more cases weigh more.
     drawn = np.random.default_rng(0).integers(0, n, (10_000, n))
-    sums, sizes = of_clusters.to_numpy()[drawn].sum(axis=1).T
+    of_resamples = of_clusters.to_numpy()[drawn].sum(axis=1)
+    sums, sizes = of_resamples.T
     lower, upper = np.percentile(sums / sizes, [2.5, 97.5])
     return float(differences.mean()), float(lower), float(upper)
 
@@ -640,7 +645,8 @@ def frozen(name: str, campaign: str = "") -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows, with "" where nothing is given.
+        The rows, with "" where nothing is given. ``held`` of goals is therefore a text,
+        "True", "False" or "".
     """
     rows = _rows_of((places.ROOT / "reports" / f"{name}.csv").read_bytes())
     if campaign:
@@ -727,9 +733,11 @@ def goal_counts() -> dict[str, Any]:
 def coverage_of_95() -> pd.DataFrame:
     """Return the coverage of nominal 95% intervals, each measurement once.
 
-    A campaign may have several rows: for single iterations next to medians, for further
-    models, or with disturbed cases. Of rows of one kind of run of one campaign the first
-    is what was reported, except that quiet and disturbed live runs are two measurements.
+    A measurement may have several rows of one campaign and one value of
+    ``replayed_or_real``: for single iterations next to medians, for further models, or
+    for all cases next to the unmarked ones. The first of them is what was reported. The
+    campaign "live" holds two measurements, whose runs were quiet or disturbed. Only the
+    note tells these apart.
 
     Returns
     -------
@@ -738,8 +746,8 @@ def coverage_of_95() -> pd.DataFrame:
     """
     rows = frozen("coverage")
     rows = rows[rows["nominal"] == 0.95]
-    is_disturbed = rows["note"].str.contains("disturbed runs")
-    measurement = [rows["campaign"], rows["replayed_or_real"], is_disturbed]
+    of_disturbed_runs = rows["note"].str.contains("disturbed runs")
+    measurement = [rows["campaign"], rows["replayed_or_real"], of_disturbed_runs]
     return rows.groupby(measurement, sort=False).head(1)
 
 

@@ -120,7 +120,9 @@ def linear_cost(alpha_s: float, beta_s: float) -> SparseGather:
 
     A sparse message is two gathers, one of values and one of indices.
     """
-    s_per_byte = beta_s / (2 * ELEMENT_BYTES * WORKERS * DENSITY)
+    # Of each dense element, all ranks together gather this many bytes on average.
+    gathered_bytes = 2 * ELEMENT_BYTES * WORKERS * DENSITY
+    s_per_byte = beta_s / gathered_bytes
     gather = AlphaBeta(
         alpha_s / 2, s_per_byte, collective="all_gather", workers=WORKERS
     )

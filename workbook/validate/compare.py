@@ -29,9 +29,8 @@ def steps(source: Source) -> pd.DataFrame:
     -------
     DataFrame
         One row for each profile. The columns are ``network``, ``device``,
-        ``precision``,
-        ``batch``, ``ranks``, ``rate`` (FLOP/s, osf Eq 4) and ``c`` (the rate over that of
-        the fastest product, osf Eq 5, NaN if no product was measured).
+        ``precision``, ``batch``, ``ranks``, ``rate`` (FLOP/s, osf Eq 4) and ``c`` (the
+        rate over that of the fastest product, osf Eq 5, NaN if no product was measured).
     """
     profile = ["network", "device", "precision", "batch", "ranks"]
     if not source.has("layers"):
@@ -39,6 +38,7 @@ def steps(source: Source) -> pd.DataFrame:
     layers = source.table("layers").groupby(profile)
     sums = layers[["flops", "forward_s", "backward_s"]].sum()
     layers_s = sums["forward_s"] + sums["backward_s"]
+    # Where the host limited a profile, the time that the GPU itself needs.
     scales = _scales_to_graph(source)
     layers_s *= [scales.get(key, 1.0) for key in sums.index]
     # Backward does twice as many operations as forward.
@@ -65,6 +65,7 @@ def _scales_to_graph(source: Source) -> dict[tuple[object, ...], float]:
         medians = samples.groupby("quantity")["seconds"].median()
         if "graph_iteration" in medians and issue_share(samples) > HOST_BOUND:
             scale = medians["graph_iteration"] / medians["unhooked_iteration"]
+            # The host makes no iteration shorter.
             scales[profile] = min(1.0, float(scale))
     return scales
 
@@ -120,7 +121,7 @@ def _copies(source: Source) -> pd.DataFrame:
     copies = source.table("copies").query("copy in ('memcpy', 'd2d')")
     copies = copies.sort_values("bytes")
     names = "copy of " + copies["bytes"].map(format_bytes)
-    # A copy reads each byte and writes it.
+    # A copy reads each byte and writes it. It has no precision, and a group of its own.
     rates = 2.0 * copies["bytes"] / copies["seconds"]
     return copies.assign(unit="B/s", kernel=names, rate=rates, precision="copies")
 

@@ -66,6 +66,8 @@ def every_case(
                 rows[f"{kind}, {name}"] = cases[f"{model}_{error}"]
                 styles.append(look(model))
     medians = [errors.abs().median() for errors in rows.values()]
+    # Our model has a row of every kind, in their order: recorded and live replays, then
+    # trainings. The other model has none of live runs.
     ours = medians[: len(kinds)]
     others = medians[len(kinds) :]
     figure, ax = plots.canvas(height=4.2)
@@ -130,6 +132,7 @@ def training_errors(cases: pd.DataFrame) -> Figure:
 
     columns = {f"{role}_paired_error": role for role in TRIVIAL}
     errors = 100 * cases[[*columns]].rename(columns=columns)
+    # Titles have no errors. Those of plans with one message are drawn in grey below.
     shown = errors.loc[tested.index].reindex(range(len(names)))
     repeats = 100 * paired_repeatability(cases).reindex(range(len(names)))
     figure, ax = plots.canvas(height=1.5 + 0.28 * len(names))
@@ -141,6 +144,7 @@ def training_errors(cases: pd.DataFrame) -> Figure:
         untested = errors[role].drop(tested.index)
         grey = replace(look(role), color="#b5b5b5")
         plots.points(ax, untested, untested.index, grey, size=4.5)
+        # In place of a legend, each model is named above its marker in the first row.
         first = errors[role].iloc[0]
         named = ax.text(first, rows[0] - 0.35, name, ha="center", va="bottom")
         named.set(color=INK, linespacing=0.95)
@@ -208,6 +212,7 @@ def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
     figure, ax = plots.canvas(height=3.2)
     label = f"error of the step time, {ERROR}"
     plots.error_rows(ax, rows, label=label, styles=styles)
+    # A line between the two rows with slowdowns and the two without.
     ax.axhline(1.5, color=SOFT, linewidth=0.8)
     off = [errors.abs().median() for errors in rows.values()]
     plots.title(

@@ -33,9 +33,8 @@ def of_campaign(campaign: Source) -> pd.DataFrame:
     -------
     DataFrame
         One row for each pair of a network and a link. The columns are ``network``,
-        ``link``, ``plan``,
-        ``advised`` (whether a change is advised) and those of `INTERVALS`, as shares of a step under
-        PyTorch's default.
+        ``link``, ``plan``, ``advised`` (whether a change is advised) and those of
+        `INTERVALS`, as shares of a step under PyTorch's default.
     """
     profiles = campaign.workloads()
     scatter = campaign.compute_scatter()

@@ -175,16 +175,19 @@ class _Samples(NamedTuple):
 
 
 def _samples(labs: Sequence[RingLab], waking: float | None) -> _Samples:
-    """Return the medians of all labs in one table."""
+    """Return the medians of all labs in one table. ``waking`` is as for `fit_rings`."""
     counts = [lab.bytes.size for lab in labs]
     sizes = np.concatenate([lab.bytes for lab in labs])
+    # Errors are squared after they are weighted, so that the squares of a lab's weights add
+    # up to the same sum for every lab. The mean square of all weights is 1.
     lab_weights = np.repeat([count**-0.5 for count in counts], counts)
+    mean_count = sizes.size / len(labs)
     # Logarithms of 0: the plain rate of each link.
     rings = [ring_of(np.zeros(3), lab.named, lab.workers, waking) for lab in labs]
     return _Samples(
         bytes=sizes,
         seconds=np.concatenate([lab.seconds for lab in labs]),
-        weights=lab_weights * np.sqrt(sizes.size / len(labs)),
+        weights=lab_weights * np.sqrt(mean_count),
         link_s_per_byte=np.repeat([ring.link_s_per_byte for ring in rings], counts),
         workers=np.repeat([ring.workers for ring in rings], counts),
         delay_s=np.repeat([ring.delay_s for ring in rings], counts),
@@ -215,7 +218,9 @@ def _residuals(
         prior. Labs with the same number of ranks do not determine the share. The prior
         allows an error of a factor e.
     """
-    software_s, byte_factor, share = np.moveaxis(np.exp(values), -1, 0)[..., None]
+    # One array for each constant, with a further axis for the n sizes.
+    by_constant = np.moveaxis(np.exp(values), -1, 0)
+    software_s, byte_factor, share = by_constant[..., None]
     ring = GlooRing(
         software_s=software_s,
         link_s_per_byte=byte_factor * samples.link_s_per_byte,
@@ -262,6 +267,7 @@ def fit_rings(
 
     def jacobian(values: Floats) -> Floats:
         """Return central differences, shape (n + 1, 3)."""
+        # Each row changes one constant alone.
         step = 1e-5 * np.eye(3)
         differences = residuals(values + step) - residuals(values - step)
         return np.asarray(differences.T / 2e-5)
@@ -270,9 +276,13 @@ def fit_rings(
     first = labs[0]
     steps = 2 * (first.workers - 1)
     software_s = float(first.seconds[0]) / steps - 4 * first.named.delay_s
+    # The delays alone may be longer than the measured time, which leaves nothing to take
+    # the logarithm of.
     log_software = np.log(max(2e-5, software_s))
     # Whether ranks wait for cores at all changes the law abruptly, so that the fit starts
-    # from both sides of this change.
+    # from both sides of this change. In logarithms, the bounds let a round trip have at most
+    # a second of software, a byte differ from its rate by a factor of e^0.5, and a rank take
+    # at most all cores.
     fits = []
     for log_share in (log_share_prior, log_share_prior - np.log(8)):
         start = np.array((log_software, 0.0, log_share))
@@ -297,7 +307,7 @@ def ring_of(
     ----------
     values : ndarray, shape (3,)
         Logarithms, as `fit_rings` returns them.
-    named : Named
+    named : LinkConditions
         The rate, the delay and the burst of the link.
     workers : int
         The number of ranks.

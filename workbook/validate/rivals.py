@@ -124,6 +124,8 @@ def real_times(
     """
     iteration = ours.iteration
     link = iteration.link
+    # The straight line in place of our cost. All else is as in our model, but for the burst
+    # of the link, of which a line knows nothing.
     line_cost, _ = TRIALS[LINE]
     line = replace(
         iteration,
@@ -136,8 +138,9 @@ def real_times(
         copy_s_per_byte=0.0,
         bucket_s=0.0,
     )
+    # The rivals take the iteration without slowdowns, copies and the time of buckets, too.
     seconds = predicted_times(Forecast(bare, None), costs_by_form)
-    # The forecast without slowdowns is BARE, so that its OURS is replaced.
+    # What this calls our model is BARE.
     seconds[BARE] = seconds[OURS]
     seconds[OURS] = times(iteration.prediction)
     seconds[LINE_BESIDE] = times(line.prediction)

@@ -88,7 +88,8 @@ def by_sums_of_waits(traced: TracedTraining, judged: np.ndarray) -> Blamed:
     """Blame the rank that waits least, for what the other ranks wait.
 
     The wait of a rank for a message is what the message takes longer on this rank than on
-    the rank where it is the shortest. Profilers add such waits up over all messages.
+    the rank where it is the shortest. Profilers add such waits up over all messages. The
+    gain is the difference between the ranks that wait longest and least.
     """
     waits_s = _durations_s(traced, judged)
     waits_s -= waits_s.min(axis=1, keepdims=True)
@@ -99,16 +100,19 @@ def by_sums_of_waits(traced: TracedTraining, judged: np.ndarray) -> Blamed:
 
 def by_last_arrivals(traced: TracedTraining, judged: np.ndarray) -> Blamed:
     """Blame the rank that posts the most messages last, which says nothing of a gain."""
-    last = _durations_s(traced, judged).argmin(axis=1)
-    counts = np.bincount(last.ravel(), minlength=traced.schedule.n_ranks)
+    # A message is the shortest on the rank that posts it last, which waits for nobody.
+    last_rank = _durations_s(traced, judged).argmin(axis=1)
+    counts = np.bincount(last_rank.ravel(), minlength=traced.schedule.n_ranks)
     return Blamed(int(counts.argmax()), float("nan"))
 
 
 def by_backward_times(traced: TracedTraining, judged: np.ndarray) -> Blamed:
     """Blame the rank whose backward takes longest, for what it takes more than others.
 
-    Backward as a profiler shows it ends when the last message has ended.
+    Backward as a profiler shows it ends when the last message has ended. The gain is how
+    much longer it takes than on the median of the other ranks.
     """
+    # One row for each rank, one column for each iteration.
     times_s = []
     for trace in traced.traces:
         of_rank_s = []
@@ -123,7 +127,20 @@ def by_backward_times(traced: TracedTraining, judged: np.ndarray) -> Blamed:
 
 
 def _durations_s(traced: TracedTraining, judged: np.ndarray) -> Floats:
-    """Return how long messages of backward took on each rank, shape (J, R, K)."""
+    """Return how long messages of backward took on each rank.
+
+    Parameters
+    ----------
+    traced : TracedTraining
+        A training of I iterations on R ranks, with K messages in each backward pass.
+    judged : ndarray of bool, shape (I,)
+        The iterations to return, which are J.
+
+    Returns
+    -------
+    ndarray, shape (J, R, K)
+        Seconds.
+    """
     durations_s = [
         [
             [m.duration_s for m in iteration.messages if m.in_backward]
@@ -140,7 +157,9 @@ RULES = {
     "last": by_last_arrivals,
     "backward": by_backward_times,
 }
-"""The rules of thumb by the names of their columns."""
+"""The rules of thumb by the names of their columns.
+
+Each takes a training, and of each of its iterations whether it is judged."""
 
 
 # -- the judgement ---------------------------------------------------------------------
@@ -164,12 +183,14 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
         A row of ``judged.csv``.
     """
     traced = training(folder)
+    # The iterations with the delay. Those without it are the truth.
     odd = np.isin(traced.numbers, numbers(traced, 1))
     explained = explanation(traced, numbers(traced, 1))
     odd_s = float(np.median(traced.measured_s[odd]))
     even_s = float(np.median(traced.measured_s[~odd]))
     right = stated.get("right") or {}
     named = explained.straggler or {}
+    # What explain says of the rank that is right to name, even if it names another one.
     of_right = [
         cause
         for cause in explained.causes
@@ -229,8 +250,20 @@ def _remedy_columns(
 def _predicted_s(
     stated: Mapping[str, Any], traced: TracedTraining, cost: MessageCost | None
 ) -> float | None:
-    """Return what the iteration takes with the remedy of a scenario, None if refused."""
+    """Return what the iteration takes with the remedy of a scenario, None if refused.
+
+    Parameters
+    ----------
+    stated : mapping
+        What `scenarios` says of the scenario, which has a remedy.
+    traced : TracedTraining
+        The training without the remedy.
+    cost : MessageCost or None
+        The cost of messages as timed alone on the same link, None without such times.
+    """
     explained = explanation(traced, reference=cost)
+    # Explain itself predicts a faster link. Other buckets are replayed with the cost, and
+    # are refused without one.
     if "link" in stated["remedy"]:
         for remedy in explained.remedies:
             if remedy.setting == LINK_REMEDY:
@@ -276,6 +309,7 @@ def seconds_in_messages(traced: TracedTraining, chosen: np.ndarray) -> Floats:
         ranks but the one that spends least in messages.
     """
     by_rank_s = _durations_s(traced, chosen).sum(axis=2)
+    # The late rank finds the others waiting, so that its messages are short.
     late = np.median(by_rank_s, axis=0).argmin()
     others_s: Floats = np.delete(by_rank_s, late, axis=1).mean(axis=1)
     return others_s
@@ -300,7 +334,9 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
     # Without one of two delays the iteration still has the other one, so that iterations
     # without any delay are no truth of it.
     single = injected[injected["delayed_ranks"] == 1]
-    without_error = (single["without_s"] / single["even_s"] - 1).abs().fillna(np.inf)
+    without_error = (single["without_s"] / single["even_s"] - 1).abs()
+    # A delay of which explain says nothing counts as an infinite error.
+    without_error = without_error.fillna(np.inf)
     truth_s = single["odd_s"] - single["even_s"]
     holds = (single["lower_s"] <= truth_s) & (truth_s <= single["upper_s"])
     return {
@@ -332,6 +368,7 @@ def _share_named(injected: pd.DataFrame) -> float:
 def _share_better(injected: pd.DataFrame) -> float:
     """Return in what share of the delays explain is better than each rule of thumb."""
     truth_s = injected["odd_s"] - injected["even_s"]
+    # A delay of which explain says nothing counts as an infinite error.
     error_s = (injected["gain_s"] - truth_s).abs().fillna(np.inf)
     waits_error_s = (injected["waits_gain_s"] - truth_s).abs()
     backward_error_s = (injected["backward_gain_s"] - truth_s).abs()

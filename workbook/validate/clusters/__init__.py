@@ -178,6 +178,7 @@ def _integers(text: str) -> tuple[int, ...]:
 def _parameter_sizes(frame: pd.DataFrame) -> dict[int, int]:
     """Return the number of elements of each parameter, by the number of its tensor."""
     is_update = frame["OperatorName"] == "aten::_foreach_addcdiv_"
+    # The trace has one update of all parameters at once.
     (update,) = frame[is_update].itertuples()
     # The update takes all parameters, then as many first moments, and then as many roots
     # of second moments.
@@ -189,7 +190,11 @@ def _parameter_sizes(frame: pd.DataFrame) -> dict[int, int]:
 def _parameters_of_layers(
     frame: pd.DataFrame, elements: Mapping[int, int]
 ) -> list[list[int]]:
-    """Return the parameters of each layer, in the order of forward."""
+    """Return the parameters of each layer, in the order of forward.
+
+    ``elements`` has the tensors that are parameters. Operators of ``frame`` without any are
+    no layers.
+    """
     layers = []
     for inputs in frame.loc[frame["stage"] == "forward", "Operator_input"]:
         parameters = [tensor for tensor in inputs if tensor in elements]
@@ -226,6 +231,8 @@ def _ready_gradients(
         if layer:
             pending.remove(layer)
             ready += layer[::-1]
+            # The gradients of a layer are ready together, so that all gaps but that of the
+            # first are 0. The last one of these is the gap to the next layer, which grows.
             gaps_s += [0.0] * len(layer)
     # What follows the last gradient counts towards the last gradient.
     after_s = gaps_s.pop()
@@ -405,8 +412,8 @@ def dense_tables() -> dict[str, Rows]:
     by_name = {}
     for rule in DENSE:
         parts = [part.sort_values("bytes", kind="stable") for part in rows(rule)]
-        test = parts[-1]
-        for name in sorted(set(test["table"])):
+        names = sorted(set(rows(rule).test["table"]))
+        for name in names:
             by_name[name] = Rows(*(part[part["table"] == name] for part in parts))
     return by_name
 

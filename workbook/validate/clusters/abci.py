@@ -137,6 +137,7 @@ def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
         ``measured`` comes before one column for each model.
     """
     configurations = predicted.set_index(["batch", "amp"]).index
+    # The rule of AMP reads the iterations of both precisions on one GPU.
     one_gpu_s = configurations.map(_one_gpu_s(rows(STEPS[1])))
     seconds = predicted[["predicted_s", "measured_s"]]
     further_ms = 1e3 * seconds.sub(one_gpu_s, axis=0)

@@ -90,7 +90,10 @@ OTHERS: dict[str, Callable[[Iteration], float]] = {
 
 
 class _Slows(NamedTuple):
-    """Whether the free number of one of our models slows compute, and messages."""
+    """Whether compute and messages are slowed by the other in one of our models.
+
+    How much is the slowdown, the only free number of a model.
+    """
 
     compute: bool
     messages: bool
@@ -107,7 +110,7 @@ MODELS = {
     "workbook_slowed": 10.0,
     "workbook_shared": 1.0,
 }
-"""All models, and the largest slowdown of those that have one."""
+"""All models with the largest slowdown that is looked for, or 0 for a model without one."""
 
 
 # -- what is known of the machine and of the network ---------------------------------
@@ -148,7 +151,8 @@ def messages(sequence: int, bucket_bytes: int) -> Workload:
     Returns
     -------
     Workload
-        Each message is a tensor. Compute takes 1 s.
+        One tensor for each message, with the bytes of the message. The forward and the
+        backward pass together take 1 s, which `iteration_s` scales.
     """
     options = ImportOptions("cs336_xl", compute_s=1.0, sequence=sequence)
     shapes = import_file(DATA / "specs" / "transformers.csv", options=options)
@@ -164,7 +168,8 @@ def messages(sequence: int, bucket_bytes: int) -> Workload:
     in_this_order = replace(gradients, bytes=gradients.bytes[registered])
     filled = plan.buffer(in_this_order, bucket_bytes)
     buckets = [registered[members] for members in filled.slices]
-    # A bucket is sent when its last gradient is ready.
+    # A bucket is sent when its last gradient is ready. The buckets may be ready in another
+    # order than that in which they are filled.
     sent_s = np.array([gradients.ready_s[bucket].max() for bucket in buckets])
     n_bytes = np.array([gradients.bytes[bucket].sum() for bucket in buckets])
     order = np.argsort(sent_s, kind="stable")
@@ -176,11 +181,13 @@ def _order_in_buckets(layer: str) -> tuple[int, int]:
     """Return a key that sorts layers as they fill buckets.
 
     First are the head and the last norm, then the blocks from the last to the first,
-    and then the embedding of tokens.
+    and then the embedding of tokens. The name of a layer in a block is the number of the
+    block and the kind, such as "3.query".
     """
     block, _, kind = layer.partition(".")
     if kind:
         return -int(block), -REGISTERED.index(kind)
+    # The keys of blocks begin with 0 or a negative number.
     if block == "tokens":
         return 1, 0
     return -(10**9), 0
@@ -198,7 +205,10 @@ def iteration_s(
 ) -> float:
     """Return the predicted seconds of an iteration.
 
-    The models of others hide no copy after backward, and dag knows no buckets.
+    In our models, buckets that have arrived are copied back while others are on their way.
+    In the models of others, all copying back follows backward and communication, as a
+    part of the update. "dag" always sends single gradients, because its equations know
+    no buckets.
 
     Parameters
     ----------
@@ -211,17 +221,27 @@ def iteration_s(
     compute_s : float
         The seconds of forward and backward alone.
     slowdown : float, optional
-        The free number of the model.
+        By how much compute takes longer while a message is under way, relative to its
+        time alone, and messages while compute goes on, as `OURS` has it. The models of
+        others ignore it.
     """
-    has_buckets = bucket_bytes > 0 and name != "dag"
-    workload = messages(sequence, bucket_bytes if has_buckets else 0).scaled(compute_s)
-    # With buckets, gradients are copied in, and copied out after their division.
-    copy_in_s = passes_s(workload.bytes, COPY_PASSES * has_buckets)
-    copy_out_s = passes_s(workload.bytes, COPY_PASSES * (1 + has_buckets))
+    if name == "dag":
+        bucket_bytes = 0
+    workload = messages(sequence, bucket_bytes).scaled(compute_s)
+    # A gradient that is sent alone is divided by the number of ranks in place. With
+    # buckets, gradients are also copied in before they are sent, and copied out after the
+    # division.
+    passes_before = 0
+    passes_after = COPY_PASSES
+    if bucket_bytes:
+        passes_before = COPY_PASSES
+        passes_after = 2 * COPY_PASSES
+    copy_in_s = passes_s(workload.bytes, passes_before)
+    divide_and_copy_s = passes_s(workload.bytes, passes_after)
     update_s = float(passes_s(workload.bytes.sum(), UPDATE_PASSES))
     workload = replace(workload, backward_s=workload.backward_s + copy_in_s)
     if name in OTHERS:
-        after_backward_s = update_s + float(copy_out_s.sum())
+        after_backward_s = update_s + float(divide_and_copy_s.sum())
         whole = replace(workload, update_s=after_backward_s)
         return OTHERS[name](Iteration(whole, plan.none(whole), cost()))
 
@@ -231,10 +251,13 @@ def iteration_s(
         message_slowdown=slowdown if slows.messages else 0.0,
     )
     starts_s, ends_s = link.play(workload.ready_s, link.parts(cost(), workload.bytes))
-    last_ready_s = workload.ready_s[-1:]
-    computed_s = float(link.computed_s(last_ready_s, starts_s, ends_s)[0])
-    # Buckets are copied back one after another, each when backward and its message end.
-    copied_s = group_ends(np.maximum(ends_s, computed_s), copy_out_s)
+    # Backward ends with the last gradient, and later if messages slow compute down.
+    computed_s = link.computed_s(workload.ready_s, starts_s, ends_s)
+    backward_end_s = computed_s[-1]
+    # Buckets are divided and copied back one after another, each once backward and its own
+    # message have ended.
+    arrived_s = np.maximum(ends_s, backward_end_s)
+    copied_s = group_ends(arrived_s, divide_and_copy_s)
     return float(copied_s[-1]) + update_s
 
 
@@ -254,7 +277,7 @@ def compute_times(
     name : str
         The model with which compute is inferred.
     slowdown : float
-        The free number of the model.
+        The slowdown of the model, as `iteration_s` takes it.
     """
     compute_s = {}
     for row in parts.compute.itertuples():
@@ -268,8 +291,9 @@ def compute_times(
         predict_s = partial(
             iteration_s, name, row.sequence, row.bucket_bytes, slowdown=slowdown
         )
+        # Compute cannot take longer than the whole iteration, nor no time at all.
         compute_s[row.batch, row.sequence] = clusters.fitted(
-            predict_s, row.iteration_s, row.iteration_s, least=1e-6
+            predict_s, row.iteration_s, most=row.iteration_s, least=1e-6
         )
     return compute_s
 
@@ -288,7 +312,7 @@ def predicted_s(
     name : str
         The model.
     slowdown : float
-        The free number of the model.
+        The slowdown of the model, as `iteration_s` takes it.
     """
     compute_s = compute_times(parts, name, slowdown)
     iterations_s = []

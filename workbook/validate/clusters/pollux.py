@@ -42,6 +42,8 @@ Files by nodes and ranks have no placement: they do not say how many GPUs a node
 def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
     """Return the W with which a model predicts measured iterations.
 
+    W is the seconds that all bytes take on the link alone, which nobody has timed.
+
     Parameters
     ----------
     model : callable
@@ -54,7 +56,8 @@ def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
     Returns
     -------
     ndarray, shape (..., n)
-        Seconds, found by bisection. They are 0 where no W predicts the iteration.
+        Seconds, found by bisection between 0 and the measured iteration. They are 0 where
+        no such W predicts the iteration.
     """
     compute_s = np.asarray(compute_s, float)
     measured_s = np.asarray(iteration_s, float)
@@ -93,6 +96,9 @@ def norm(gamma: ArrayLike) -> Model:
 
 def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
     """Return the recursion of messages over PyTorch's buckets as a model.
+
+    The message of a bucket starts when the bucket is ready and the message before it has
+    ended. Compute and bytes are divided between the buckets as in a workload.
 
     Parameters
     ----------
@@ -194,12 +200,15 @@ def bert() -> Workload:
     Backward takes 1 s, which the tensors but the embedding share by their elements.
     Forward takes 0.5 s.
     """
+    # 768 wide, with biases in attention.
     attention = [768 * 769] * 4
     feed_forward = [768 * 3072] * 2
     blocks = (feed_forward + attention) * 12
+    # Words, then 512 positions and 2 kinds of segments.
     embedding = 768 * (30_522 + 514)
     elements = np.array([*blocks, embedding])
-    backward_s = np.array([*elements[:-1] / elements[:-1].sum(), 0.0])
+    of_blocks = elements[:-1]
+    backward_s = np.array([*of_blocks / of_blocks.sum(), 0.0])
     return Workload.from_arrays(0.5, backward_s, 4 * elements)
 
 
@@ -228,7 +237,7 @@ classes and 32 pixels."""
 
 
 def timings(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
-    """Return what the models know of n rows.
+    """Return what the models know of n rows: compute, and a row that calibrates each placement.
 
     Parameters
     ----------
@@ -240,8 +249,8 @@ def timings(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
     Returns
     -------
     ndarray, shape (3, n)
-        Seconds. First is C of the row, then C and the iteration of the row that
-        calibrates the same placement.
+        Seconds. First is C, the compute alone, of the row, then C and the iteration of
+        the row that calibrates the same placement.
     """
     compute_s = parts.compute.set_index("batch")["iteration_s"]
     placements = pd.MultiIndex.from_frame(target[PLACE])

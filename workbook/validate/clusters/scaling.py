@@ -131,6 +131,7 @@ def pollux_curves(network: str) -> dict[str, pd.DataFrame]:
     curves = {}
     for (per_node, batch), rows in frame.groupby(["per_node", "batch"]):
         one = frame[(frame["gpus"] == 1) & (frame["batch"] == batch)]
+        # Where nodes have one GPU each, the single GPU is among the rows already.
         steps = pd.concat([one, rows]).drop_duplicates(["gpus", "nodes"])
         curves[f"{per_node:g} a node, batch {batch}"] = steps[
             ["gpus", "nodes", "job", "step_s"]
@@ -186,6 +187,8 @@ def sets() -> dict[str, dict[str, pd.DataFrame]]:
 
 def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame:
     """Return each larger count of curves as it is predicted from each anchor.
+
+    An anchor is a count of several nodes whose measured step the law extrapolates.
 
     Parameters
     ----------
@@ -253,16 +256,16 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     # That no larger count undercuts the anchor's step adds answers with "no" alone.
     if answer == "no" and one_s / lower_s >= WISH:
         answer = "open"
+    # More nodes do not shorten a step, so that the fastest job of the anchor limits it. Beside
+    # a single job, another one may be faster by `SINGLE_JOB_SHARE` at least.
     anchor = result.anchor
     least_s, _ = result.anchor_jobs_s
     if anchor.jobs == 1:
         least_s = min(least_s, anchor.step_s / (1 + SINGLE_JOB_SHARE))
-    rivals = {
-        law: float(scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes))
-        / measured_s
-        - 1
-        for law in scaling.RIVALS
-    }
+    rival_errors = {}
+    for law in scaling.RIVALS:
+        rival_s = scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes)
+        rival_errors[law] = float(rival_s) / measured_s - 1
     return {
         "anchor": anchor.nodes,
         "nodes": nodes,
@@ -283,7 +286,7 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
         "lower_s": lower_s,
         "upper_s": upper_s,
         "least_s": least_s,
-        **rivals,
+        **rival_errors,
     }
 
 
@@ -307,6 +310,7 @@ def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
             {*zip(steps["nodes"], steps["gpus"], strict=True)}
         )
         for nodes, gpus in smaller:
+            # A count with partly used nodes has fewer GPUs on each node than the largest.
             if nodes == 1 or gpus * most_nodes != most_gpus * nodes:
                 continue
             is_left_out = (steps["nodes"] == nodes) & (steps["gpus"] == gpus)
@@ -495,6 +499,7 @@ def _extrapolated(
             # Gathers are promised to four times only.
             continue
         is_asked = (measured.sizes >= 2**20) & (measured.sizes <= 2**26)
+        # Only sizes of the smaller tables, so that none is interpolated.
         sizes = measured.sizes[is_asked & np.isin(measured.sizes, cost.bytes)]
         measured_s = measured.seconds[np.isin(measured.sizes, sizes)]
         unchanged_s = anchor.seconds[np.isin(anchor.sizes, sizes)]

@@ -31,21 +31,26 @@ GROWTHS = (0.0, 1 / 3, 1 / 2, 1.0)
 
 @cache
 def steps_in_sight() -> pd.DataFrame:
-    """Return each step of the sets in sight that is predicted from fewer nodes.
+    """Return each step of the sets in sight that is predicted from an anchor of fewer nodes.
 
-    The table is computed once. Nobody changes it.
+    The sets in sight are those of `scaling.sets`, which were known when the law was chosen. An anchor is
+    the count of nodes whose measured step the law extrapolates. The table is computed once. Nobody
+    changes it.
 
     Returns
     -------
     DataFrame
         One row for each curve, anchor of at least two nodes, and larger count. The columns are
-        ``set``, ``source``, ``ratio`` (of nodes) and, in seconds, ``smallest_s``, ``node_s`` (one whole
-        node, or the smallest placement), ``anchor_s``, ``slowest_s`` (of the anchor and all smaller
-        counts) and ``measured_s``.
+        ``set`` (what is judged together), ``source`` (who published it), ``ratio`` (the nodes over those
+        of the anchor) and, in seconds, ``smallest_s`` (the smallest count of the curve), ``node_s`` (one
+        whole node, or the smallest count if there is none), ``anchor_s``, ``slowest_s`` (of the anchor
+        and all smaller counts) and ``measured_s``.
     """
     rows = []
     for name, curves in scaling.sets().items():
-        # The kinds of steps and of nodes of one source are judged together, networks apart.
+        # A name is the source and, after a comma, what its sets differ in. Those of Pollux are different
+        # networks, which are judged apart. Others are the mean and the median of the same steps, or
+        # different GPUs, which are judged together.
         source = name.partition(",")[0]
         judged_as = name if source == "Pollux" else source
         for steps in curves.values():
@@ -62,10 +67,13 @@ def _predicted_steps(steps: pd.DataFrame) -> list[dict[str, float]]:
     gpus = counts["gpus"].to_numpy()
     step_s = counts["step_s"].to_numpy()
     smallest_s = step_s[0]
-    is_whole = gpus == gpus[-1] / nodes[-1] * nodes
+    # A node is whole if it has as many GPUs as each node of the largest count.
+    gpus_per_node = gpus[-1] / nodes[-1]
+    is_whole = gpus == gpus_per_node * nodes
     whole_node_s = step_s[is_whole & (nodes == 1)]
     node_s = whole_node_s[0] if len(whole_node_s) else smallest_s
     rows = []
+    # Counts with partly used nodes are no anchors, and are not predicted.
     of_several_nodes = np.flatnonzero(is_whole & (nodes > 1))
     for anchor in of_several_nodes:
         is_shown = (nodes <= nodes[anchor]) & (gpus <= gpus[anchor])
@@ -185,7 +193,10 @@ class Candidate:
         return limit_s * (1 + side * self.step_share)
 
     def needed(self, steps: pd.DataFrame) -> Floats:
-        """Return the least number with which the interval contains each step, shape (n,)."""
+        """Return the least number with which the interval contains each step, shape (n,).
+
+        It is `LARGEST_NUMBER` for a step that no smaller number includes.
+        """
         measured_s = steps["measured_s"].to_numpy()
         too_small = np.zeros(len(steps))
         enough = np.full(len(steps), LARGEST_NUMBER)
@@ -244,6 +255,9 @@ class Comparison:
     def judged(self) -> pd.DataFrame:
         """Return how each set is predicted by a number from the other sources.
 
+        A wish asks whether the scaling factor, the step of the smallest count over that of the larger
+        one, is at least `scaling.WISH`. It is answered if both limits of the step agree.
+
         Returns
         -------
         DataFrame
@@ -295,6 +309,7 @@ def compared() -> pd.DataFrame:
         mean = by_set["inside"].mean()
         least = by_set["inside"].min()
         right = by_set["right"].mean()
+        # The limits are those of the criterion in docs/studies.md.
         is_covering = 0.86 <= mean <= 0.94 and least >= 0.85
         rows.append(
             {

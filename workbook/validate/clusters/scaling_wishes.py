@@ -104,6 +104,8 @@ def cases_in_sight() -> pd.DataFrame:
     """
     tables = []
     for name, curves in scaling.sets().items():
+        # As in `steps_in_sight`, the networks of Pollux are judged apart, and other sets of one
+        # source together.
         source = name.partition(",")[0]
         own = scaling.cases(curves, scaling.MOST_TIMES)
         judged_as = name if source == "Pollux" else source
@@ -129,6 +131,7 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
     is_answered, is_yes = _answered(cases, np.ones(len(cases)))
     # What the command leaves open at its own level has to be measured again.
     is_doubtful = is_answered & ~cases["answered_today"].to_numpy(bool)
+    # A source does not choose the width by which it is judged.
     ratios = {name: width_ratio(level, name) for name in cases["source"].unique()}
     is_answered, is_yes = _answered(cases, cases["source"].map(ratios).to_numpy())
     is_answered = is_answered & ~is_doubtful
@@ -207,6 +210,8 @@ def admissible(table: pd.DataFrame) -> list[float]:
     table = table.assign(meets_both=meets_both)
     levels = []
     for level, own in table.groupby("level"):
+        # All sets together and most sets meet both goals, and each source with enough
+        # answers meets that for right ones.
         together = own.loc[own["kind"] == TOGETHER, "meets_both"].all()
         is_source = (own["kind"] == "source") & (own["answers"] >= LEAST_ANSWERS)
         sources = (own.loc[is_source, "right"] >= LEAST_RIGHT).all()
