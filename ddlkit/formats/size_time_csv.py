@@ -20,7 +20,14 @@ from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import LEAST, MOST_WHOLE, format_bytes
 from ddlkit.formats.benchmark_rows import BY_SPELLING
 from ddlkit.formats.contract import KEYS, MessageOptions, MessageTimes
-from ddlkit.store.sheet import SCHEMAS, Column, Schema, Sheet, read_sheet
+from ddlkit.store.sheet import (
+    SCHEMAS,
+    Column,
+    Schema,
+    Sheet,
+    columns_in_words,
+    read_sheet,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -327,7 +334,7 @@ def _only_column(
     """
     advice = f"name it {expected}, or with its unit as in {example}"
     if not candidates:
-        present = ", ".join(sheet.header)[:200]
+        present = columns_in_words(sheet.header)
         sheet.fail(None, expected, f"missing; the columns are {present}: {advice}")
     if len(candidates) > 1:
         names = ", ".join(candidate.name for candidate in candidates)

@@ -457,7 +457,10 @@ def _watch(
             raise UserError(_why_ranks_died(processes, f"job {job}"))
         if time.monotonic() > give_up_s:
             job_in_words = f"job {job} on {ranks} ranks over {place.name}"
-            last_line = f"last line of rank 0: {_last_line(log)}"
+            line = _last_line(log)
+            last_line = (
+                f"last line of rank 0: {line}" if line else "rank 0 printed nothing"
+            )
             raise UserError(
                 f"{job_in_words} was not done after {timeout_s:g} s and was ended "
                 f"({last_line}): run it again while nothing else uses this machine"
@@ -480,6 +483,7 @@ def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
     first = _first_to_die(deaths)
     status = deaths[first]
     line = _last_line(processes[first].log)
+    printed = f"last line: {line}" if line else "it printed nothing"
     of_all = f"of {len(processes)}"
     # If all that died have lost a peer, the cause is a rank that still runs.
     running = [rank for rank, status in enumerate(statuses) if status is None]
@@ -495,7 +499,7 @@ def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
         # The job's name would tell the user nothing about a mistake.
         return f"{line.removeprefix(jobs.ERROR)} (on rank {first} {of_all})"
     ending = jobs.how_it_ended(status)
-    return f"rank {first} {of_all} {ending} in {job}; last line: {line}"
+    return f"rank {first} {of_all} {ending} in {job}; {printed}"
 
 
 def _first_to_die(deaths: Mapping[int, int]) -> int:
@@ -617,9 +621,9 @@ def _lines(log: Path) -> list[str]:
 
 
 def _last_line(log: Path) -> str:
-    """Return the last line of a log that is not blank, or "(none)"."""
+    """Return the last line of a log that is not blank, or "" if there is none."""
     lines = [line.strip() for line in _lines(log) if line.strip()]
-    return lines[-1] if lines else "(none)"
+    return lines[-1] if lines else ""
 
 
 def _show_progress(log: Path, n_shown: int) -> int:

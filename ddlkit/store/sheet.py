@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 MOST_COLUMNS = 1_000
 """Columns of a table. Recorded tables have at most 40, users' own a few more."""
 
+MOST_COLUMNS_NAMED = 12
+"""How many columns of a file an error names."""
 _BEGIN_OF_JSON = re.compile(r'\s*(\{\s*"|\[\s*[\[{])')
 """How a document of JSON begins. No line of column names begins in this way."""
 
@@ -154,6 +156,30 @@ def check_cells(text: str, separators: str, file: str) -> None:
         raise UserError(
             f"{file}: more than {MOST_CELLS} fields: give a part of its rows"
         )
+
+
+def columns_in_words(header: Sequence[str]) -> str:
+    """Return the names of a table's columns, of which a long header shows the first.
+
+    Parameters
+    ----------
+    header : sequence of str
+        The names of all columns.
+
+    Returns
+    -------
+    str
+        The names, separated by commas, and how many more there are.
+
+    Examples
+    --------
+    >>> columns_in_words(["bytes", "rate"])
+    'bytes, rate'
+    """
+    # The first names show what kind of table a file is.
+    first = ", ".join(header[:MOST_COLUMNS_NAMED])
+    n_more = len(header) - MOST_COLUMNS_NAMED
+    return f"{first} and {n_more} more" if n_more > 0 else first
 
 
 def read_sheet(text: str, file: str) -> Sheet:
@@ -551,8 +577,7 @@ class Schema:
         needed = [column.name for column in self.columns if column.default is None]
         missing = [name for name in needed if name not in sheet.header]
         if 2 * len(missing) > len(needed):
-            # A header may be long, and its first names show what kind of table it is.
-            listed = ", ".join(sheet.header)[:200]
+            listed = columns_in_words(sheet.header)
             raise UserError(
                 f"{sheet.file}: is not {kind_in_words(self.name)}: it lacks the columns "
                 f"{', '.join(missing)} (its columns are {listed})"
@@ -626,8 +651,7 @@ def advice_on_missing_column(name: str, header: Sequence[str]) -> str:
                     f"convert the column {present} to {unit_in_words}, and rename it "
                     f"{name}"
                 )
-    # A header may be long, and its first names show what kind of table it is.
-    listed = ", ".join(header)[:200]
+    listed = columns_in_words(header)
     return (
         f"add it, or rename the column that has its values (the columns of the file are "
         f"{listed})"

@@ -224,9 +224,11 @@ class SendingTraining:
     def hooked(self) -> Iterator[None]:
         """Send gradients when they become ready, and have the update wait for them."""
         handle = self.training.optimizer.register_step_pre_hook(self._wait)
-        with self.training.watched(lambda _: None, self._ready):
-            yield
-        handle.remove()
+        try:
+            with self.training.watched(lambda _: None, self._ready):
+                yield
+        finally:
+            handle.remove()
 
     def iterate(self, setting: Setting) -> Run:
         """Do one iteration and return it. Must be called within `hooked`."""
