@@ -102,6 +102,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 def _draw_printed(ax: Axes, rows: pd.DataFrame) -> None:
     """Draw a dotted line at each printed loss, the second one thicker."""
     printed = rows.dropna(subset="paper").drop_duplicates("network")
+    # There are two printed losses in the panel of the running loss, and none in the others.
     for width, row in zip((1, 2), printed.itertuples(), strict=False):
         ax.axhline(
             row.paper,
