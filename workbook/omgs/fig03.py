@@ -132,6 +132,11 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
 
     They are of the networks of which every method of TITLES has SEEDS seeds, and of all
     methods that have as many.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `measured` returned.
     """
     seeds = frame.groupby(["network", "method"])["seed"].transform("nunique")
     enough = frame[seeds >= SEEDS]
@@ -147,7 +152,7 @@ def final(frame: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     frame : DataFrame
-        The `numbers`.
+        What `numbers` returned.
 
     Returns
     -------
@@ -173,6 +178,11 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
     """Return the score of OMGS-SGD over the score of dense training.
 
     The ratios are of the last epoch, by network, machine and seed.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
     """
     training = ["network", "machine", "seed"]
     scores = _last(frame).pivot(index=training, columns="method", values="score")
@@ -180,9 +190,14 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the learning curves of `numbers`, a panel a network.
+    """Draw the learning curves, a panel a network.
 
     The headings say the last score of OMGS-SGD over that of dense training.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
     """
     mean_ratios = ratios(frame).groupby(level="network").mean()
     message = (
