@@ -64,6 +64,7 @@ def in_labs() -> list[pd.DataFrame]:
         regimes.append(phases.in_lab(Lab.load(campaign), negotiated=False))
     regime = pd.concat(regimes, ignore_index=True)
     is_shown = regime["network"].isin(TWO) & (regime["workers"] == 4)
+    # A stable sort keeps the phases of a case in their order.
     regime = regime[is_shown].sort_values(by_buffer.KEYS, kind="stable")
 
     labs = {"measured": cheap, "regime": regime}
@@ -97,7 +98,8 @@ def numbers() -> pd.DataFrame:
         frame[f"{name}_over_unfused"] = frame[column] / total_unfused_s
     growth = 1 + claimed("osf-fig07-vgg16") / 100
     printed = printed_at(frame, growth, network="VGG16", buffer_bytes=GB)
-    # The paper's number is drawn on the cluster and in the regime alone.
+    # The paper's number is drawn on the cluster and in the regime alone. In the other lab
+    # ("measured"), start-ups are cheaper than on the cluster.
     return frame.assign(paper_over_unfused=printed.where(frame["look"] != "measured"))
 
 

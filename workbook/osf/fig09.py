@@ -38,7 +38,8 @@ def numbers(trained: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     trained : DataFrame
-        The recorded trainings, a row for each training, epoch and set of images.
+        The recorded trainings, which are the table ``convergence`` of a machine: a row for
+        each training, epoch and set of images.
 
     Returns
     -------

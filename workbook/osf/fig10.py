@@ -57,10 +57,10 @@ def numbers(
     Parameters
     ----------
     collectives : DataFrame
-        The samples of collectives from which the costs are made.
+        The samples from which the costs are made, a machine's table ``collectives``.
     tensors : DataFrame
-        The samples of another run, which the costs predict. A cost has never seen the
-        size that it predicts.
+        The samples of another run, which the costs predict, the machine's table
+        ``tensors``. A cost has never seen the size that it predicts.
     network : str
         The network.
     models : sequence of str, optional

@@ -169,10 +169,16 @@ class Fitted:
             compute_s[:, None, None] * ready_shares, message_s[None]
         )
         slowdown = self.felt * kernel_slowdowns().to_numpy()[:, None]
+        # Messages take no time of a processor in this model.
         software_s = np.zeros(sent_s.shape)
         _, ends_s = one_by_one(
-            ready_s, software_s, sent_s, 0.0, slowdown, self.messages
+            ready_s,
+            software_s,
+            sent_s,
+            slowdown=slowdown,
+            message_slowdown=self.messages,
         )
+        # The iteration ends with its last message.
         return ends_s[..., -1]
 
     def iteration(self, network: str, batch: int, configuration: str) -> Iteration:
@@ -231,6 +237,7 @@ def fitted(slowdowns: str) -> Fitted:
         ]
     )
     n = len(networks)
+    # Both slowdowns are 0 or more, and the times of compute 10 ns or more.
     lower = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
     solution = least_squares(
         _residuals,
