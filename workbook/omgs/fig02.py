@@ -31,11 +31,12 @@ def draw(
     Parameters
     ----------
     selecting : mapping of str to Fit
-        The fits of a selection by their form.
+        The fits of a selection by their form, made from the samples at DENSITY.
     gathering : sequence of Fit
         The fits of an all-gather. All have the same samples.
     measured : DataFrame
-        Samples of selections, with columns ``elements``, ``density`` and ``seconds``.
+        Samples of selections at all densities, with the columns ``elements``, ``density``
+        and ``seconds`` of a machine's table ``selection``.
 
     Returns
     -------

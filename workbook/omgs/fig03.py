@@ -79,6 +79,7 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     names = rows["method"].map(TITLES)
     perplexity = np.exp(rows["loss"])
     steps = rows["epoch"] * (rows["images"] // rows["batch"])
+    # In each step, every rank sends as many of the parameters as ``selected`` says.
     sends = steps * rows["ranks"] * rows["selected"] / rows["parameters"]
     columns = {
         "network": rows["network"].map(LEARNED),

@@ -187,6 +187,8 @@ def _by_algorithm(
     # from rounding the dilation.
     startup_s = float(f"{gather.startup_s() / stretch:.2g}")
 
+    # The ends of a plan's groups are joined with semicolons.
+    n_messages = played["ends"].str.count(";") + 1
     times_s = _replayed_s(played, workload, workloads, selections)
     replays = played.assign(
         **{name: lab_s / stretch for name, lab_s in times_s.items()}
@@ -194,7 +196,7 @@ def _by_algorithm(
     replays = replays.assign(
         network=network,
         startup_s=startup_s,
-        messages=played["ends"].str.count(";") + 1,
+        messages=n_messages,
     )
 
     selection = selections[sparse_case.selection_sha256]
