@@ -56,6 +56,11 @@ COMPARED = {"ddp": "PyTorch's default buckets", "exact": "The best plan"}
 def default_costs(example: Example) -> tuple[Figure, pd.DataFrame]:
     """Draw a step of the running example under PyTorch's default buckets and under the best plan.
 
+    Parameters
+    ----------
+    example : Example
+        The running example, as `workbook.course.example.load` returns it.
+
     Returns
     -------
     figure : Figure
@@ -78,6 +83,8 @@ def default_costs(example: Example) -> tuple[Figure, pd.DataFrame]:
     best_s = timelines["exact"].duration_s
     scale, unit = time_unit(default_s)
     for ax, timeline in zip(axes, timelines.values(), strict=True):
+        # The times that `gantt` writes above a timeline are marked in it instead, with room
+        # for the end of the longer step at its right.
         ax.set_title("", loc="right")
         ax.set_xlim(0, 1.14 * scale * default_s)
         _mark_end(ax, scale * timeline.duration_s, unit)
@@ -99,7 +106,10 @@ def _mark_end(ax: Axes, end: float, unit: str) -> None:
 
 
 def _mark_exposed(ax: Axes, timeline: Timeline, scale: float, unit: str) -> None:
-    """Outline in the row of compute where it waits for communication."""
+    """Outline in the row of compute where it waits for communication.
+
+    ``scale`` times seconds are in ``unit``.
+    """
     edge = look("all_reduce").color
     computing = scale * (timeline.spans(COMPUTE) - timeline.start_s.min())
     for begin, end in zip(computing[:-1, 1], computing[1:, 0], strict=True):

@@ -93,7 +93,8 @@ def osf_factor(nodes: int) -> float:
         "alpha_beta", shown["bytes"].to_numpy(float), shown["seconds"].to_numpy()
     ).cost
     ranks = 4 * nodes
-    # Eq 7 has 2 (N - 1) / N times the bytes of a gradient on each link.
+    # Eq 7 has 2 (N - 1) / N times the bytes of a gradient on each link. The line was fitted
+    # with the 32 ranks of 8 nodes.
     growth = ((ranks - 1) / ranks) / (31 / 32)
     model = weather_model()
     sent_s = line.alpha_s + growth * line.beta_s_per_byte * model.bytes
@@ -110,9 +111,12 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each count, with the columns ``gpus``, ``nodes``, ``measured``, ``shown`` (to the
-        prediction), ``reconstructed``, ``model``, ``lower`` and ``upper``, ``messages_alone``, ``log2`` and
-        ``linear``: scaling factors.
+        One row for each number of GPUs, with the columns ``gpus`` and ``nodes``. Whether the
+        prediction knows its steps is ``shown``, and whether the measured step is
+        ``reconstructed``, as it is on 100 nodes, where some steps had half a batch. All other
+        columns are scaling factors: ``measured``, predicted (``model``, with its interval
+        ``lower`` to ``upper``), if nothing but messages lengthened the step
+        (``messages_alone``), and by the laws ``log2`` and ``linear``.
     """
     result = predicted()
     measured = measured_factors()
@@ -150,6 +154,8 @@ def draw() -> Figure:
     figure, ax = plots.canvas(height=3.4)
     show.scaling_factors(ax, result)
     measured = measured_factors()
+    # The anchor is the most GPUs whose steps the prediction knows. The step on 400 GPUs is
+    # reconstructed, and drawn apart.
     later = measured[(measured.index > result.anchor.gpus) & (measured.index < 400)]
     known = plots.look("measured")
     ax.plot(

@@ -74,6 +74,11 @@ def draw(schedule: Schedule) -> Figure:
 
     Each column is a step, and each row a GPU. Circles compute, squares read, copy or
     communicate, and the critical path is thick.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        When each task of the graph runs.
     """
     figure, ax = plots.canvas(height=3.6)
     _draw_tasks(ax, schedule)
@@ -102,6 +107,7 @@ Positions = Mapping[int, tuple[float, float]]
 
 def _positions(graph: TaskGraph) -> Positions:
     """Return where the tasks are drawn, so that each edge leads to the right."""
+    # A task is in a later column than all tasks that must precede it.
     columns = graph.levels()
     gpus = int(graph.rank.max()) + 1
     # Tasks of all ranks together have the rank -1. They are in the middle of the rows.

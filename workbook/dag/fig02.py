@@ -49,7 +49,13 @@ def numbers() -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw what `numbers` returned."""
+    """Draw the speedups, a panel for each cluster and network.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
+    """
     return speedups.draw_bars(frame, "one GPU")
 
 

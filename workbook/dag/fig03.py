@@ -69,7 +69,13 @@ def numbers() -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw what `numbers` returned."""
+    """Draw the speedups, a panel for each cluster and network.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
+    """
     return speedups.draw_bars(frame, f"one machine of {PER_MACHINE} GPUs")
 
 
@@ -138,6 +144,7 @@ def _efficiency() -> Result:
     Printed are 24 million parameters and 0.0797 s. Neither the precision nor which bytes
     count is stated.
     """
+    # The time is a divisor, so that the least efficiency has the longest time.
     low = _link_use_percent(23.5) * 0.0797 / 0.07975
     high = _link_use_percent(24.5) * 0.0797 / 0.07965
     by_parameters = _link_use_percent(parameter_millions("ResNet50"))
@@ -163,6 +170,7 @@ def _v100_communication() -> Result:
 
     Printed are 24 million parameters and 9.6%.
     """
+    # The efficiency is a divisor, so that the least time has the largest one.
     low_s = V100.sent_s * _link_use_percent(23.5) / 9.65
     high_s = V100.sent_s * _link_use_percent(24.5) / 9.55
     percent = _link_use_percent(parameter_millions("ResNet50"))

@@ -217,7 +217,8 @@ def on_other_links() -> pd.DataFrame:
 def measured_errors(lab: pd.DataFrame) -> pd.Series:
     """Return the mean absolute error of the predictions in %, by network.
 
-    Cases of `measured` that the processor may have slowed do not count.
+    Cases that the processor may have slowed do not count. ``lab`` is what `measured`
+    returned.
     """
     counted = lab[~lab["limited"]]
     return 100 * counted["error"].abs().groupby(counted["network"]).mean()
@@ -232,8 +233,15 @@ def printed_errors() -> pd.Series:
 def numbers(model: pd.DataFrame, lab: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `modelled` and of `measured`, one below the other.
 
-    The column ``grade`` tells them apart. The mean error that the paper prints for the
-    network is ``paper_error_percent``.
+    The column ``grade``, which is "model" or "lab", tells them apart. The mean error that
+    the paper prints for the network is ``paper_error_percent``.
+
+    Parameters
+    ----------
+    model : DataFrame
+        What `modelled` returned.
+    lab : DataFrame
+        What `measured` returned.
     """
     frame = graded(model, lab)
     printed_percent = frame["network"].map(printed_errors())
@@ -278,7 +286,10 @@ def draw(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
 
 
 def _draw_modelled(ax: Axes, rows: pd.DataFrame) -> None:
-    """Draw the modelled speedups of one network by the number of GPUs."""
+    """Draw the modelled speedups of one network by the number of GPUs.
+
+    ``rows`` are those of `modelled`. A speedup is drawn in % of the number of GPUs.
+    """
     speedup = rows.pivot(index="gpus", columns="cluster")
     # Both kinds of panels have the same two colours, in which K80 is slow.
     speedup = speedup.rename(columns={"K80": "slow", "V100": "fast"})
@@ -302,7 +313,17 @@ def _draw_measured(ax: Axes, rows: pd.DataFrame, printed_percent: float) -> None
 
     A line is as long as the mean error that the paper prints, to both sides of the
     prediction. The marker is the measured speedup.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where they are drawn.
+    rows : DataFrame
+        The rows of `measured`, whose column ``case`` has been shortened.
+    printed_percent : float
+        The mean error that the paper prints, in %.
     """
+    # The pivot sorts the cases by their names. They are put back into their order.
     table = rows.pivot(index="case", columns="cluster").loc[rows["case"].unique()]
     predicted = 100 * table["model"] / table["workers"]
     measured_percent = 100 * table["measured"] / table["workers"]

@@ -80,7 +80,8 @@ def draw_bars(bars: pd.DataFrame, reference: str) -> Figure:
     Parameters
     ----------
     bars : DataFrame
-        The rows of `modelled`, with a column ``paper`` of the printed speedups.
+        The rows of `modelled`, with a column ``paper`` of the printed speedups, as
+        ``numbers`` of figures 2 and 3 return them.
     reference : str
         What the speedups are over, as the axis has it, such as "one GPU".
 
@@ -90,6 +91,7 @@ def draw_bars(bars: pd.DataFrame, reference: str) -> Figure:
         A line goes over all compatible settings, and its marker is at the most central
         one.
     """
+    # The fewest GPUs are those that all others are compared with.
     rows = bars[bars["gpus"] > bars["gpus"].min()].replace({"network": SPELLED})
     all_gpus = rows["gpus"].max()
     of_all_gpus = rows.loc[rows["gpus"] == all_gpus, "model"]
@@ -123,5 +125,6 @@ def _draw_panel(ax: Axes, panel: pd.DataFrame, label: str) -> None:
     printed = panel.loc[panel["gpus"] == panel["gpus"].max(), "paper"]
     # Printed values are drawn a little away from the lines, which would hide them.
     plots.points(ax, printed, np.arange(len(frameworks)) + 0.17, "paper", size=5)
+    # The linear speedup is 4: four GPUs are compared with one, or four machines with one.
     ax.set(xlim=(0, 4.3), xticks=range(5))
     ax.label_outer()

@@ -396,6 +396,7 @@ def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
     t_iter = tau_c^(1) + t_c^(1), by Eqs 6-8 and 13-15
     """
     is_merged = np.asarray(merged, bool)
+    # When all that is computed and selected so far ends, and when the last message does.
     compute_s = np.full(is_merged.shape[:-1], instance.forward_s)
     sent_s = np.zeros_like(compute_s)
     # The elements that wait to be sent with a normal layer.
@@ -738,7 +739,8 @@ def find_merged_layers(
     merged = np.zeros(instance.layers, bool)
 
     # The times of the layer that is judged (lines 17-36): when its backward pass begins
-    # and ends, and when the link is free for its message.
+    # and ends, and when the link is free for its message. They count from the start of the
+    # backward pass, at which nothing has been sent.
     begun_s = 0.0
     link_free_s = -np.inf
     # As printed, line 32 reads the backward time of layer 1 instead of layer L.
@@ -762,13 +764,15 @@ def find_merged_layers(
         elif by_code:
             joins = together_ready_s - before_s < started_s
         else:
-            # These are Q3 and Q5 of Eq 24.
+            # These are Q3 and Q5 of Eq 24. With beta d, the start of the message and alpha
+            # make its end.
             waits = apart_ready_s < started_s + instance.beta_s * layers.size[i]
             joins = waits and started_s > together_ready_s
 
         if joins:
             merged[i] = True
             layers.join(i)
+            # The backward pass of layer i is a part of that of layer i - 1 now.
             computed_s = begun_s
             if "index" not in repairs:
                 computed_s += layers.backward_s[0]
@@ -843,6 +847,8 @@ def of_planning(
     """
     smallest_bytes = float(workload.bytes.min())
     all_bytes = float(workload.bytes.sum())
+    # The costs of a table may fall with the size, or rise so steeply that the line through
+    # them would start below 0. Neither alpha nor beta is negative.
     growth_s = max(0.0, cost(all_bytes) - cost(smallest_bytes))
     # With one gradient both sizes are equal.
     s_per_byte = growth_s / max(all_bytes - smallest_bytes, 1.0)

@@ -65,7 +65,7 @@ def draw(timelines: Mapping[str, Timeline]) -> tuple[Figure, pd.DataFrame]:
     Parameters
     ----------
     timelines : mapping of str to Timeline
-        By algorithm.
+        What `modelled` returned.
 
     Returns
     -------
@@ -78,9 +78,11 @@ def draw(timelines: Mapping[str, Timeline]) -> tuple[Figure, pd.DataFrame]:
     topk_s = timelines["TopK-SGD"].duration_s
     for ax, (algorithm, timeline) in zip(figure.axes, timelines.items(), strict=True):
         heading = algorithm
+        # The dense algorithm has a faster link than the others (DENSE_BYTES_PER_S).
         if algorithm == "P-SGD":
             heading += ", 4x rate"
         longer = timeline.duration_s / topk_s - 1
+        # TopK-SGD itself is not compared.
         if longer:
             word = "longer" if longer > 0 else "shorter"
             heading += f": {abs(longer):.0%} {word} than TopK"

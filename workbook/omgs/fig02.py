@@ -31,11 +31,12 @@ def draw(
     Parameters
     ----------
     selecting : mapping of str to Fit
-        The fits of a selection by their form.
+        The fits of a selection by their form, made from the samples at DENSITY.
     gathering : sequence of Fit
         The fits of an all-gather. All have the same samples.
     measured : DataFrame
-        Samples of selections, with columns ``elements``, ``density`` and ``seconds``.
+        Samples of selections at all densities, with the columns ``elements``, ``density``
+        and ``seconds`` of a machine's table ``selection``.
 
     Returns
     -------
@@ -48,6 +49,7 @@ def draw(
         has ranks, or for NODES if the code has none for these.
     """
     code = paper_table("omgs", "code").set_index("id")["value"].astype(float)
+    # All fits have the same ranks and samples, so that the first one stands for them.
     gather = gathering[0]
     nodes = gather.cost.workers
     if nodes is None or f"alpha-{nodes}" not in code:
@@ -55,6 +57,7 @@ def draw(
     # The seven sizes are numbers of elements in one panel, and bytes in the other.
     sizes = np.geomspace(1e3, 1e6, 7).round()
     gamma_s = claimed("omgs-gamma") * sizes * np.log2(sizes)
+    # Both numbers of nodes may be the same, which is drawn once.
     gather_s = {
         n: code[f"alpha-{n}"] + code[f"beta-{n}"] * sizes
         for n in dict.fromkeys((nodes, NODES))
@@ -90,7 +93,19 @@ def draw(
 def _draw_costs(
     ax: Axes, of_code: pd.DataFrame, fits: Mapping[str, Fit], heading: str
 ) -> None:
-    """Draw the costs of the code by size as lines, and fits with their samples."""
+    """Draw the costs of the code by size as lines, and fits with their samples.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where they are drawn.
+    of_code : DataFrame
+        The costs of the code: a row for each size, and a column for each line.
+    fits : mapping of str to Fit
+        The fits by their form.
+    heading : str
+        The heading of the panel.
+    """
     plots.lines(ax, of_code, xlabel="", ylabel="", legend="")
     plots.cost_fit(ax, dict(fits))
     # The axis is logarithmic. The room above the lines is for the legend.

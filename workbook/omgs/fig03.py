@@ -79,6 +79,7 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     names = rows["method"].map(TITLES)
     perplexity = np.exp(rows["loss"])
     steps = rows["epoch"] * (rows["images"] // rows["batch"])
+    # In each step, every rank sends as many of the parameters as ``selected`` says.
     sends = steps * rows["ranks"] * rows["selected"] / rows["parameters"]
     columns = {
         "network": rows["network"].map(LEARNED),
@@ -132,6 +133,11 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
 
     They are of the networks of which every method of TITLES has SEEDS seeds, and of all
     methods that have as many.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `measured` returned.
     """
     seeds = frame.groupby(["network", "method"])["seed"].transform("nunique")
     enough = frame[seeds >= SEEDS]
@@ -147,7 +153,7 @@ def final(frame: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     frame : DataFrame
-        The `numbers`.
+        What `numbers` returned.
 
     Returns
     -------
@@ -173,6 +179,11 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
     """Return the score of OMGS-SGD over the score of dense training.
 
     The ratios are of the last epoch, by network, machine and seed.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
     """
     training = ["network", "machine", "seed"]
     scores = _last(frame).pivot(index=training, columns="method", values="score")
@@ -180,9 +191,14 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the learning curves of `numbers`, a panel a network.
+    """Draw the learning curves, a panel a network.
 
     The headings say the last score of OMGS-SGD over that of dense training.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
     """
     mean_ratios = ratios(frame).groupby(level="network").mean()
     message = (

@@ -187,6 +187,8 @@ def _by_algorithm(
     # from rounding the dilation.
     startup_s = float(f"{gather.startup_s() / stretch:.2g}")
 
+    # The ends of a plan's groups are joined with semicolons.
+    n_messages = played["ends"].str.count(";") + 1
     times_s = _replayed_s(played, workload, workloads, selections)
     replays = played.assign(
         **{name: lab_s / stretch for name, lab_s in times_s.items()}
@@ -194,7 +196,7 @@ def _by_algorithm(
     replays = replays.assign(
         network=network,
         startup_s=startup_s,
-        messages=played["ends"].str.count(";") + 1,
+        messages=n_messages,
     )
 
     selection = selections[sparse_case.selection_sha256]
@@ -289,6 +291,7 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
         s1_paper, s2_paper, less_exposed_paper
             What Tab VI and Section V-E print of these.
     """
+    # The model has no update of the weights.
     model = modelled().assign(where="model", update=0.0)
     lab = frame.assign(where="lab")
     paper_s = model.set_index(["network", "algorithm"])["paper"]
@@ -296,6 +299,7 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
     lab = lab.assign(paper=paper_s.reindex(replayed).to_numpy())
     both = pd.concat([model, lab[model.columns]], ignore_index=True)
 
+    # The ratios compare algorithms, so that each needs a column.
     wide = both.pivot(index=["where", "network"], columns="algorithm")
     iteration_s = wide["iteration"]
     exposed_s = wide["exposed"]
@@ -330,7 +334,13 @@ def _stated_less_exposed() -> dict[str, float]:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw `numbers`: the parts of iterations, modelled, replayed and printed."""
+    """Draw the parts of iterations, modelled, replayed and printed.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
+    """
     in_lab = frame[frame["where"] == "lab"]
     off = 100 * (in_lab["s1"] - in_lab["s1_paper"]).abs()
     message = (
@@ -345,11 +355,16 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _draw_network(ax: Axes, network: str, rows: pd.DataFrame) -> None:
-    """Draw two stacked bars for each of SHOWN, and the printed iteration over them."""
+    """Draw two stacked bars for each of SHOWN, and the printed iteration over them.
+
+    ``rows`` are those of `numbers` of one network.
+    """
     bars = pd.MultiIndex.from_product(
         [SHOWN, ("model", "lab")], names=["algorithm", "where"]
     )
     by_bar = rows.set_index(bars.names).reindex(bars)
+    # A column has the colour of the kind of span that it is named after. Both bars of a
+    # pair have the name of their algorithm.
     parts = by_bar[list(PLAYED)].set_axis(KINDS, axis=1).droplevel("where")
     plots.bars(
         ax,
@@ -359,7 +374,8 @@ def _draw_network(ax: Axes, network: str, rows: pd.DataFrame) -> None:
         legend="",
         pairs="left: model, right: replayed",
     )
-    # Both bars of a pair have the same printed time, which is drawn between them.
+    # Both bars of a pair have the same printed time, which is drawn between them: bars are
+    # at 0, 1, 2, ..., and a pair at 0 and 1.
     paper_s = by_bar["paper"].to_numpy()[::2]
     between = 2 * np.arange(len(SHOWN)) + 0.5
     plots.points(ax, between, paper_s, "paper", size=6)

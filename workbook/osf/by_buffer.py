@@ -147,6 +147,7 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
                 printed = by_quantity["paper"][quantities[0]]
                 plots.points(ax, printed.index, printed, "paper")
             else:
+                # Instead of factors the paper prints how much CSF errs.
                 of_csf = frame["quantity"] == "CSF"
                 largest_error = frame.loc[of_csf, "paper_error"].max()
                 _draw_printed_error(ax, by_quantity, largest_error)
@@ -158,7 +159,11 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
 def _draw_modelled(
     ax: Axes, by_quantity: pd.DataFrame, quantities: Sequence[str]
 ) -> None:
-    """Draw the modelled quantities, the first in its range over all settings."""
+    """Draw the modelled quantities, the first in its range over all settings.
+
+    ``by_quantity`` has a row for each size of the buffer in MB. Its columns have two
+    levels: the column of the figure's table, such as "model_low", and the quantity.
+    """
     shown = list(quantities)
     low = by_quantity["model_low"][shown[:1]]
     high = by_quantity["model_high"][shown[:1]]

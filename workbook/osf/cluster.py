@@ -187,7 +187,15 @@ class PaperSetting:
     def with_buffer(
         self, network: str, capacity: int
     ) -> tuple[Workload, FusionPlan, Floats]:
-        """Return a network's iteration with a fusion buffer, as `fused` does."""
+        """Return a network's iteration with a fusion buffer, as `fused` does.
+
+        Parameters
+        ----------
+        network : str
+            The network.
+        capacity : int
+            The size of the buffer in bytes, or 0 for no fusion.
+        """
         compute_s = self.compute_s(network)
         return fused(network, compute_s, capacity, self.timeout_s, self.unit)
 

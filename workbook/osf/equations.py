@@ -538,6 +538,7 @@ def fused_start_s(
     n = len(sizes)
     start_s = [0.0] * n
     if not literal:
+        # The wait of layer n delays its own message, which is the first.
         start_s[-1] = waited_s[-1]
     for i in range(n - 2, -1, -1):
         link_free_s = start_s[i + 1] + sent_s[i + 1]
@@ -675,6 +676,7 @@ def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> floa
     least. A message that waits for a tensor in vain still leaves before the end of the
     backward pass.
     """
+    # All times are over T_comp.
     constant = 1 / constant_sf
     return constant / max(1.0, constant - 2 / 3 - saved_overhead) - 1
 
@@ -751,7 +753,9 @@ def breakdown(
     _, end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).played_s
     link_free_s = np.concatenate([[0.0], end_s[:-1]])
     begin_s = np.maximum(leave_s, link_free_s)
+    # The first gradient of each group waits from then on for the others.
     first_gradient_s = workload.ready_s[np.array(plan.starts)]
+    # Where several phases go on at once, the first one of the dict counts.
     phases = {
         "ALLREDUCE": _spans(begin_s, end_s),
         "WAIT": _spans(first_gradient_s, ready_s + waited_s),
@@ -783,6 +787,7 @@ def of_timeline(
     of_rank = timeline.select(timeline.rank == rank)
     messages = of_rank.spans(COMMUNICATION)
     backward = of_rank.select(of_rank.kind == "backward")
+    # The first gradient of a group waits in the buffer until the last one is ready.
     group_first_s = []
     group_last_s = []
     for group in np.unique(backward.group):

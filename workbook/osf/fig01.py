@@ -21,6 +21,11 @@ def modelled(setting: PaperSetting) -> dict[str, Timeline]:
     In the first timeline, all gradients are one message, which is ready only when the
     backward pass has ended. In the second one, each layer has a message of its own, which
     is sent during the backward pass.
+
+    Parameters
+    ----------
+    setting : PaperSetting
+        What the paper leaves out of its cluster.
     """
     workload = cluster.workload(REPLACED, setting.compute_s(REPLACED), "layer")
     cost = setting.cost()
@@ -40,7 +45,7 @@ def draw() -> tuple[Figure, pd.DataFrame, float]:
     figure : Figure
         The figure.
     spans : DataFrame
-        The spans that it shows, by the column ``model``.
+        The spans that it shows, by the column ``model``, with ``ratio`` in a column.
     ratio : float
         The backward pass over the forward pass, as osf Eq 4 has it.
     """
@@ -69,6 +74,7 @@ def _backward_over_forward() -> Result:
     sums_s = layers.groupby(recording)[["forward_s", "backward_s"]].sum()
     ratios = sums_s["backward_s"] / sums_s["forward_s"]
 
+    # The first level of the index is the network.
     is_in_table_2 = ratios.index.isin(cluster.measured_names(), level=0)
     ranges = []
     for name, of_network in ratios[is_in_table_2].groupby("network"):

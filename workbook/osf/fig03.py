@@ -53,6 +53,11 @@ CAMPAIGNS = (
 def modelled(setting: PaperSetting) -> pd.DataFrame:
     """Return the scaling factors of the five networks at 32 workers, without fusion.
 
+    Parameters
+    ----------
+    setting : PaperSetting
+        What the paper leaves out of its cluster.
+
     Returns
     -------
     DataFrame
@@ -77,6 +82,8 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
 @lru_cache(maxsize=8)
 def in_lab(campaigns: tuple[str, ...], cost_form: str = EQ7) -> pd.DataFrame:
     """Return the errors of the formulas in all plain replays without fusion.
+
+    A plain replay has equal workers and dense gradients, and sends one message at a time.
 
     Parameters
     ----------
@@ -132,10 +139,14 @@ def numbers() -> pd.DataFrame:
     -------
     DataFrame
         The rows of `modelled` in all compatible settings, and then those of `in_lab`.
-        The column ``grade`` tells them apart.
+        The column ``grade``, which is "model" or "lab", tells them apart. A network that
+        was replayed with expensive start-ups has EXPENSIVE after its name. The printed
+        factor of VGG-16 is ``paper``, and the printed errors of a formula are between
+        ``paper_error_low`` and ``paper_error_high``.
     """
     model = settings.over(modelled, ["network", "quantity"], ["model", "error"])
     cheap = in_lab((CAMPAIGN, LAB))
+    # The figure has rows of their own for these replays.
     expensive = in_lab((REGIMES,))
     expensive = expensive.assign(network=expensive["network"] + EXPENSIVE)
     frame = graded(model, cheap, expensive)
@@ -161,7 +172,13 @@ def spelled(name: str) -> str:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the errors of CSF and of OSF, a panel each, on the cluster and in the lab."""
+    """Draw the errors of CSF and of OSF, a panel each, on the cluster and in the lab.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
+    """
     lab = frame[frame["grade"] == "lab"]
     is_expensive = lab["network"].str.endswith(EXPENSIVE)
     largest_cheap = _largest(lab.loc[~is_expensive, "CSF"])
@@ -191,6 +208,17 @@ def _draw_errors(
     """Draw the least and the largest error of a formula, a row for each network.
 
     On the cluster they are over all compatible settings, and in the lab over all cases.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where they are drawn.
+    frame : DataFrame
+        What `numbers` returned.
+    formula : str
+        One of the values of COLUMNS.
+    printed : (float, float)
+        The least and the largest size of the error that the paper prints, in %.
     """
     model = rows_of(frame, grade="model", quantity=formula).set_index("network")
     model = model.loc[list(FIVE), ["error_low", "error_high"]]
@@ -204,6 +232,8 @@ def _draw_errors(
 
     cases = [*model.index, *replayed.index]
     label = "error of the predicted scaling factor [%]"
+    # Both series are drawn in the middle of their rows, because no row has both. In the
+    # rows of the other series a series is NaN, which draws nothing.
     plots.intervals(
         ax,
         cases,
@@ -220,9 +250,11 @@ def _draw_errors(
 def _order_in_figure(name: str) -> tuple[bool, str, int]:
     """Return the key by which the networks of the lab are sorted.
 
-    Expensive start-ups come last. The length puts ResNet-50 before ResNet-101.
+    Networks with expensive start-ups come last. Then the first letters put the networks of
+    a family together, and the length puts ResNet-50 before ResNet-101.
     """
-    return EXPENSIVE in name, name[:6], len(name)
+    family = name[:6]
+    return EXPENSIVE in name, family, len(name)
 
 
 def _ends_percent(
@@ -257,6 +289,7 @@ def _osf_error_reduction() -> Result:
     least_csf = printed["fig03-csf-error-min"]
     largest_csf = printed["fig03-csf-error-max"]
     largest_osf = printed["fig03-osf-error-max"]
+    # CSF's least error is printed as a whole number, and the others with one decimal.
     largest_ratio = (largest_osf + 0.05) / (least_csf - 0.5)
     least_ratio = (largest_osf - 0.05) / (largest_csf + 0.05)
     note = (
@@ -276,6 +309,11 @@ def _errors_in_lab(expression: str, least_is_worst: bool) -> Result:
 
     The paper says that the start-up "can be measured directly", but not on which
     messages.
+
+    Parameters
+    ----------
+    expression, least_is_worst
+        As of `_error_in_lab`.
     """
     readings = {}
     for cost_form, line in LINES.items():
@@ -302,6 +340,7 @@ def _error_in_lab(cost_form: str, expression: str, least_is_worst: bool) -> Resu
         The values. The note has the worst of them.
     """
     ranked = _ranked_errors(cost_form, expression, least_is_worst)
+    # The ranked values keep the index of `in_lab`.
     worst = in_lab(CAMPAIGNS, cost_form).loc[ranked.index[0]]
     next_worst = ", ".join(f"{value:.3g}" for value in ranked[1:3])
     note = (

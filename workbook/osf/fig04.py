@@ -21,6 +21,11 @@ from workbook.osf.lab import graded, in_labs
 def modelled(setting: PaperSetting) -> pd.DataFrame:
     """Return the scaling factors of two networks by the size of the fusion buffer.
 
+    Parameters
+    ----------
+    setting : PaperSetting
+        What the paper leaves out of its cluster.
+
     Returns
     -------
     DataFrame
@@ -56,7 +61,8 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in all compatible settings, and then those of the lab. Of
+        The rows of `modelled` in all compatible settings, and then those of the lab, which
+        the column ``grade`` ("model" or "lab") tells apart. Of
         ResNet-101 the largest error of each formula is printed (``paper_error``). From
         the factors between ``paper_low`` and ``paper_high``, CSF differs by at most
         this error.
@@ -69,6 +75,7 @@ def numbers() -> pd.DataFrame:
         is_stated = (frame["network"] == "ResNet101") & is_formula
         frame.loc[is_stated, "paper_error"] = claimed(claim) / 100
     csf_error = frame["paper_error"].where(frame["quantity"] == "CSF")
+    # If CSF errs by a share e of the factor, CSF is (1 + e) times the factor.
     return frame.assign(
         paper_low=frame["model"] / (1 + csf_error),
         paper_high=frame["model"] / (1 - csf_error),

@@ -58,6 +58,13 @@ def numbers(slow_rank: float) -> pd.DataFrame:
     ----------
     slow_rank : float
         As of `modelled`.
+
+    Returns
+    -------
+    DataFrame
+        The rows of `modelled` in the best setting, and then those of `phases.in_lab`
+        without a buffer. The column ``grade``, which is "model" or "lab", tells them
+        apart.
     """
     model = modelled(settings.setting(), slow_rank)
     without_buffer = rows_of(phases.in_lab(Lab.load(LAB)), buffer_bytes=0)
@@ -69,12 +76,20 @@ def draw(frame: pd.DataFrame) -> Figure:
 
     From top to bottom: the cluster with equal workers, the cluster with a slower
     worker, and the lab, modelled and measured.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
     """
     is_lab = frame["grade"] == "lab"
     is_slow = frame["slowest"] > 1
     on_cluster = PLACES[""] + np.where(is_slow, ", one slower", ", equal workers")
     place = np.where(is_lab, PLACES["measured"], on_cluster)
+    # All cases of the lab share a panel, so that the name of a bar says which are slow.
     bar = frame["workers"].astype(str) + np.where(is_lab & is_slow, " slow", "")
+    # Panels and bars are drawn in the order of the rows. In descending order, the grade
+    # "model" comes before "lab".
     named = frame.assign(place=place, bar=bar).sort_values(
         ["grade", "slowest", "workers"], ascending=[False, True, True]
     )

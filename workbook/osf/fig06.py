@@ -25,8 +25,17 @@ from workbook.osf.lab import STRETCHED, Lab, graded, in_labs
 def modelled(setting: PaperSetting) -> pd.DataFrame:
     """Return the messages and the scaling factor at 32 workers, by network and buffer.
 
-    A buffer of 0 bytes is no fusion. There is a row for each ``quantity``,
-    "all-reduces" and "SF", with its value in ``model``.
+    Parameters
+    ----------
+    setting : PaperSetting
+        What the paper leaves out of its cluster.
+
+    Returns
+    -------
+    DataFrame
+        A row for each ``network``, ``buffer_bytes`` (0 is no fusion) and ``quantity``,
+        which is "all-reduces", the number of messages, or "SF", the scaling factor. The
+        value is in ``model``.
     """
     cases = {"network": TWO, "buffer_bytes": (0, *BUFFERS)}
     return tidy(partial(by_buffer.modelled, setting), cases)
@@ -38,7 +47,8 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in all compatible settings, and then those of the lab.
+        The rows of `modelled` in all compatible settings, and then those of
+        `by_buffer.in_lab`, which the column ``grade`` ("model" or "lab") tells apart.
         The paper prints how much the factor changes with a buffer of 1 GB
         (``paper_change``). ``paper`` is what this change makes of the modelled factor
         without fusion.
@@ -77,7 +87,8 @@ def changes(frame: pd.DataFrame, network: str) -> dict[str, float]:
     rows = frame[(frame["network"] == network) & (frame["quantity"] != "all-reduces")]
     factors = rows.assign(
         factor=rows["measured"].fillna(rows["model"]),
-        # Only rows of the lab have a look.
+        # Only rows of the lab have a look, which is the key of their link: "measured" or
+        # "regime".
         source=rows["look"].fillna("model"),
     )
     by_buffer_size = factors.pivot_table("factor", "source", "buffer_bytes")
@@ -89,13 +100,20 @@ def changes(frame: pd.DataFrame, network: str) -> dict[str, float]:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the factor by the size of the buffer, modelled, measured and printed."""
+    """Draw the factor by the size of the buffer, modelled, measured and printed.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
+    """
     change = changes(frame, "ResNet101")
     title = (
         "A buffer of 1 GB changes ResNet-101's measured factor by "
         f"{change['regime']:+.0%} with expensive start-ups and by "
         f"{change['measured']:+.0%} with cheap ones"
     )
+    # The name of a drawn quantity is its look, and its label in the legend.
     named = frame.replace({"quantity": {"SF": "model"}})
     return by_buffer.draw(named, ["model"], title)
 
@@ -152,6 +170,7 @@ def _too_long_a_wait() -> Result:
 
     regime = by_buffer.in_lab(Lab.load(REGIMES)).set_index(by_buffer.KEYS)["measured"]
     ratios.append(regime["ResNet101", 100 * MB] / regime["ResNet101", GB])
+    # The note is about ResNet-101 alone.
     stretched = STRETCHED.replace(", VGG-16 2.7", "")
     note = (
         "4 workers: equal, one 10% slower; equal on a link set from a fit (stretched "

@@ -22,6 +22,11 @@ check("osf-fig07-vgg16", "VGG-16: growth of communication time with 1 GB", 100)(
 def modelled(setting: PaperSetting) -> pd.DataFrame:
     """Return the communication time by phase and buffer, at 32 workers.
 
+    Parameters
+    ----------
+    setting : PaperSetting
+        What the paper leaves out of its cluster.
+
     Returns
     -------
     DataFrame
@@ -43,8 +48,12 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
 def in_labs() -> list[pd.DataFrame]:
     """Return the communication time by phase of four workers, for each link of the lab.
 
-    The column ``buffer`` names the size of the buffer, and ``look`` has the key of the
-    link in `workbook.osf.lab.LABS`.
+    Returns
+    -------
+    list of DataFrame
+        The rows of `phases.in_lab`, first over the link with cheap start-ups and then over
+        the one with expensive start-ups. The column ``buffer`` names the size of the
+        buffer, and ``look`` has the key of the link in `workbook.osf.lab.LABS`.
     """
     cheap = phases.in_lab(Lab.load(LAB))
     cheap = cheap[cheap["workers"] == 4].sort_values("buffer_bytes", kind="stable")
@@ -55,6 +64,7 @@ def in_labs() -> list[pd.DataFrame]:
         regimes.append(phases.in_lab(Lab.load(campaign), negotiated=False))
     regime = pd.concat(regimes, ignore_index=True)
     is_shown = regime["network"].isin(TWO) & (regime["workers"] == 4)
+    # A stable sort keeps the phases of a case in their order.
     regime = regime[is_shown].sort_values(by_buffer.KEYS, kind="stable")
 
     labs = {"measured": cheap, "regime": regime}
@@ -71,12 +81,15 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in the best setting, and then those of `in_labs`. Each
-        column of seconds has another one with the ending ``_over_unfused``: the seconds
-        of the phase over all communication of the case without a buffer. The one that
-        is printed is ``paper_over_unfused``.
+        The rows of `modelled` in the best setting, which have modelled times in
+        ``seconds``, and then those of `in_labs`, which have modelled times in ``model_s``
+        and measured times in ``measured_s``. Each of these columns has another one,
+        ``seconds_over_unfused``, ``model_over_unfused`` and ``measured_over_unfused``:
+        the seconds of the phase over all communication of the case without a buffer. The
+        printed one is ``paper_over_unfused``. The column ``grade`` is "model" or "lab".
     """
     frame = graded(modelled(settings.setting()), *in_labs())
+    # Rows of the cluster have no look. Groups whose key is NaN would be left out.
     case = [frame[name].fillna("") for name in ("grade", "look", "network", "slowest")]
     for column in ("seconds", "model_s", "measured_s"):
         unfused_s = frame[column].where(frame["buffer_bytes"] == 0)
@@ -85,7 +98,8 @@ def numbers() -> pd.DataFrame:
         frame[f"{name}_over_unfused"] = frame[column] / total_unfused_s
     growth = 1 + claimed("osf-fig07-vgg16") / 100
     printed = printed_at(frame, growth, network="VGG16", buffer_bytes=GB)
-    # The paper's number is drawn on the cluster and in the regime alone.
+    # The paper's number is drawn on the cluster and in the regime alone. In the other lab
+    # ("measured"), start-ups are cheaper than on the cluster.
     return frame.assign(paper_over_unfused=printed.where(frame["look"] != "measured"))
 
 
@@ -93,16 +107,24 @@ def draw(frame: pd.DataFrame) -> Figure:
     """Draw the phases of equal workers over all communication without a buffer.
 
     The cluster is modelled. The lab is modelled and measured.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        What `numbers` returned.
     """
     frame = frame[frame["slowest"] == 1]
-    # On the cluster the seconds themselves are modelled.
+    # Modelled times are in two columns: in ``model_s`` of the lab, which has measured times,
+    # too, and in ``seconds`` of the cluster, where nothing was measured.
     model = frame["model_over_unfused"].fillna(frame["seconds_over_unfused"])
+    # Only rows of the lab have a look. The key of the cluster in PLACES is "".
+    place = frame["look"].fillna("").map(PLACES)
     named = frame.assign(
         model=model,
         measured=frame["measured_over_unfused"],
         paper=frame["paper_over_unfused"],
         bar=frame["buffer_bytes"].map(buffer_name),
-        place=frame["look"].fillna("").map(PLACES),
+        place=place,
     )
     title = (
         "A buffer of 1 GB adds WAIT; it shortens communication only of ResNet-101, on "

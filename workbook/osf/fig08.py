@@ -33,6 +33,11 @@ WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
 def modelled(setting: PaperSetting) -> pd.DataFrame:
     """Return the scaling factors of VGG-16 by the number of workers, without fusion.
 
+    Parameters
+    ----------
+    setting : PaperSetting
+        What the paper leaves out of its cluster.
+
     Returns
     -------
     DataFrame
@@ -43,6 +48,7 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
 
     def factors(network: str, workers: int) -> dict[str, float]:
         if workers == 1:
+            # One worker sends nothing.
             return {"OSF": 1.0, "CSF": 1.0}
         workload = setting.workload(network)
         cost = setting.cost(workers)
@@ -111,8 +117,14 @@ def _case_in_lab(lab: Lab, case: Case) -> dict[str, Any]:
 def numbers() -> pd.DataFrame:
     """Return the scaling factors of VGG-16, modelled, measured and printed.
 
-    Section 4.1 prints the factors ``paper`` of 32 workers. For the replaced layers
-    Section 1 prints another one, ``paper_section_1``.
+    Returns
+    -------
+    DataFrame
+        The rows of `modelled` in the best setting, and then those of `in_lab`, which the
+        column ``grade`` ("model" or "lab") tells apart. Rows of the lab have the key of
+        their link in PLACES, ``look``. Section 4.1 prints the factors ``paper`` of 32
+        workers. For the replaced layers Section 1 prints another one,
+        ``paper_section_1``.
     """
     frame = graded(modelled(settings.setting()), *in_labs(in_lab, REGIMES_VGG))
     printed = printed_at(frame, claimed("osf-fig08-intro"), network=REPLACED)
@@ -148,9 +160,11 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _row_per_quantity(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return `numbers` with a row for each quantity in the lab, too.
+    """Return `numbers` in the form that the cluster's rows have already.
 
-    Rows of the cluster get the look "".
+    A row of the cluster has one factor in ``model``, whose name is in ``quantity``. A row
+    of the lab has two, OSF in ``model`` and CSF in ``csf``, and becomes two rows. Rows of
+    the cluster get the look "", which is their key in PLACES.
     """
     model = frame[frame["grade"] == "model"].fillna({"look": ""})
     lab = frame[frame["grade"] == "lab"]
@@ -164,7 +178,10 @@ def _row_per_quantity(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw_panel(ax: Axes, rows: pd.DataFrame) -> None:
-    """Draw the factors in one place: lines by model, points measured and printed."""
+    """Draw the factors in one place: lines by model, points measured and printed.
+
+    ``rows`` are those of `_row_per_quantity` with one look.
+    """
     workers = rows["workers"]
     by_quantity = rows.pivot(
         index="workers", columns=["network", "quantity"], values="model"

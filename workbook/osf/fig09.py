@@ -38,7 +38,8 @@ def numbers(trained: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     trained : DataFrame
-        The recorded trainings, a row for each training, epoch and set of images.
+        The recorded trainings, which are the table ``convergence`` of a machine: a row for
+        each training, epoch and set of images.
 
     Returns
     -------
@@ -102,6 +103,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 def _draw_printed(ax: Axes, rows: pd.DataFrame) -> None:
     """Draw a dotted line at each printed loss, the second one thicker."""
     printed = rows.dropna(subset="paper").drop_duplicates("network")
+    # There are two printed losses in the panel of the running loss, and none in the others.
     for width, row in zip((1, 2), printed.itertuples(), strict=False):
         ax.axhline(
             row.paper,

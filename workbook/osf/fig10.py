@@ -57,10 +57,10 @@ def numbers(
     Parameters
     ----------
     collectives : DataFrame
-        The samples of collectives from which the costs are made.
+        The samples from which the costs are made, a machine's table ``collectives``.
     tensors : DataFrame
-        The samples of another run, which the costs predict. A cost has never seen the
-        size that it predicts.
+        The samples of another run, which the costs predict, the machine's table
+        ``tensors``. A cost has never seen the size that it predicts.
     network : str
         The network.
     models : sequence of str, optional
@@ -133,6 +133,7 @@ def _errors(
     first_run_s = samples.groupby("bytes")["seconds"].median()
     repeated = (first_run_s.reindex(measured_s.index) / measured_s - 1).to_numpy()
 
+    # Sizes are ascending in ``measured_s`` and in what `unseen_errors` returns.
     tables = []
     for model in models:
         unseen_sizes, errors = unseen_errors(
@@ -267,8 +268,9 @@ def _outcome(comparisons: pd.DataFrame) -> str:
 def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
     """Draw the errors over one link, and both bandwidth-delay products.
 
-    The difference of the two runs is shaded.
+    The difference of the two runs is shaded. ``rows`` are those of `numbers` over the link.
     """
+    # The difference does not depend on the model, so that the first row of a size has it.
     difference = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
     ax.fill_between(
         difference.index,

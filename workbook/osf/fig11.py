@@ -66,6 +66,11 @@ RIVALS = {CONSTANT: "a 100 MB buffer", RIVAL: "MG-WFBP"}
 def modelled(setting: PaperSetting) -> pd.DataFrame:
     """Return the scaling factors of the five networks by planner.
 
+    Parameters
+    ----------
+    setting : PaperSetting
+        What the paper leaves out of its cluster.
+
     Returns
     -------
     DataFrame
@@ -104,8 +109,16 @@ def _by_planner(workload: Workload, cost: AlphaBeta) -> pd.DataFrame:
 def modelled_gains(setting: PaperSetting) -> pd.DataFrame:
     """Return the gain of each of RULES over the constant buffer and over MG-WFBP.
 
-    There is a row for each ``planner``, the planner that it is compared with (``over``)
-    and ``network``.
+    Parameters
+    ----------
+    setting : PaperSetting
+        What the paper leaves out of its cluster.
+
+    Returns
+    -------
+    DataFrame
+        A row for each ``planner``, the planner that it is compared with (``over``) and
+        ``network``, with the relative ``gain``.
     """
     factors = modelled(setting).pivot(
         index="network", columns="planner", values="model"

@@ -47,13 +47,20 @@ PLACES = {
 
 
 def _calibration(collectives: pd.DataFrame) -> Calibration:
-    """Return costs of messages, with all straight lines among their forms."""
+    """Return costs of messages, with all straight lines among their forms.
+
+    Parameters
+    ----------
+    collectives : DataFrame
+        The samples of collectives of a campaign.
+    """
     calibration = Calibration.of(collectives, also=(EQ7, *OTHER_LINES))
     alone = undisturbed(collectives[collectives["in_flight"] == 1])
     known = {}
     for (link, ranks, collective), rows in alone.groupby(LINK):
         key = (str(link), int(ranks), str(collective))
         medians_s = rows.groupby("bytes")["seconds"].median()
+        # This form has the least relative errors, here of the medians instead of all samples.
         line = fit("alpha_beta", medians_s.index, medians_s, draws=0)
         messages = calibration.known[key]
         costs = {**messages.costs_by_form, RELATIVE_MEDIANS: line.cost}
@@ -126,6 +133,7 @@ class Lab:
         cases = []
         for row in rows:
             case = Case.from_row(row)
+            # Dense gradients, equal workers, and one message at a time.
             is_plain = case.density == case.straggler == case.in_flight == 1
             if case.negotiated == negotiated and (is_plain or not plain):
                 cases.append(case)

@@ -150,7 +150,7 @@ def draw(frame: pd.DataFrame, bar_name: str, label: str, title: str) -> Figure:
     ----------
     frame : DataFrame
         A row for each network, ``place``, ``bar`` and ``phase``, with columns
-        ``model``, ``measured`` and ``paper``.
+        ``model``, ``measured`` and ``paper``, as ``draw`` of Figures 5 and 7 makes them.
     bar_name : str
         What the bars differ by, such as "workers".
     label : str
@@ -193,6 +193,7 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame, bar_name: str, label: str) -> None
             bars.append(by_phase[value].loc[[name], list(PHASES)])
     percent = 100 * pd.concat(bars)
     plots.bars(ax, percent, label=label, stacked=True, legend="", pairs=pairs)
+    # The rows of a bar, one for each phase, have the same printed number or none.
     printed_percent = 100 * rows.groupby("bar")["paper"].max()[names]
     plots.points(ax, ax.get_xticks(), printed_percent, "paper", size=6)
     ax.set_xlabel(xlabel)

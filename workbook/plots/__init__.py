@@ -229,6 +229,7 @@ def paired_bars(
     ax : Axes
         Empty axes below the panels.
     """
+    # The axes after those of the panels are left empty.
     heights = [2.0] * (len(panels) + 1)
     figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
     for ax, (name, (parts, pairs)) in zip(axes, panels.items(), strict=False):
@@ -439,6 +440,7 @@ def heat_maps(
     for ax, (name, panel) in zip(axes.flat, panels.items(), strict=False):
         _heat_map(ax, panel, scale, form)
         heading(ax, name)
+    # The last row may have more axes than panels.
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
     drawn = axes.flat[0].collections[0]
@@ -555,6 +557,7 @@ def samples(
         ylabel = y
         log = ""
     grouped = (factor * frame[y]).groupby(keys)
+    # The share of the samples that a band holds at either side of the median.
     half = percent / 200
     low = grouped.quantile(0.5 - half).unstack()[names]
     high = grouped.quantile(0.5 + half).unstack()[names]

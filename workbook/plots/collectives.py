@@ -18,7 +18,7 @@ def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
     Parameters
     ----------
     samples : DataFrame
-        Measured ``seconds`` by ``bytes`` and ``series``.
+        Measured ``seconds`` by ``bytes`` and ``series``, the name of a link with its ranks.
     medians : DataFrame
         The same columns and ``floor_s``, the least seconds that the link allows, or
         NaN.

@@ -229,7 +229,8 @@ def algorithm_s(
     if algorithm == "ring":
         rate = rate * group.ranks / group.steps(collective)
     else:
-        # The source lists a correction for each power of two from 64 bytes on.
+        # The source lists a correction for each of 24 powers of two from 64 bytes on. Larger
+        # messages are not corrected.
         corrections = [CODE[f"tree-{protocol}-{k}"] for k in range(24)]
         corrections.append(1.0)
         power = np.floor(np.log2(np.maximum(n // 64, 1)))

@@ -42,6 +42,7 @@ def _backward_flop() -> Result:
     # Of each batch alone: the first layer has its share of the FLOP of its own batch.
     profile = ["network", "machine", "device", "precision", "batch"]
     by_profile = rows.groupby(profile)["flops"]
+    # Two gradients for each layer but the first, whose share of the FLOP is taken off.
     ratios = 2 - by_profile.first() / by_profile.sum()
     networks = ", ".join(ratios.index.unique("network"))
     return counted(ratios, f"matrix products, as PyTorch counts them in {networks}")

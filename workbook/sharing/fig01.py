@@ -31,7 +31,7 @@ def numbers(tables: Tables) -> pd.DataFrame:
     Parameters
     ----------
     tables : Tables
-        What a machine measured.
+        What a machine measured, as `recordings.recorded` returns it.
 
     Returns
     -------
@@ -40,6 +40,8 @@ def numbers(tables: Tables) -> pd.DataFrame:
         which says whether the machine offers it, the ``reason`` why not, and the values
         that were ``read_back``. Without a recording there is a single row that says so.
     """
+    # The table "controls" says which controls a machine offers, and the table "control" has
+    # what was read back once each was set.
     if not {"control", "controls"} <= tables.keys():
         return pd.DataFrame([["", "nothing", "not recorded", "none"]], columns=COLUMNS)
     table = tables["controls"][COLUMNS]
@@ -48,7 +50,13 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
 
 def measured(tables: Tables) -> dict[str, str]:
-    """Return by control the values that were read back once it was set."""
+    """Return by control the values that were read back once it was set.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, with the table "control".
+    """
     applied = tables["control"].query("outcome == 'applied'")
     values_by_control = {}
     for control, columns in READ_BACK.items():
@@ -58,7 +66,7 @@ def measured(tables: Tables) -> dict[str, str]:
 
 
 def alike(table: pd.DataFrame) -> pd.DataFrame:
-    """Return `numbers` as readers see them.
+    """Return the table of `numbers` as readers see it.
 
     Controls that have all other columns in common share a row. The heads of the columns
     are words, and a reason "none" is left out.

@@ -42,12 +42,24 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
-    """Return what the figure's CSV holds."""
+    """Return what the figure's CSV holds.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     return shown.as_saved(panels(tables))
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw a heat map of the paper, and one of each link."""
+    """Draw a heat map of the paper, and one of each link.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     times = panels(tables)
     figure = plots.heat_maps(
         shown.maps(times), label="time relative to the default", height=3.3, log=True
@@ -68,7 +80,10 @@ def draw(tables: Tables) -> Figure:
 
 
 def _relative_time(configuration: str) -> Floats:
-    """Return the least and the most that an all-reduce takes over the default."""
+    """Return the least and the most that an all-reduce takes over the default, shape (2,).
+
+    They are the ends of the rounding of a number of figure 2.
+    """
     return float(relative_times()[configuration]) + ROUNDING
 
 
@@ -111,6 +126,7 @@ def _last_allreduce() -> Result:
     times = relative_times()
     slowest = times["4x512"]
     others = times.drop("4x512")
+    # ROUNDING is negative and then positive. The least quotient has the largest divisor.
     least, most = ((slowest + half) / (others - half) for half in ROUNDING)
     note = (
         "from Fig 2, 25 MB; Section 4.3.1 wants what 'finishes fastest': "

@@ -41,7 +41,13 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
-    """Return what the figure's CSV holds, with a panel for each of the paper's kernels."""
+    """Return what the figure's CSV holds, with a panel for each of the paper's kernels.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     paper = [
         shown.cells(str(kernel), rows, "slowdown")
         for kernel, rows in _printed().groupby("kernel", sort=False)
@@ -50,7 +56,13 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw a heat map of the paper, and one of each link."""
+    """Draw a heat map of the paper, and one of each link.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     slowdowns_drawn = panels(tables)
     figure = plots.heat_maps(
         shown.maps(slowdowns_drawn),

@@ -45,12 +45,24 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
-    """Return what the figure's CSV holds."""
+    """Return what the figure's CSV holds.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     return shown.as_saved(panels(tables))
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw heat maps of figures 4 and 8, and one of each link."""
+    """Draw heat maps of figures 4 and 8, and one of each link.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     table = panels(tables)
     figure = plots.heat_maps(
         shown.maps(table, ":\n"),

@@ -31,12 +31,19 @@ Group = dict[str, Timeline]
 
 
 def timelines(tables: Tables) -> list[Group]:
-    """Return the simulated timelines, and those measured on each link."""
+    """Return the simulated timelines, and those measured on each link.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     return [simulated(), *measured(tables)]
 
 
 def simulated() -> Group:
     """Return the timelines of the paper's GPUs by the model."""
+    # In the model "both", compute and messages slow each other down.
     fitted = model.fitted("both")
     network, batch = RESNET
     group = {}
@@ -49,7 +56,13 @@ def simulated() -> Group:
 def measured(tables: Tables) -> list[Group]:
     """Return the timelines of each link on which all ROLES were recorded.
 
-    The best configuration is that of the odd rounds. An emulated link has no timeline.
+    The best configuration is that of the odd rounds, as in figures 6 and 7. An emulated
+    link has no timeline.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
     """
     if "spans" not in tables:
         return []
@@ -64,6 +77,7 @@ def measured(tables: Tables) -> list[Group]:
             gains.loc[gains["gain"].idxmax(), "configuration"],
             min(gains["configuration"], key=least_first),
         )
+        # All gains are of one network and batch, so that any row says which spans they are.
         recorded = _first_timelines(of_cell(tables["spans"], gains.iloc[0]))
         if set(configurations) <= recorded.keys():
             group = {
@@ -76,6 +90,7 @@ def measured(tables: Tables) -> list[Group]:
 
 def _first_timelines(spans: pd.DataFrame) -> dict[str, Timeline]:
     """Return the timeline of each configuration in the first session that has it."""
+    # A task of the same rank that comes again is of a later session.
     first = spans.drop_duplicates(["configuration", "task", "rank"])
     return {
         name: Timeline.from_columns(rows)
@@ -115,7 +130,13 @@ def printed() -> pd.DataFrame:
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
-    """Return what the figure's CSV holds: all timelines, and what the text prints."""
+    """Return what the figure's CSV holds: all timelines, and what the text prints.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     frames = []
     for group in timelines(tables):
         for name, timeline in group.items():
@@ -124,7 +145,13 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw the paper's timelines, and those of the last link."""
+    """Draw the paper's timelines, and those of the last link.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     simulation, *measurements = timelines(tables)
     groups = [simulation, *measurements[-1:]]
     n_roles = len(ROLES)
@@ -154,6 +181,7 @@ def _for_readers(group: Mapping[str, Timeline]) -> Group:
     """Return a group with the names that readers know."""
     renamed = {}
     for name, timeline in group.items():
+        # A name is "where, role: configuration". There may be more commas in "where".
         where, role, configuration = re.split(r", (?=default|best|starved)|: ", name)
         title = f"{readable(where)}, {role}: {readable(configuration)}"
         renamed[title] = timeline

@@ -19,17 +19,35 @@ NETWORK, _ = RESNET
 
 
 def bars(tables: Tables) -> Bars:
-    """Return the parts of an iteration by batch, simulated and measured on each link."""
+    """Return the parts of an iteration by batch, simulated and measured on each link.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     cases = {str(batch): (NETWORK, batch) for batch in BATCHES}
     return {SIMULATED: model.with_best(cases), **measured(tables)}
 
 
 def measured(tables: Tables) -> dict[str, pd.DataFrame]:
-    """Return the bars of each link."""
+    """Return the bars of each link, with a case for each batch.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+
+    Returns
+    -------
+    dict of str to DataFrame
+        `Bars` of the links that have any, by names such as "here, lab:1gbit".
+    """
     by_place: dict[str, pd.DataFrame] = {}
     for link, rows in by_link(tables, "iterations"):
         resnet = rows[rows["network"].isin(OURS)]
-        by_place.update(measured_parts(link, resnet, "batch"))
+        # A link adds its own entry, or none if it has too few cases.
+        by_place |= measured_parts(link, resnet, "batch")
     return by_place
 
 
@@ -71,7 +89,7 @@ def numbers(tables: Tables) -> pd.DataFrame:
     Parameters
     ----------
     tables : Tables
-        What a machine measured.
+        What a machine measured, as `recordings.recorded` returns it.
 
     Returns
     -------
@@ -82,6 +100,7 @@ def numbers(tables: Tables) -> pd.DataFrame:
     """
     table = pd.concat(bars(tables), names=["where", "case"]).reset_index()
     saved = saved_ms()
+    # The names of cases are as in `model.with_best`.
     batch_of_best = {
         f"{batch}, {model.best(NETWORK, batch)}": batch for batch in BATCHES
     }
@@ -103,9 +122,19 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw a panel of bars for the model and for each link, and what the best saves."""
+    """Draw a panel of bars for the model and for each link, and what the best saves.
+
+    The last panel has lines of what the best configuration saves by figure 8 and by the
+    model, and points of what the text prints.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     saved = saved_ms()
     figure, ax = plots.paired_bars(pairs(bars(tables)), label="iteration")
+    # The line of figure 8 has the look of the paper, so that the text needs another one.
     plots.points(
         ax, saved.index, saved["printed"], "line_medians", label="paper's text"
     )

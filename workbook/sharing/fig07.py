@@ -42,20 +42,41 @@ QUANTITIES = {
 
 
 def bars(tables: Tables) -> Bars:
-    """Return the parts of an iteration by network, simulated and measured on each link."""
+    """Return the parts of an iteration by network, simulated and measured on each link.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     networks = dict.fromkeys(throughput().index.get_level_values("network"))
     cases = {name: (name, BATCH) for name in networks}
     return {SIMULATED: model.with_best(cases), **measured(tables)}
 
 
 def measured(tables: Tables) -> dict[str, pd.DataFrame]:
-    """Return the bars of each link, at the middle one of each network's batches."""
+    """Return the bars of each link, with a case for each network.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+
+    Returns
+    -------
+    dict of str to DataFrame
+        `Bars` of the links that have any, by names such as "here, lab:1gbit". They are at
+        the middle one of a network's batches on all links.
+    """
     by_place: dict[str, pd.DataFrame] = {}
+    if "iterations" not in tables:
+        return by_place
+    batches = tables["iterations"].groupby("network")["batch"].unique()
+    middle = batches.map(lambda sizes: sorted(sizes)[len(sizes) // 2])
     for link, rows in by_link(tables, "iterations"):
-        batches = tables["iterations"].groupby("network")["batch"].unique()
-        middle = batches.map(lambda sizes: sorted(sizes)[len(sizes) // 2])
         chosen = rows[rows["batch"] == rows["network"].map(middle)]
-        by_place.update(measured_parts(link, chosen, "network"))
+        # A link adds its own entry, or none if it has too few cases.
+        by_place |= measured_parts(link, chosen, "network")
     return by_place
 
 
@@ -106,9 +127,15 @@ def numbers(tables: Tables) -> pd.DataFrame:
     """Return what the figure's CSV holds.
 
     There is a row for each bar. The simulated bars also have the printed times.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
     """
     table = pd.concat(bars(tables), names=["where", "case"]).reset_index()
     times = printed()
+    # The names of cases are as in `model.with_best`.
     times["case"] = times["network"] + ", " + times["configuration"]
     wide = times.pivot(index="case", columns="quantity", values="paper")
     wide = wide.add_prefix("printed ").add_suffix(" [ms]")

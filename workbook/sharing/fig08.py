@@ -68,7 +68,7 @@ def texts(tables: Tables) -> dict[str, pd.DataFrame]:
     Parameters
     ----------
     tables : Tables
-        What a machine measured.
+        What a machine measured, as `recordings.recorded` returns it.
 
     Returns
     -------
@@ -132,7 +132,7 @@ def best(tables: Tables) -> pd.DataFrame:
     Parameters
     ----------
     tables : Tables
-        What a machine measured.
+        What a machine measured, as `recordings.recorded` returns it.
 
     Returns
     -------
@@ -173,6 +173,7 @@ def _chosen_by_other_rounds(iterations: pd.DataFrame) -> pd.DataFrame:
         others = gain[gain["repeat"] != repeat]
         medians = others.groupby([*CELL, "configuration"])["gain"].median()
         winners = medians.loc[medians.groupby(CELL).idxmax()].reset_index()
+        # Merging by all common columns keeps the winner of each cell alone.
         judged.append(in_round.merge(winners[[*CELL, "configuration"]]))
     rounds = pd.concat(judged)
     chosen = rounds.groupby(CELL)["configuration"]
@@ -185,6 +186,11 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
     There is a row for each gain. The row of a best configuration also has its ``best_gain``,
     ``best_lower`` and ``best_upper``.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
     """
     chosen = best(tables).drop(columns=["network", "batch"])
     chosen = chosen.rename(
@@ -201,7 +207,13 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw the gain of the best configuration, a panel for the paper and each link."""
+    """Draw the gain of the best configuration, a panel for the paper and each link.
+
+    Parameters
+    ----------
+    tables : Tables
+        What a machine measured, as `recordings.recorded` returns it.
+    """
     table = best(tables)
     ours = table[table["panel"] != PAPER]
     printed = table.loc[table["panel"] == PAPER, "gain"]

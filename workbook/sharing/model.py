@@ -169,10 +169,16 @@ class Fitted:
             compute_s[:, None, None] * ready_shares, message_s[None]
         )
         slowdown = self.felt * kernel_slowdowns().to_numpy()[:, None]
+        # Messages take no time of a processor in this model.
         software_s = np.zeros(sent_s.shape)
         _, ends_s = one_by_one(
-            ready_s, software_s, sent_s, 0.0, slowdown, self.messages
+            ready_s,
+            software_s,
+            sent_s,
+            slowdown=slowdown,
+            message_slowdown=self.messages,
         )
+        # The iteration ends with its last message.
         return ends_s[..., -1]
 
     def iteration(self, network: str, batch: int, configuration: str) -> Iteration:
@@ -231,6 +237,7 @@ def fitted(slowdowns: str) -> Fitted:
         ]
     )
     n = len(networks)
+    # Both slowdowns are 0 or more, and the times of compute 10 ns or more.
     lower = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
     solution = least_squares(
         _residuals,
@@ -295,7 +302,10 @@ def _first_guess(log_throughputs: Floats) -> list[float]:
     """Return the unknowns at which the search begins.
 
     An image takes the seconds that each further image adds under the fastest
-    configuration, and the start is small.
+    configuration. The other numbers are guesses: an all-reduce takes 15 ms, both slowdowns
+    are 0.1, and a start takes 1 ms.
+
+    ``log_throughputs`` is as of `_residuals`.
     """
     batches = np.array(FITTED, float)
     between_batches = FITTED[1] - FITTED[0]
@@ -399,6 +409,7 @@ def best(network: str, batch: int) -> str:
 @cache
 def parts_s(network: str, batch: int, configuration: str) -> tuple[float, float, float]:
     """Return the three PARTS of a simulated iteration, in seconds."""
+    # In the model "both", compute and messages slow each other down.
     timeline = fitted("both").iteration(network, batch, configuration).timeline()
     overlap_s = timeline.overlap_s()
     compute_only_s = timeline.busy_s(COMPUTE) - overlap_s

@@ -45,8 +45,8 @@ def measured_parts(
     Returns
     -------
     dict of str to DataFrame
-        `Bars` of a single place. The dict is empty if there are no two cases with both
-        configurations.
+        `Bars` of a single place, "here, " and the link. The dict is empty if there are no
+        two cases with both configurations.
     """
     rows = plain(iterations)
     is_odd = rows["repeat"] % 2 == 1

@@ -109,6 +109,8 @@ def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
     shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
     # A policy "first_last" sends the last message with other resources.
     last = rows["policy"].str.partition("_")[2]
+    # The exposed time goes from the end of the backward pass to the update, which may be
+    # longer than messages were under way. Then nothing overlaps.
     overlap_s = rows["communication_s"] - rows["exposed_communication_s"]
     return rows.assign(
         plan="ddp",
@@ -181,7 +183,7 @@ def one_group(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_cell(rows: pd.DataFrame, cell: pd.Series) -> pd.DataFrame:
-    """Return the rows with the network, batch, plan and link of another row."""
+    """Return the rows with the network, batch, plan and link (CELL) of another row."""
     return rows[(rows[CELL] == [cell[key] for key in CELL]).all(axis=1)]
 
 

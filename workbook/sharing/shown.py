@@ -112,6 +112,7 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
 
 def _parts_of_name(configurations: pd.Series) -> pd.DataFrame:
     """Return which ``row`` and ``column`` of a heat map each configuration has."""
+    # Configurations of a processor are such as "t2-free-normal", and others such as "2x256".
     if configurations.str.startswith("t").any():
         return configurations.str.extract(r"(?P<column>t\d)-(?P<row>.*)")
     shapes = configurations.str.extract(r"(?P<row>\d+)x(?P<column>\d+)")
@@ -168,6 +169,7 @@ def _panel(rows: pd.DataFrame) -> Panel:
     column_names = rows.sort_values("order")["column"].unique()
     row_axis = ""
     column_axis = ""
+    # Rows that are numbers are blocks, and then the columns are threads.
     if isinstance(row_names[0], int | np.integer):
         row_axis = "blocks"
         column_axis = "threads"
