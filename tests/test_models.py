@@ -88,7 +88,7 @@ def test_gradients_become_ready_in_the_order_in_which_ddp_rebuilds(
         {*NET} - {"head.weight" if name == "tied" else ""}
     )
     assert training.precision == {2: "bf16", 4: "fp32", 6: "bf16+fp32"}[sum(n_bytes)]
-    assert "in the same order in the layer profile" in order
+    assert "ready under DDP in the order of the layer profile" in order
     assert set(profile.gradient_bytes // profile.parameters) == n_bytes
     assert (profile.flops > 0).any() and profile.forward_s.sum() > 0
     assert ("no optimizer is given, so SGD with momentum is used" in notes) == (
@@ -197,7 +197,7 @@ def test_what_is_compiled_is_profiled_as_ddp_splits_it() -> None:
     training, profile, order, notes = given("compiled", FEW)
     assert (
         training.ddp
-        and "in the same order in the layer profile" in order
+        and "ready under DDP in the order of the layer profile" in order
         and len(profile.tensor) == 16
     )
     assert (
@@ -219,7 +219,8 @@ def test_what_inductor_compiles_is_measured(
         pytest.skip("compiles for half a minute: --long")
     _, profile, order, _ = given("by_inductor", FEW)
     assert (
-        len(profile.tensor) == 16 and "in the same order in the layer profile" in order
+        len(profile.tensor) == 16
+        and "ready under DDP in the order of the layer profile" in order
     )
 
 
@@ -399,7 +400,9 @@ def test_ranks_that_torchrun_counts_measure_together(tmp_path: Path) -> None:
     words += ["--out", str(tmp_path), "--budget", "0.3s"]
     statuses, said = two_ranks(partial(cli.main, words), tmp_path)
     assert statuses == [0, 0], said
-    assert ["in the same order in the layer profile" in each for each in said] == [
+    assert [
+        "ready under DDP in the order of the layer profile" in each for each in said
+    ] == [
         True,
         False,
     ]

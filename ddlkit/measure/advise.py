@@ -350,13 +350,13 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
             n_differing += 1
     if n_differing:
         return (
-            "gradients become ready in another order in the layer profile than under DDP, which "
-            "rebuilds its buckets in its own order, for "
-            f"{n_differing} of {len(profiled_order)} tensors"
+            f"{n_differing} of {len(profiled_order)} gradients become ready under DDP at "
+            "another place in the order than in the layer profile, from which the predictions "
+            "are made"
         )
     return (
-        "gradients become ready in the same order in the layer profile and under DDP, which "
-        "rebuilds its buckets in this order"
+        "gradients become ready under DDP in the order of the layer profile, from which the "
+        "predictions are made"
     )
 
 
