@@ -87,8 +87,9 @@ class Form(ABC):
                 object.__setattr__(self, name, value)
                 valid = bool(np.all(np.abs(value) <= MOST))
             if not valid:
-                # `check` is not used here. It would be given the text for every value, and
-                # making the text takes longer than the rest of this check.
+                # `check` is not used here, because it takes the text of the error as an
+                # argument. To make this text for every valid value would take longer than
+                # the rest of the check.
                 raise UserError(
                     f"{self.form} cost: {name} is {shown(value)}: "
                     f"must be a finite number up to {MOST:g}"
@@ -118,6 +119,7 @@ class Form(ABC):
             if isinstance(value, np.ndarray):
                 value = value.tolist()
             if value is not None:
+                # `KEYS` has the fields whose key differs from their name.
                 description[KEYS.get(name, name)] = value
         return description
 
@@ -311,8 +313,9 @@ class MessageCost(Form):
             is_integer = isinstance(workers, (int, np.integer))
             is_integer = is_integer and not isinstance(workers, bool)
             if not (is_integer and 1 <= workers <= MOST_WORKERS):
-                # `check` is not used here. It would be given the text for every value, and
-                # making the text takes longer than the rest of this check.
+                # `check` is not used here, because it takes the text of the error as an
+                # argument. To make this text for every valid value would take longer than
+                # the rest of the check.
                 raise UserError(
                     f"{self.form} cost: the number of ranks is {shown(workers)}: must be a "
                     f"whole number from 1 to {MOST_WORKERS}"

@@ -573,6 +573,7 @@ def _bootstrap(
     dict
         The parameters by name.
     """
+    # The seed is fixed, so that the same rows always have the same draws.
     rng = np.random.default_rng(0)
     # The rows of each distinct size: the first of them, and how many there are.
     distinct, first_rows, counts = np.unique(
@@ -589,7 +590,7 @@ def _bootstrap(
             yield fitter(sizes, seconds[rows])
         return
 
-    # The parameters of a table are the median times of each size. It is many times
+    # The parameters of these two forms are the median times of each size. It is many times
     # faster to compute them for all samples at once. The sampled times have the shape
     # (draws, rows), and are split into one group of columns for each size.
     sampled_s = seconds[np.stack(samples)]
@@ -847,7 +848,8 @@ def _error_model(
     row_errors = _log_errors(predicted_s, seconds[is_held_out])
 
     # If there are too few sizes to test the form beyond its sizes, the error is assumed
-    # to grow by the largest known error for each factor of two beyond them.
+    # to grow by the largest known error for each factor of two beyond them. Growth is
+    # stated for each factor of e, hence the division.
     growth_if_too_few = float(row_errors.max()) / math.log(2)
     growth_below = _growth_beyond(
         form,
@@ -913,8 +915,10 @@ def _growth_beyond(
 
     Parameters
     ----------
-    form, sizes, seconds
-        As of `_error_model`.
+    form : str
+        The form of the fit.
+    sizes, seconds : ndarray, shape (n,)
+        All rows, sorted by size.
     end : float
         The first or the last size.
     is_far : ndarray of bool, shape (n,)

@@ -173,10 +173,15 @@ class Front(NamedTuple):
     def runs(self, most: int) -> Ints:
         """Return the index of the first point of each of at most ``most`` runs.
 
-        The front, which has at least two points, is cut into ``most`` runs of equal length.
-        A run without points is left out. The length between two neighbours is their
-        difference in the coordinate in which they differ less. If the corner of both replaces
-        them, no iteration that continues from them comes out shorter by more than this.
+        A run is a stretch of neighbouring points that lie close together, so that one point
+        can replace them: one of them, or their corner, which has the smallest value of each
+        coordinate. The front, which has at least two points, is cut into ``most`` runs of
+        equal length. A run without points is left out.
+
+        The length between two neighbours is their difference in the coordinate in which they
+        differ less. If the corner of two neighbours replaces them, no iteration that
+        continues from them comes out shorter by more than this length. For a run of more
+        points the sum of these lengths is no such bound, and only says how close they are.
         """
         # Along the front, selected_s rises and arrived_s falls, so both differences
         # between neighbours are positive.
@@ -258,7 +263,8 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
                 best_s = end_s
         if step.is_lower_bound:
             bounds[step.side] = fronts
-            # No complete plan arrives before the corner of the front of all tensors.
+            # The corner of a front has the smallest value of each coordinate. No complete
+            # plan arrives before the corner of the front of all tensors.
             _, arrived_s = fronts[n].corner
             least_s = max(least_s, arrived_s)
         # The lower bound and the best plan meet, up to rounding.
@@ -386,7 +392,7 @@ class _States:
         """Return the ends of the groups that lead to the state that was added last."""
         state = self.count - 1
         ends = []
-        # From the last group back to the first. The empty prefix has number 0.
+        # From the last group back to the first, until the empty prefix, which has 0 tensors.
         while self.prefix[state]:
             ends.append(int(self.prefix[state]))
             state = int(self.previous[state])
@@ -458,6 +464,8 @@ def _fronts(
         states.add(last + 1, front, before[kept])
     if not len(fronts[-1].selected_s):
         return fronts, ()
+    # The last state that was added is the last point of the front of all tensors. It has
+    # the smallest ``arrived_s``, and so the earliest end.
     return fronts, states.plan()
 
 
@@ -566,8 +574,9 @@ def _useful(
 ) -> NDArray[np.bool_]:
     """Return for each group whether a plan with this group may end by ``limit_s``.
 
-    The corners of the fronts of the prefix before the group and of the suffix after it
-    bound when such a plan ends.
+    The corner of a front is the smallest value of each coordinate. The corners of the
+    fronts of the prefix before the group and of the suffix after it bound from below when
+    such a plan ends.
 
     Parameters
     ----------

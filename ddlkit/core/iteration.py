@@ -194,8 +194,10 @@ class Iteration:
         """Return when each gradient is ready and in its message, in seconds, shape (n,)."""
         if not self._copies:
             return self.workload.ready_s
+        # Compute after the backward of each gradient, to copy it into its message.
         packing_s = self.copy_s_per_byte * self.workload.bytes
-        # Several buckets may wait for one gradient if types are kept apart. Unlike +=,
+        # The last gradient that a message needs also brings the fixed time of the message.
+        # Several messages may wait for one gradient if types are kept apart. Unlike +=,
         # `np.add.at` then adds the time of each of them.
         np.add.at(packing_s, self.plan.last_needed, self.bucket_s)
         return self.workload.forward_s + np.cumsum(self.workload.backward_s + packing_s)
@@ -314,7 +316,8 @@ class Iteration:
         Raises
         ------
         UserError
-            If messages share a link or are copied. No graph of tasks can express that.
+            If messages share a link or are copied, or if they start at times of their
+            own. No graph of tasks can express that.
         """
         self.refuse_if_not_a_graph()
         workload = self.workload
@@ -451,8 +454,9 @@ class Iteration:
                 kind=kind,
                 stream="communication",
                 start_s=start_s,
-                # The cumulative sums of `group_ends` are rounded. Without this maximum,
-                # the end of a message could come out slightly before its start.
+                # The ends in `played_s` come from `group_ends`, whose cumulative sums are
+                # rounded. Without this maximum, a message that takes hardly any time could
+                # end slightly before its start.
                 end_s=max(start_s, float(ends_s[group])),
                 group=group,
                 bytes=n_bytes,

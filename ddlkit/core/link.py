@@ -348,6 +348,8 @@ class _Simulation:
         """End the messages that need neither the link nor the processor any more."""
         wire_left_s = self.wire_left_s
         software_left_s = self.software_left_s
+        # `_Demand.advance` sets a demand that is met to exactly 0, and `_admit_next` leaves
+        # exactly 0 of link time that tokens save. So no rounding error can be left over.
         finished = [k for k in wire_left_s if wire_left_s[k] == software_left_s[k] == 0]
         for k in finished:
             self.ends_s[k] = self.now_s

@@ -193,8 +193,7 @@ def _unexplained(x: Floats, y: Floats, weight: Floats, runs: int) -> Floats:
     x, y, weight : ndarray, shape (n,)
         The points, and the weight of the squared error of each.
     runs : int
-        How many runs are returned. The first begins at the first point, the second at the
-        second one, and so on.
+        At how many points runs begin: the first ``runs`` points.
 
     Returns
     -------
@@ -202,9 +201,9 @@ def _unexplained(x: Floats, y: Floats, weight: Floats, runs: int) -> Floats:
         The element [j, i] is of the run of points i to j. It is 0 if j < i.
     """
     n = x.size
-    # All matrices have a row for each newest point of a run, and a column for each run. Points
-    # are added one by one (Welford), because differences of plain sums would lose the digits
-    # of short runs.
+    # In all matrices, column i is for the run that begins at point i. From row to row, the run
+    # grows by its newest point. Points are added one by one (Welford), because differences of
+    # plain sums would lose the digits of short runs.
     has_begun = np.tri(n, runs, dtype=bool)
     own_weight = np.where(has_begun, weight[:, None], 0.0)
     run_weight = np.cumsum(own_weight, axis=0)
@@ -368,8 +367,9 @@ def _fitted_pieces(
 ) -> list[Floats]:
     """Return the two parameters of each piece, fitted between its breaks.
 
-    There is one more piece in ``designs`` than there are breaks. Sizes in bytes and
-    seconds have the shape (n,).
+    ``designs`` has the design of each piece: a function from sizes to a matrix, whose product
+    with the two parameters is the time. There is one more piece than there are ``breaks``.
+    ``sizes``, in bytes, and ``seconds`` have the shape (n,).
     """
     # The number of breaks up to the size of each row. By "right", a size that equals a
     # break belongs to the piece that begins there.
@@ -451,19 +451,21 @@ def _fit_line_in_seconds(
         # The first and the last point are the smallest and the largest size.
         points = points[[0, -1]]
         times_s = times_s[[0, -1]]
-    # A unit of one second for every row makes the errors count in seconds.
+    # A unit of one second for every row makes the errors count in seconds, not relatively.
     one_second = np.ones_like(times_s)
     alpha_s, beta = least_squares(straight(points), times_s, one_second).tolist()
     if alpha_s < 0:
         # In seconds the errors of the largest messages dominate, and a slight bend there
-        # can make the start-up negative. A line through the origin replaces it, whose
-        # design has one column: the sizes.
+        # can make the start-up ``alpha_s`` negative. The line is then replaced by the best
+        # line through the origin. This line has one parameter, so the only column of its
+        # design matrix is the sizes.
         alpha_s = 0.0
         (beta,) = least_squares(points[:, None], times_s, one_second).tolist()
     return {"alpha_s": alpha_s, "beta_s_per_byte": beta}
 
 
-# A straight line has the columns constant and size. The parameters of osf Eq 18 begin
+# By osf Eq 18, the time is a line in log2(size) below a threshold, and a line in the size
+# from there on. `straight` has the columns constant and size. The parameters of Eq 18 begin
 # with the slope of each piece, so its designs have the two columns exchanged.
 
 
@@ -485,11 +487,13 @@ def _fit_piecewise(
     ``threshold`` is a size such as "45KB". By default ("") it is the threshold with the
     least squared relative errors.
     """
+    # Below the threshold the time is a line in log2(size), and from there on in the size.
     designs = (_log2_slope_first, _slope_first)
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
     else:
-        # Two sizes are enough for the two parameters of a piece.
+        # Two pieces have one break between them. Two sizes are enough for the two parameters
+        # of a piece.
         (threshold_bytes,) = best_breaks(designs, sizes, seconds, minimum=2)
     small, large = _fitted_pieces(designs, [threshold_bytes], sizes, seconds)
     values = (threshold_bytes, *small.tolist(), *large.tolist())
@@ -504,8 +508,8 @@ def _piecewise(threshold: str) -> Fitter:
 def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
     """Return the parameters of as many pieces as sizes allow, at most MOST_PIECES."""
     possible = np.unique(sizes).size // SIZES_PER_PIECE
-    # With too few sizes for one piece, try one: the error then says how many sizes it
-    # needs.
+    # Each piece is a straight line. With too few sizes for one piece, try one: the error of
+    # `best_breaks` then says how many sizes it needs.
     designs = [straight] * max(1, min(MOST_PIECES, possible))
     breaks = best_breaks(designs, sizes, seconds, minimum=SIZES_PER_PIECE)
     lines = _fitted_pieces(designs, breaks, sizes, seconds)

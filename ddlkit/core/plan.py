@@ -160,6 +160,7 @@ class FusionPlan:
         Messages are posted in the order of their groups. So a message waits for the
         last gradient of its own group and of all groups before.
         """
+        # In ready order, the last gradient of a message is the last one that it needs.
         if not self.order:
             return np.array(self.ends) - 1
         # The largest index of each group, because indices count in ready order.
@@ -591,6 +592,7 @@ def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
     which delays all later gradients.
     """
     n = workload.n
+    # The search needs several arrays of n x n numbers.
     if n > MOST_SELECTED:
         raise UserError(
             f"plan exact of {n} tensors that are selected: at most {MOST_SELECTED}: "
@@ -862,6 +864,7 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
     # The last group ends with the last tensor, which the user need not write.
     if ends[-1] != workload.n:
         ends.append(workload.n)
+    # The list ends with n, so a number above n is not in increasing order.
     if ends[0] < 1 or any(end >= later for end, later in pairwise(ends)):
         raise UserError(
             f"plan {shown(f'cuts:{text}')}: the numbers must be in increasing order, each "

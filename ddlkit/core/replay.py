@@ -321,6 +321,8 @@ class Schedule:
                 if not ends_are_current:
                     ends_s[:n_posted] = self._ends_s(posted_s[:, :n_posted], parts)
                     ends_are_current = True
+                # The start-up is in ``software_s``. Together with the link time it is the
+                # time that the message takes by itself.
                 time_s = parts.software_s[k] + parts.wire_s[k]
                 ends_on_ranks_s = ends_s[k] + lag_s[:, k]
                 now_s = self._after_wait_s(
@@ -374,8 +376,8 @@ class Schedule:
         """
         if k not in self.rooted:
             return np.maximum(now_s, end_s)
-        # In a broadcast, another rank has the bytes ``time_s`` after both rank 0 and this
-        # rank have posted it.
+        # Only rank 0 sends the message, as in a broadcast. A rank other than rank 0 has the
+        # bytes ``time_s`` after both rank 0 and the rank itself have posted the message.
         received_s = np.maximum(posted_s, posted_s[0]) + time_s
         if self.root_waits:
             # Rank 0 goes on when the last of the other ranks has the bytes. A single rank
@@ -391,7 +393,7 @@ class Schedule:
         Parameters
         ----------
         i : int
-            The position of the iteration.
+            The iteration, counted from 0.
 
         Returns
         -------
@@ -453,6 +455,8 @@ class Schedule:
             work_end_s = of_ranks.work_end_s[rank]
             wait_end_s = of_ranks.wait_end_s[rank]
             phase = segment.phase
+            # In a timeline the input has the kind "io". The names of all other phases are
+            # kinds, too.
             kind = "io" if phase == "input" else phase
             rows.append(_row(rank, phase, kind, "compute", start_s, work_end_s))
             if segment.action == WAIT:
@@ -565,7 +569,7 @@ def alone_s(
     # One row for each interval between two knots, and one column for each message.
     begin_s = knots_s[:-1, None]
     under_way = (starts_s <= begin_s) & (begin_s < ends_s)
-    # At least 1, because nothing may be under way in an interval.
+    # At least 1: in some intervals no message is under way, and 0 would divide their length.
     n_sharing = np.maximum(under_way.sum(axis=1), 1)
     # The sum over the intervals in which a message is under way, for each message.
     own_share_s = (np.diff(knots_s) / n_sharing) @ under_way

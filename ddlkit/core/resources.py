@@ -217,7 +217,9 @@ def _traced_back(
     """
     ends = []
     choices = []
-    # From the last message back to the first, until the empty prefix is reached.
+    # From the last message back to the first, until the empty prefix is reached. Each state
+    # has the resources of its last message (``choice``), and the state before this message:
+    # number ``state`` of the prefix of ``first`` gradients.
     while end:
         states_of_prefix = states[end]
         ends.append(end)

@@ -1,11 +1,10 @@
 """How the step of data-parallel training grows with the number of nodes.
 
 The laws here extrapolate measured times to more nodes. They need no model of the network. A step is
-predicted from one step on few nodes and one on more, and a collective from its table on some number of
-nodes.
-Weak scaling is assumed, so each GPU computes the same number of samples on any number of nodes.
-The evidence for each law stands in its docstring. It was public data, and the laws were chosen
-with these data in sight.
+predicted from one step on few nodes and one on more, and a collective from its table on some number
+of nodes. Weak scaling is assumed, so each GPU computes the same number of samples on any number of
+nodes. The evidence for each law stands in its docstring. It was public data, and the laws were
+chosen with these data in sight.
 """
 
 from __future__ import annotations
@@ -127,19 +126,25 @@ def step_interval_s(
 
     Parameters
     ----------
-    smallest_s, anchor_s, ratio : array_like
-        The arguments of `step_s`.
+    smallest_s : array_like
+        The seconds of a step on the smallest measured placement, such as one GPU. The loss of a
+        step is how much longer it is than this one.
+    anchor_s : array_like
+        The seconds of a step on the anchor, the largest measured number of GPUs.
+    ratio : array_like
+        The number of nodes to predict for over the number of nodes of the anchor.
     slowest_s : array_like, optional
         The seconds of the slowest step that was measured on as many GPUs as the anchor has, or on
         fewer. By default this is the anchor's step.
     jobs_s : pair of float, optional
-        The mean steps in seconds that the anchor's fastest and slowest job take, or may take where one
-        job alone measured the anchor. A job is one run of the training.
+        The mean steps in seconds that the anchor's fastest and slowest job take, or may take where
+        one job alone measured the anchor. A job is one run of the training.
 
     Returns
     -------
     lower_s, upper_s : ndarray
-        Seconds, in the broadcast shape of the arguments. The prediction of `step_s` lies between them.
+        Seconds, in the broadcast shape of the arguments. The prediction of `step_s` lies between
+        them.
 
     Notes
     -----
@@ -147,10 +152,10 @@ def step_interval_s(
     differ by a fifth, and by another fifth for each doubling of the nodes, and 5% of the step
     comes on either side.
 
-    The lower limit may fall as the nodes rise, although a step does not: far from the anchor
-    less is known. It may also lie below the anchor's step. Jobs scatter, and 24% of the steps on which
-    the rule was chosen were shorter than the anchor's. An interval whose lower limit was at least the
-    anchor's step less 3% would contain 78% of these steps, and not 91%.
+    The lower limit may fall as the nodes rise, although a step does not: far from the anchor less
+    is known. It may also lie below the anchor's step. Jobs scatter, and 24% of the steps on which
+    the rule was chosen were shorter than the anchor's. An interval whose lower limit was at least
+    the anchor's step less 3% would contain 78% of these steps, and not 91%.
 
     Fewer GPUs are not slower than more, so a slower step on fewer GPUs casts doubt on the
     anchor. The upper limit then takes that step for the anchor's. It also assumes a loss of at
@@ -205,7 +210,7 @@ def interpolated_step_s(
     larger: tuple[int, int],
     target: tuple[int, int],
 ) -> float:
-    """Return the step on a count between two measured ones.
+    """Return the step on a count of GPUs and nodes between two measured counts.
 
     Parameters
     ----------
@@ -232,6 +237,7 @@ def interpolated_step_s(
     >>> round(interpolated_step_s(1.0, 1.1, (4, 1), (64, 16), (16, 4)), 3)
     1.034
     """
+    # A position is the square root of the geometric mean. The square of the step is linear in it.
     position = _position(target) - _position(smaller)
     distance = _position(larger) - _position(smaller)
     # Where both counts have the same position, the step of the larger one is taken.
@@ -246,6 +252,8 @@ def interpolated_step_s(
 
 def _position(count: tuple[int, int]) -> float:
     """Return where a number of GPUs and of nodes lies on the axis of an interpolation."""
+    # The square of a step is linear in the nodes to the power GROWTH. The mean of GPUs and
+    # nodes stands for the nodes.
     gpus, nodes = count
     geometric_mean = math.sqrt(gpus * nodes)
     return geometric_mean**GROWTH
@@ -273,13 +281,13 @@ def interpolated_interval_s(
 
     Notes
     -----
-    More nodes do not shorten a step, so the step lies between those of its neighbours, if these
-    are right. The interval reaches from the fastest job of both to the slowest one, with 5% of the step on
-    either side, as in `step_interval_s`. It also contains the interval from the larger count,
+    More nodes do not shorten a step, so the step lies between those of its neighbours, if these are
+    right. The interval reaches from the fastest job of both to the slowest one, with 5% of the step
+    on either side, as in `step_interval_s`. It also contains the interval from the larger count,
     because a measured step may be wrong.
 
-    On the sets named in `step_s`, each count of several nodes but the largest was left out in turn, and
-    interpolated between its neighbours: 84% of 1,027 such steps lie in their interval.
+    On the sets named in `step_s`, each count of several nodes but the largest was left out in turn,
+    and interpolated between its neighbours: 84% of 1,027 such steps lie in their interval.
 
     Examples
     --------
@@ -343,8 +351,8 @@ def rival_step_s(
     Parameters
     ----------
     law : {"unchanged", "log2", "root", "linear"}
-        How the loss grows with the number of nodes n: not at all, as 1 + log2(n), as the square root
-        of n, or as n.
+        How the loss grows with the number of nodes n: not at all, as 1 + log2(n), as the square
+        root of n, or as n.
     one_s : array_like
         The seconds of a step on the smallest measured placement, such as one GPU. The loss is how
         much longer a step is than this one.
@@ -450,9 +458,10 @@ def all_reduce_s(
     measured time grows as the logarithm of the number of nodes.
 
     On Perlmutter (A100, one to four GPUs on each of 2 to 128 nodes), all-reduces of 1 to 64 MiB are
-    predicted with a median error of 5.5% at 4 times the nodes of the anchor and of 9.5% at
-    16 times (unchanged: 27% and 47%). On ABCI, whose tables end at 32 MiB, the errors are 16 to
-    20% and 30%: a table should reach sizes at which the bus bandwidth grows no more.
+    predicted with a median error of 5.5% at 4 times the nodes of the anchor and of 9.5% at 16 times
+    (27% and 47% if the times of the anchor are left unchanged). On ABCI, whose tables end at 32
+    MiB, the errors are 16 to 20% and 30%: a table should reach sizes at which the bus bandwidth
+    grows no more.
 
     Examples
     --------
@@ -463,6 +472,8 @@ def all_reduce_s(
     nodes, ranks = anchor
     target_nodes, target_ranks = target
     sizes = np.asarray(n_bytes, float)
+    # The bus factor is the number of bytes on the link of a rank for each byte of the size. The
+    # bus bandwidth is the rate of these bytes.
     bus_factor = find_collective("all_reduce").bus_factor
     bytes_at_anchor_s = sizes * bus_factor(ranks) / best_bytes_per_s
     bytes_at_target_s = sizes * bus_factor(target_ranks) / best_bytes_per_s
@@ -496,13 +507,13 @@ def gathered_s(
 
     Notes
     -----
-    A rank sends its shard of a buffer around a ring, so the time of a shard of a given size
-    grows in proportion to the number of ranks. A buffer of S bytes on r times the nodes has the shards
+    A rank sends its shard of a buffer around a ring, so the time of a shard of a given size grows
+    in proportion to the number of ranks. A buffer of S bytes on r times the nodes has the shards
     that a buffer of S/r bytes has on the anchor, and takes r times as long.
 
     On Perlmutter, buffers of 1 to 64 MiB are predicted with a median error of 4 to 5% at 4
-    times the nodes and of 8 to 15% at 16 times, where the table reaches down far enough (unchanged: 50%
-    and 76%).
+    times the nodes and of 8 to 15% at 16 times, where the table reaches down far enough (50%
+    and 76% if the times of the anchor are left unchanged).
 
     Examples
     --------
@@ -537,8 +548,9 @@ def bad_day_factor(nodes: int) -> float:
 
     Notes
     -----
-    Jobs with the same all-reduces on one shared network differed by up to 2.3 times on up to 32 nodes, and
-    by up to 4 times beyond. The GPUs of one node do not use this network, so that their factor is 1.
+    Jobs with the same all-reduces on one shared network differed by up to 2.3 times on up to 32
+    nodes, and by up to 4 times beyond. The GPUs of one node do not use this network, so that their
+    factor is 1.
 
     Examples
     --------

@@ -258,8 +258,12 @@ def sparse_timeline(
 
     Parameters
     ----------
-    workload, plan, cost
-        As of `sparse_iteration`.
+    workload : Workload
+        What one iteration computes.
+    plan : FusionPlan
+        Which gradients share a message.
+    cost : MessageCost
+        The time of a message, and of selecting what is sent.
 
     Returns
     -------

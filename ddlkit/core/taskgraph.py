@@ -103,7 +103,7 @@ class TaskGraph:
         # NaN fails both comparisons.
         allowed = (self.duration_s >= 0) & (self.duration_s < np.inf)
         if not allowed.all():
-            # The first value that is False is the smallest one.
+            # False is less than True, so `argmin` returns the first False.
             first_refused = int(np.argmin(allowed))
             self._refuse_duration(first_refused)
 
@@ -400,6 +400,7 @@ class Schedule:
             # A start is copied from the end of the task that delays it, so the two
             # times are equal to the last bit.
             delaying = awaited[self.end_s[awaited] == self.start_s[task]]
+            # If no task delays it, the path begins with this task.
             if not delaying.size:
                 return tuple(reversed(path))
             task = int(delaying[0])
@@ -643,7 +644,8 @@ def s_sgd(
     template = _one_iteration(times, strategy, ends, resource_of, decode_s)
 
     # An update frees the buffer of its own batch. What is read into this buffer is the
-    # next batch that has not been fetched ahead.
+    # next batch that has not been fetched ahead. A lag is by how many iterations the second
+    # task of an edge comes after the first one.
     fetch_lag = 1 + strategy.batches_ahead
     n = len(template.tasks)
     edges = [
@@ -806,9 +808,9 @@ def _one_iteration(
     messages = _add_messages(tasks, times, strategy, ends, backward)
     update = tasks.add_for_all("update", "all", times.update_s, after=messages)
 
-    # Edges to later iterations: the second task of each edge is one of the later
-    # iteration. It has its number within that iteration, to which the caller adds the
-    # number of all tasks before.
+    # In an edge to a later iteration, the second task belongs to the later iteration. Both
+    # tasks are numbered within their own iterations. The caller adds the number of all tasks
+    # of the iterations before.
     to_fetch = []
     if strategy.batches_ahead:
         # An update frees a buffer, into which a later iteration reads its batch.

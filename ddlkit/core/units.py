@@ -304,10 +304,12 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(0.9999), format_seconds(12345.6)
     ('1 s', '12346 s')
     """
+    # No prefix makes zero, infinity or NaN more readable.
     if seconds == 0 or not math.isfinite(seconds):
         return f"{seconds:g} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        # A time that three digits round up to the next unit has that unit: 0.9999 s are not 1e+03 ms.
+        # A time that three digits round up to the next unit has that unit: 0.9999 s are
+        # written as 1 s, and not as 1e+03 ms.
         if abs(seconds) >= _ROUNDS_TO_1 * size:
             return f"{_three_digits(seconds / size)} {unit}"
     return f"{seconds / 1e-9:.3g} ns"

@@ -361,7 +361,7 @@ class LayerProfile:
             expected = "where 1, 2, 4 or 8 are possible"
         if is_possible.all():
             return
-        # The first value that is False is the smallest one.
+        # False is less than True, so `argmin` returns the first False.
         row = int(np.argmin(is_possible))
         bytes_of_number = self.gradient_bytes[row] / self.parameters[row]
         yield (
