@@ -117,7 +117,8 @@ def read_link(link: str) -> LinkConditions:
     Returns
     -------
     LinkConditions
-        What limits the rate, the rate, the delay, the burst and the framing.
+        What limits the rate, the rate, the delay, the burst, and the framing, that is, the
+        bytes around each packet.
 
     Raises
     ------
@@ -149,6 +150,7 @@ def read_link(link: str) -> LinkConditions:
             burst_s=burst_s,
             framing_bytes=TBF_FRAMING_BYTES,
         )
+    # A condition that the name leaves out has its default.
     return LinkConditions(
         engine=kind,
         rate_bits_per_s=rate_bits_per_s,

@@ -158,6 +158,7 @@ class Link:
         # large message, where rounding to whole elements is negligible.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
+        # The processor cannot be busy for longer than a whole message takes.
         software_above_limit_s = np.minimum(cost_s, cost(limit_bytes))
         # A measured cost is the mean over a row of messages. The first of them found
         # the bucket full of tokens, which saved ``burst_s`` of link time in all. Without
@@ -240,7 +241,7 @@ class Link:
         # The pace of compute changes only at a knot, where a message starts or ends.
         knots_s = np.unique(np.concatenate([[0.0], starts_s, ends_s]))
         # One row for each knot, one column for each message. Of several messages under
-        # way the largest slowdown counts.
+        # way the largest slowdown counts, and without any message there is none.
         under_way = (starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)
         slowdown = np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
         pace = 1 / (1 + slowdown)

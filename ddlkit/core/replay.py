@@ -312,6 +312,7 @@ class Schedule:
         ends_are_current = False
         for s, segment in enumerate(self.segments):
             now_s += work_s[:, s]
+            # What the ranks do after the work. A segment that ends with a mark has only work.
             k = segment.message
             if segment.action == POST:
                 posted_s[:, k] = now_s

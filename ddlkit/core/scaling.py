@@ -507,9 +507,10 @@ def gathered_s(
 
     Notes
     -----
-    A rank sends its shard of a buffer around a ring, so the time of a shard of a given size grows
-    in proportion to the number of ranks. A buffer of S bytes on r times the nodes has the shards
-    that a buffer of S/r bytes has on the anchor, and takes r times as long.
+    Each rank has a shard of the buffer, an equal share of its bytes. A rank sends its shard around
+    a ring, so the time for shards of a given size grows in proportion to the number of ranks. A
+    buffer of S bytes on r times the nodes has shards as large as those of a buffer of S/r bytes on
+    the anchor, and takes r times as long.
 
     On Perlmutter, buffers of 1 to 64 MiB are predicted with a median error of 4 to 5% at 4
     times the nodes and of 8 to 15% at 16 times, where the table reaches down far enough (50%

@@ -261,6 +261,7 @@ class Timeline:
                 }
             )
 
+        # Events of metadata, which give each process and each thread its name.
         names = [
             _trace_name("process_name", rank, tid=0, name=f"rank {rank}")
             for rank in np.unique(self.rank).tolist()
