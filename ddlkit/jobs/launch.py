@@ -64,7 +64,7 @@ then no forked process could use one."""
 IMPORTED: list[str] = []
 """Modules that every rank imports before its job, such as those with networks."""
 POLL_S = 0.05
-"""Seconds between two looks whether ranks run."""
+"""Seconds between two checks whether ranks run."""
 SETTLE_S = 0.3
 """Seconds within which ranks that die of one cause all die."""
 MEETING_S = 20.0

@@ -453,8 +453,8 @@ def visible_gpus(visible: str | None, uuids: Sequence[str]) -> list[str]:
             matching = [*uuids[int(entry) : int(entry) + 1]]
         else:
             matching = [uuid for uuid in uuids if entry and uuid.startswith(entry)]
-        # CUDA ignores an entry that does not name exactly one GPU, and all entries behind
-        # it.
+        # CUDA ignores an entry that it does not know, and all entries behind it. An entry
+        # that fits several GPUs is treated alike here.
         if len(matching) != 1:
             break
         chosen += matching
