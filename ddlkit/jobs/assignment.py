@@ -108,6 +108,11 @@ def numbers(environment: Mapping[str, str]) -> Numbers:
     environment : mapping of str to str
         The environment of this process.
 
+    Returns
+    -------
+    Numbers
+        The numbers of this rank.
+
     Raises
     ------
     UserError
@@ -269,8 +274,8 @@ def choose_backend(
 def hides_gpus(visible: str | None) -> bool:
     """Return whether a value of CUDA_VISIBLE_DEVICES hides all GPUs on purpose.
 
-    CUDA sees no GPU if the first entry is neither a number nor an identity. Slurm's word
-    for a task without GPUs is such an entry, too, but no choice of the user.
+    CUDA sees no GPU if the first entry is neither a number nor an identity. One such
+    entry, "NoDevFiles", is not on purpose: Slurm writes it for a task without GPUs.
 
     Parameters
     ----------
@@ -287,7 +292,7 @@ def hides_gpus(visible: str | None) -> bool:
     if visible is None:
         return False
     first = visible.split(",")[0].strip()
-    # The last of these prefixes is that of Slurm's word.
+    # The first two prefixes are those of identities, and the last is of "NoDevFiles".
     return not first.isdecimal() and not first.startswith(("GPU-", "MIG-", "NoDev"))
 
 

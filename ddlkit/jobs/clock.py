@@ -62,6 +62,7 @@ class Budget:
     relative_halfwidth: float = 0.02
 
     def __post_init__(self) -> None:
+        # Unlike "x < 0", the form "not x >= 0" also refuses NaN.
         if not self.warmup >= 0:
             raise UserError(f"warmup of the budget is {self.warmup}: must be 0 or more")
         if not self.min_repeats >= 1:
@@ -217,14 +218,18 @@ def between_marks(
 def timed(
     action: Action, device: torch.device | str, *, before: Action = _nothing
 ) -> Callable[[], Marks]:
-    """Return an action as `between_marks` does, which runs behind a `hold`.
+    """Return an action that is timed by the device's own clock, after a `hold`.
+
+    The hold lets the host issue the action before the device begins it.
 
     Parameters
     ----------
-    action, device
-        As of `between_marks`.
+    action : callable
+        The action, which takes no arguments.
+    device : torch.device or str
+        The device.
     before : callable, optional
-        Called behind the hold and before the first mark, such as a message in which the
+        Called after the hold and before the first mark, such as a message in which the
         devices of all ranks meet.
 
     Returns
@@ -370,8 +375,9 @@ def measure_on(
     setup : callable, optional
         Called before each repeat. Its time does not count.
     host_counts : bool, optional
-        Whether time counts in which the device waits for the host, as in training. By
-        default the host gets ahead first, as by `hold`.
+        Whether time in which the device waits for the host counts, as it does in
+        training. By default the device is held at first, by `hold`, so that it need not
+        wait for the host.
 
     Returns
     -------

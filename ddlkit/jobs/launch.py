@@ -64,7 +64,7 @@ then no forked process could use one."""
 IMPORTED: list[str] = []
 """Modules that every rank imports before its job, such as those with networks."""
 POLL_S = 0.05
-"""Seconds between two looks whether ranks run."""
+"""Seconds between two checks whether ranks run."""
 SETTLE_S = 0.3
 """Seconds within which ranks that die of one cause all die."""
 MEETING_S = 20.0
@@ -237,9 +237,11 @@ def launch(
     """
     with workspace(out) as directory:
         logs = directory.resolve() / jobs.LOGS
+        # What any job needs, followed by the settings of this job.
         config = {
             "out": str(directory),
             "join": dict(join or {}),
+            # Modules that each rank imports first, such as those with networks.
             "imports": IMPORTED,
             "link": place.name,
             "link_bits_per_s": place.link_bits_per_s,
@@ -410,7 +412,8 @@ def _start_server(job: str) -> None:
 def _shorten_socket_names() -> None:
     """Give multiprocessing's sockets a directory with a short name.
 
-    If this process is killed, the next launch removes the directory.
+    The name of a socket has at most 104 characters, and the usual directory, TMPDIR, may
+    have a long name. If this process is killed, the next launch removes the directory.
     """
     directory = scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None)
     # The directory is needed until this process ends, so no `with` block holds it: the
@@ -568,7 +571,8 @@ def end(processes: Sequence[subprocess.Popen[Any] | RankProcess]) -> None:
         The processes. Those that run get SIGTERM, and SIGKILL after `GRACE_S`.
     """
     _signal_and_wait(processes, signal.SIGTERM, GRACE_S)
-    _signal_and_wait(processes, signal.SIGKILL, None)
+    # No process can ignore SIGKILL, so this wait needs no limit.
+    _signal_and_wait(processes, signal.SIGKILL, patience_s=None)
 
 
 def _signal_and_wait(
@@ -634,7 +638,8 @@ def _show_progress(log: Path, n_shown: int) -> int:
     int
         How many whole lines the log has, for ``n_shown`` of the next call.
     """
-    # The last line has not ended yet.
+    # The last item of `_lines` is what follows the last newline: nothing, or a line that
+    # has not ended yet.
     lines = _lines(log)[:-1]
     for line in lines[n_shown:]:
         # An error begins like progress, but the launcher reports it itself.
@@ -769,8 +774,8 @@ def _do_job(name: str, path: Path) -> None:
     started_by_others = jobs.PARENT not in os.environ
     machine_facts = shared_facts(me) if started_by_others else {}
     if me.rank == 0:
-        # The times in the tables depend on these facts, so they are kept for the
-        # reader.
+        # The times in the tables depend on these facts, so a file beside the tables
+        # records them.
         facts = {
             **machine_facts,
             "device": str(me.device),

@@ -39,7 +39,8 @@ def facts_of(me: Rank) -> dict[str, str]:
     described = machine.describe()
     facts = {"processor": described["cpu"]["model"]}
     if me.device.type == "cuda":
-        # All GPUs of a node have the same driver, so the first one is asked.
+        # All GPUs of a node have the same driver, so the first one is asked. Without
+        # nvidia-smi no GPU is described.
         gpu = described["gpus"][0] if described["gpus"] else {}
         facts["gpu"] = torch.cuda.get_device_name(me.device)
         facts["driver"] = str(gpu.get("driver", "unknown"))
@@ -54,15 +55,23 @@ def facts_of(me: Rank) -> dict[str, str]:
 def _variables_that_matter(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of NCCL that may change times.
 
-    Variables of logs, and of files into which NCCL writes what it found, change none.
+    Left out are variables of logs, the name of the node (NCCL_HOSTID), and variables of
+    files into which NCCL writes what it found.
     """
-    of_logs = ("NCCL_DEBUG", "NCCL_RAS_", "NCCL_HOSTID", "TORCH_NCCL_DEBUG_INFO_")
-    # One of them is the file, and the other the number of the rank that writes it.
-    of_dumps = ("_DUMP_FILE", "_DUMP_FILE_RANK")
+    left_out_prefixes = (
+        "NCCL_DEBUG",
+        "NCCL_RAS_",
+        "NCCL_HOSTID",
+        "TORCH_NCCL_DEBUG_INFO_",
+    )
+    # A variable with the first ending names such a file, and one with the second ending
+    # is the number of the rank that writes it.
+    endings_of_dumps = ("_DUMP_FILE", "_DUMP_FILE_RANK")
     return {
         name: value
         for name, value in variables.items()
-        if not name.startswith(of_logs) and not name.endswith(of_dumps)
+        if not name.startswith(left_out_prefixes)
+        and not name.endswith(endings_of_dumps)
     }
 
 
@@ -88,7 +97,9 @@ def shared_facts(me: Rank) -> dict[str, str]:
 
 
 def equal_machines(texts: Sequence[str]) -> dict[str, str]:
-    """Return the facts that all ranks share, and the names of rank 0's adapters.
+    """Return the facts of rank 0, after a check that all ranks have the same facts.
+
+    Only the names of network adapters may differ, because nodes number their adapters.
 
     Parameters
     ----------
@@ -103,8 +114,7 @@ def equal_machines(texts: Sequence[str]) -> dict[str, str]:
     Raises
     ------
     UserError
-        If the facts of a rank differ from those of rank 0. Nodes may name their network
-        adapters differently.
+        If any other fact of a rank differs from that of rank 0.
 
     Examples
     --------
@@ -114,7 +124,7 @@ def equal_machines(texts: Sequence[str]) -> dict[str, str]:
     first, *others = (json.loads(text) for text in texts)
     shared: dict[str, str] = first
     for rank, facts in enumerate(others, start=1):
-        # The message names the first difference only.
+        # The error ends both loops, so that it names the first difference only.
         for name, value in _differences(shared, facts):
             if name in NAMES_OF_ADAPTERS:
                 continue
@@ -129,12 +139,12 @@ def equal_machines(texts: Sequence[str]) -> dict[str, str]:
 def refuse_other_origin(
     path: Path, stamp: Mapping[str, Any], facts: Mapping[str, str]
 ) -> None:
-    """Refuse to add rows to a table that ranks with other hardware or software left.
+    """Refuse a table that was written by ranks with other hardware or software.
 
     Parameters
     ----------
     path : Path
-        The table.
+        The table, to which this job is going to add rows.
     stamp : mapping
         Its stamp.
     facts : mapping of str to str
@@ -145,9 +155,10 @@ def refuse_other_origin(
     UserError
         If the stamp has other facts, or none.
     """
-    # A table that no job has left has no facts about ranks.
+    # `ddlkit.measure.cluster` writes such facts into the stamps of its tables. The stamps
+    # of other tables have none.
     earlier_facts: Mapping[str, str] = stamp["machine"].get("ranks", {})
-    # The message names the first difference only.
+    # The error ends this loop, so that it names the first difference only.
     for name, value in _differences(earlier_facts, facts):
         earlier = earlier_facts.get(name, "none")
         raise UserError(

@@ -59,9 +59,9 @@ OF_RANK = ("link", "link_bits_per_s", "temporary_out")
 """Keys of the CONFIG.json of any job whose values become fields of `Rank`."""
 KEYS_OF_ANY_JOB = ("out", "join", "imports", *OF_RANK)
 """Keys that the CONFIG.json of any job may have. All others are settings of the job."""
-# The same module as `dist`, but with a type that mypy does not check. The module has
-# more names than torch's type stubs list.
-_torchs: Any = dist
+# The module torch.distributed, with a type that mypy does not check. Torch's type stubs
+# lack some names of the module.
+_untyped_dist: Any = dist
 # Earlier versions of torch have other names for these calls, and later ones warn of
 # them.
 gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -192,11 +192,11 @@ def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
 
 
 def _typed(annotation: Any, value: Any) -> Any:
-    """Return a value of JSON as a field with some type annotation requires it.
+    """Convert a value that was read from JSON to the type of a dataclass's field.
 
-    JSON's objects become dataclasses, and its lists become tuples. All other values are
-    returned as they are. Raises TypeError if an object has other keys than the fields of
-    the dataclass.
+    ``annotation`` is the type annotation of the field. JSON's objects become
+    dataclasses, and its lists become tuples. All other values are returned as they are.
+    Raises TypeError if an object has other keys than the fields of the dataclass.
     """
     if isinstance(value, list):
         # The type of the items, as int is for Sequence[int].
@@ -367,6 +367,7 @@ def _left_after(me: Rank) -> Iterator[Rank]:
         # Leaving fails too if another rank is gone.
         me.leave()
     except BaseException:
+        # A single rank has no others for which destroying the group could wait.
         if me.world_size == 1:
             dist.destroy_process_group()
         else:
@@ -388,7 +389,9 @@ def _join_alone() -> Rank:
         device = torch.device("cuda", assignment.gpu_of(local_rank, gpus))
         torch.cuda.set_device(device)
     # The backend is always gloo, because nothing is sent.
-    dist.init_process_group("gloo", store=_torchs.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=_untyped_dist.HashStore(), rank=0, world_size=1
+    )
     return Rank(
         rank=0,
         world_size=1,
@@ -474,7 +477,8 @@ def _meet(
         dist.barrier()
     except (RuntimeError, OSError) as error:
         reason = one_line(str(error))
-        # These are words of NCCL, which may stand behind many others.
+        # NCCL's complaint about a shared GPU has these words, possibly behind a long text
+        # of torch.
         if "duplicate gpu" in str(error).lower():
             raise UserError(
                 "two ranks have the same GPU: start one rank for each GPU, and let Slurm "
@@ -501,7 +505,7 @@ def _store(
         server = socket.create_server((address, port))
         # torch takes over the file descriptor, so Python must not close it.
         options["master_listen_fd"] = server.detach()
-    return _torchs.TCPStore(address, port, **options)
+    return _untyped_dist.TCPStore(address, port, **options)
 
 
 def _one_thread_gloo(device: torch.device) -> str:
@@ -511,7 +515,7 @@ def _one_thread_gloo(device: torch.device) -> str:
     another, as NCCL's do. With torch's own gloo, which has two threads, two collectives
     would share the link.
     """
-    gloo = _torchs.ProcessGroupGloo
+    gloo = _untyped_dist.ProcessGroupGloo
     name = f"ddlkit_gloo_{device.type}"
 
     def make(group: Any, _: object) -> Any:
@@ -571,7 +575,9 @@ def everyones(values: Sequence[float] | Floats) -> Floats:
 
 
 def slowest(values: Sequence[float] | Floats) -> Floats:
-    """Return the elementwise maximum of values over all ranks: times of the slowest ones.
+    """Return the elementwise maximum of values over all ranks.
+
+    Of times, these are the times of the slowest rank in each element.
 
     Parameters
     ----------

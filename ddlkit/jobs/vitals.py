@@ -57,9 +57,9 @@ LEAST_BYTES_IN_USE = GIB
 """A GPU counts as in use only if more than this much of its memory is used. A driver
 that starts takes less, and training takes more."""
 LOOK_PERIOD_S = 0.4
-"""Seconds between two looks at a GPU."""
+"""Seconds between two samples of a GPU, to tell whether it is in use."""
 PATIENCE_S = 10.0
-"""Seconds for which a GPU must be busy at every look to count as in use."""
+"""Seconds for which every sample must show a GPU busy for it to count as in use."""
 
 # What is asked of nvidia-smi, by its names. For each quantity: the name in tables, and the
 # factor from nvidia-smi's unit to that of the table.
@@ -356,7 +356,8 @@ class Sampler:
             used = processor_usage(before, now)
             before = now
             self._add("cpu", "load", used.busy)
-            # What the host of a virtual machine took disturbs what is measured.
+            # Time of cores that the host gave to other virtual machines disturbs what is
+            # measured.
             self._add("cpu", "stolen", used.stolen)
             self._add("cpu", "available_bytes", available)
 
@@ -442,9 +443,9 @@ def parse_vitals(text: str) -> Vitals:
     quantities = [*_SAMPLED.values(), (_THROTTLE_REASONS, 1.0)]
     # For each line its cells, of which the first one is the index of the GPU.
     for index, *cells in machine.cells(text):
-        # The other cells are in the order of the quantities, each of which has its name
-        # and its unit. `strict=False`: a line may end early, and what it lacks is left
-        # out.
+        # The other cells are in the order of the quantities, each of which has a name and
+        # the factor from nvidia-smi's unit to that of tables. `strict=False`: a line may
+        # end early, and what it lacks is left out.
         for cell, (quantity, factor) in zip(cells, quantities, strict=False):
             # nvidia-smi prints "[N/A]" and the like for what a GPU does not report.
             with contextlib.suppress(ValueError):
@@ -462,9 +463,9 @@ def _number(cell: str) -> float:
 def gpu_in_use() -> str:
     """Return in words which GPU other programs use, or "" if they use none.
 
-    This may be called only while this process uses no GPU. A GPU may look busy right
-    after the end of a program. Therefore a GPU counts as in use only if it is busy at
-    every look for `PATIENCE_S`.
+    This may be called only while this process uses no GPU. A GPU may still seem busy
+    right after the end of a program. Therefore it is sampled again and again during
+    `PATIENCE_S`, and counts as in use only if every sample shows it busy.
 
     Returns
     -------
@@ -472,8 +473,8 @@ def gpu_in_use() -> str:
         A sentence about one GPU, or an empty string.
     """
     give_up_s = time.monotonic() + PATIENCE_S
-    # The lowest utilisation so far of each GPU that was busy at every look. A GPU that has
-    # paused once is left out.
+    # The lowest utilisation so far of each GPU that was busy in every sample. A GPU that
+    # has paused once is left out.
     lowest_loads = _gpus_at_work()
     while lowest_loads and time.monotonic() < give_up_s:
         time.sleep(LOOK_PERIOD_S)
@@ -503,6 +504,7 @@ def _gpus_at_work() -> dict[str, float]:
     for gpu, quantities in quantities_of_gpu.items():
         utilisation = quantities.get("utilisation", 0.0)
         computes = utilisation >= LEAST_UTILISATION_IN_USE
+        # A driver that starts uses less memory than this, and training uses more.
         holds_memory = quantities.get("memory_used_bytes", 0.0) > LEAST_BYTES_IN_USE
         if computes and holds_memory:
             at_work[gpu] = utilisation

@@ -78,7 +78,9 @@ Process = Sequence[Any]
 
 
 class Lab(Place):
-    """Namespaces joined by limited links: a place for ranks, and a context manager.
+    """Network namespaces in which ranks run, joined by links of a limited rate.
+
+    A lab is a context manager, which builds and removes the namespaces.
 
     Parameters
     ----------
@@ -336,7 +338,7 @@ class Lab(Place):
             "prefix": PREFIX,
             "rate_bits_per_s": self.link_bits_per_s,
             "conditions": asdict(self.shape)["conditions"],
-            "owned": not self.persistent,
+            "dies_with_parent": not self.persistent,
         }
         # The process runs in the last namespace, the switch.
         in_switch = ["ip", "netns", "exec", self.namespaces[-1]]
@@ -362,7 +364,8 @@ class Lab(Place):
                     f"the emulated link did not start: {line}; the tbf lab may work"
                 )
         # The state file was written before the process of the link existed. Write it
-        # again, with this process among those that the lab needs.
+        # again, with the link's process among those that the lab needs. Until a lab is
+        # complete, this process owns it, even a persistent one, which `up` then releases.
         self._save(owned=True)
 
     def _join(self) -> None:
@@ -552,7 +555,8 @@ def _run(argv: list[str], script: str = "") -> str:
 def _lacks_capabilities() -> bool:
     """Return whether this process lacks a capability that network namespaces need.
 
-    Root has all of them, except in most containers.
+    Root has all of them, except in most containers. The result is False if the
+    capabilities cannot be read.
     """
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -714,7 +718,8 @@ def _remove_dead() -> list[str]:
     """
     dead = []
     for label, state in _states().items():
-        # The owner comes first, if there is one, and else the process of the link.
+        # The owner comes first, if there is one, and else the process of the link. A
+        # persistent lab without an emulated link needs no process, and is never dead.
         needed = state["needs"]
         if needed and not _runs(needed[0]):
             dead.append(label)

@@ -281,9 +281,9 @@ class Shaper:
     def _carry(self, line: Line, packet: Packet, last_s: float) -> None:
         """Let a link carry a packet, and note when the packet is at the link's end.
 
-        ``packet.first_s`` is when its first frame has arrived at this link, and becomes
-        when that frame arrives at the link's end. ``last_s`` is when the last frame has
-        arrived at this link.
+        ``packet.first_s`` is the time at which its first frame has arrived at this link.
+        It is changed to the time at which that frame arrives at the link's end.
+        ``last_s`` is when the last frame has arrived at this link.
         """
         first_left_s, all_left_s = line.carry(packet.first_s, last_s, packet.size)
         delay_s = self._conditions.delay_s
@@ -389,6 +389,8 @@ def open_device(namespace: str, return_to: str, offload: int) -> int:
     for buffer in ("rmem", "wmem"):
         Path(f"/proc/sys/net/ipv4/tcp_{buffer}").write_text(windows)
     device = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
+    # Read and write IP packets (TUN), without the kernel's header of packet information
+    # (NO_PI), but with a header on check sums and segments (VNET_HDR).
     flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
     # The kernel's struct ifreq: the name of the interface, its flags, and padding.
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", INTERFACE.encode(), flags))
@@ -407,12 +409,13 @@ class Tunnel:
     devices : list of int
         The file descriptor of each rank's device.
     shaper : Shaper
-        When packets arrive.
+        Decides when packets arrive.
     prefix : str
         The first three numbers of all addresses, such as "10.77.0.". The fourth number
         of rank r is r + 1.
     crossed : int
-        The file descriptor of a file in which packets are counted, as `CROSSED`.
+        The file descriptor of a file in which packets are counted, in the format of
+        `CROSSED`.
     """
 
     def __init__(
@@ -500,7 +503,7 @@ class Tunnel:
             record = CROSSED.pack(
                 self._packets, self._late, self.now_s(), time.process_time()
             )
-            # At the beginning of the file, in the place of the record before.
+            # The record is written at the beginning of the file, over the previous one.
             os.pwrite(self._crossed, record, 0)
 
 
@@ -512,15 +515,15 @@ def main(config: Mapping[str, Any]) -> None:
     config : mapping
         ``namespaces`` (files, the switch's last), ``crossed`` (the file in which packets
         are counted), ``prefix`` (the first three numbers of all addresses),
-        ``rate_bits_per_s``, ``conditions``, and ``owned``: whether this process dies
-        with the process that started it.
+        ``rate_bits_per_s`` and ``conditions`` of each link, and ``dies_with_parent``:
+        whether this process dies with the process that started it.
 
     Raises
     ------
     OSError
         If the devices cannot be made.
     """
-    if config["owned"]:
+    if config["dies_with_parent"]:
         die_with_parent()
     # The lab alone ends this process.
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -536,7 +539,8 @@ def main(config: Mapping[str, Any]) -> None:
     # the namespace of the switch.
     devices = [open_device(rank, return_to=switch, offload=offload) for rank in ranks]
     shaper = Shaper([config["rate_bits_per_s"]] * len(devices), conditions)
-    # Without real-time priority the link is late more often, and counts that.
+    # The link also works without real-time priority. It is then late more often, and
+    # counts the packets that are late.
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     _keep_memory()

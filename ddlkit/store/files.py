@@ -313,7 +313,7 @@ _WRITING = ".writing.lock"
 
 SCRATCH = "ddlkit-work-"
 """How the name of a scratch folder begins."""
-_OWNED = "lock"
+_OWNERS_LOCK = "lock"
 """The file in a scratch folder that its owner locks."""
 
 
@@ -516,7 +516,7 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
             outer = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=parent))
             stack.callback(shutil.rmtree, outer, ignore_errors=True)
             stack.enter_context(
-                _locked(outer / _OWNED, _MAKE_LOCK, _WAIT_FOR_EXCLUSIVE)
+                _locked(outer / _OWNERS_LOCK, _MAKE_LOCK, _WAIT_FOR_EXCLUSIVE)
             )
             # `_remove_abandoned` of another process looks for inner folders. The inner
             # folder is therefore made only when the lock is held.
@@ -543,7 +543,9 @@ def _remove_abandoned(parent: Path) -> None:
             facts = os.lstat(outer)
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
                 continue
-            lock_file = outer / _OWNED
+            lock_file = outer / _OWNERS_LOCK
+            # Without locks on this file system, nothing tells whether the owner still
+            # runs, so `required` lets the folder stay.
             with _locked(lock_file, _OPEN_LOCK, _EXCLUSIVE_OR_FAIL, required=True):
                 shutil.rmtree(outer)
 

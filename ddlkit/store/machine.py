@@ -341,7 +341,12 @@ def gpu_settings(*options: str) -> list[dict[str, str]]:
 
 
 def _settings_one_by_one(*options: str) -> list[dict[str, str]]:
-    """Return what `gpu_settings` returns, asking nvidia-smi for one value at a time."""
+    """Return the settings of GPUs, for which nvidia-smi is asked one by one.
+
+    `gpu_settings` calls this if the driver does not know all settings by their first
+    names, because nvidia-smi then refuses to answer for all together. The result is that
+    of `gpu_settings`.
+    """
     gpus: list[dict[str, str]] = []
     for setting, names in _SETTINGS.items():
         answers = [cells(ask_gpus([name], *options)) for name in names]
@@ -448,7 +453,8 @@ def visible_gpus(visible: str | None, uuids: Sequence[str]) -> list[str]:
             matching = [*uuids[int(entry) : int(entry) + 1]]
         else:
             matching = [uuid for uuid in uuids if entry and uuid.startswith(entry)]
-        # CUDA ignores an entry that it does not know, and all entries behind it.
+        # CUDA ignores an entry that it does not know, and all entries behind it. An entry
+        # that fits several GPUs is treated alike here.
         if len(matching) != 1:
             break
         chosen += matching
@@ -575,8 +581,8 @@ def nccl_variables(environment: Mapping[str, str]) -> dict[str, str]:
     -------
     dict of str to str
         All ``NCCL_*`` and ``TORCH_NCCL_*``, by name. Of paths only the last name is
-        kept. Names of hosts and addresses are replaced, and values that are nothing else
-        become "(set)".
+        kept. Names of hosts and addresses within a value are replaced. Variables whose
+        whole value is a host or an address have the value "(set)".
 
     Examples
     --------
@@ -599,7 +605,7 @@ def nccl_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_nccl_variables() -> dict[str, str]:
-    """Return the variables that NCCL obeys in this process, as `nccl_variables` does.
+    """Return the variables that NCCL obeys in this process, cleaned by `nccl_variables`.
 
     NCCL also reads variables from files: from the file that NCCL_CONF_FILE names, or
     else from ~/.nccl.conf, and then from /etc/nccl.conf. A variable keeps the value that

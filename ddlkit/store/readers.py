@@ -288,6 +288,8 @@ def read_profile(
             wanted[key] = value
     # An assumption is a phrase such as "batch = 1".
     absent = {phrase.partition(" = ")[0] for phrase in assumptions}
+    # The option for the ranks of a profile is --profile-ranks, because --ranks chooses the
+    # ranks between which messages were measured.
     frame, chosen = choose(
         frame, PROFILE_KEYS, wanted, path, absent, options={"ranks": "profile-ranks"}
     )
@@ -360,11 +362,12 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
             f"{path}: has no column forward_s, the time of the forward pass of each "
             f"tensor: give the time of the whole pass with --forward-s, or {advice}"
         )
-    # What fills the cells of a column that the file lacks. The network is called after
-    # the file.
+    # What fills the cells of a column that the file lacks, except of columns that follow
+    # from others. The network is called after the file.
     cells = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED_CELLS}
     if not needs_forward:
         cells["forward_s"] = "0"
+    # The placeholders, for columns that follow from others, are replaced right below.
     frame = _schema_with_defaults({**cells, **_PLACEHOLDERS}).frame(sheet, exact=False)
     if "layer" not in sheet.header:
         frame["layer"] = frame["tensor"]
@@ -562,7 +565,7 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
 
 
 def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
-    """Return the cost of selecting the largest gradients, which must cover a density.
+    """Return the described or measured cost of selecting the largest gradients.
 
     Parameters
     ----------

@@ -298,7 +298,7 @@ def load_table(path: Path | str, schema: str | None = None) -> DataFrame:
     """
     path = Path(path)
     part = _part_of(path)
-    # What is no part of a pack is a loose table.
+    # A table that is not in a pack has a file of its own.
     if part is None:
         data, stamp = _verified(path)
         _check_kind(path, stamp, schema)
@@ -490,7 +490,8 @@ def _stamp_path(path: Path) -> Path:
 def _read_stamp(path: Path) -> dict[str, Any] | None:
     """Return the stamp in a file.
 
-    The result is None if there is no such file, or if it is empty or any other JSON.
+    The result is None if there is no such file, or if the file is empty or has JSON that
+    is no stamp.
     """
     if not os.path.lexists(path):
         return None
@@ -579,7 +580,7 @@ class Part(NamedTuple):
 
 
 def is_pack(name: str) -> bool:
-    """Return whether a file of this name is a pack, or has the stamps of packs.
+    """Return whether a file of this name is a pack, or is the file of their stamps.
 
     Parameters
     ----------
@@ -715,7 +716,7 @@ def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
 def _packed_rows(name: str, part: Part) -> DataFrame:
     """Return the rows of a packed table, numbered from 0.
 
-    ``name`` is the table's in its pack, and ``part`` says which pack that is.
+    ``name`` is the name of the table, and ``part`` says in which pack its rows are.
     """
     rows, slices = _rows_of_pack(
         part.pack, part.pack_sha256, part.stamp["schema"], *_file_state(part.pack)
