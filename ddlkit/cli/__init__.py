@@ -285,6 +285,7 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
     """
     words = [*command.split(), *map(str, files)]
     for name, value in options.items():
+        # The first word is the name of the command.
         words += _option_words(name, value, repeatable=_repeatable(words[0]))
     printed = io.StringIO()
     # What the command prints on standard error is for a person, and is dropped.

@@ -487,6 +487,7 @@ def _remove_leftovers(out: Path, made: Sequence[Path], *, with_logs: bool) -> No
 
     ``with_logs`` says whether the logs of the ranks are removed, too.
     """
+    # The command may have failed before it made some of these.
     if with_logs:
         shutil.rmtree(out / LOGS, ignore_errors=True)
     (out / "job.json").unlink(missing_ok=True)
@@ -860,6 +861,7 @@ def snippet(advice: Any, chosen: str) -> str:
     str
         A call of DistributedDataParallel.
     """
+    # The advice to keep the default is the name of no option.
     if chosen not in advice.options or chosen == "ddp":
         return "DistributedDataParallel(model)"
     # "ddp:10MiB" is the plan of DDP with that bucket cap.

@@ -941,6 +941,7 @@ def _cost_from_file(
         if ranks != cost.workers:
             communication = as_ring(communication, ranks, str(path), warnings)
         return communication, measured
+    # A cost that does not say its number of ranks holds for --ranks, if that is given.
     if cost.workers is None:
         cost = replace(cost, workers=ranks)
     elif ranks is not None and ranks != cost.workers:

@@ -488,7 +488,8 @@ def _gpus(number: int) -> str:
 
 
 def _messages(result: Scaling, collective: str) -> str:
-    """Return the times of the smallest, a middle and the largest listed size."""
+    """Return the times of a collective for the smallest, a middle and the largest listed size."""
+    # The times are in the order of their sizes.
     times = [time for time in result.collectives if time.collective == collective]
     # Within one node no other traffic slows messages down, so that there is no bad day.
     has_bad_day = times[0].nodes > 1
