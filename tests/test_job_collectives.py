@@ -538,9 +538,9 @@ def test_a_command_does_not_end_its_process_for_an_earlier_failure(
 ) -> None:
     ends: list[int] = []
     monkeypatch.setattr(jobs, "end_at_once", ends.append)
-    jobs.leave_peers()
+    jobs.note_failure_of_rank()
     assert cli.main(["measure", "unknown"]) == 2
-    assert not ends and not jobs.has_left_peers()
+    assert not ends and not jobs.rank_has_failed()
 
 
 # -- the example for Slurm -------------------------------------------------------------

@@ -117,29 +117,31 @@ def main(argv: Sequence[str] | None = None, program: Program = DDLKIT) -> int:
     -------
     int
         The exit status: 0 after success, 2 after a mistake of the user or at a limit of the
-        machine, 128 and the number of the signal after an interrupt, 141 if nobody reads the
+        machine, 128 plus the number of the signal after an interrupt, 141 if nobody reads the
         output. A command may return a status of its own.
 
     Notes
     -----
     A mistake of the user, or a limit of the machine, is one line on standard error.
 
-    If this process is one of several ranks that torchrun or srun started, a failure ends
-    the process at once, and this function does not return.
+    If this process fails as one of several ranks that torchrun or srun started, it ends at
+    once, and this function does not return.
     """
     _prepare_process()
-    # A program may call this function after a measurement that failed in this process.
-    jobs.forget_left_peers()
+    # A rank that fails sets a flag, because the other ranks may still wait for it. A failure
+    # earlier in this process must not end this command, so the flag is cleared.
+    jobs.forget_failure_of_rank()
     words = sys.argv[1:] if argv is None else argv
     try:
         status = _status_of(words, program)
     except Exception:
-        if not jobs.has_left_peers():
+        if not jobs.rank_has_failed():
             raise
-        # Python would print the same, and then wait for threads that wait for ranks.
+        # The usual end of Python would print the same traceback. It would then wait for
+        # threads of this rank, which may wait for the other ranks for ever.
         traceback.print_exc()
         status = 1
-    if jobs.has_left_peers():
+    if jobs.rank_has_failed():
         jobs.end_at_once(status)
     return status
 
@@ -151,6 +153,7 @@ def _status_of(words: Sequence[str], program: Program) -> int:
         _refuse_moved_command(words, program)
         arguments = _parse(words, program)
         with _errors_of_machine():
+            # Most commands return None, which means success.
             return arguments.run(arguments) or 0
     except UserError as error:
         return _refused(program, error)
@@ -237,17 +240,18 @@ def _refused(program: Program, line: object) -> int:
 def _interrupted(program: Program, interrupt: KeyboardInterrupt) -> int:
     """Print that the command was interrupted, and return the exit status for that.
 
-    As in a shell, the status is 128 and the number of the first signal.
+    As in a shell, the status is 128 plus the number of the first signal.
     """
     # A command that keeps what it measured says so in the arguments of the exception.
     facts = [f"{program.name}: interrupted", *map(str, interrupt.args)]
+    # Standard error may lead to a terminal that has closed.
     with contextlib.suppress(OSError):
         print("; ".join(facts), file=sys.stderr)
     # If code that an extension ran has raised KeyboardInterrupt, Python remembers this, and
     # ends the process by SIGINT whatever the exit status is. Running code anew clears that mark.
     exec("")
     number = _signals_received[0] if _signals_received else signal.SIGINT
-    # A terminal that closes ends a command as SIGTERM does.
+    # A closing terminal sends SIGHUP. The status is then that of SIGTERM.
     if number == signal.SIGHUP:
         number = signal.SIGTERM
     return 128 + number
@@ -281,6 +285,7 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
     """
     words = [*command.split(), *map(str, files)]
     for name, value in options.items():
+        # The first word is the name of the command.
         words += _option_words(name, value, repeatable=_repeatable(words[0]))
     printed = io.StringIO()
     # What the command prints on standard error is for a person, and is dropped.
@@ -385,9 +390,9 @@ MOST_NAMED_CHOICES = 4
 
 
 def _unknown_choice(match: re.Match[str]) -> str:
-    """Return in words that an argument is none of its choices, and the most similar one.
+    """Return in words that an argument has none of the values to choose from, and what to use.
 
-    The parts of ``match`` are the name of the argument, its value in quotes, and the
+    The groups of ``match`` are the name of the argument, its value in quotes, and the
     choices in quotes, separated by commas.
     """
     name, value, quoted_choices = match.groups()
@@ -411,7 +416,7 @@ class _Parser(argparse.ArgumentParser):
     """A line for a shell that calls the command."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UserError in place of argparse's own message, of which this makes it."""
+        """Raise UserError with the ``message`` of argparse in the words of this program."""
         # argparse writes "argument --plan: expected one argument", "argument --json:
         # ignored explicit argument 'yes'" for the word --json=yes, or "the following
         # arguments are required: --profile".
@@ -426,7 +431,7 @@ class _Parser(argparse.ArgumentParser):
             _unknown_choice,
             problem,
         )
-        # The second part is the separator, which is empty if the message has none.
+        # `is_required` is the text between the quotes, or "" if the message lacks it.
         _, is_required, names = problem.partition("arguments are required: ")
         if is_required:
             problem = f"{self.command or self.prog} needs {names}"

@@ -336,7 +336,7 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
     if arguments.json:
         show({"ranked": rows}, as_json=True)
         return
-    # These are the same in every row.
+    # These are the same in every row, and would only widen the table.
     same_for_all = [
         "interval_level",
         "interval_includes",
@@ -472,7 +472,7 @@ def _removing_leftovers(out: Path, made: Sequence[Path]) -> Iterator[None]:
     try:
         yield
     except (UserError, KeyboardInterrupt) as error:
-        # An interrupt needs no log.
+        # After an error, a traceback in a log tells the cause. An interrupt needs none.
         log = _telling_log(out) if isinstance(error, UserError) else None
         names = {path.name for path in out.iterdir()}
         if names <= set(_LEFTOVERS):
@@ -487,6 +487,7 @@ def _remove_leftovers(out: Path, made: Sequence[Path], *, with_logs: bool) -> No
 
     ``with_logs`` says whether the logs of the ranks are removed, too.
     """
+    # The command may have failed before it made some of these.
     if with_logs:
         shutil.rmtree(out / LOGS, ignore_errors=True)
     (out / "job.json").unlink(missing_ok=True)
@@ -559,8 +560,9 @@ def _default_directory(arguments: argparse.Namespace, ranks: int) -> Path:
 def _launch(
     arguments: argparse.Namespace, settings: Any, ranks: int, out: Path
 ) -> None:
-    """Run `advise_job` in ranks of this machine, over its loopback or over emulated links.
+    """Measure and try plans by `advise_job`, in ``ranks`` processes of this machine.
 
+    Messages go over loopback, between GPUs as NCCL chooses, or over the links of --lab.
     The job writes its tables into ``out``.
     """
     import torch
@@ -578,6 +580,7 @@ def _launch(
         members = Ranks.of(ranks, device_of_own_ranks())
     # A large model takes longer to build than ranks may take to meet by default.
     members = replace(members, join={**members.join, "timeout_s": MEETING_S})
+    # Ranks that take several times as long as this are ended.
     estimate_s = MEETING_S + settings.measure_s + settings.confirm_s
     members.run(advise_job, settings, estimate_s=estimate_s, out=out)
 
@@ -601,7 +604,7 @@ def _result_and_advice(
 ) -> tuple[dict[str, Any], Any]:
     """Return the result to print and the `Advice`, both read from the tables in ``out``.
 
-    ``tried`` says whether this command has tried the plans. If not, ``out`` may have the
+    ``tried`` says whether this command was to try the plans. If not, ``out`` may have the
     trial of an earlier command, which is not used.
     """
     from ddlkit import store
@@ -621,6 +624,7 @@ def _result_and_advice(
     }
     # If the default is the only plan, there was nothing to compare it with.
     only_default = len(advice.options) == 1
+    # Without a trial, the prediction decides.
     if not tried or only_default or not store.has_table(trials_path):
         result = {**facts, **advice.to_dict(), "decided_by": "prediction"}
         reasons = reasons_of_prediction(result, messages)
@@ -814,7 +818,8 @@ def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
         return []
     reasons = []
     n_rounds = len(rounds)
-    # A trial that is decided ends, however much time is left.
+    # A trial that is decided ends at once, so that more time would not give more rounds.
+    # Whether it is decided depends on the interval alone, so the third field is not needed.
     measured = Gain(result["measured_gain"], result["measured_gain_interval"], math.nan)
     if n_rounds < FEW_ROUNDS and not is_decided(measured):
         reasons.append(
@@ -856,6 +861,7 @@ def snippet(advice: Any, chosen: str) -> str:
     str
         A call of DistributedDataParallel.
     """
+    # The advice to keep the default is the name of no option.
     if chosen not in advice.options or chosen == "ddp":
         return "DistributedDataParallel(model)"
     # "ddp:10MiB" is the plan of DDP with that bucket cap.
@@ -946,7 +952,8 @@ def screen(result: dict[str, Any]) -> list[str]:
     title = f"{result['network']} on {result['ranks']} ranks: {_headline(result)}"
     lines = [title, ""]
     # Without measured slowdowns, the predicted intervals include only some of the causes
-    # by which iterations differ: these, in words.
+    # by which iterations differ. This text names them, as in "the scatter and drift of
+    # messages; not included: ...". It is empty if the intervals include all causes.
     causes_included = result.get("interval_includes") or ""
     cause, _, _ = causes_included.partition("; ")
     default_name = in_words("ddp")
@@ -964,12 +971,15 @@ def screen(result: dict[str, Any]) -> list[str]:
         if plan not in ("ddp", best):
             iteration = units.format_seconds(measured_s[plan])
             lines.append(_line("also tried", f"{in_words(plan)}: measured {iteration}"))
+    # Without a trial, and if the predicted best plan also gained the most in the trial,
+    # neither of these cases applies.
     plan_of_largest_gain = result.get("plan_of_largest_measured_gain", best)
-    if plan_of_largest_gain == "ddp" != best:
+    # The default was the fastest plan in the trial, against the prediction.
+    if plan_of_largest_gain == "ddp" and best != "ddp":
         lines.append(_line("fastest in the trial", in_words("ddp")))
     elif plan_of_largest_gain != best:
-        # Times are medians of the rounds, and a gain is the median of the rounds' gains. So
-        # the plan with the largest gain need not have the shortest time.
+        # Another plan gained the most. It need not have the shortest time, because times are
+        # medians of the rounds, and a gain is the median of the rounds' gains.
         gain = _gain_with_interval(
             result["largest_measured_gain"], result["largest_measured_gain_interval"]
         )
@@ -1062,27 +1072,36 @@ def _headline(result: Mapping[str, Any]) -> str:
     """Return in a few words what to do, and whether that was tried or only predicted."""
     from ddlkit.model.advice import WORTH
 
+    # "decided_by" is "trial" if plans were tried, and "prediction" if none was.
+    was_tried = result["decided_by"] == "trial"
     # The name of a plan, or "keep the default".
     advised = result["advice"]
     is_plan = advised in ("ddp", *result["gains_of_plans"])
-    if is_plan and result["decided_by"] == "trial":
+    # The trial has confirmed the plan.
+    if is_plan and was_tried:
         return f"use {in_words(advised)}"
+    # A plan is predicted to be faster, and there was no trial.
     if is_plan:
         return f"{in_words(advised)} is predicted to be faster, and was not tried"
+    # From here on, the advice is "keep the default". A trial adds "predicted_advice", the
+    # advice before it. Here that was a plan, which the trial did not confirm or could not try.
     if result.get("predicted_advice", advised) != advised:
         return f"{advised}: {result.get('trial_result', 'the best plan could not be tried')}"
-    # The prediction decided this, also if plans were tried.
-    tried = " (predicted, not tried)" if result["decided_by"] == "prediction" else ""
+    # The prediction alone already advised to keep the default. A trial may have followed.
+    not_tried = "" if was_tried else " (predicted, not tried)"
+    # In the trial, the iteration of the default was outside of its predicted interval.
     if result["default_plan"].get("outside_of_predicted_interval"):
         return f"{advised}: the prediction failed, and no gain was shown"
+    # The default is predicted to be the fastest plan.
     if result["predicted_best"] == "ddp":
-        return f"{advised}: no plan is predicted to be faster{tried}"
+        return f"{advised}: no plan is predicted to be faster{not_tried}"
+    # Another plan is predicted to be faster, but perhaps by less than is worth a change.
     _, most = result["predicted_gain_interval"]
     verb = "is" if most < WORTH else "may be"
     reason = f"the predicted gain {verb} below the {WORTH:.0%} from which a change is advised"
     if "trial_result" in result:
         reason += f", and in the trial {result['trial_result']}"
-    return f"{advised}: {reason}{tried}"
+    return f"{advised}: {reason}{not_tried}"
 
 
 NAME_COLUMNS = 28
@@ -1111,6 +1130,7 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
         shortest = lower_s / iteration_s - 1
         longest = upper_s / iteration_s - 1
         distances = f"{shortest:+.2%} to {longest:+.2%}"
+        # Two decimals hardly show so small distances.
         if max(-shortest, longest) < 0.0001:
             distances = "less than 0.01% either way"
         predicted = (

@@ -306,11 +306,12 @@ def _readable(value: Any) -> str:
     """Return a value as a person reads it. A long list of numbers becomes its range."""
     if value is None:
         return "not known"
-    # A size in bytes is a whole number, and shown with all its digits.
+    # A size in bytes is a whole number, and shown with all its digits. It may be a float.
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return f"{value:.0f}"
     if isinstance(value, float):
         return f"{value:.6g}"
+    # A text, for example.
     if not is_numbers(value):
         return str(value)
     if isinstance(value, dict):
@@ -579,13 +580,14 @@ def measure(arguments: argparse.Namespace) -> None:
 def _measure_here(arguments: argparse.Namespace) -> None:
     """Measure parts in a session of this machine, which starts its own ranks."""
     _refuse_options_of_a_job(arguments)
-    # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
-    # Under torchrun, only collectives are measured without a model.
+    # 0 stands for the default of `parts.points`: two ranks, or one for each GPU. An error
+    # about too many ranks advises this program, because under torchrun nothing but collectives
+    # is measured without a model.
     program = "ddlkit measure collectives"
     ranks = ranks_to_start(arguments.ranks, default=0, program=program)
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     if not arguments.dry_run:
-        # A dry run only lists the points, which any machine can do.
+        # A dry run only lists what would be measured, which any machine can do.
         require_lab(arguments.lab)
     # A wrong name is refused before the imports below load torch, which takes seconds.
     networks = named_networks(arguments.networks)
@@ -594,8 +596,8 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     from ddlkit.store import machine
 
     refuse_unknown_networks(networks)
-    # The session calls this with two more arguments, which it alone knows: its directory
-    # and the number of the session.
+    # A point is one measurement of the session. The session calls this function with two more
+    # arguments, which it alone knows: its directory and its number.
     make_points = functools.partial(
         parts.points,
         part=arguments.part,
@@ -630,7 +632,7 @@ _OPTIONS_OF_A_JOB = ("minutes", "link")
 
 
 def _refuse_options_of_a_job(arguments: argparse.Namespace) -> None:
-    """Raise UserError for an option that only the ranks of a job have."""
+    """Raise UserError for an option that has an effect under torchrun or srun only."""
     for name in _OPTIONS_OF_A_JOB:
         if getattr(arguments, name) is None:
             continue
@@ -681,6 +683,7 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
         joined(cluster.MEETING_S) as me,
         only_command_in(out, me),
     ):
+        # Without --link, the ranks find the name of the link themselves.
         path = cluster.measure_collectives(me, out, time_min, arguments.link or "")
     # Only rank 0 has the table.
     if me.rank == 0:
@@ -889,7 +892,7 @@ def ranks_to_start(ranks: int | None, default: int, program: str) -> int:
 
 
 def device_of_own_ranks() -> str:
-    """Return ``"cuda"`` if torch sees a GPU, and else ``"cpu"``, on which ranks then run.
+    """Return the device on which ranks run: ``"cuda"`` if torch sees a GPU, else ``"cpu"``.
 
     A line of progress says so if this machine has GPUs that torch should see.
     """
@@ -1197,6 +1200,8 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
     """Return the `LabShape` that the arguments of ``lab up`` describe."""
     from ddlkit.lab import MAX_RANKS, LabShape, parse
 
+    # These defaults are not given to argparse, so that None shows that an option is not given.
+    # Other actions refuse a given option.
     ranks = 4 if arguments.ranks is None else arguments.ranks
     rate_bits_per_s = 1e9 if arguments.rate is None else arguments.rate
     if not 2 <= ranks <= MAX_RANKS:

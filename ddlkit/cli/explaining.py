@@ -213,7 +213,8 @@ def _wrapped(line: str) -> list[str]:
     if not line:
         return [""]
     indent = "  "
-    # `_line` has put a name, or spaces instead of one, into the first column.
+    # `_line` pads a name with spaces to NAME_COLUMNS, and adds a space. A line of plain text
+    # may have a single space there, but has no two spaces in a row.
     has_name = line[NAME_COLUMNS : NAME_COLUMNS + 1] == " " and "  " in line
     if has_name or line.startswith(" "):
         indent = " " * (NAME_COLUMNS + 1)
@@ -231,6 +232,7 @@ def _facts(explanation: Any) -> list[str]:
     """Return the lines between the title and the findings, of any width."""
     iteration_s = explanation.iteration_s
     replay_error = abs(explanation.replay_s / iteration_s - 1)
+    # There is no waterfall if only the trace of one rank was given.
     of_ranks = ", the mean over all ranks" if explanation.waterfall else ""
     exposed = _ms(explanation.exposed_communication_s)
     lines = [
@@ -268,6 +270,8 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
         for cause in explanation.causes[:MOST_CAUSES]
         if cause.gain_share >= LEAST_SHOWN_SHARE
     ]
+    # There is no waterfall if only the trace of one rank was given. The head then names the
+    # columns of `_bounds_of_waiting`.
     if shown and explanation.waterfall:
         yield _line("without", _head_of_gains(explanation))
     elif shown:
@@ -303,8 +307,9 @@ def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
 def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
     """Return what the iteration takes as one cause after the other is removed.
 
-    ``waterfall`` is that of the explanation, whose first entry is the iteration itself.
-    Removals that change nothing that would be printed are left out.
+    ``waterfall`` has the name of each removed cause, and the seconds of the iteration without
+    it and all causes before it. Its first entry is the iteration with all causes. Removals
+    after which the printed time stays the same are left out.
     """
     steps = []
     last = _ms(waterfall[0][1])
@@ -321,8 +326,8 @@ def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
 def _count(explanation: Any) -> str:
     """Return how many ranks and iterations were traced, in words.
 
-    ``ranks`` is 0 if there is the trace of one rank alone, and it does not say of how
-    many.
+    ``ranks`` of the explanation is 0 if there is only the trace of one rank, which does not
+    name the number of ranks.
     """
     ranks = f"{explanation.ranks} ranks" if explanation.ranks else "one rank of several"
     plural = "" if explanation.iterations == 1 else "s"
@@ -338,8 +343,10 @@ def _headline(explanation: Any) -> str:
             f"the other ranks wait for rank {culprit['rank']}, which is slow in "
             f"{culprit['phase']}"
         )
+    # There is no waterfall if only the trace of one rank was given.
     if not explanation.waterfall:
         return "the trace of one rank gives bounds only"
+    # A rank costs much, but does not meet all conditions for a straggler.
     if explanation.why_no_straggler:
         return f"no rank is called a straggler, because {explanation.why_no_straggler}"
     return "no one rank is much slower than the others"
@@ -355,6 +362,7 @@ def _first(explanation: Any) -> str:
             f"look at the phase {phase} of rank {culprit['rank']}. "
             f"Check {WHERE_TO_LOOK[phase]}"
         )
+    # There is no waterfall if only the trace of one rank was given.
     if not explanation.waterfall:
         return "give the traces of all ranks"
     from ddlkit.model.explanation import LEAST_SHARE
@@ -364,7 +372,8 @@ def _first(explanation: Any) -> str:
     sure_remedies = [r for r in explanation.remedies if r.gain_interval_s[0] > least_s]
     if sure_remedies:
         return f"try {max(sure_remedies, key=_gain_s).setting}"
-    # Causes are sorted, the largest first. A rank that is not surely late has a cause.
+    # Causes are sorted, the largest first. The delay of a rank is a cause of its own, also if
+    # the rank is not surely late.
     of_ranks = [cause for cause in explanation.causes if cause.rank is not None]
     if explanation.why_no_straggler and of_ranks:
         rank, phase = of_ranks[0].rank, of_ranks[0].phase
@@ -372,6 +381,7 @@ def _first(explanation: Any) -> str:
             f"look at the phase {phase} of rank {rank}, although this rank is not surely "
             f"a straggler. Check {WHERE_TO_LOOK[phase]}"
         )
+    # A gain of removing a cause is sure by the same rule.
     sure_causes = [c for c in explanation.causes if c.gain_interval_s[0] > least_s]
     if sure_causes:
         largest = sure_causes[0]
@@ -421,6 +431,7 @@ def _remedy_lines(explanation: Any, remedy: Any) -> Iterator[str]:
     """Yield a setting of DDP in one line or two, and what the iteration then would take."""
     gain = _gain_with_interval(explanation, remedy)
     times = f"{_ms(remedy.iteration_with_s)} ({gain})"
+    # The iteration gains at most this.
     if remedy.is_upper_bound:
         times = f"{_ms(remedy.iteration_with_s)} at best ({gain})"
     # A name that is longer than its column has a line of its own.

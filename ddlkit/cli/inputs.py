@@ -85,7 +85,11 @@ docs/GLOSSARY.md has all names."""
 
 
 def assume_ring(option_of_ranks: str) -> Argument:
-    """Return the option --assume-ring of a command, whose number of ranks an option gives."""
+    """Return the option --assume-ring of a command.
+
+    ``option_of_ranks`` is the option of the command that gives the number of ranks to predict
+    for.
+    """
     return flag(
         "--assume-ring",
         "Predict for a number of ranks that was not measured, which "
@@ -459,6 +463,7 @@ def _plan_of(
         try:
             return plan_with_contention(spec, workload, communication)
         except UserError as error:
+            # The error names the plan, as in "plan 'x': ...". Commands have --plan or --planner.
             for name in ("plan", "planner"):
                 if getattr(arguments, name, None) == spec:
                     by_option = f"{option_of(name)} {shown(spec)}"
@@ -634,6 +639,8 @@ def _warnings_of_host(path: Path, profile: Any) -> list[str]:
     from ddlkit.model.predictor import HOST_BOUND, issue_share
     from ddlkit.store.tables import is_stamped
 
+    # Recorded profiles are called layers.csv or layers-NAME.csv. A file whose name lacks
+    # "layers" has no such table.
     samples_path = path.with_name(path.name.replace("layers", "samples", 1))
     if samples_path == path or not is_stamped(samples_path):
         return []
@@ -818,10 +825,10 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
     cost = communication.cost
     _refuse_other_than_ring(cost, ranks, origin)
 
-    # Only the cost of a ring can be taken to another number of ranks, so the cost is first
-    # declared to be one.
-    def between_ranks(line: Any) -> Any:
-        return line.by_algorithm(RING).at_workers(ranks)
+    # Only the cost of a ring can be taken to another number of ranks, so the cost, and each
+    # draw of it, is first declared to be one.
+    def between_ranks(cost_or_draw: Any) -> Any:
+        return cost_or_draw.by_algorithm(RING).at_workers(ranks)
 
     warnings.append(
         f"the cost between {ranks} ranks is not measured: it is that of a ring whose "
@@ -832,7 +839,8 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
         communication,
         cost=between_ranks(cost),
         draws=[between_ranks(draw) for draw in communication.draws],
-        # Costs of other forms cannot be taken to another number of ranks.
+        # These are fits of other forms to the same times. They cannot be taken to another
+        # number of ranks.
         costs_by_form={},
     )
 
@@ -845,6 +853,8 @@ def advice_to_assume_ring(cost: Any) -> str:
     cost : MessageCost
         The cost that the user gave by --cost.
     """
+    # Of all forms, only a start-up and a bandwidth (alpha_beta) can be taken to another number
+    # of ranks. They are fitted to the times if the user gives these instead of the cost.
     if cost.form == "alpha_beta":
         return "to assume a ring, add --assume-ring"
     return (
@@ -923,13 +933,15 @@ def _cost_from_file(
     _refuse_other_collective(arguments, cost)
     link = Link(in_flight=arguments.in_flight)
     ranks = arguments.ranks
-    # In what-if, --assume-ring is about the ranks after the change. Their cost is made
-    # later, from the cost that is returned here.
+    # With --assume-ring, --ranks need not be the ranks of the cost. What-if is no such case:
+    # there --assume-ring is about the ranks after the change, whose cost is made later from
+    # the cost that is returned here.
     if _ranks_are_predicted(arguments):
         communication = Communication(cost, draws=draws, link=link)
         if ranks != cost.workers:
             communication = as_ring(communication, ranks, str(path), warnings)
         return communication, measured
+    # A cost that does not say its number of ranks holds for --ranks, if that is given.
     if cost.workers is None:
         cost = replace(cost, workers=ranks)
     elif ranks is not None and ranks != cost.workers:
@@ -974,7 +986,8 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     # Errors about the rows of all files name the option and its files.
     origin = f"--collectives {_listed_files(arguments.collectives)}"
     rows, chosen = _chosen_rows(arguments, all_rows, collective, origin)
-    # Only the cost of a line can be taken to another number of ranks.
+    # Only a start-up and a bandwidth (alpha_beta) can be taken to another number of ranks. The
+    # form table runs through the measured medians, and so needs no choice of a form.
     form = "alpha_beta" if arguments.assume_ring else "table"
     try:
         calibration = Calibration.of(rows, form=form)
@@ -1057,15 +1070,15 @@ def _chosen_rows(
         "link": arguments.link,
     }
     if _ranks_are_predicted(arguments):
-        # The ring is computed from rows of --ranks itself if it was measured, or else from
-        # those of the largest number of ranks.
+        # The cost is computed from the rows between --ranks ranks if there are some, or else
+        # from those of the largest number of ranks.
         rows_of_link, _ = choose(all_rows, ("collective", "link"), required, origin)
         measured_ranks = rows_of_link["ranks"]
         required["ranks"] = _ranks_to_start_from(measured_ranks, arguments.ranks)
     try:
         return choose(all_rows, tuple(required), required, origin)
     except UserError as error:
-        # Only an error about a number of ranks that was not measured gets more advice.
+        # The advice is added only if a number of ranks is required that no row has.
         rank_counts = all_rows["ranks"]
         if required["ranks"] is None or (rank_counts == required["ranks"]).any():
             raise
@@ -1124,14 +1137,16 @@ def _with_contention(
 ) -> Any:
     """Return communication with the contention that --slowdown and --copies describe.
 
-    Without both of them, ``messages`` is returned as it is, and a note that there is no
-    contention is added to ``notes``. Doubts about the slowdown are added to ``warnings``.
+    ``messages`` is the communication without contention. If neither option is given, it is
+    returned as it is, and a note that there is no contention is added to ``notes``. Doubts
+    about the slowdown are added to ``warnings``.
     """
     from ddlkit.model.contention import Contention
     from ddlkit.store.readers import read_copy_s_per_byte
 
     if not (arguments.slowdown or arguments.copies):
         note = NO_CONTENTION
+        # What-if has no options for contention, so its note names none.
         if _is_what_if(arguments):
             note = NO_CONTENTION_OF_GRAPH
         notes.append(note)
@@ -1197,6 +1212,7 @@ def _measured_slowdown(
     path = arguments.slowdown
     all_rows = store.load_table(path, "slowdown")
     required = {"ranks": workers, "link": arguments.link}
+    # The rows must have one network and one batch, whichever these are.
     keys = ("ranks", "link", "network", "batch")
     rows, chosen = choose(all_rows, keys, required, path)
     # A slowdown of another network or batch, or on another machine, may still be close.
@@ -1310,6 +1326,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     from ddlkit.model.sharded import Sharding
 
     _refuse_options_of_ddp(arguments)
+    # ddlkit predict passes the value of --units, which may be missing.
     if not specs[0]:
         raise UserError(
             "--strategy fsdp needs --units: name modules, as in blocks.*, or give a "
@@ -1350,7 +1367,7 @@ def _prediction_of_sharding(
     """
     from ddlkit.model.sharded import INTERVAL_HOLDS, SENT, forecast
 
-    # A program is what every rank does in an iteration, in this order.
+    # This program is the list of what every rank does in an iteration, in order.
     program = sharding.program(prefetch=not arguments.no_prefetch, reshard=reshard)
     predicted, interval_s = forecast(program, communications, arguments.level)
     compute_s = predicted.compute_s

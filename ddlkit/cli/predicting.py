@@ -224,8 +224,8 @@ def _refuse_wrong_comparison(arguments: argparse.Namespace) -> None:
         raise UserError(f"--draw {arguments.draw}: name a file that ends in .png")
     if not arguments.compare:
         return
-    # SIMPLE_FIRST has all plain forms, which --compare compares by itself. Only a form that
-    # has a limit of its own, such as piecewise:45KB, is a further one.
+    # SIMPLE_FIRST has the names of all forms, which --compare compares by itself. Only a form
+    # with a given limit between its two parts, such as piecewise:45KB, is a further one.
     if arguments.form in SIMPLE_FIRST:
         raise UserError(
             f"--form {arguments.form} has no effect with --compare, which compares that "
@@ -290,13 +290,14 @@ def _compare_forms(
     from ddlkit.show import write_cost_forms
     from ddlkit.store import own_output
 
-    # `compare` takes all plain forms by itself. The user may add one that has a limit of
-    # its own, such as --form piecewise:45KB.
+    # `compare` takes all forms by itself, but finds the limit between the two parts of the form
+    # piecewise from the times. The user may add a form with a limit, as in piecewise:45KB.
     further_forms = [] if arguments.form == "auto" else [arguments.form]
     compared = fits.compare(
         sizes,
         seconds,
         *further_forms,
+        # A file that names no collective counts as one of all_reduce, which sends gradients.
         collective=facts.get("collective") or "all_reduce",
         workers=facts.get("ranks"),
         algorithm=facts.get("algorithm"),
@@ -440,9 +441,10 @@ def _contention_in_words(contention: dict[str, float] | None) -> str | None:
 def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
     """Return which iterations the predicted interval should contain, as entries of a result.
 
-    "interval_level" is the share of single iterations that should lie in the interval. It is None if
-    there is no interval, or if contention was not measured, which leaves the share unknown.
-    "interval_includes" then says in words what the interval includes.
+    "interval_level" is the share of single iterations that should lie in the interval. It is
+    None if there is no interval, or if contention was not measured, which leaves the share
+    unknown. Only if the level is None, "interval_includes" says in words why there is no
+    interval, or what the interval includes.
     """
     if not forecast.interval_s:
         return {"interval_level": None, "interval_includes": NO_INTERVAL}
@@ -879,7 +881,7 @@ def _changed_graph(
     from ddlkit.core.iteration import Iteration
     from ddlkit.core.taskgraph import changed
 
-    # `forecast_of` has done the same with the workload before the change.
+    # `forecast_of` has scaled the workload before the change by the same factor.
     workload = profile.workload().scaled(arguments.dilation)
     # In a graph, one machine stands for all that are alike. Machines with a changed rank
     # must be in the graph by themselves, so that `changed` finds them.
@@ -935,7 +937,7 @@ def _refuse_unknown_stragglers(
         if rank.isdecimal() and int(rank) < ranks:
             continue
         advice = f"the ranks are 0 to {ranks - 1}"
-        # Nobody has said how many ranks there are.
+        # Neither the cost nor --gpus says how many ranks there are, so 1 is assumed.
         if ranks_of_cost is None and ranks == 1:
             advice = (
                 "the cost does not say between how many ranks it holds: give --ranks"
@@ -999,8 +1001,8 @@ def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int
     Ranks whose times are equal do equal tasks at equal times, and every message waits for
     all ranks. One machine without a change therefore stands for all such machines.
     """
-    # The last machine has the rank of the largest number, which an error about a rank that
-    # does not exist names. Such an error is raised when the graph is changed.
+    # The last machine has the rank with the largest number. An error about a rank that does
+    # not exist names that number, and is raised when the graph is changed.
     simulated = {machines - 1}
     simulated |= {machine for machine in changed_machines if machine < machines}
     for machine in range(machines):

@@ -194,6 +194,7 @@ def _refuse_wrong_options(arguments: argparse.Namespace) -> None:
                 f"--{option} has an effect with --collectives only: give times of "
                 "collectives, or leave it out"
             )
+    # 1 is the default.
     if arguments.kernel_steps != 1 and not arguments.kernels:
         raise UserError(
             "--kernel-steps has an effect with --kernels only: give sums of kernels, or "
@@ -210,6 +211,7 @@ def _refuse_wrong_options(arguments: argparse.Namespace) -> None:
 def _doubts_of_unit(steps: DataFrame, file: Path) -> list[str]:
     """Return a warning if steps are so long that their times are perhaps not in seconds."""
     median_s = float(steps["step_s"].median())
+    # The limit for a forward and a backward pass serves for a whole step, too.
     if median_s <= LONG_COMPUTE_S:
         return []
     return [
@@ -266,20 +268,23 @@ def _draw(result: Scaling, arguments: argparse.Namespace) -> None:
 
 
 def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
-    """Yield the lines for a person: a table with a row for each count, and paragraphs.
+    """Yield the lines for a person: a table, and paragraphs below it.
 
-    ``has_gradients`` says whether the user gave the gradients. The table begins as in
+    The table has a row for each number of GPUs and nodes. ``has_gradients`` says whether the
+    user gave the gradients. The table begins as in
 
           GPUs  nodes      step  (jobs, or nominal 90% interval)    scaling factor
              1      1    200 ms  measured, 1 job                    1.00
              8      2    233 ms  measured, 2 jobs, 231 ms to 235 ms 0.86 (0.85 to 0.87)
 
-    If messages alone are predicted, it has a last column of two times.
+    If the cost of messages is known, a last column has two times: the step on a quiet and on
+    a bad day of the network if nothing but messages lengthened it.
     """
     level = f"nominal {result.interval_level:.0%} interval"
     has_messages = any(row.only_messages_step_s is not None for row in result.counts)
     origins = [_origin(row) for row in result.counts]
     origin_head = f"({level})"
+    # A step that several jobs measured has the range of the jobs instead of an interval.
     if any(row.measured and row.jobs > 1 for row in result.counts):
         origin_head = f"(jobs, or {level})"
     width = max(map(len, [origin_head, *origins]))
@@ -324,7 +329,7 @@ def _findings(heading: str, result: Scaling, *, is_advice: bool) -> Iterator[str
 
 
 def _origin(row: Count) -> str:
-    """Return where the step of a count is from, with its range or interval."""
+    """Return how the step of a row was found, with the range of its jobs or its interval."""
     if row.measured:
         noun = "job" if row.jobs == 1 else "jobs"
         origin = f"measured, {row.jobs} {noun}"
@@ -339,7 +344,7 @@ def _origin(row: Count) -> str:
 
 
 def _row(row: Count, origin: str) -> str:
-    """Return the line of a count, whose origin is as wide as those of all counts."""
+    """Return the line of a row. ``origin`` is padded to the width of its column."""
     seconds = units.format_seconds
     factor = f"{row.scaling_factor:.2f}"
     if row.scaling_factor_interval:
@@ -357,8 +362,10 @@ def _row(row: Count, origin: str) -> str:
 
 
 def _paragraph(heading: str, text: str) -> Iterator[str]:
-    """Yield a text with its heading in lines of a terminal."""
+    """Yield a text in lines of a terminal, with its heading in a column at the left."""
     import textwrap
+
+    # The heading is padded to 10 columns and a space. Further lines begin below the text.
 
     yield from textwrap.wrap(
         text,
@@ -370,7 +377,7 @@ def _paragraph(heading: str, text: str) -> Iterator[str]:
 
 
 def _held_out(result: Scaling) -> str:
-    """Return how well the largest measured count is predicted by the smaller ones."""
+    """Return how well steps on fewer GPUs predict that on the most GPUs that were measured."""
     held_out = result.held_out
     if held_out is None:
         return (
@@ -405,6 +412,7 @@ def _explained(result: Scaling) -> str:
     )
     # Parts of the loss that have a cause, and then what is left of it.
     parts = []
+    # None if neither the kernels of messages were measured nor their cost is known.
     at_most_s = explained.messages_at_most_s
     if at_most_s is not None and at_most_s < explained.loss_s:
         parts.append(f"messages explain at most {seconds(at_most_s)}")
@@ -412,10 +420,12 @@ def _explained(result: Scaling) -> str:
         parts.append(
             f"messages, which add up to {seconds(at_most_s)}, may explain all of it"
         )
+    # Every step waits for the slowest rank, so ranks whose steps scatter lengthen it.
     if explained.scatter_s is not None:
         scatter = seconds(explained.scatter_s)
         parts.append(f"the scatter of single ranks would explain up to {scatter}")
     other_causes = "waiting or input"
+    # Messages may have any part in the loss if nothing is known of them.
     if at_most_s is None:
         other_causes = "messages, waiting or input"
     if not parts:
@@ -429,15 +439,20 @@ def _explained(result: Scaling) -> str:
 
 
 def _verdict(result: Scaling, *, has_gradients: bool) -> str:
-    """Return whether messages are hidden, or what is missing to know it."""
+    """Return whether compute hides the messages, or what is missing to know it.
+
+    ``has_gradients`` says whether the user gave the gradients.
+    """
     from ddlkit.model.scaling import NOT_KNOWN
 
+    # Not known on one node, which needs a table of all-reduces on one node.
     if result.verdict_on_messages == NOT_KNOWN and result.asked_nodes == 1:
         return (
             "whether messages are hidden on 1 node: not known without the gradients and a table of "
             "all-reduces on 1 node"
         )
     has_all_reduces = any(t.collective == "all_reduce" for t in result.collectives)
+    # Only the gradients are missing.
     if (
         result.verdict_on_messages == NOT_KNOWN
         and has_all_reduces
@@ -447,11 +462,13 @@ def _verdict(result: Scaling, *, has_gradients: bool) -> str:
             "whether messages are hidden: not known without the gradients: add --profile or "
             "--trace"
         )
+    # Only the tables of all-reduces are missing.
     if result.verdict_on_messages == NOT_KNOWN and has_gradients:
         return (
             "whether messages are hidden: not known without tables of all-reduces: add them "
             "to --collectives"
         )
+    # Both are missing.
     if result.verdict_on_messages == NOT_KNOWN:
         return (
             "whether messages are hidden: not known without tables of all-reduces and the "
@@ -471,7 +488,8 @@ def _gpus(number: int) -> str:
 
 
 def _messages(result: Scaling, collective: str) -> str:
-    """Return the times of the smallest, a middle and the largest listed size."""
+    """Return the times of a collective for the smallest, a middle and the largest listed size."""
+    # The times are in the order of their sizes.
     times = [time for time in result.collectives if time.collective == collective]
     # Within one node no other traffic slows messages down, so that there is no bad day.
     has_bad_day = times[0].nodes > 1

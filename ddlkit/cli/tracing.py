@@ -150,7 +150,7 @@ def _record_here(arguments: argparse.Namespace, ranks: int) -> None:
     from ddlkit.measure.parts import Ranks
     from ddlkit.measure.tracing import MEETING_S, tracing_job
 
-    # Ranks take a while to start, and a mistake in the model is seen at once.
+    # Ranks take a while to start. A mistake in the model is found here before that.
     check(arguments.model)
     members = Ranks.of(ranks, device_of_own_ranks())
     members = replace(members, join={**members.join, "timeout_s": MEETING_S})

@@ -173,26 +173,26 @@ def scheduled_in_batches() -> Iterator[None]:
 
 # -- the end of a rank -----------------------------------------------------------------
 
-_peers_may_wait = threading.Event()
-"""Set once this process has failed as one of several ranks."""
+_rank_has_failed = threading.Event()
+"""Set once this process has failed as one of several ranks. The others may still wait for it."""
 
 
-def leave_peers() -> None:
-    """Note that this process has failed as a rank, and that other ranks may wait for it.
+def note_failure_of_rank() -> None:
+    """Note that this process has failed as one of several ranks.
 
-    Whoever then ends the process should call `end_at_once`.
+    The others may still wait for it. Whoever then ends the process should call `end_at_once`.
     """
-    _peers_may_wait.set()
+    _rank_has_failed.set()
 
 
-def has_left_peers() -> bool:
-    """Return whether `leave_peers` was called, and not `forget_left_peers` after it."""
-    return _peers_may_wait.is_set()
+def rank_has_failed() -> bool:
+    """Return whether this process has failed as one of several ranks in this command."""
+    return _rank_has_failed.is_set()
 
 
-def forget_left_peers() -> None:
+def forget_failure_of_rank() -> None:
     """Forget that this process has failed as a rank, because it begins another command."""
-    _peers_may_wait.clear()
+    _rank_has_failed.clear()
 
 
 def end_at_once(status: int) -> NoReturn:

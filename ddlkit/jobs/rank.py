@@ -39,7 +39,7 @@ from ddlkit.jobs import (
     PARENT,
     PROGRESS,
     assignment,
-    leave_peers,
+    note_failure_of_rank,
     scheduled_in_batches,
 )
 from ddlkit.jobs.vitals import Usage
@@ -373,7 +373,7 @@ def _left_after(me: Rank) -> Iterator[Rank]:
         else:
             # The other ranks may be in a collective that this rank has left. NCCL would
             # wait for them when the process group is destroyed.
-            leave_peers()
+            note_failure_of_rank()
         raise
 
 
