@@ -95,10 +95,10 @@ class Contention:
         cancel. Compute is the backward pass, because messages are under way during
         backward.
         """
-        trained = rows[SLOWDOWN_KEY].drop_duplicates()
-        if len(trained) != 1:
+        settings = rows[SLOWDOWN_KEY].drop_duplicates()
+        if len(settings) != 1:
             raise UserError(
-                f"slowdown: {len(trained)} settings of network, batch, ranks and link: "
+                f"slowdown: {len(settings)} settings of network, batch, ranks and link: "
                 "give the rows of one network, batch, number of ranks and link"
             )
         sizes, ratios = _ratios(rows)

@@ -529,6 +529,7 @@ def plan_with_contention(
     contention = communication.contention
     if spec != SEARCH:
         name, _, _ = spec.partition(":")
+        # Other plans can have a parameter behind a colon, and this one has none.
         if name == SEARCH:
             raise UserError(f"plan {shown(spec)}: write {SEARCH} alone")
         refuse_unknown_plan(name, SEARCH)
