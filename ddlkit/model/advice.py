@@ -456,7 +456,7 @@ class Advice:
         seconds_by_cause: dict[str, float | None] = {**seconds}
         default_plan = self.options[DEFAULT].summary()
         if self.communication.contention is None:
-            # It is not known, and assumed to be none.
+            # The prediction assumes that there is no contention, but none was measured.
             seconds_by_cause["contention"] = None
         default_plan["seconds_by_cause"] = seconds_by_cause
         result = {

@@ -412,7 +412,7 @@ def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
     """Return the cost of the name `UNFITTED`, a line that is not fitted to all messages.
 
     Its start-up is the median time of the smallest messages. Its slope is the time of a byte
-    at the rate of the link, less what framing takes. ``rows`` are of one collective on one
+    at that part of the link's rate that framing leaves. ``rows`` are of one collective on one
     link.
     """
     # All rows are of one link, so that the first one has its name and its rate.

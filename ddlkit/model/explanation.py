@@ -603,8 +603,9 @@ def _refuse_wrong_replay(compared: Comparison) -> None:
             f"{format_seconds(compared.iteration_s)}): the traces hold something that "
             f"explain does not model: {advice}"
         )
-    # A replay is exact if every rank sees the ends of messages when it did. Ends that are
-    # far apart would hide in it whatever else goes on between ranks.
+    # A replay is exact if every rank sees the ends of messages when it saw them in the trace.
+    # If these ends are far apart, it is exact even if something goes on between ranks that it
+    # leaves out.
     if compared.lag_share > MOST_LAG:
         raise UserError(
             f"explain: iterations would change by {compared.lag_share:.0%} (median) if "
@@ -754,7 +755,7 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
 
     Notes
     -----
-    The excess is what the phases take this rank more than the median of the others,
+    The excess is by how much longer the phases take this rank than the median of the others,
     between two instants at which ranks wait for each other. It is taken off where the
     rank is slower than the others, in proportion. Segments are not compared one by one:
     chance makes any rank the slowest one in some segments, and to cut each of them would
@@ -829,8 +830,9 @@ def _in_rounds(schedule: Schedule) -> Floats:
 
     A round lasts from the last wait of an iteration to the last wait of the next one. It
     has the work behind the last wait of the earlier iteration, such as the update, and the
-    work of the later iteration up to its last wait. Ranks do not wait for each other
-    between the two, so that only work of the same round can make up for other work.
+    work of the later iteration up to its last wait. Behind the last wait of an iteration,
+    ranks go on into the next one without waiting for each other. So work of both iterations
+    in the same round can make up for each other.
     Before the first iteration and behind the last one there is no work.
     """
     behind = _behind_last_wait(schedule)
@@ -897,8 +899,7 @@ def _without_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> 
         out=np.zeros_like(all_slower_by_s),
         where=all_slower_by_s > 0,
     )
-    # The share of each iteration holds for all its segments: shapes (I, 1) and (I,
-    # ...).
+    # The share of each iteration holds for all its segments.
     return own_s - share[:, None] * slower_by_s
 
 
@@ -1236,9 +1237,9 @@ def _gains_by_sample_s(
 def _line_through(sizes: Floats, seconds: Floats) -> AlphaBeta:
     """Return the line through the times of messages by size, both of shape (K,).
 
-    Relative errors count. Neither the start-up nor the time of a byte is negative.
+    The fit minimises relative errors. Neither the start-up nor the time of a byte is negative.
     """
-    # Solve (alpha + beta * size) / seconds = 1.
+    # Least squares of (alpha + beta * size) / seconds = 1.
     design = np.column_stack([1 / seconds, sizes / seconds])
     (alpha_s, beta_s), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
     if alpha_s < 0:

@@ -140,6 +140,7 @@ def compare(
         if form in held_out:
             errors = np.abs(held_out[form].errors)
         rows[form] = _summary_of_errors(errors)
+        # "auto" discounts the errors of forms that pass through every size.
         factor = DISCOUNT_THROUGH_ALL if form in THROUGH_ALL else 1.0
         rows[form]["compared_error"] = factor * rows[form]["median_error"]
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")

@@ -95,11 +95,13 @@ class Buckets:
         new_s = costed_messages_s(self.training, self.cost, n_bytes)
         behind_s = old.message_s[:, backward.messages.stop :]
         message_s = np.concatenate([before_s, new_s, behind_s], axis=1)
+        # None stands for no start-ups.
         startup_s = None
         if old.startups_s.any():
-            # Every message has the same start-up, whatever its size.
+            # Every message has the same start-up, except that a shorter message is nothing but
+            # start-up. So the largest start-up is that of all messages.
             startup_s = np.minimum(old.startups_s.max(), message_s)
-        # Messages behind those of backward move by as many as backward has more.
+        # The numbers of messages behind backward grow by the messages that backward has more.
         added = len(plan.ends) - backward.n_messages
         first = backward.messages.start
         # Rooted messages are those that rank 0 alone sends, such as broadcasts of buffers.

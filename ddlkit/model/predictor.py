@@ -542,6 +542,7 @@ def plan_with_contention(
     # compute and of messages, for this one size.
     median_bytes = float(np.median(workload.bytes))
     slowdown, message_slowdown = contention.of_messages([median_bytes])[:, 0].tolist()
+    # All messages are sent in the same way.
     typical = Resources(
         "all", cost, slowdown=slowdown, message_slowdown=message_slowdown
     )

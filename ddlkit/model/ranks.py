@@ -152,7 +152,8 @@ def training_of(
         # A message that is shorter than the start-up is nothing but start-up.
         startups_s = np.minimum(startup_s, taken_s)
     contention_s, unknown_contention = _contention_s(usable, segments, taken_s)
-    # Copies and contention are separate parts of the work of a segment.
+    # Copies and contention are separate parts of the work of a segment, so that both together
+    # are no more than this work.
     copies_s = np.minimum(copies_s, work_s)
     contention_s = np.minimum(contention_s, work_s - copies_s)
     messages = usable[0].iterations[0].messages
@@ -319,11 +320,12 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
 
 def _refuse_two_trainings(traces: Sequence[RankTrace]) -> None:
     """Raise UserError if two traces say that they are of different numbers of ranks."""
-    telling = [trace for trace in traces if trace.ranks]
-    for trace in telling[1:]:
-        if trace.ranks != telling[0].ranks:
+    # A trace that does not say how many ranks there were has 0 for it.
+    stating = [trace for trace in traces if trace.ranks]
+    for trace in stating[1:]:
+        if trace.ranks != stating[0].ranks:
             raise UserError(
-                f"{telling[0].source} is of a training of {telling[0].ranks} ranks, and "
+                f"{stating[0].source} is of a training of {stating[0].ranks} ranks, and "
                 f"{trace.source} is of one of {trace.ranks}: give the traces of one "
                 "training"
             )
@@ -990,7 +992,7 @@ class _Slowdown(NamedTuple):
 def _slowdowns(runs: Sequence[_Run]) -> dict[tuple[int, int], _Slowdown]:
     """Return how much longer operators take during messages.
 
-    A key is the rank, and the number that operators share which compute the same
+    A key is the rank, and the number shared by all operators that compute the same
     (`_Run.alike`). Operators that ran too few times during messages or without are left
     out.
     """

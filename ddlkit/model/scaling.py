@@ -514,7 +514,10 @@ class _Job:
 
 
 def _single_jobs(steps: DataFrame) -> list[_Job]:
-    """Return each job of steps in the order of `_sorted_by_job`."""
+    """Return each job of ``steps``, in their order.
+
+    ``steps`` are sorted by `_sorted_by_job`, and have the columns ``job_number`` and ``is_single``.
+    """
     job_number = steps["job_number"].to_numpy()
     step_s = steps["step_s"].to_numpy()
     _, first_rows = np.unique(job_number, return_index=True)
@@ -743,11 +746,11 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
             "proportion to the GPUs"
         )
     # The index of `usual` has the GPUs and the nodes of each count.
-    fewest_gpus, _ = usual.idxmin()
-    most_gpus, _ = usual.idxmax()
+    gpus_of_least, _ = usual.idxmin()
+    gpus_of_most, _ = usual.idxmax()
     raise UserError(
         "the column samples is neither the same everywhere nor in proportion to the GPUs "
-        f"({usual.min():g} on {_gpus(fewest_gpus)}, {usual.max():g} on {_gpus(most_gpus)}): "
+        f"({usual.min():g} on {_gpus(gpus_of_least)}, {usual.max():g} on {_gpus(gpus_of_most)}): "
         "measure all steps with the same number of samples per GPU"
     )
 
@@ -1012,7 +1015,8 @@ def _repeat(doubt: _Doubt) -> Finding:
 def _on_gpus_per_node(measured: Sequence[Count], anchor: Count) -> list[Finding]:
     """Return a finding if counts differ in how many GPUs of a node they use.
 
-    A part of one node is no difference, as it is less than what the anchor uses of each node.
+    ``anchor`` is the count from which the others are predicted. Fewer GPUs on one node are no
+    difference, because a loss is counted from such a placement, for example from one GPU.
     """
     per_node = anchor.gpus_per_node
     differ = []
@@ -1304,6 +1308,7 @@ def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
     cannot be continued to it.
     """
     if "all_reduce" not in costs.collectives:
+        # Without the gradients, the time of messages alone is not known in any case.
         if workload is None:
             return []
         listed = ", ".join(costs.collectives)
@@ -1399,8 +1404,8 @@ def _on_messages_that_do_not_fit(
 ) -> list[Finding]:
     """Return a warning if a measured step is shorter than one that only messages lengthen.
 
-    ``scatter`` is the share by which jobs of a count scatter. If this holds for several counts, the
-    warning names the last of ``counts``, which is the largest one.
+    ``scatter`` is the share by which jobs of a count scatter. If several measured steps are that
+    short, the warning names the one of the largest count, which is the last of ``counts``.
     """
     too_long = []
     for count in counts:
@@ -1723,7 +1728,7 @@ def _origin_of_likely_factors(
                     f", whose {change}: more nodes do not raise the factor, "
                     f"{_measured_factor(count, scatter)}"
                 )
-    # The cases of `_smallest_range_s`.
+    # The range of the smallest count is explained by the same cases as in `_smallest_range_s`.
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"{origin}; the step on {on_smallest} has the range of its jobs"
@@ -1779,7 +1784,8 @@ def _advice(
     loss_s = asked.step_s - smallest.step_s
     if explained.messages_at_most_s is not None and explained.loss_s > 0:
         findings.append(_on_messages(explained))
-    # Two batches compute for two steps of the smallest placement, and lose once.
+    # Two batches before each update compute as long as two steps of the smallest placement, and
+    # lose only once what each step loses.
     twice = 2 * smallest.step_s / (2 * smallest.step_s + loss_s)
     # Factors are printed with two decimals, so a smaller gain would not be seen.
     if round(twice, 2) > round(asked.scaling_factor, 2):
@@ -1790,6 +1796,8 @@ def _advice(
             f"{asked.scaling_factor:.2f}"
         )
         findings.append(Finding("helps", layers=(), text=text))
+    # A step between measured ones, then a step beyond them. If it was measured, nothing is left
+    # to measure.
     if asked.interpolated:
         text = (
             f"measure next: one job on {_nodes(asked.nodes)} itself, which lies between measured "
@@ -1911,8 +1919,9 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
 def _halfway_nodes(anchor_nodes: int, asked_nodes: int) -> int | None:
     """Return the number of nodes halfway in doublings between two numbers.
 
-    The halfway count is the cheapest one that is worth its job. It has a power of 2 times the nodes
-    of the anchor, as users choose them. The result is None if no such number lies between the two.
+    The result is a power of 2 times the nodes of the anchor, as users choose them, or None if no
+    such number lies between the two. Fewer nodes than these would be cheaper to measure, but would
+    not be worth measuring.
     """
     doublings = math.log2(asked_nodes / anchor_nodes)
     # At least one doubling, because the anchor itself was measured.
@@ -1931,7 +1940,8 @@ def _on_fixed_batch(
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     slow = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
-    # Jobs whose steps differ by no more than LEAST_SCATTER count as equal.
+    # Steps that differ by no more than LEAST_SCATTER count as equal, and so do those that differ by
+    # no more than jobs scatter, for which there is no doubt.
     is_shorter = anchor.step_s < (1 - LEAST_SCATTER) * smallest.step_s
     if has_samples or not is_shorter or (smallest.gpus, smallest.nodes) not in slow:
         return []
