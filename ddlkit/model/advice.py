@@ -332,6 +332,7 @@ class Advice:
         # Not every form of cost has a parameter for the start-up. The cost of one byte
         # is nearly the start-up, because a byte takes hardly any time of the link.
         startup_s = float(self.communication.cost(np.array([1.0]))[0])
+        # Start-ups are a part of communication, so they cannot take longer.
         startups_s = min(predicted.communication_s, startup_s * n_messages)
         # The iteration without contention: messages and compute do not slow each other
         # down.
@@ -455,7 +456,7 @@ class Advice:
         seconds_by_cause: dict[str, float | None] = {**seconds}
         default_plan = self.options[DEFAULT].summary()
         if self.communication.contention is None:
-            # It is not known, and assumed to be none.
+            # The prediction assumes that there is no contention, but none was measured.
             seconds_by_cause["contention"] = None
         default_plan["seconds_by_cause"] = seconds_by_cause
         result = {
@@ -582,12 +583,16 @@ def trial_result(measured: Gain) -> str:
     lower, upper = measured.interval
     if is_supported(measured):
         return "the gain was measured"
+    # The whole interval lies below zero.
     if upper < 0:
         return "the plan was measured to be slower"
+    # The interval contains zero, and no gain in it is worth a change.
     if upper < WORTH and measured.share <= 0:
         return "no gain was measured"
+    # There is a gain, but surely one that is not worth a change.
     if upper < WORTH:
         return f"the measured gain is below {WORTH:.0%}"
+    # The interval contains zero and gains that are worth a change.
     return "no difference could be measured"
 
 

@@ -212,6 +212,9 @@ class Calibration:
         A lab's link is limited by a token bucket, whose tokens let a burst of bytes
         through at once after a rest (`ddlkit.core.link`).
         """
+        # ``software`` is how many messages can use the processor at once, which has nothing
+        # to do with tokens. Of the other values of a link, only the burst and the time of a
+        # byte are set in a calibration, and both belong to the token bucket.
         without_tokens = {
             key: replace(messages, link=Link(software=messages.link.software))
             for key, messages in self.known.items()
@@ -333,8 +336,10 @@ class _MessageKind(NamedTuple):
 def _message_kind(rows: pd.DataFrame) -> _MessageKind:
     """Return for which messages a cost holds that is fitted to ``rows``.
 
-    All rows are of one collective on one link, so that the first one says it.
+    All rows are of one collective and one number of ranks on one link.
     """
+    # The first row stands for all. `Calibration.of` groups the rows by link, ranks and
+    # collective. The algorithm is the same in all rows of a recording, and is not checked.
     first = rows.iloc[0]
     return _MessageKind(
         str(first["collective"]), int(first["ranks"]), str(first["algorithm"])
@@ -406,9 +411,11 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
 def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
     """Return the cost of the name `UNFITTED`, a line that is not fitted to all messages.
 
-    It goes through the time of the smallest message, with the slope of the link's rate.
-    ``rows`` are of one collective on one link.
+    Its start-up is the median time of the smallest messages. Its slope is the time of a byte
+    at that part of the link's rate that framing leaves. ``rows`` are of one collective on one
+    link.
     """
+    # All rows are of one link, so that the first one has its name and its rate.
     kind = _message_kind(rows)
     rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
     framing = _framing(str(rows["link"].iloc[0]))
@@ -443,6 +450,7 @@ def shared_link(samples: pd.DataFrame) -> Link:
         limited by a token bucket, according to the name of the link, also the burst of
         the bucket and the time of a byte.
     """
+    # The first row stands for all, which are of one link.
     first = samples.iloc[0]
     name = str(first["link"])
     rate_bits_per_s = float(first["link_bits_per_s"])
@@ -495,7 +503,8 @@ def software_at_once(samples: pd.DataFrame) -> float:
     # One row for each size, one column for each number of messages in flight. The times
     # are means per message, also with several in flight.
     medians_s = samples.groupby(["bytes", "in_flight"])["seconds"].median().unstack()
-    # The columns are named by the number of messages in flight, so 1 is one at a time.
+    # The columns are named by the number of messages in flight. Column 1 has the times of
+    # messages one at a time.
     one_at_a_time_s = medians_s[1]
     several_at_once_s = medians_s.drop(columns=1)
     if several_at_once_s.empty:

@@ -95,10 +95,10 @@ class Contention:
         cancel. Compute is the backward pass, because messages are under way during
         backward.
         """
-        trained = rows[SLOWDOWN_KEY].drop_duplicates()
-        if len(trained) != 1:
+        settings = rows[SLOWDOWN_KEY].drop_duplicates()
+        if len(settings) != 1:
             raise UserError(
-                f"slowdown: {len(trained)} settings of network, batch, ranks and link: "
+                f"slowdown: {len(settings)} settings of network, batch, ranks and link: "
                 "give the rows of one network, batch, number of ranks and link"
             )
         sizes, ratios = _ratios(rows)
@@ -258,8 +258,8 @@ def _copy_s_per_byte(rows: pd.DataFrame) -> float:
 def _bucket_s(rows: pd.DataFrame) -> float:
     """Return the seconds that a bucket costs compute, 0 if some round shows no cost.
 
-    ``rows`` are those of a table ``slowdown``, all of one network, batch, number of
-    ranks and link.
+    The result is also 0 if buckets were not timed. ``rows`` are those of a table ``slowdown``, all
+    of one network, batch, number of ranks and link.
     """
     # DDP was timed with one bucket, and with as many buckets as there are gradients.
     # The buckets were not sent, so iterations differ only in the number of buckets,
@@ -268,6 +268,7 @@ def _bucket_s(rows: pd.DataFrame) -> float:
     iterations_s = rows[rows["beside"] == BUCKETS].pivot_table(
         values="seconds", index="messages", columns="repeat", aggfunc="sum"
     )
+    # The cost of a bucket takes two numbers of buckets to tell.
     if len(iterations_s) < 2:
         return 0.0
     # The index is sorted by the number of buckets. Each column is a round.

@@ -103,8 +103,8 @@ REST_ON_COST = ("start-up", "bandwidth")
 FITS_TRIED = 12
 """With how many of the resampled costs the iterations are replayed.
 
-The gains by all samples are read off a plane that is fitted to these. With all of 150 samples replayed,
-the ends of intervals moved by less than a tenth of their width."""
+The gains by all samples are read off a plane that is fitted to these. With all of 150 samples
+replayed, the ends of intervals moved by less than a tenth of their width."""
 ALWAYS_LISTED = ("delays", "start-up", "bandwidth")
 """Causes that are listed even if no iteration gains anything without them."""
 
@@ -332,7 +332,8 @@ class Comparison:
         ``judged``, shape (I,) of bool, says which of its iterations are judged.
         """
         replayed_s = training.schedule.replay().iteration_s[judged]
-        # A lag is how much later than a message ends a rank goes on that waits for it.
+        # A lag is the time from the end of a message until a rank that waits for it goes on. A
+        # schedule whose ``lag_s`` is None has no lags.
         without_lags = replace(training.schedule, lag_s=None)
         n_judged = int(judged.sum())
         # The same samples serve every change, and a fixed seed makes them repeatable.
@@ -356,7 +357,7 @@ class Comparison:
     def lag_share(self) -> float:
         """Return the median share by which lags change an iteration.
 
-        A lag is how much later than a message ends a rank goes on that waits for it.
+        A lag is the time from the end of a message until a rank that waits for it goes on.
         """
         return float(np.median(np.abs(self.without_lags_s / self.replayed_s - 1)))
 
@@ -369,17 +370,17 @@ class Comparison:
         """Return the bootstrap interval of the median gain, in seconds.
 
         ``gains_s`` is what each judged iteration gains, shape (J,), or what it gains in
-        each of the bootstrap samples, shape (SAMPLES, J). The interval is one
-        of the gain of many iterations like these. It does not contain the scatter of a few
-        further iterations.
+        each of the bootstrap samples, shape (SAMPLES, J). The interval is for the median of
+        many iterations like these. The median of a few further iterations scatters more.
         """
+        # If all samples have the same gains, these are repeated for each sample.
         gains_of_samples_s = np.broadcast_to(gains_s, self.resamples.shape)
         # Each row has the gains of the iterations that are in one bootstrap sample.
         drawn_s = np.take_along_axis(gains_of_samples_s, self.resamples, axis=1)
         medians_s = np.median(drawn_s, axis=1)
         tail = share_beyond(len(self.measured_s))
         lower_s, upper_s = np.quantile(medians_s, [tail, 1 - tail])
-        return _without_rounding(lower_s), _without_rounding(upper_s)
+        return _zero_if_negligible(lower_s), _zero_if_negligible(upper_s)
 
     def cause(
         self,
@@ -393,12 +394,14 @@ class Comparison:
 
         ``rank`` and ``phase`` are for a cause that is the delay of one rank.
         ``by_sample_s`` is for a cause whose gains rest on a fit: what iterations gain by
-        the fit to each bootstrap sample, shape (SAMPLES, J). No gain is
-        below 0, because a rank that is ready sooner could always wait. The replay can
-        show a small loss, because messages that are posted sooner can share the link
-        with others.
+        the fit to each bootstrap sample, shape (SAMPLES, J).
+
+        A gain below 0 counts as 0, because a rank that is ready sooner could always wait.
+        The replay can show a small loss, because messages that are posted sooner can share
+        the link with others. A gain so small that it is a rounding error counts as 0, too.
         """
-        gain_s = max(0.0, _without_rounding(np.median(gains_s)))
+        # `interval_s` has set negligible ends of the interval to 0 already.
+        gain_s = max(0.0, _zero_if_negligible(np.median(gains_s)))
         lower_s, upper_s = self.interval_s(
             gains_s if by_sample_s is None else by_sample_s
         )
@@ -422,10 +425,12 @@ class Comparison:
     ) -> Remedy:
         """Return a remedy from what each judged iteration gains by it, shape (J,).
 
-        ``is_upper_bound`` says that this is the most that iterations may gain, and
-        ``by_sample_s`` is as in `cause`.
+        ``is_upper_bound`` says that this is the most that iterations may gain.
+        ``by_sample_s``, shape (SAMPLES, J), is what they gain by the fit to each bootstrap
+        sample, for a remedy whose gains rest on a fit. A remedy can cost time, so its gain
+        may be below 0.
         """
-        gain_s = _without_rounding(np.median(gains_s))
+        gain_s = _zero_if_negligible(np.median(gains_s))
         return Remedy(
             setting,
             iteration_with_s=self.iteration_s - gain_s,
@@ -484,8 +489,8 @@ def share_beyond(n: int) -> float:
     return float(normal_share(-math.sqrt(n / (n - 1)) * quantile))
 
 
-def _without_rounding(seconds: float) -> float:
-    """Return a gain, 0 if it is so small that it is a rounding error."""
+def _zero_if_negligible(seconds: float) -> float:
+    """Return a gain, or 0 if it is so small that it is only a rounding error."""
     return float(seconds) if abs(seconds) >= LEAST_SHOWN_S else 0.0
 
 
@@ -598,8 +603,9 @@ def _refuse_wrong_replay(compared: Comparison) -> None:
             f"{format_seconds(compared.iteration_s)}): the traces hold something that "
             f"explain does not model: {advice}"
         )
-    # A replay is exact if every rank sees the ends of messages when it did. Ends that are
-    # far apart would hide in it whatever else goes on between ranks.
+    # A replay is exact if every rank sees the ends of messages when it saw them in the trace.
+    # If these ends are far apart, it is exact even if something goes on between ranks that it
+    # leaves out.
     if compared.lag_share > MOST_LAG:
         raise UserError(
             f"explain: iterations would change by {compared.lag_share:.0%} (median) if "
@@ -638,25 +644,25 @@ def _findings(
             f"why ranks see the ends of messages at different times, by which iterations "
             f"change by {compared.lag_share:.0%} (median); no cause listed contains it"
         )
-        yield Finding("not known", (), text)
+        yield Finding("not known", layers=(), text=text)
     if cost is None:
         text = (
             "start-up and bandwidth, and other buckets: the trace alone does not tell "
             "(give --collectives, measured while the machines are idle)"
         )
-        yield Finding("not known", (), text)
+        yield Finding("not known", layers=(), text=text)
     elif Buckets.of(training, cost) is None:
         # It cannot be told which gradients each message carries.
         text = (
             "other buckets: the gradients have several types, are not all used, or do "
             "not fill the messages"
         )
-        yield Finding("not known", (), text)
+        yield Finding("not known", layers=(), text=text)
     if cost is not None and reference is None:
         text = (
             "start-up and bandwidth are separated by the sizes of the trace's messages"
         )
-        yield Finding("messages", (), text)
+        yield Finding("messages", layers=(), text=text)
     yield from _finding_of_few_iterations(len(compared.measured_s))
 
 
@@ -667,19 +673,19 @@ def _finding_of_few_iterations(n_judged: int) -> Iterator[Finding]:
             f"how sure this is: an interval needs {LEAST_ITERATIONS} judged iterations, and "
             f"there are {n_judged}"
         )
-        yield Finding("not known", (), text)
+        yield Finding("not known", layers=(), text=text)
 
 
 def _finding_of_profiler(trace: RankTrace) -> Finding:
     """Return what is known of the times of a trace as a whole."""
     if trace.uses_nccl:
         text = "explain has not been validated on NCCL, and the profiler costs some percent"
-        return Finding("not validated", (), text)
+        return Finding("not validated", layers=(), text=text)
     if trace.device != "cpu":
         text = "the profiler makes iterations longer, by some percent"
     else:
         text = "the profiler makes iterations longer, by a median of 6% in our runs"
-    return Finding("profiler", (), text)
+    return Finding("profiler", layers=(), text=text)
 
 
 def _nearest_to_median(training: TracedTraining, judged: np.ndarray) -> int:
@@ -723,7 +729,7 @@ def _slow_iterations(compared: Comparison) -> Iterator[Finding]:
             f"{MOST_TIMES_TYPICAL:g} times the median; all numbers here are about the "
             "median (--iterations chooses those to judge)"
         )
-        yield Finding("slow iterations", (), text)
+        yield Finding("slow iterations", layers=(), text=text)
 
 
 # -- changes of a schedule -------------------------------------------------------------
@@ -749,7 +755,7 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
 
     Notes
     -----
-    The excess is what the phases take this rank more than the median of the others,
+    The excess is by how much longer the phases take this rank than the median of the others,
     between two instants at which ranks wait for each other. It is taken off where the
     rank is slower than the others, in proportion. Segments are not compared one by one:
     chance makes any rank the slowest one in some segments, and to cut each of them would
@@ -824,8 +830,9 @@ def _in_rounds(schedule: Schedule) -> Floats:
 
     A round lasts from the last wait of an iteration to the last wait of the next one. It
     has the work behind the last wait of the earlier iteration, such as the update, and the
-    work of the later iteration up to its last wait. Ranks do not wait for each other
-    between the two, so that only work of the same round can make up for other work.
+    work of the later iteration up to its last wait. Behind the last wait of an iteration,
+    ranks go on into the next one without waiting for each other. So work of both iterations
+    in the same round can make up for each other.
     Before the first iteration and behind the last one there is no work.
     """
     behind = _behind_last_wait(schedule)
@@ -892,8 +899,7 @@ def _without_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> 
         out=np.zeros_like(all_slower_by_s),
         where=all_slower_by_s > 0,
     )
-    # The share of each iteration holds for all its segments: shapes (I, 1) and (I,
-    # ...).
+    # The share of each iteration holds for all its segments.
     return own_s - share[:, None] * slower_by_s
 
 
@@ -1006,6 +1012,7 @@ def _causes_by_rank(
     order = np.argsort(-medians_s)
     causes = []
     for rank in order[:MOST_RANKS_TRIED].tolist():
+        # All further ranks cost even less.
         if medians_s[rank] <= LEAST_LISTED * compared.iteration_s:
             break
         # The phase of the rank is the one without whose delay the most is gained.
@@ -1048,7 +1055,8 @@ def _straggler(
     lower_s, _ = slowest.gain_interval_s
     is_surely_large = lower_s > least_s
     is_far_ahead = medians_s[first] > TIMES_NEXT * medians_s[second]
-    # For each judged iteration, whether both hold in it.
+    # For each judged iteration, whether the first rank costs much in it, and far more than the
+    # second one.
     stands_out = (first_s > least_s) & (first_s > TIMES_NEXT * second_s)
     is_frequent = stands_out.mean() >= IN_ITERATIONS
     if not is_far_ahead:
@@ -1175,7 +1183,8 @@ def _with_fitted_startup(
     """
     startup_s = 0.0
     fitted = training
-    # The line alone is needed here, and none through bootstrap samples.
+    # Only the line through the medians of all judged iterations is needed here. Without
+    # bootstrap samples, no lines are fitted to them.
     without_samples = replace(compared, resamples=compared.resamples[:0])
     for _ in range(MOST_FITS):
         costs = _costs_of_traced_messages(fitted, without_samples)
@@ -1197,10 +1206,12 @@ def _gains_by_sample_s(
     ``gains_by_cost_s`` returns what each judged iteration gains if messages cost so much,
     shape (J,). The result is None if the cost was not fitted.
 
-    To play the iterations again with every cost would take a minute. A few of them tell
-    how gains change with the start-up and with the time of a byte, and the gains by all
-    others are read off this plane.
+    To replay the iterations with the cost of every sample would take a minute. They are
+    replayed with a few of these costs only. The gains then are taken as linear in the
+    start-up and in the time of a byte, which is a plane for each iteration. The gains by
+    all samples are read off these planes.
     """
+    # A cost that is given, as that of a reference, has no bootstrap samples.
     if not costs.resampled:
         return None
     fitted = costs.cost
@@ -1208,14 +1219,14 @@ def _gains_by_sample_s(
     assert isinstance(fitted, AlphaBeta)
     lines = [(line.alpha_s, line.beta_s_per_byte) for line in costs.resampled]
     changes = np.array(lines) - [fitted.alpha_s, fitted.beta_s_per_byte]
-    # Seconds and seconds per byte are brought to the same scale. Where iterations are all
-    # alike, nothing changes, and there is no scale.
+    # Seconds and seconds per byte are brought to the same scale. If all iterations are
+    # alike, no line differs from the fitted one, and the scale of 1 avoids a division by 0.
     scale = changes.std(axis=0)
     changes = changes / np.where(scale > 0, scale, 1.0)
     gains_s = gains_by_cost_s(fitted)
     tried = costs.resampled[:FITS_TRIED]
     changes_of_gains_s = [gains_by_cost_s(cost) - gains_s for cost in tried]
-    # The slopes of the plane, shape (2, J): one for each number of the line.
+    # The slopes of the planes, shape (2, J): by the start-up and by the time of a byte.
     slopes, *_ = np.linalg.lstsq(
         changes[:FITS_TRIED], np.array(changes_of_gains_s), rcond=None
     )
@@ -1226,9 +1237,9 @@ def _gains_by_sample_s(
 def _line_through(sizes: Floats, seconds: Floats) -> AlphaBeta:
     """Return the line through the times of messages by size, both of shape (K,).
 
-    Relative errors count. Neither the start-up nor the time of a byte is negative.
+    The fit minimises relative errors. Neither the start-up nor the time of a byte is negative.
     """
-    # Solve (alpha + beta * size) / seconds = 1.
+    # Least squares of (alpha + beta * size) / seconds = 1.
     design = np.column_stack([1 / seconds, sizes / seconds])
     (alpha_s, beta_s), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
     if alpha_s < 0:
@@ -1472,5 +1483,5 @@ def _findings_of_one_rank(
         f"{missing}: waiting costs at most {format_seconds(most_waiting_s)} an "
         "iteration, and may be the time of messages or the delays of other ranks"
     )
-    yield Finding("not known", (), text)
+    yield Finding("not known", layers=(), text=text)
     yield from _finding_of_few_iterations(n_judged)

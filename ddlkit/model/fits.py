@@ -140,6 +140,7 @@ def compare(
         if form in held_out:
             errors = np.abs(held_out[form].errors)
         rows[form] = _summary_of_errors(errors)
+        # "auto" discounts the errors of forms that pass through every size.
         factor = DISCOUNT_THROUGH_ALL if form in THROUGH_ALL else 1.0
         rows[form]["compared_error"] = factor * rows[form]["median_error"]
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
@@ -165,7 +166,7 @@ def table_cost(rows: DataFrame, workers: int) -> MessageCost:
     Parameters
     ----------
     rows : DataFrame
-        Rows of a table ``collectives``, all of one collective on one link.
+        Rows of a table ``collectives``, all of one collective and algorithm on one link.
     workers : int
         The number of workers.
 
@@ -545,7 +546,7 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
     outside = _not_measured(measured, sizes)
     if outside.size:
         sent = _format_range(outside.min(), outside.max())
-        # Without a range, the size could be taken for that of all messages together.
+        # If all these messages have one size, it could be taken for their sum.
         if outside.size > 1 and " to " not in sent:
             sent = f"{sent} each"
         verb = "is" if outside.size == 1 else "are"
@@ -638,6 +639,6 @@ def _measured_range(measured: Measured) -> str:
 
 def _format_range(lower: float, upper: float) -> str:
     """Return two sizes as text, or one if they look alike."""
-    # A dict keeps the order, and a text that is there already once.
+    # A dict has equal texts only once, and unlike a set it keeps the order.
     sizes = dict.fromkeys([format_bytes(lower), format_bytes(upper)])
     return " to ".join(sizes)

@@ -62,11 +62,14 @@ class NodeTable:
         Returns
         -------
         NodeTable
-            The table itself if it reaches the size. Otherwise its times are continued along the
-            line through its two largest sizes.
+            The table itself if it reaches the size, or if it has a single size. Otherwise the size
+            is appended, with a time that is extrapolated along the line through the two largest
+            sizes.
         """
+        # No line can be drawn through a single size.
         if self.sizes[-1] >= n_bytes or len(self.sizes) < 2:
             return self
+        # Beyond its largest size, this cost extrapolates.
         cost = _table(self.sizes, self.seconds, self.collective, self.ranks)
         return replace(
             self,
@@ -102,6 +105,7 @@ class NodeCosts:
             A table for each collective, number of nodes and number of ranks.
         """
         tables = []
+        # `groupby` sorts by these columns, so the tables are in the order of their nodes.
         for key, rows in times.groupby(["nodes", "ranks", "collective"]):
             medians_s = rows.groupby("bytes")["seconds"].median()
             nodes, ranks, collective = key
@@ -118,19 +122,20 @@ class NodeCosts:
     def continued_to(self, n_bytes: float) -> NodeCosts:
         """Return the costs with tables that reach a size.
 
-        A table is continued before its times are predicted for more nodes. If predicted times
-        were continued, a message could be shorter on more nodes: the times of small messages grow
-        with the nodes, so that the line through the two largest sizes becomes flatter.
+        The measured tables are extrapolated to the size, and not the times that are predicted from
+        them for more nodes. Otherwise a large message could seem shorter on more nodes: the
+        prediction can add more seconds to the smaller one of the two largest sizes, which makes
+        the line through them flatter.
 
         Parameters
         ----------
         n_bytes : float
-            The size.
+            The size in bytes.
 
         Returns
         -------
         NodeCosts
-            The tables, each continued by `NodeTable.continued_to`.
+            The tables, each extrapolated by `NodeTable.continued_to`.
         """
         return NodeCosts(tuple(table.continued_to(n_bytes) for table in self.tables))
 
@@ -152,12 +157,13 @@ class NodeCosts:
         UserError
             If no table of several nodes is among them.
         """
-        kept = tuple(
+        matching = tuple(
             table for table in self.tables if table.ranks == gpus * table.nodes
         )
-        if not any(table.nodes > 1 for table in kept):
+        # Tables of one node alone say nothing of the network.
+        if not any(table.nodes > 1 for table in matching):
             advice = f"measure them on two nodes or more with {gpus} GPUs on each"
-            if kept:
+            if matching:
                 raise UserError(
                     f"the collectives were measured on 1 node alone with the {gpus} GPUs on "
                     f"each node of the training: {advice}"
@@ -167,7 +173,7 @@ class NodeCosts:
                 f"the training has {gpus} GPUs on each node, and the tables of collectives "
                 f"{listed}: {advice}"
             )
-        return NodeCosts(kept)
+        return NodeCosts(matching)
 
     @property
     def collectives(self) -> list[str]:
@@ -210,23 +216,27 @@ class NodeCosts:
         return None
 
     def knows(self, collective: str, nodes: int, ranks: int) -> bool:
-        """Return whether the cost on a number of nodes was measured or follows from more nodes.
+        """Return whether a cost was measured, or can be predicted from a table of several nodes.
 
         Parameters
         ----------
-        collective, nodes, ranks
-            As of `measured`.
+        collective : str
+            The name of the collective.
+        nodes, ranks : int
+            The numbers of nodes and of GPUs.
 
         Returns
         -------
         bool
-            False for one node that was not measured, because its GPUs do not use the network, and
-            for another number of GPUs on a node than the tables have.
+            A prediction needs a table of several nodes with as many GPUs on each. One node is never
+            predicted, because its GPUs do not use the network.
         """
         if self.measured(collective, nodes, ranks) is not None:
             return True
         if nodes == 1:
             return False
+        # Both have as many GPUs on each node: table.ranks / table.nodes == ranks / nodes. Products
+        # of integers are compared, because quotients are rounded.
         return any(
             table.nodes > 1 and table.ranks * nodes == ranks * table.nodes
             for table in self.of_collective(collective)
@@ -251,8 +261,8 @@ class NodeCosts:
         Raises
         ------
         UserError
-            If there is no table of several nodes, or if the largest one is too small for the
-            prediction.
+            If there is no table of several nodes, if times of the collective are not predicted at
+            all, or if ``nodes`` is too many times the nodes of the table.
         """
         several = [table for table in self.of_collective(collective) if table.nodes > 1]
         if not several:
@@ -260,6 +270,7 @@ class NodeCosts:
                 f"the tables of {collective} are of one node, which says nothing of the network: "
                 "measure it on two nodes or more"
             )
+        # The tables are in the order of their nodes.
         not_larger = [table for table in several if table.nodes <= nodes]
         anchor = not_larger[-1] if not_larger else several[0]
         # A collective that is not listed has no law by which its times grow.
@@ -282,16 +293,18 @@ class NodeCosts:
 
         Parameters
         ----------
-        collective, nodes, ranks
-            As of `measured`.
+        collective : str
+            The name of the collective.
+        nodes, ranks : int
+            The numbers of nodes and of GPUs.
 
         Returns
         -------
         Table
-            The measured times if these nodes were measured, or else predicted times. Between two
-            tables, a predicted time is at most that of the larger number of nodes, because more nodes
-            do not shorten a message. Measured times are kept even where they fall from one table to the
-            next.
+            The measured times if these nodes were measured, or else times that are predicted from
+            the table that `anchor` returns. If a table of more nodes exists as well, its times
+            limit the predicted ones from above, because more nodes do not shorten a message.
+            Measured times are not changed, even if they are shorter than those of fewer nodes.
 
         Raises
         ------
@@ -310,14 +323,18 @@ class NodeCosts:
         anchor = self.anchor(collective, nodes)
         _refuse_one_size(anchor)
         seconds = self._predicted_s(anchor, nodes, ranks)
+        # The next larger number of nodes was measured, and limits the predicted times.
         larger = self._next_larger(anchor, nodes)
         if larger is not None:
             larger_s = _table(larger.sizes, larger.seconds, collective, ranks)(
                 anchor.sizes
             )
-            # A larger table that is faster than the anchor's does not bring the time below it.
+            # More nodes do not shorten a message. So where the larger table is faster than the
+            # anchor's, the limit is the anchor's time.
             most_s = np.maximum(larger_s, anchor.seconds)
             seconds = np.minimum(seconds, most_s)
+        # The law of all-gathers and reduce-scatters gives NaN for a size if the anchor's table
+        # lacks the times from which it would follow. Such sizes are left out.
         is_known = np.isfinite(seconds)
         # A table interpolates between sizes, so it needs two of them.
         if is_known.sum() < 2:
@@ -329,14 +346,18 @@ class NodeCosts:
         return _table(anchor.sizes[is_known], seconds[is_known], collective, ranks)
 
     def _next_larger(self, anchor: NodeTable, nodes: int) -> NodeTable | None:
-        """Return the table of the next larger number of nodes than a predicted one, or None.
+        """Return the measured table of the next larger number of nodes than ``nodes``, or None.
 
-        ``anchor`` is the table from which ``nodes`` nodes are predicted. It has fewer nodes, and both
-        tables have as many GPUs on each node.
+        ``anchor`` is the table from which ``nodes`` nodes are predicted. The result has as many
+        GPUs on each node, and several sizes. It is None if there is no such table, or if ``anchor``
+        itself has more nodes than ``nodes``.
         """
+        # All tables of several nodes are larger then, and the anchor is the smallest of them. It
+        # need not limit what is predicted from it.
         if anchor.nodes > nodes:
             return None
         for table in self.of_collective(anchor.collective):
+            # As many GPUs on each node, as in `knows`.
             is_alike = table.ranks * anchor.nodes == anchor.ranks * table.nodes
             if table.nodes > nodes and is_alike and len(table.sizes) > 1:
                 return table
@@ -346,8 +367,9 @@ class NodeCosts:
         """Return the predicted seconds of each size of a table, shape (k,).
 
         ``anchor`` is the table, and ``nodes`` and ``ranks`` are what is predicted for. The
-        seconds are NaN where the table does not allow a prediction.
+        seconds are NaN where the table does not allow a prediction, which all-reduces always do.
         """
+        # All-gathers and reduce-scatters follow another law than all-reduces.
         if anchor.collective != "all_reduce":
             ratio = nodes / anchor.nodes
             return scaling.gathered_s(anchor.sizes, anchor.seconds, anchor.sizes, ratio)
@@ -377,7 +399,7 @@ def _refuse_one_size(table: NodeTable) -> None:
 
 
 def _per_node(table: NodeTable) -> str:
-    """Return the GPUs on each node of a table, or its GPUs and nodes if hosts have several numbers."""
+    """Return the GPUs on each node, or all GPUs and nodes if nodes differ in their GPUs."""
     if table.ranks % table.nodes:
         return f"{table.ranks} on {table.nodes} nodes"
     return str(table.ranks // table.nodes)

@@ -95,11 +95,13 @@ class Buckets:
         new_s = costed_messages_s(self.training, self.cost, n_bytes)
         behind_s = old.message_s[:, backward.messages.stop :]
         message_s = np.concatenate([before_s, new_s, behind_s], axis=1)
+        # None stands for no start-ups.
         startup_s = None
         if old.startups_s.any():
-            # Every message has the same start-up, whatever its size.
+            # Every message has the same start-up, except that a shorter message is nothing but
+            # start-up. So the largest start-up is that of all messages.
             startup_s = np.minimum(old.startups_s.max(), message_s)
-        # Messages behind those of backward move by as many as backward has more.
+        # The numbers of messages behind backward grow by the messages that backward has more.
         added = len(plan.ends) - backward.n_messages
         first = backward.messages.start
         # Rooted messages are those that rank 0 alone sends, such as broadcasts of buffers.
@@ -165,7 +167,7 @@ class Buckets:
 def of_backward(training: TracedTraining) -> slice:
     """Return which messages of a training are posted in backward.
 
-    What is posted between two messages of backward counts as one of them.
+    Any message that is posted between two messages of backward counts as one of backward.
     """
     numbers = [k for k, m in enumerate(training.messages) if m.in_backward]
     return slice(numbers[0], numbers[-1] + 1)
@@ -228,9 +230,9 @@ def costed_messages_s(
 def _lags_s(traced_s: Floats, in_backward: slice, n_messages: int) -> Floats:
     """Return how late ranks see the ends of messages, shape (I, R, number of messages).
 
-    ``traced_s``, shape (I, R, K), has these lags in the trace. ``in_backward`` says which
-    messages are replaced by ``n_messages`` others, behind which a rank is as late as
-    behind the replaced ones (median).
+    ``traced_s``, shape (I, R, K), has these lags in the trace. The messages ``in_backward``
+    are replaced by ``n_messages`` others. In each iteration, the lag of a rank is the same
+    for all new messages: the median of its lags for the replaced ones.
     """
     typical_s = np.median(traced_s[:, :, in_backward], axis=2, keepdims=True)
     new_s = np.repeat(typical_s, n_messages, axis=2)
@@ -326,7 +328,7 @@ def _ends_of_buckets(
         return None
     if not np.isin(bytes_sent, bytes_ready).all():
         return None
-    # The index of the gradient that ends where each message ends.
+    # The index of the gradient that ends with the last byte of each message.
     last = np.searchsorted(bytes_ready, bytes_sent)
     return tuple((last + 1).tolist())
 
@@ -353,8 +355,8 @@ def _ready_of_all_s(
         ready_of_ranks_s.append(ready_of_rank_s)
     # Ranks come first in the list, and iterations first in the result.
     ready_s = np.array(ready_of_ranks_s).transpose(1, 0, 2)
-    # A loop can mark the phases of an iteration, and its mark of backward can begin behind
-    # the first gradients. They then count as ready at this beginning.
+    # A training loop can mark the phases of an iteration in the trace. Its mark of backward
+    # can begin after the first gradients are ready. They then count as ready at 0.
     in_backward_s = np.maximum(ready_s, 0.0)
     # A gradient cannot be sent before those in front of it.
     in_order_s: Floats = np.maximum.accumulate(in_backward_s, axis=2)

@@ -529,6 +529,7 @@ def plan_with_contention(
     contention = communication.contention
     if spec != SEARCH:
         name, _, _ = spec.partition(":")
+        # Other plans can have a parameter behind a colon, and this one has none.
         if name == SEARCH:
             raise UserError(f"plan {shown(spec)}: write {SEARCH} alone")
         refuse_unknown_plan(name, SEARCH)
@@ -541,6 +542,7 @@ def plan_with_contention(
     # compute and of messages, for this one size.
     median_bytes = float(np.median(workload.bytes))
     slowdown, message_slowdown = contention.of_messages([median_bytes])[:, 0].tolist()
+    # All messages are sent in the same way.
     typical = Resources(
         "all", cost, slowdown=slowdown, message_slowdown=message_slowdown
     )

@@ -141,7 +141,7 @@ def training_of(
     taken_s = _taken_s(usable)
     in_flight = usable[0].in_flight
     shared = _InOneClock.of(usable)
-    # Once it can start on the last rank, a message takes its time.
+    # The time of a message counts from when it can start on the last rank.
     ends_s = shared.started_s.max(axis=1) + taken_s
     if in_flight > 1:
         # Messages shared the link, so each has taken longer than it would alone.
@@ -152,7 +152,8 @@ def training_of(
         # A message that is shorter than the start-up is nothing but start-up.
         startups_s = np.minimum(startup_s, taken_s)
     contention_s, unknown_contention = _contention_s(usable, segments, taken_s)
-    # Copies and contention are separate parts of the work of a segment.
+    # Copies and contention are separate parts of the work of a segment, so that both together
+    # are no more than this work.
     copies_s = np.minimum(copies_s, work_s)
     contention_s = np.minimum(contention_s, work_s - copies_s)
     messages = usable[0].iterations[0].messages
@@ -196,7 +197,8 @@ def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
     Returns
     -------
     TracedTraining
-        The training, in which messages take other times alone but end as they did.
+        The training with the times that its messages would take alone if they had this start-up.
+        They end at the same instants as before.
     """
     schedule = training.schedule
     if schedule.in_flight == 1:
@@ -318,11 +320,12 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
 
 def _refuse_two_trainings(traces: Sequence[RankTrace]) -> None:
     """Raise UserError if two traces say that they are of different numbers of ranks."""
-    telling = [trace for trace in traces if trace.ranks]
-    for trace in telling[1:]:
-        if trace.ranks != telling[0].ranks:
+    # A trace that does not say how many ranks there were has 0 for it.
+    stating = [trace for trace in traces if trace.ranks]
+    for trace in stating[1:]:
+        if trace.ranks != stating[0].ranks:
             raise UserError(
-                f"{telling[0].source} is of a training of {telling[0].ranks} ranks, and "
+                f"{stating[0].source} is of a training of {stating[0].ranks} ranks, and "
                 f"{trace.source} is of one of {trace.ranks}: give the traces of one "
                 "training"
             )
@@ -356,6 +359,7 @@ def _alike_iterations(
         )
     # How many iterations come before the first one that has these messages.
     n_early = 0
+    # This ends at the last iteration, whose messages are the pattern.
     while _message_kinds(traces[0].iterations[n_early]) != last:
         n_early += 1
     usable = [replace(t, iterations=t.iterations[n_early:]) for t in traces]
@@ -375,7 +379,7 @@ def _alike_iterations(
     findings = []
     if n_early:
         text = f"the first {n_early} iterations: they have other messages"
-        findings.append(Finding("left out", (), text))
+        findings.append(Finding("left out", layers=(), text=text))
     return usable, findings
 
 
@@ -493,13 +497,14 @@ def _in_words(kind: MessageKind) -> str:
 def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
     """Return the segments of an iteration, which are the same on every rank.
 
-    A rank waits for the messages of backward at the end of backward, and for other
-    messages as soon as it has posted them.
+    A segment is a stretch of work. At its end, the rank posts a message, waits for one, or does
+    nothing, which is a mark. A rank waits for the messages of backward at the end of backward, and
+    for other messages as soon as it has posted them.
     """
     iteration = traces[0].iterations[0]
     messages = iteration.messages
     in_backward = [k for k, m in enumerate(messages) if m.in_backward]
-    # What is posted between two messages of backward counts as one of them.
+    # Any message that is posted between two messages of backward counts as one of backward.
     first = in_backward[0]
     first_of_update = in_backward[-1] + 1
     of_backward = range(first, first_of_update)
@@ -512,8 +517,8 @@ def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
         Segment("forward", MARK),
         *(Segment("backward", POST, k) for k in of_backward),
         Segment("backward", MARK),
-        # Between two waits, the rank copies the bucket that it waited for first back
-        # into the gradients. The last mark ends the copying of the last bucket.
+        # After each wait, the rank copies the bucket of this message back into the
+        # gradients. The mark behind the waits ends the copying of the last bucket.
         *(Segment("backward", WAIT, k) for k in of_backward),
         Segment("backward", MARK),
         *_waited_at_once(traces, range(first_of_update, len(messages)), "update"),
@@ -647,7 +652,9 @@ def _ends_of_segments_s(
         elif segment.action == POST:
             ends_s.append(iteration.messages[segment.message].posted_s)
         elif segment.phase == "backward" and segment.message > 0:
-            # Before this wait, the rank copies the bucket of the message before.
+            # Before this wait, the rank copies the bucket of the message before. If that
+            # message is not of backward, nothing is copied, and this is the start of the
+            # iteration.
             ends_s.append(copied_until_s[segment.message - 1])
         else:
             # Before any other wait the rank does no work.
@@ -849,13 +856,14 @@ def _messages_alone_s(
 def _starts_s(ready_s: Floats, ends_s: Floats, in_flight: int) -> Floats:
     """Return when the messages of one iteration start, shape (K,), in seconds.
 
-    A message starts when it is ready and fewer than ``in_flight`` earlier messages are
-    still under way. The time that a thread needs to turn from one message to the next
-    counts as time of the next one.
+    All arrays have this shape. A message starts when it is ready and fewer than ``in_flight``
+    earlier messages are still under way. The time that a thread needs to turn from one message
+    to the next counts as time of the next one.
     """
     starts_s = ready_s.copy()
     for k in range(in_flight, len(starts_s)):
-        # A place is free once all earlier messages but ``in_flight - 1`` have ended.
+        # Message k can start once all earlier messages but ``in_flight - 1`` have ended.
+        # That is when the one with the ``in_flight``-th latest end has ended.
         freed_s = np.sort(ends_s[:k])[-in_flight]
         starts_s[k] = max(starts_s[k], freed_s)
     # Ranks see the end of a message at slightly different times, so that a message can
@@ -916,7 +924,7 @@ def _contention_s(
             f"{1 - known_s / all_s:.0%} of the compute beside messages, no operator of the "
             "same shape ran without a message"
         )
-        findings.append(Finding("not known", (), text))
+        findings.append(Finding("not known", layers=(), text=text))
     return contention_s, findings
 
 
@@ -984,7 +992,7 @@ class _Slowdown(NamedTuple):
 def _slowdowns(runs: Sequence[_Run]) -> dict[tuple[int, int], _Slowdown]:
     """Return how much longer operators take during messages.
 
-    A key is the rank, and the number that operators share which compute the same
+    A key is the rank, and the number shared by all operators that compute the same
     (`_Run.alike`). Operators that ran too few times during messages or without are left
     out.
     """

@@ -1,7 +1,7 @@
 """Will a training scale to more nodes: from measured steps to a prediction with a verdict.
 
-The laws are in `ddlkit.core.scaling`. This module decides which measurements a law is applied to, refuses
-those that it cannot be applied to, and says what explains the loss.
+The laws are in `ddlkit.core.scaling`. This module decides which measurements a law is applied to,
+refuses those that it cannot be applied to, and says what explains the loss.
 """
 
 from __future__ import annotations
@@ -161,19 +161,21 @@ class Explained:
     gpus, nodes : int
         The numbers of GPUs and of nodes.
     loss_s : float
-        How much longer the step is than on the smallest placement, in seconds. 0 if it is not longer.
+        How much longer the step is than on the smallest placement, in seconds. 0 if it is not
+        longer.
     messages_s : float or None
-        How much of the loss messages explain on a quiet network, in seconds. None if it is not known.
+        How much of the loss messages explain on a quiet network, in seconds. None if it is not
+        known.
     messages_at_most_s : float or None
-        How much messages explain at most: the time of NCCL's kernels in a step if that was measured, or
-        else the time that messages add to a step on a bad day.
+        How much messages explain at most: the time of NCCL's kernels in a step if that was
+        measured, or else the time that messages add to a step on a bad day.
     kernels_s : float or None
         The measured time of NCCL's kernels in a step, in seconds. None without sums of kernels.
     scatter_s : float or None
-        How much of the loss the scatter of single ranks would explain at most. If every rank drew its
-        step from the single steps of the smallest placement, the slowest of all ranks would take
-        longer than the mean by this time. If that placement has several GPUs, they draw one step
-        together. It is at most ``loss_s``. None without single steps.
+        How much of the loss the scatter of single ranks would explain at most. If every rank drew
+        its step from the single steps of the smallest placement, the slowest of all ranks would
+        take longer than the mean by this time. If that placement has several GPUs, they draw one
+        step together. It is at most ``loss_s``. None without single steps.
     unexplained_s : float
         The loss that neither messages at most nor scatter explain: waiting, or input.
     """
@@ -252,8 +254,8 @@ class Scaling:
     explained : Explained
         What lengthens the step on the largest measured count.
     verdict_on_messages : str
-        Whether messages alone are hidden on the count that was asked for: "hidden even on a bad day", "hidden
-        only on a quiet fabric", "communication-bound" or "not known".
+        Whether messages alone are hidden on the count that was asked for: "hidden even on a bad
+        day", "hidden only on a quiet fabric", "communication-bound" or "not known".
     wish : Wish or None
         Whether the wished factor is met.
     findings : tuple of Finding
@@ -261,7 +263,8 @@ class Scaling:
     collectives : tuple of MessageTime
         Times of messages on the largest count.
     asked_nodes : int
-        The largest number of nodes that was asked for, which ``verdict_on_messages`` and ``wish`` are about.
+        The largest number of nodes that was asked for, which ``verdict_on_messages`` and ``wish``
+        are about.
     interval_level : float
         The share of steps that the interval of a predicted step should contain.
     """
@@ -423,6 +426,7 @@ def scale(
     # The law of a step extrapolates the loss between these two counts.
     smallest = _smallest(measured)
     anchor = _anchor(measured)
+    # These counts have to be measured again.
     doubts = _doubts(jobs)
     findings += [_repeat(doubt) for doubt in doubts]
     findings += _on_fixed_batch(measured, doubts, has_samples="samples" in steps)
@@ -435,11 +439,12 @@ def scale(
         most_nodes = max(count.nodes for count in counts)
         costs = _costs_of(collectives, anchor.gpus_per_node, most_nodes, workload)
         findings += _on_tables(costs, workload)
+        # The tables may end below the largest message of the training.
         if workload is not None:
             costs = costs.continued_to(_largest_bucket_bytes(workload))
     counts = [_with_messages(count, smallest, workload, costs) for count in counts]
     findings += _on_messages_that_do_not_fit(counts, _scatter_of_jobs(measured))
-    # The anchor is now known with its step if nothing but messages lengthened it.
+    # The counts are new objects, which also have the step if nothing but messages lengthened it.
     anchor = _anchor([count for count in counts if count.measured])
 
     kernels_s = _kernels_s(kernels, kernel_steps, anchor, findings)
@@ -449,7 +454,7 @@ def scale(
     findings += _on_factors_of_fewer_nodes(asked, measured)
     if explained.messages_at_most_s is None:
         missing = _missing_for_messages(costs, workload)
-        findings.append(Finding("messages", (), missing))
+        findings.append(Finding("messages", layers=(), text=missing))
     findings += _advice(explained, measured, asked)
     return Scaling(
         counts=tuple(counts),
@@ -471,7 +476,7 @@ _JOB = ("nodes", "gpus", "job")
 
 
 def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
-    """Return the jobs of each count, in the order of GPUs and nodes.
+    """Return the jobs of each measured pair of GPUs and nodes, in the order of these numbers.
 
     ``steps`` has been checked by `checked_steps`. What was left out of it is added to ``findings``.
     """
@@ -509,7 +514,10 @@ class _Job:
 
 
 def _single_jobs(steps: DataFrame) -> list[_Job]:
-    """Return each job of steps in the order of `_sorted_by_job`."""
+    """Return each job of ``steps``, in their order.
+
+    ``steps`` are sorted by `_sorted_by_job`, and have the columns ``job_number`` and ``is_single``.
+    """
     job_number = steps["job_number"].to_numpy()
     step_s = steps["step_s"].to_numpy()
     _, first_rows = np.unique(job_number, return_index=True)
@@ -547,6 +555,7 @@ def _sorted_by_job(steps: DataFrame) -> DataFrame:
     """
     import pandas as pd
 
+    # The position of each job among the sorted names of jobs.
     job_order, _ = pd.factorize(steps["job"], sort=True)
     # The last key is the first one that counts.
     keys = [job_order, steps["gpus"].to_numpy(), steps["nodes"].to_numpy()]
@@ -555,6 +564,7 @@ def _sorted_by_job(steps: DataFrame) -> DataFrame:
     # The sort is stable, so that the rows of a job keep the order of the file if there is no
     # column step.
     order = np.lexsort(keys)
+    # Whether a row is of another job than the row before. The first row begins job 0.
     is_other_job = np.zeros(len(steps), bool)
     # Only the last three keys distinguish jobs. The number of a step does not.
     for key in keys[-3:]:
@@ -565,8 +575,9 @@ def _sorted_by_job(steps: DataFrame) -> DataFrame:
 def _without_repeats(steps: DataFrame) -> DataFrame:
     """Return the steps with one row for each number of a step of a job, if steps have numbers.
 
-    A table with a row for each rank has the number of a step several times. Ranks wait for one another, so
-    the step is the mean of their times. Of the other columns, only those that distinguish jobs are kept.
+    A table with a row for each rank has the number of a step several times. Ranks wait for one
+    another, so the step is the mean of their times. Of the other columns, only those that
+    distinguish jobs are kept.
     """
     if "step" not in steps:
         return steps
@@ -576,14 +587,14 @@ def _without_repeats(steps: DataFrame) -> DataFrame:
 def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     """Return the steps without the launch and the warm-up of each job, in the order of the steps.
 
-    The launch is the first step of a training, which takes longer than the others. ``steps`` are
-    in the order of `_sorted_by_job`. The result has a new column ``is_single``, which says whether a
+    The launch is the first step of a training, which takes longer than the others. ``steps`` are in
+    the order of `_sorted_by_job`. The result has a new column ``is_single``, which says whether a
     row is one step of a job that has several rows. The only row of a job is its mean step, unless
     the column ``step`` numbers this row as a launch. What was left out is added to ``findings``.
     """
     job_number = steps["job_number"].to_numpy()
     _, first, n_rows = np.unique(job_number, return_index=True, return_counts=True)
-    # Every job is still there, so that its number is its place in these arrays.
+    # Every job still has rows here, so that its number is its index in these arrays.
     position = np.arange(len(steps)) - first[job_number]
     is_single = n_rows[job_number] > 1
     steps = steps.assign(is_single=is_single)
@@ -607,7 +618,7 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
             f"the first step of {_counted(int(is_launch.sum()), 'job')} with single steps is left out, "
             "because it includes the launch"
         )
-        findings.append(Finding("launch", (), text))
+        findings.append(Finding("launch", layers=(), text=text))
     is_early = begins_with_launch & (position < WARM_UP_STEPS)
     return _without_warm_up(steps[~is_launch], is_early[~is_launch], findings)
 
@@ -663,9 +674,10 @@ def _without_warm_up(
     )
     # The times of each job stand together, from the shortest to the longest.
     sorted_s = step_s[np.lexsort((step_s, job))]
+    # The index in them at which each job begins.
     first = np.cumsum(n_rows) - n_rows
-    # Of an even number of steps the lower one in the middle, so that of two steps the shorter one
-    # is the usual one.
+    # The usual step is the median. If a job has an even number of steps, it is the lower one of
+    # the two in the middle, so that the shorter one of two steps is the usual one.
     usual_s = sorted_s[first + (n_rows - 1) // 2]
     is_slow = step_s > SLOW_TIMES * usual_s[job]
     is_warm_up = is_slow & is_early
@@ -676,7 +688,7 @@ def _without_warm_up(
             f"{_counted(n_warm_up, 'step')} among the first {WARM_UP_STEPS} of a job {verb} left "
             f"out as warm-up, because they take more than {SLOW_TIMES:g} times its usual step"
         )
-        findings.append(Finding("launch", (), text))
+        findings.append(Finding("launch", layers=(), text=text))
     n_slow = int((is_slow & ~is_early).sum())
     if n_slow:
         verb = "takes" if n_slow == 1 else "take"
@@ -684,7 +696,7 @@ def _without_warm_up(
             f"{_counted(n_slow, 'later step')} {verb} more than {SLOW_TIMES:g} times the usual "
             "step of the job. The mean step of a job includes such steps"
         )
-        findings.append(Finding("launch", (), text))
+        findings.append(Finding("launch", layers=(), text=text))
     return steps[~is_warm_up]
 
 
@@ -697,18 +709,20 @@ def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     """
     if "samples" not in steps:
         findings.append(
-            Finding("samples", (), "samples per GPU: not known, taken as equal")
+            Finding(
+                "samples", layers=(), text="samples per GPU: not known, taken as equal"
+            )
         )
         return steps
     samples, understood = _samples_per_gpu(steps)
-    findings.append(Finding("samples", (), understood))
+    findings.append(Finding("samples", layers=(), text=understood))
     # All counts have the same usual number.
     is_usual = samples == _usual_samples(steps, samples).iloc[0]
     n_unusual = int((~is_usual).sum())
     if n_unusual:
         verb = "is" if n_unusual == 1 else "are"
         text = f"{_counted(n_unusual, 'step')} with another number of samples {verb} left out"
-        findings.append(Finding("samples", (), text))
+        findings.append(Finding("samples", layers=(), text=text))
     return steps[is_usual]
 
 
@@ -732,11 +746,11 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
             "proportion to the GPUs"
         )
     # The index of `usual` has the GPUs and the nodes of each count.
-    fewest_gpus, _ = usual.idxmin()
-    most_gpus, _ = usual.idxmax()
+    gpus_of_least, _ = usual.idxmin()
+    gpus_of_most, _ = usual.idxmax()
     raise UserError(
         "the column samples is neither the same everywhere nor in proportion to the GPUs "
-        f"({usual.min():g} on {_gpus(fewest_gpus)}, {usual.max():g} on {_gpus(most_gpus)}): "
+        f"({usual.min():g} on {_gpus(gpus_of_least)}, {usual.max():g} on {_gpus(gpus_of_most)}): "
         "measure all steps with the same number of samples per GPU"
     )
 
@@ -748,6 +762,7 @@ def _usual_samples(steps: DataFrame, samples: Any) -> Any:
     number for each row of ``steps``.
     """
     by_count = samples.groupby([steps["gpus"], steps["nodes"]])
+    # `mode` has all numbers that are equally frequent, in ascending order.
     return by_count.agg(lambda values: values.mode().iloc[-1])
 
 
@@ -773,7 +788,9 @@ def _refuse_copies(jobs: Sequence[_Job], findings: list[Finding]) -> None:
             )
         # Rounded steps of different counts are often equal.
         if job.gpus == first.gpus:
-            findings.append(Finding("warning", (), f"{problem}: one may be a copy"))
+            findings.append(
+                Finding("warning", layers=(), text=f"{problem}: one may be a copy")
+            )
 
 
 def _refuse_other_unit(jobs: Sequence[_Job]) -> None:
@@ -814,8 +831,13 @@ def _digits(seconds: float) -> int:
 
 
 def _measured_counts(jobs: Sequence[_Jobs]) -> list[Count]:
-    """Return the measured counts, with scaling factors relative to the smallest one."""
-    # Without a count on one node, nothing is predicted, and any reference will do.
+    """Return each measured number of GPUs and nodes, with its step and scaling factor.
+
+    Scaling factors are relative to the fewest GPUs on one node. The result has the order of
+    ``jobs``, which begins with the fewest GPUs.
+    """
+    # Steps that were all measured on several nodes are refused by `_refuse_unpredictable`, so that
+    # any reference will do for them.
     on_one_node = [own for own in jobs if own.nodes == 1]
     smallest_s = (on_one_node or jobs)[0].step_s
     counts = []
@@ -856,10 +878,10 @@ def _anchor(measured: Sequence[Count]) -> Count:
 
 
 def _slowest_s(measured: Sequence[Count], anchor: Count) -> float:
-    """Return the slowest step among the anchor and all counts that it exceeds.
+    """Return the slowest step that was measured on no more GPUs and nodes than the anchor has.
 
-    More GPUs on more nodes do not shorten a step. If a smaller count was slower, either of the
-    two may be wrong.
+    More GPUs on more nodes do not shorten a step. If fewer GPUs were slower than the anchor, one
+    of both measurements may be wrong.
     """
     return max(
         count.step_s
@@ -871,9 +893,11 @@ def _slowest_s(measured: Sequence[Count], anchor: Count) -> float:
 def _scatter_of_jobs(measured: Sequence[Count]) -> float:
     """Return by how much jobs of a count scatter, as a share of the median of the count.
 
-    This is half the range of all jobs, each of which is compared with the median of its count.
-    Counts with one job tell nothing. The result is 0 if no count has several jobs.
+    The step of each job is divided by the median step of its count. The result is half the range of
+    these shares, over all counts. A count with one job tells nothing. The result is 0 if no count
+    has several jobs.
     """
+    # The share of a median of itself is 1. A count with one job adds this share again.
     shares = [1.0]
     for count in measured:
         shares += [job_s / count.step_s for job_s in count.range_s]
@@ -883,9 +907,9 @@ def _scatter_of_jobs(measured: Sequence[Count]) -> float:
 def _jobs_s(count: Count, scatter: float) -> Interval:
     """Return the shortest and the longest step that jobs on these GPUs may take, in seconds.
 
-    Several jobs have measured both. With one job, or none, another job may take longer or
-    shorter than ``count.step_s`` by ``scatter``, the share by which jobs differ on other
-    numbers of GPUs.
+    If several jobs measured the count, these are the steps of the fastest and the slowest of them.
+    If one job or none did, another job may be slower or faster than ``count.step_s`` by the factor
+    1 + ``scatter``. ``scatter`` is the share by which jobs differ on other numbers of GPUs.
     """
     if count.jobs > 1:
         return count.range_s
@@ -893,7 +917,10 @@ def _jobs_s(count: Count, scatter: float) -> Interval:
 
 
 def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> None:
-    """Raise UserError unless the counts allow a prediction for all targets."""
+    """Raise UserError unless the counts allow a prediction for all targets.
+
+    ``measured`` is in the order of GPUs, and ``targets`` are numbers of nodes in ascending order.
+    """
     first = measured[0]
     if len(measured) == 1:
         verb = "was" if first.gpus == 1 else "were"
@@ -915,12 +942,14 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
             "steps measured on two nodes or more"
         )
     anchor = _anchor(measured)
+    # Predicted nodes have as many GPUs as each node of the anchor.
     if anchor.gpus % anchor.nodes:
         raise UserError(
             f"the most GPUs with measured steps are {_gpus(anchor.gpus)} on {_nodes(anchor.nodes)}: "
             "measure with the same number of GPUs on each node"
         )
     smallest = _smallest(measured)
+    # With as many samples per GPU, no step on more GPUs is this much shorter.
     if anchor.step_s < LEAST_WEAK_STEP * smallest.step_s:
         raise UserError(
             f"a step on {_gpus(anchor.gpus)} takes {units.format_seconds(anchor.step_s)}, clearly less "
@@ -939,21 +968,25 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
 
 @dataclass(frozen=True)
 class _Doubt:
-    """A count that is slower than a larger one by more than jobs scatter."""
+    """Two numbers of GPUs, of which the smaller one is slower by more than jobs scatter."""
 
     slow: _Jobs
     faster: _Jobs
 
 
 def _doubts(jobs: Sequence[_Jobs]) -> list[_Doubt]:
-    """Return the counts that are slower than a count with more GPUs on as many nodes or more.
+    """Return the numbers of GPUs whose step is longer than with more GPUs on as many nodes or more.
 
-    Differences count only if they are larger than the scatter of the jobs of any count.
+    With as many samples per GPU, more GPUs on as many nodes or more do not shorten a step. So the
+    longer step on fewer GPUs was probably disturbed. A difference must be larger than the scatter
+    of the jobs on any number of GPUs. ``jobs`` has an entry for each measured number of GPUs and
+    nodes.
     """
     scatter = max(LEAST_SCATTER, *(own.scatter for own in jobs))
     doubts = []
     for own in jobs:
-        # As many GPUs on more nodes use the network more, so that such counts do not compare.
+        # More GPUs on fewer nodes may really be faster, because they use the network less. As many
+        # GPUs on more nodes are not compared either, because they use the network more.
         larger = [
             other
             for other in jobs
@@ -968,7 +1001,7 @@ def _doubts(jobs: Sequence[_Jobs]) -> list[_Doubt]:
 
 
 def _repeat(doubt: _Doubt) -> Finding:
-    """Return the warning that a doubtful count has to be measured again."""
+    """Return the warning that the step of ``doubt.slow`` has to be measured again."""
     slow = doubt.slow
     faster = doubt.faster
     text = (
@@ -976,13 +1009,14 @@ def _repeat(doubt: _Doubt) -> Finding:
         f"{_gpus(faster.gpus)} ({units.format_seconds(faster.step_s)}) by more than jobs "
         f"scatter: repeat the measurement on {_gpus(slow.gpus)}"
     )
-    return Finding("warning", (), text)
+    return Finding("warning", layers=(), text=text)
 
 
 def _on_gpus_per_node(measured: Sequence[Count], anchor: Count) -> list[Finding]:
     """Return a finding if counts differ in how many GPUs of a node they use.
 
-    A part of one node is no difference, as it is less than what the anchor uses of each node.
+    ``anchor`` is the count from which the others are predicted. Fewer GPUs on one node are no
+    difference, because a loss is counted from such a placement, for example from one GPU.
     """
     per_node = anchor.gpus_per_node
     differ = []
@@ -1001,7 +1035,7 @@ def _on_gpus_per_node(measured: Sequence[Count], anchor: Count) -> list[Finding]
         f"GPUs on several nodes, and is for {_gpus(per_node)} on each node. Other numbers of GPUs "
         f"on a node: {listed}"
     )
-    return [Finding("placement", (), text)]
+    return [Finding("placement", layers=(), text=text)]
 
 
 def _known_of_software(
@@ -1033,7 +1067,7 @@ def _known_of_software(
             )
         if not of_steps or not of_tables:
             text = f"whether tables and training have the same {name}: not known"
-            findings.append(Finding(column, (), text))
+            findings.append(Finding(column, layers=(), text=text))
             continue
         if different != different_in_tables:
             raise UserError(
@@ -1092,8 +1126,8 @@ def _predicted(measured: Sequence[Count], nodes: int) -> Count:
         smallest.step_s,
         anchor.step_s,
         ratio,
-        _slowest_s(measured, anchor),
-        _jobs_s(anchor, _scatter_of_jobs(measured)),
+        slowest_s=_slowest_s(measured, anchor),
+        jobs_s=_jobs_s(anchor, _scatter_of_jobs(measured)),
     )
     interval_s = (float(lower_s), float(upper_s))
     gpus = nodes * anchor.gpus_per_node
@@ -1132,8 +1166,8 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
         smallest.step_s,
         larger.step_s,
         nodes / larger.nodes,
-        _slowest_s(measured, larger),
-        larger_jobs_s,
+        slowest_s=_slowest_s(measured, larger),
+        jobs_s=larger_jobs_s,
     )
     predicted_interval_s = (float(lower_s), float(upper_s))
     interval_s = scaling.interpolated_interval_s(
@@ -1220,23 +1254,28 @@ def _costs_of(
 ) -> NodeCosts:
     """Return the costs of collectives, if they can be predicted for the largest count.
 
-    Raises UserError if the tables have no nodes like those of the training, if they do not
-    contain the sizes of its messages, or if they end too far below ``most_nodes``.
+    ``gpus_per_node`` is that of the training, and ``most_nodes`` is the largest number of nodes of
+    any count. Raises UserError if no table of several nodes has as many GPUs on each node, if a
+    table begins above the sizes of the training's messages, or if tables end too far below
+    ``most_nodes``.
     """
     costs = NodeCosts.of(collectives).with_per_node(gpus_per_node)
     _refuse_large_sizes(costs, workload)
     for collective in costs.collectives:
-        costs.anchor(collective, most_nodes)  # raises the error
+        # Only the error is wanted here, which this raises if the tables end too far below.
+        costs.anchor(collective, most_nodes)
     return costs
 
 
 def _refuse_large_sizes(costs: NodeCosts, workload: Workload | None) -> None:
-    """Raise UserError if the smallest size of a table is above the largest bucket.
+    """Raise UserError if the smallest size of a table is above the largest bucket of gradients.
 
-    Nothing would be known of the messages of the training then.
+    Nothing would be known of the messages of the training then. If ``workload`` is None, the
+    largest bucket is 25 MiB, PyTorch's default.
     """
     largest_bytes = _largest_bucket_bytes(workload)
     bucket = _largest_bucket_in_words(workload)
+    # The advice names 1 MiB, the default size of PyTorch's first bucket.
     for table in costs.tables:
         if table.sizes[0] > largest_bytes:
             raise UserError(
@@ -1269,6 +1308,7 @@ def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
     cannot be continued to it.
     """
     if "all_reduce" not in costs.collectives:
+        # Without the gradients, the time of messages alone is not known in any case.
         if workload is None:
             return []
         listed = ", ".join(costs.collectives)
@@ -1276,7 +1316,7 @@ def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
             f"messages alone: not known, because the tables are of {listed}, and gradients are "
             "exchanged by all-reduces: give a table of all_reduce"
         )
-        return [Finding("messages", (), text)]
+        return [Finding("messages", layers=(), text=text)]
     largest_bytes = _largest_bucket_bytes(workload)
     bucket = _largest_bucket_in_words(workload)
     # The table that ends at the smallest size is the one that may be too short.
@@ -1300,7 +1340,7 @@ def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
     text = f"{facts}: {advice}"
     if workload is not None:
         text = f"{facts}. Its times are continued along its two largest sizes: {advice}"
-    return [Finding("messages", (), text)]
+    return [Finding("messages", layers=(), text=text)]
 
 
 def _with_messages(
@@ -1343,6 +1383,7 @@ def _message_times(costs: NodeCosts | None, target: Count) -> tuple[MessageTime,
             continue
         cost = costs.cost(collective, target.nodes, target.gpus)
         for n_bytes in SHOWN_SIZES:
+            # Outside the sizes of the table, times would be extrapolated.
             if cost.bytes[0] <= n_bytes <= cost.bytes[-1]:
                 seconds = float(cost(n_bytes))
                 times.append(
@@ -1363,8 +1404,8 @@ def _on_messages_that_do_not_fit(
 ) -> list[Finding]:
     """Return a warning if a measured step is shorter than one that only messages lengthen.
 
-    ``scatter`` is the share by which jobs of a count scatter. If this holds for several counts, the
-    warning names the last of ``counts``, which is the largest one.
+    ``scatter`` is the share by which jobs of a count scatter. If several measured steps are that
+    short, the warning names the one of the largest count, which is the last of ``counts``.
     """
     too_long = []
     for count in counts:
@@ -1384,7 +1425,7 @@ def _on_messages_that_do_not_fit(
         "the times of messages are too long, and the verdict may be too bad: measure the tables on "
         "its nodes, with its NCCL and settings"
     )
-    return [Finding("warning", (), text)]
+    return [Finding("warning", layers=(), text=text)]
 
 
 def _kernels_s(
@@ -1407,14 +1448,17 @@ def _kernels_s(
         f"the kernels of NCCL took {units.format_seconds(kernels_s)}, longer than a step on "
         f"{_gpus(anchor.gpus)} ({units.format_seconds(anchor.step_s)})"
     )
+    # The kernels of a single step should not take longer than it. With the default of one step, the
+    # user probably did not say in how many steps they ran.
     if kernels_s > anchor.step_s and kernel_steps == 1:
         raise UserError(
             f"{took}: say in how many steps of one GPU they ran by --kernel-steps (kernel_steps in "
             "Python)"
         )
+    # The user said in how many steps they ran, and may be right.
     if kernels_s > anchor.step_s:
         text = f"{took}, in {kernel_steps} steps: check this number, and that one GPU was traced"
-        findings.append(Finding("warning", (), text))
+        findings.append(Finding("warning", layers=(), text=text))
     if (
         anchor.only_messages_step_s is not None
         and anchor.only_messages_bad_day_s is not None
@@ -1427,7 +1471,7 @@ def _kernels_s(
             f"messages at most: the measured kernels of NCCL, {units.format_seconds(kernels_s)} of "
             f"a step. By the tables, messages add {units.format_seconds(bad_day_s)} on a bad day"
         )
-        findings.append(Finding("messages", (), text))
+        findings.append(Finding("messages", layers=(), text=text))
     return kernels_s
 
 
@@ -1545,12 +1589,14 @@ def _wish(
     if factor is None:
         return None
     smallest = _smallest(measured)
+    # The smallest count has the factor 1, which no wish exceeds.
     if _by_size(asked) == _by_size(smallest):
         reason = (
             "scaling factors compare with the step on these GPUs, whose own factor is 1"
         )
         return Wish(factor, asked.nodes, "yes", reason)
     doubtful = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
+    # The factor is the ratio of these two steps, so that neither may be doubtful.
     for count in (smallest, asked):
         if count.measured and (count.gpus, count.nodes) in doubtful:
             reason = f"the measurement on {_gpus(count.gpus)} has to be repeated"
@@ -1590,9 +1636,9 @@ def _limited(
 ) -> tuple[Interval, list[Count]]:
     """Return the likely steps of a count, limited by its neighbours, and which of these limit it.
 
-    More nodes do not shorten a step. So the step is not shorter than on the nearest smaller count, and
-    not longer than on the nearest larger one. ``trusted`` are the measured counts that need not be
-    measured again.
+    More nodes do not shorten a step. So the step is not shorter than on the nearest smaller count,
+    and not longer than on the nearest larger one. ``trusted`` are the measured counts that need not
+    be measured again.
     """
     scatter = _scatter_of_jobs(measured)
     smaller, larger = _neighbours(trusted, asked.gpus, asked.nodes)
@@ -1616,10 +1662,11 @@ def _limited(
 def _likely_range_s(count: Count, scatter: float) -> Interval:
     """Return the shortest and the longest step that a count may have, in seconds.
 
-    It is the interval of a predicted count and the range of several jobs. Without a second job,
-    another one may differ by ``scatter``, the share by which jobs of other counts scatter, or at least
-    by `SINGLE_JOB_SHARE`.
+    If the step was predicted, this is its interval. If several jobs measured it, this is their
+    range. If one job did, this is its step, shorter or longer by the larger one of
+    `SINGLE_JOB_SHARE` and ``scatter``, the share by which jobs of other counts scatter.
     """
+    # This is None only if a single job measured the count.
     if count.interval_s is not None:
         return count.interval_s
     return _jobs_s(count, max(scatter, SINGLE_JOB_SHARE))
@@ -1628,15 +1675,17 @@ def _likely_range_s(count: Count, scatter: float) -> Interval:
 def _smallest_range_s(smallest: Count, asked: Count, scatter: float) -> Interval:
     """Return the shortest and the longest step that the smallest count may have, in seconds.
 
-    If several jobs measured it, each of them may be the one that tells its usual step. One job alone
-    may differ by ``scatter``, the share by which jobs of other counts scatter. The scaling factor of
-    ``asked`` is the step returned here over its own step.
+    The scaling factor of ``asked`` is this step over the step of ``asked``. If several jobs
+    measured the smallest count, the result is their range. If one job did, another job may differ
+    from it. By how much depends on ``asked`` and on ``scatter``, the share by which jobs of other
+    counts scatter.
     """
-    # The range of several jobs on ``asked`` makes no allowance for another job.
+    # Several jobs measured ``asked``. Its range makes no allowance for another job, so that one is
+    # made here.
     if asked.jobs > 1:
         return _jobs_s(smallest, max(scatter, SINGLE_JOB_SHARE))
-    # The likely steps of one job on ``asked``, and those of a prediction, have such an allowance. A
-    # further one is made here only if jobs were seen to differ.
+    # One job measured ``asked``, or it was predicted. Its likely steps allow for another job
+    # already. A further allowance is made here only if jobs were seen to differ.
     if scatter > LEAST_SCATTER:
         return _jobs_s(smallest, scatter)
     return smallest.range_s
@@ -1651,8 +1700,8 @@ def _origin_of_likely_factors(
 ) -> str:
     """Return in words why the scaling factor of a count is likely to lie where it does.
 
-    ``limiting`` are the measured counts that limit the interval of a predicted count. ``scatter`` is
-    the share by which jobs of a count scatter. ``likely_factors`` are the lowest and the highest
+    ``limiting`` are the measured counts that limit the interval of a predicted count. ``scatter``
+    is the share by which jobs of a count scatter. ``likely_factors`` are the lowest and the highest
     likely factor.
     """
     if asked.measured and asked.jobs > 1:
@@ -1670,6 +1719,8 @@ def _origin_of_likely_factors(
         if limiting:
             lowest, highest = likely_factors
             for count in limiting:
+                # Factors fall with the nodes: a larger count limits the factor from below, and a
+                # smaller count from above.
                 change = f"lower end is raised to {lowest:.2f}"
                 if count.nodes < asked.nodes:
                     change = f"upper end is lowered to {highest:.2f}"
@@ -1677,7 +1728,7 @@ def _origin_of_likely_factors(
                     f", whose {change}: more nodes do not raise the factor, "
                     f"{_measured_factor(count, scatter)}"
                 )
-    # The cases of `_smallest_range_s`.
+    # The range of the smallest count is explained by the same cases as in `_smallest_range_s`.
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"{origin}; the step on {on_smallest} has the range of its jobs"
@@ -1711,6 +1762,7 @@ def _missing_for_messages(costs: Any, workload: Any) -> str:
     elif costs is None and workload is not None:
         given = "add --collectives"
     elif costs is not None:
+        # Both were given, but the tables lack the nodes of the measured steps.
         given = (
             "add times of all-reduces on as many nodes as steps were measured on to "
             "--collectives"
@@ -1732,7 +1784,8 @@ def _advice(
     loss_s = asked.step_s - smallest.step_s
     if explained.messages_at_most_s is not None and explained.loss_s > 0:
         findings.append(_on_messages(explained))
-    # Two batches compute for two steps of the smallest placement, and lose once.
+    # Two batches before each update compute as long as two steps of the smallest placement, and
+    # lose only once what each step loses.
     twice = 2 * smallest.step_s / (2 * smallest.step_s + loss_s)
     # Factors are printed with two decimals, so a smaller gain would not be seen.
     if round(twice, 2) > round(asked.scaling_factor, 2):
@@ -1742,17 +1795,19 @@ def _advice(
             f"scaling factor {twice:.2f} on {_nodes(asked.nodes)} instead of "
             f"{asked.scaling_factor:.2f}"
         )
-        findings.append(Finding("helps", (), text))
+        findings.append(Finding("helps", layers=(), text=text))
+    # A step between measured ones, then a step beyond them. If it was measured, nothing is left
+    # to measure.
     if asked.interpolated:
         text = (
             f"measure next: one job on {_nodes(asked.nodes)} itself, which lies between measured "
             "numbers of nodes"
         )
-        findings.append(Finding("measure", (), text))
-        findings.append(Finding("evidence", (), EVIDENCE_BETWEEN))
+        findings.append(Finding("measure", layers=(), text=text))
+        findings.append(Finding("evidence", layers=(), text=EVIDENCE_BETWEEN))
     elif not asked.measured:
         findings.append(_next_measurement(measured, asked))
-        findings.append(Finding("evidence", (), EVIDENCE))
+        findings.append(Finding("evidence", layers=(), text=EVIDENCE))
     return findings
 
 
@@ -1777,13 +1832,13 @@ def _on_messages(explained: Explained) -> Finding:
             "that wait for their input or for one another: ddlkit explain finds them in the "
             "traces of all ranks"
         )
-        return Finding("does not help", (), text)
+        return Finding("does not help", layers=(), text=text)
     text = f"may help: a faster network or other buckets, because {facts}"
-    return Finding("helps", (), text)
+    return Finding("helps", layers=(), text=text)
 
 
 def _in_one_unit(first_s: float, second_s: float) -> tuple[str, str]:
-    """Return two times in the unit of the longer one, with as many decimals."""
+    """Return two times in the unit of the longer one, with equally many decimals."""
     longer_s = max(first_s, second_s)
     unit = "ns"
     unit_s = 1e-9
@@ -1813,8 +1868,8 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     least_s, most_s = asked.interval_s or (asked.step_s, asked.step_s)
     width_s = most_s - least_s
     half_range_s = (slowest_job_s - fastest_job_s) / 2
-    # Jobs of the anchor are the largest uncertainty if they differ by more than half of this width,
-    # and by more than is too little to count.
+    # Jobs of the anchor are the largest uncertainty if their range is more than half of this width.
+    # Jobs that differ by no more than LEAST_SCATTER to either side count as equal.
     if half_range_s > max(LEAST_SCATTER * anchor.step_s, width_s / 4):
         more_jobs = f"measure next: more jobs on {_nodes(anchor.nodes)}"
         text = (
@@ -1825,12 +1880,14 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
                 f"{more_jobs}, where one job was measured, because the steps of jobs on other "
                 f"numbers of nodes differ by {2 * scatter:.0%}"
             )
-        return Finding("measure", (), text)
+        return Finding("measure", layers=(), text=text)
     itself = f"measure next: one job on {_nodes(asked.nodes)}"
     halfway = _halfway_nodes(anchor.nodes, asked.nodes)
     if halfway is None:
         return Finding(
-            "measure", (), f"{itself}, as no number of nodes between would help"
+            "measure",
+            layers=(),
+            text=f"{itself}, as no number of nodes between would help",
         )
     # If one job on that count measures what is predicted, the count becomes the anchor.
     halfway_s = float(
@@ -1840,30 +1897,34 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
         smallest.step_s,
         halfway_s,
         asked.nodes / halfway,
-        _slowest_s(measured, anchor),
+        slowest_s=_slowest_s(measured, anchor),
         # Jobs scatter there as on the counts that were measured.
-        (halfway_s / (1 + scatter), halfway_s * (1 + scatter)),
+        jobs_s=(halfway_s / (1 + scatter), halfway_s * (1 + scatter)),
     )
     percent_now = round(100 * width_s / 2 / asked.step_s)
     percent_then = round(100 * float(upper_s - lower_s) / 2 / asked.step_s)
     if percent_then >= percent_now:
         return Finding(
-            "measure", (), f"{itself}, as no number of nodes between would help"
+            "measure",
+            layers=(),
+            text=f"{itself}, as no number of nodes between would help",
         )
     text = (
         f"measure next: one job on {_nodes(halfway)}: the interval on {_nodes(asked.nodes)} would narrow "
         f"from \u00b1{percent_now}% to about \u00b1{percent_then}%"
     )
-    return Finding("measure", (), text)
+    return Finding("measure", layers=(), text=text)
 
 
 def _halfway_nodes(anchor_nodes: int, asked_nodes: int) -> int | None:
     """Return the number of nodes halfway in doublings between two numbers.
 
-    The halfway count is the cheapest one that is worth its job. It has a power of 2 times the nodes of
-    the anchor, as users choose them. The result is None if no such number lies between the two.
+    The result is a power of 2 times the nodes of the anchor, as users choose them, or None if no
+    such number lies between the two. Fewer nodes than these would be cheaper to measure, but would
+    not be worth measuring.
     """
     doublings = math.log2(asked_nodes / anchor_nodes)
+    # At least one doubling, because the anchor itself was measured.
     halfway = anchor_nodes * 2 ** max(1, round(doublings / 2))
     return halfway if halfway < asked_nodes else None
 
@@ -1879,6 +1940,8 @@ def _on_fixed_batch(
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     slow = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
+    # Steps that differ by no more than LEAST_SCATTER count as equal, and so do those that differ by
+    # no more than jobs scatter, for which there is no doubt.
     is_shorter = anchor.step_s < (1 - LEAST_SCATTER) * smallest.step_s
     if has_samples or not is_shorter or (smallest.gpus, smallest.nodes) not in slow:
         return []
@@ -1887,7 +1950,7 @@ def _on_fixed_batch(
         "of all GPUs, for which the prediction does not hold: check that each GPU has the same number "
         "of samples in all jobs, and give it in a column samples"
     )
-    return [Finding("warning", (), text)]
+    return [Finding("warning", layers=(), text=text)]
 
 
 def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
@@ -1897,14 +1960,14 @@ def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
         factors.append(count.scaling_factor)
         if count.scaling_factor_interval is not None:
             factors += count.scaling_factor_interval
-    # Factors are printed with two decimals.
+    # Factors are printed with two decimals, and smaller ones are rounded to 1.00 or less.
     if max(factors) < 1.005:
         return []
     text = (
         "a scaling factor, or an end of its interval, is above 1, which is a step shorter than on the "
         "fewest GPUs. Steps differ by some percent from job to job, so this is no gain"
     )
-    return [Finding("factor", (), text)]
+    return [Finding("factor", layers=(), text=text)]
 
 
 def _on_factors_of_fewer_nodes(
@@ -1912,14 +1975,14 @@ def _on_factors_of_fewer_nodes(
 ) -> list[Finding]:
     """Return why an interval may reach above the factor on fewer nodes, if it does.
 
-    ``asked`` is the largest count that the user asks for. It is compared with the nearest smaller count
-    that was measured.
+    ``asked`` is the largest count that the user asks for. It is compared with the nearest smaller
+    count that was measured.
     """
     smaller, _ = _neighbours(measured, asked.gpus, asked.nodes)
     if asked.measured or smaller is None or asked.scaling_factor_interval is None:
         return []
     _, highest = asked.scaling_factor_interval
-    # Factors are printed with two decimals.
+    # Factors are printed with two decimals, so that a smaller difference would not be seen.
     if round(highest, 2) <= round(smaller.scaling_factor, 2):
         return []
     text = (
@@ -1927,4 +1990,4 @@ def _on_factors_of_fewer_nodes(
         f"{_nodes(smaller.nodes)}, {smaller.scaling_factor:.2f}, because jobs scatter: in published "
         "trainings, 24% of the steps were shorter than on fewer nodes"
     )
-    return [Finding("factor", (), text)]
+    return [Finding("factor", layers=(), text=text)]

@@ -153,6 +153,7 @@ def checked_steps(steps: DataFrame) -> DataFrame:
         )
     # A part of a node may be written as no node.
     values["nodes"] = np.maximum(values["nodes"], 1)
+    # Each node has at least one GPU.
     has_empty_nodes = values["gpus"] < values["nodes"]
     texts = _texts(table, "the steps", ("job", "nccl", "settings"))
     table = table.assign(**values, **texts)
@@ -300,8 +301,9 @@ def _numbers(
         Whether only whole numbers are taken.
     """
     numbers = column
+    # Columns of the kinds i, u and f have integers or floats alone. In any other column, values
+    # that are no numbers become missing. A text is wrong even if it looks like a number.
     if column.dtype.kind not in "iuf":
-        # A text is wrong even if it looks like a number.
         numbers = column.where(column.map(_is_number).to_numpy(bool))
     values = numbers.to_numpy(float, na_value=np.nan)
     is_right = np.isfinite(values)
@@ -309,6 +311,7 @@ def _numbers(
     if is_whole:
         is_right &= values % 1 == 0
     if not is_right.all():
+        # The first row that is not right, as False is less than True.
         row = int(np.argmin(is_right))
         if isinstance(column.iloc[row], str):
             required += ", as a number and not as a text"
@@ -330,8 +333,8 @@ def _shown(value: Any) -> str:
 def _texts(table: DataFrame, what: str, columns: Sequence[str]) -> dict[str, Series]:
     """Return columns of names as texts, or raise UserError if a name is missing.
 
-    A job may have a number for its name, and a table may lack any of these columns. ``what`` is how an
-    error calls the table.
+    A job may have a number for its name, and a table may lack any of these columns. ``what`` is how
+    an error calls the table.
     """
     texts = {}
     for column in columns:

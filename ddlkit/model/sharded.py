@@ -641,6 +641,7 @@ def forecast(
     draws = len(drawn_s)
     # The logarithm of the error of all messages of a draw, one row for each draw.
     log_errors = common_error
+    # An array has these logarithms already. A number is their standard deviation.
     if draws and np.ndim(common_error) == 0:
         log_errors = common_error * _normal_scores(draws)
     drawn_s *= np.exp(log_errors)
