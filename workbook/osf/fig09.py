@@ -101,7 +101,11 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _draw_printed(ax: Axes, rows: pd.DataFrame) -> None:
-    """Draw a dotted line at each printed loss, the second one thicker."""
+    """Draw a dotted line at each printed loss, the second one thicker.
+
+    ``rows`` are those of `numbers` for one set of images. ``paper`` is the printed loss over
+    that of a guess, and ``paper_loss`` the printed loss.
+    """
     printed = rows.dropna(subset="paper").drop_duplicates("network")
     # There are two printed losses in the panel of the running loss, and none in the others.
     for width, row in zip((1, 2), printed.itertuples(), strict=False):
@@ -156,7 +160,10 @@ def _replaced_over_original(measure: str, images: Mapping[str, str]) -> Result:
 
 
 def _in_words(table: pd.DataFrame) -> str:
-    """Return the numbers of a table by set of images and network, seed after seed."""
+    """Return a table's numbers as text: for each set of images and network, those of all seeds.
+
+    The index of ``table`` has a set of images and a seed, and its columns are networks.
+    """
     parts = []
     for images, by_seed in table.groupby(level=0):
         networks = []
