@@ -282,7 +282,7 @@ def measured_cases(measured: Mapping[str, Parts]) -> pd.DataFrame:
 
 
 def _measured_cases(part: Parts) -> pd.DataFrame:
-    """Return the rows of `measured_cases` of one machine."""
+    """Return the rows of `measured_cases` for one network and number of ranks."""
     medians_s = part.runs.groupby(CASE, sort=False)["iteration_s"].median()
     return medians_s.rename("measured_s").reset_index()
 

@@ -80,6 +80,7 @@ def in_lab(lab: Lab) -> pd.DataFrame:
     # buffer were also run without a negotiation, their row replaces that row.
     cases = lab.cases(plain=True) + lab.cases(negotiated=True, plain=True)
     for case in cases:
+        # None for plans that are neither a buffer nor no fusion.
         network_and_buffer = buffer_of(case)
         if case.workers == 4 and network_and_buffer is not None:
             factors = lab.rounds(case)["factor"]

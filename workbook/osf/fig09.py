@@ -44,7 +44,8 @@ def numbers(trained: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each network, seed, epoch and set of images (``measured_on``).
+        A row for each network, seed, epoch and set of images (``measured_on``), which is
+        "running" for the images of an epoch while the network trains on them.
         ``share_of_guess`` is the loss over ln(classes), the loss of a guess. ``paper``
         is the same share of the printed loss, ``paper_loss``.
     """
@@ -56,6 +57,7 @@ def numbers(trained: pd.DataFrame) -> pd.DataFrame:
         "published": claimed("osf-fig09-before"),
         "replaced": claimed("osf-fig09-after"),
     }
+    # The printed numbers are training losses at the end of the training.
     is_last_epoch = frame["epoch"] == longest["epochs"]
     is_stated = is_last_epoch & (frame["measured_on"] == "running")
     printed_loss = frame["network"].map(printed).where(is_stated)

@@ -131,6 +131,7 @@ def _errors(
 
     measured_s = to_predict.groupby("bytes")["seconds"].median()
     first_run_s = samples.groupby("bytes")["seconds"].median()
+    # NaN for sizes that the first run does not have.
     repeated = (first_run_s.reindex(measured_s.index) / measured_s - 1).to_numpy()
 
     # Sizes are ascending in ``measured_s`` and in what `unseen_errors` returns.

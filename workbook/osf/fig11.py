@@ -190,6 +190,7 @@ def _network_in_regime(
     """Return the rows of `gains_in_regime` for one network, from all of its cases."""
     factors = {case.plan: lab.rounds(case)["factor"] for case in cases}
     plan_by_ends = {case.ends: case.plan for case in cases}
+    # All cases of a network have the same workload, link and number of workers.
     workload = lab.workload(cases[0])
     cost = lab.calibration.of_case(cases[0]).cost
     rows = []

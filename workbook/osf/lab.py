@@ -149,7 +149,7 @@ class Lab:
 
     @cached_property
     def _rounds_by_case(self) -> dict[str, pd.DataFrame]:
-        """Return what `rounds` does, by the key of the case."""
+        """Return the iterations of each case by its key, with their scaling factors."""
         factors = self.runs["compute_s"] / self.runs["iteration_s"]
         runs = self.runs.assign(factor=factors).set_index("repeat")
         return dict(list(runs.groupby("case", sort=False)))

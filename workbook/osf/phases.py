@@ -98,6 +98,7 @@ def in_lab(
         The campaign.
     negotiated : bool, optional
         Whether to return the cases in which the ranks agreed on the order of messages.
+        Otherwise all other cases are returned.
     first : str, optional
         The phase that counts where phases overlap.
 
@@ -111,6 +112,7 @@ def in_lab(
     """
     tables = {}
     for case in lab.cases(negotiated=negotiated):
+        # None for plans that are neither a buffer nor no fusion.
         network_and_buffer = buffer_of(case)
         if network_and_buffer is not None:
             network, buffer_bytes = network_and_buffer
