@@ -17,9 +17,9 @@ from workbook.dag import training
 
 @check("dag-finding2")
 def _hiding_pays() -> Result:
-    """Return the iterations that send after the backward pass over those that send in it.
+    """Return iterations that send after the backward pass over those that send during it.
 
-    The cases are those of real training that differ in nothing else.
+    Each ratio is of two cases of real training that differ in nothing else.
     """
     runs = training.measured_cases(training.parts()).query("ranks > 1")
     other_columns = [name for name in training.CASE if name != "sends"]

@@ -169,6 +169,8 @@ class Setting:
         """
         quantile = (n - 3 / 8) / (n + 1 / 4)
         slowest = 1.0 + self.varies * NormalDist().inv_cdf(quantile)
+        # The time of AlexNet is a field of the setting. Those of the other networks follow from
+        # the stated time of ResNet-50.
         if network == "AlexNet":
             faster = self.alexnet_speedup if cluster == "V100" else 1.0
             return self.alexnet_backward_s * slowest / faster
@@ -177,6 +179,8 @@ class Setting:
 
     def message(self, cluster: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
         """Return the cost of a message, a ring all-reduce between all GPUs.
+
+        The arguments are those of `iteration_s`.
 
         Returns
         -------
@@ -236,6 +240,8 @@ class Setting:
     ) -> tuple[Any, Any]:
         """Return the communication of an iteration, with one message for each layer.
 
+        The arguments are those of `iteration_s`.
+
         Returns
         -------
         sent_s : float or ndarray
@@ -268,13 +274,14 @@ class Setting:
     def reads_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> Any:
         """Return when all machines have read the batches of an iteration, in seconds.
 
-        The machines read side by side.
+        The machines read side by side. The arguments are those of `iteration_s`.
         """
         image_bytes = self.stored_bytes
         if STRATEGIES[framework].decodes_on_cpu:
             image_bytes = JPEG_BYTES
         if cluster == "K80":
-            # All machines share a file server, which limits them together.
+            # All machines share a file server, which limits them together. A machine alone
+            # reads at the stated rate, or at its share of the server's rate if that is higher.
             stated_rate = CLUSTERS["K80"].storage_bytes_per_s
             rate_alone = np.maximum(stated_rate, self.nfs_bytes_per_s / MACHINES)
             rate = np.minimum(self.nfs_bytes_per_s, gpus.machines * rate_alone)
@@ -304,6 +311,7 @@ class Setting:
         strategy = STRATEGIES[framework]
         sent_s, exposed_s = self.sent_s(cluster, network, framework, gpus)
         if strategy.sends_during_backward:
+            # The backward pass hides the rest.
             sent_s = exposed_s
         if without == "sending":
             sent_s = 0.0

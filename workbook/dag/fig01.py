@@ -164,7 +164,7 @@ def _draw_nodes(ax: Axes, graph: TaskGraph, positions: Positions) -> None:
 
 def _name_columns(ax: Axes, graph: TaskGraph, positions: Positions) -> None:
     """Write what the tasks of each column do, and in which layer."""
-    # The tasks of the other ranks are the same as those of the first rank, 0.
+    # The other ranks have the same tasks as rank 0. Tasks of all ranks together have rank -1.
     for task in np.flatnonzero(graph.rank <= 0).tolist():
         x, y = positions[task]
         kind = KINDS[graph.kind[task]]

@@ -34,9 +34,9 @@ def modelled() -> pd.DataFrame:
 def numbers() -> pd.DataFrame:
     """Return the speedup of each bar by the model and, where stated, by the paper.
 
-    The text has one number in its column ``paper``, the best efficiency on a K80
-    machine. It bounds the speedup of all four GPUs, but not where a framework decodes
-    JPEG images on AlexNet.
+    The column ``paper`` has the only speedup that the text states, by the best efficiency on
+    a K80 machine. The number bounds the speedup of all four GPUs, but not where a framework
+    decodes JPEG images on AlexNet.
     """
     frame = modelled()
     decodes = frame["framework"].isin(DECODERS)

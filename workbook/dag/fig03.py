@@ -57,8 +57,8 @@ def modelled() -> pd.DataFrame:
 def numbers() -> pd.DataFrame:
     """Return the speedup of each bar by the model and, where stated, by the paper.
 
-    The text has no number for its column ``paper``, but calls two frameworks "nearly
-    linear" on the K80 cluster. The claim says which speedup that is at least.
+    The text states no speedup, but calls two frameworks "nearly linear" on the K80 cluster.
+    The column ``paper`` has the least speedup that the claim accepts as nearly linear.
     """
     frame = modelled()
     is_linear = frame["network"].isin(SMALL_BATCHES) & frame["framework"].isin(LINEAR)
@@ -82,7 +82,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 @check("dag-k80-backward", "K80")
 @check("dag-v100-backward", "V100")
 def _least_backward(gpu: str) -> Result:
-    """Return the backward pass of ResNet-50 in seconds, at the peak rate of a GPU.
+    """Return the least time of ResNet-50's backward pass, at the peak rate of a GPU.
 
     The paper prints a peak rate that its stated clock does not reach. Both peaks are
     readings.

@@ -67,6 +67,7 @@ def modelled() -> pd.DataFrame:
     for cluster, network, gpus in product(CLUSTERS, NETWORKS, SIZES):
         case = (cluster, network, "Caffe-MPI")
         sent_s, exposed_s = setting.sent_s(*case, gpus)
+        # One GPU sends nothing.
         exposed_share = math.nan
         if gpus.n > 1:
             exposed_share = exposed_s / sent_s
@@ -85,7 +86,10 @@ def modelled() -> pd.DataFrame:
 
 
 def _speedup_by_eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) -> float:
-    """Return the speedup of Caffe-MPI over one GPU, by dag Eq 6 as printed."""
+    """Return the speedup of Caffe-MPI over one GPU, by dag Eq 6 as printed.
+
+    ``setting`` is a single setting.
+    """
     case = (cluster, network, "Caffe-MPI")
     one_read_s = setting.reads_s(*case, Gpus())
     _, exposed_s = setting.sent_s(*case, gpus)
@@ -114,14 +118,17 @@ def measured(campaign: str = LAB) -> pd.DataFrame:
     DataFrame
         A row for each case, as `_lab_row` describes it.
     """
+    # The original stays in the cache as it is.
     return _measured(campaign).copy()
 
 
 @cache
 def _measured(campaign: str) -> pd.DataFrame:
-    """Return what `measured` does, computed once."""
+    """Return the table of `measured`, which nobody may change because it is cached."""
     lab = Lab.load(campaign)
     rows = []
+    # The task graph predicts plain cases only: their workers are equally fast, their
+    # gradients are dense, and they send one message at a time.
     for case in lab.cases(plain=True):
         if case.plan == "none" and case.network in LAB_NETWORKS:
             rows.append(_lab_row(lab, case))
@@ -137,10 +144,12 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
     """Return one case's row of `measured`.
 
     The task graph predicts its speedup ``model`` from the times of layers and messages
-    that were measured on their own. The key ``limited`` says whether the processor may
-    have slowed a run. ``start_s`` is the start-up of a message, and ``delays_s`` what
-    the round trips of a ring with the link's delay take of it. ``sent`` is the median
-    of the time of rank 0's messages over their predicted time.
+    that were measured on their own. ``measured`` is the mean speedup, and
+    ``repeatability`` the difference between the largest and the least. The key
+    ``cluster`` is empty on a link of no emulated cluster. ``limited`` says whether the
+    processor may have slowed a run. ``start_s`` is the start-up of a message, and
+    ``delays_s`` the part of it that the round trips of a ring take by the link's delay.
+    ``sent`` is the median of the time of rank 0's messages over their predicted time.
     """
     communication = lab.calibration.of_case(case)
     cost = communication.cost
@@ -174,7 +183,7 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
         "limited": bool(runs["processor_limited"].any()),
         "model": model,
         "error": model / speedup.mean() - 1,
-        # The time of a message of one byte.
+        # The start-up is taken as the time of a message of one byte.
         "start_s": float(cost(np.ones(1))[0]),
         # Each step of the ring waits for a round trip, which crosses four links.
         "delays_s": 2 * (case.workers - 1) * 4 * delay_s,
@@ -200,11 +209,13 @@ def on_other_links() -> pd.DataFrame:
     # This campaign kept no timelines, but its predictions were recorded.
     links = accuracy.joined(source.open_campaign(name=source.LINKS).alone)
     links = links[(links["plan"] == "none") & links["network"].isin(LAB_NETWORKS)]
+    # The efficiency is the speedup over the number of workers.
     efficiency = links["measured_compute_s"] / links["measured_iteration_s"]
     tables.append(
         links[efficiency < EXPOSED].assign(
             network=links["network"].map(LAB_NETWORKS),
-            # Both speedups have the same compute time.
+            # Both speedups have the same compute time, so that the predicted speedup over
+            # the measured one is the measured iteration over the predicted one.
             error=links["measured_iteration_s"] / links["model_iteration_s"] - 1,
             limited=links["processor_limited"],
         )
@@ -262,7 +273,7 @@ def draw(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
     errors = measured_errors(lab).rename(SPELLED)
     model = model.replace({"network": SPELLED})
     lab = lab.replace({"network": SPELLED})
-    # The panel has the name of the network, so that "2x4" is left of "AlexNet, 2 x 4".
+    # The heading of a panel names the network, so that "AlexNet, 2 x 4" becomes "2x4".
     lab["case"] = lab["case"].str.partition(", ")[2].str.replace(" ", "")
     title = (
         f"The mean error of predicted replays is at most {errors.max():.1f}% for a "
@@ -291,7 +302,8 @@ def _draw_modelled(ax: Axes, rows: pd.DataFrame) -> None:
     ``rows`` are those of `modelled`. A speedup is drawn in % of the number of GPUs.
     """
     speedup = rows.pivot(index="gpus", columns="cluster")
-    # Both kinds of panels have the same two colours, in which K80 is slow.
+    # The names of the columns set the colours. The lower panels draw the lab's clusters,
+    # which are called slow and fast.
     speedup = speedup.rename(columns={"K80": "slow", "V100": "fast"})
     percent = {}
     for column in MODEL:
@@ -387,6 +399,7 @@ def _lab_error(
         interval over them only stands in the note.
     """
     lab = measured().query("network == @network")
+    # Cases that the processor may have slowed do not count.
     has_exposed = lab["measured"] < EXPOSED * lab["workers"]
     exposed = lab[~lab["limited"] & has_exposed]
     errors_percent = 100 * exposed["error"].abs().to_numpy()

@@ -116,7 +116,8 @@ class Grid:
 def setting_search() -> SettingSearch:
     """Return all settings of the grid against the paper's statements.
 
-    The statements are claims, as the intervals that claims.csv accepts.
+    Each statement is a claim. It holds if its quantity is in the interval that claims.csv
+    accepts.
     """
     accepted = {claim.id: claim.accepted for claim in load_claims()}
     stated = []
@@ -205,12 +206,15 @@ def by_model(
         The values of the quantity, in the unit of the claim.
     """
     search = setting_search()
+    # A quantity is a plain number, and the unit of a claim may be %.
     scale = 1 / unit(claim)
+    # Without cases, the sentence has a single reading.
     if cases is None:
         return claims.by_model(search, statement, scale)
     places = np.argwhere(search.most_others(statement))
     of_settings = cases(search.grid.at(places))
     spans = _spans(of_settings)
+    # Cases that are no fair reading are in the note alone.
     if not cases_decide:
         return claims.by_model(search, statement, scale, note=spans)
 

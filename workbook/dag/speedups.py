@@ -75,13 +75,15 @@ def modelled(number: int, sizes: Sequence[Gpus]) -> pd.DataFrame:
 
 
 def draw_bars(bars: pd.DataFrame, reference: str) -> Figure:
-    """Draw the speedups of a figure, a panel for each cluster and network.
+    """Draw the speedups that are bars in the paper's figure, as lines with markers.
+
+    There is a panel for each cluster and network.
 
     Parameters
     ----------
     bars : DataFrame
-        The rows of `modelled`, with a column ``paper`` of the printed speedups, as
-        ``numbers`` of figures 2 and 3 return them.
+        The rows of `modelled`, one for each bar of the paper. The column ``paper`` has the
+        only speedup that the paper states of the figure, or NaN.
     reference : str
         What the speedups are over, as the axis has it, such as "one GPU".
 
@@ -95,10 +97,12 @@ def draw_bars(bars: pd.DataFrame, reference: str) -> Figure:
     rows = bars[bars["gpus"] > bars["gpus"].min()].replace({"network": SPELLED})
     all_gpus = rows["gpus"].max()
     of_all_gpus = rows.loc[rows["gpus"] == all_gpus, "model"]
+    # All rows of which the paper states a speedup have the same one.
+    stated_speedup = rows["paper"].max()
     title = (
         f"In the most central setting {all_gpus} GPUs are {of_all_gpus.min():.1f} to "
         f"{of_all_gpus.max():.1f} times as fast as {reference}; "
-        f"what the paper states is drawn at {rows['paper'].max():g}"
+        f"what the paper states is drawn at {stated_speedup:g}"
     )
     panels = rows.groupby(["cluster", "network"], sort=False)
     sheet = plots.sheet(title, columns=3, rows=2, height=4.3, sharex=True, sharey=True)
@@ -110,10 +114,13 @@ def draw_bars(bars: pd.DataFrame, reference: str) -> Figure:
 
 
 def _draw_panel(ax: Axes, panel: pd.DataFrame, label: str) -> None:
-    """Draw the speedups of one cluster and network, a row for each framework."""
+    """Draw the speedups of one cluster and network, a row for each framework.
+
+    ``label`` is the label of the horizontal axis.
+    """
     frameworks = list(panel["framework"].unique())
     ranges = {}
-    # The most GPUs come first.
+    # The first series has the style of the model, and each further one a darker style.
     for gpus in sorted(panel["gpus"].unique(), reverse=True):
         of_gpus = panel[panel["gpus"] == gpus]
         ranges[f"model:of {gpus} GPUs"] = (

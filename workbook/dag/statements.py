@@ -240,6 +240,7 @@ def _means(
 
 def _one_machine(efficiency: Efficiencies) -> dict[str, Any]:
     """Return the quantities of the statements about the GPUs of one machine."""
+    # The first part of a key is the figure, and Fig 2 is about one machine.
     k80 = {}
     v100 = {}
     for case in product(NETWORKS, STRATEGIES):
@@ -295,6 +296,7 @@ def slower(setting: Setting, part: str) -> dict[tuple[str, str], Any]:
 
 def _four_machines(efficiency: Efficiencies) -> dict[str, Any]:
     """Return the quantities of the statements about four machines."""
+    # The first part of a key is the figure, and Fig 3 is about four machines.
     k80 = _means(efficiency, 3, "K80", *NETWORKS)
     v100 = _means(efficiency, 3, "V100", *NETWORKS)
     k80_over_v100 = _least(k80[name] / v100[name] for name in STRATEGIES)
@@ -305,6 +307,7 @@ def _four_machines(efficiency: Efficiencies) -> dict[str, Any]:
     )
     k80_alexnet = _means(efficiency, 3, "K80", "AlexNet")
     k80_resnet = _means(efficiency, 3, "K80", "ResNet-50")
+    # A statement about both clusters must hold on the one on which Caffe-MPI ranks worse.
     worse_rank = np.maximum(rank(k80, "Caffe-MPI"), rank(v100, "Caffe-MPI"))
     all_but_caffe = [value for name, value in v100.items() if name != "Caffe-MPI"]
     return {

@@ -65,6 +65,7 @@ class Parts:
         self.runs = store.load_table(pipelines, "pipelines")
         machine = store.load_stamp(pipelines)["machine"]
         self.cores = int(machine["cpu"]["cores"])
+        # All runs of a table have the same ranks.
         self.ranks = int(self.runs["ranks"].iloc[0])
 
         layers = _neighbour(pipelines, "layers")
@@ -109,6 +110,8 @@ class Parts:
         if self.ranks == 1:
             return np.zeros(len(tensor_bytes))
         rows = self._collectives
+        # A table interpolates between the measured sizes. Draws are for intervals, which
+        # nobody asks for here. All messages were sent by the same algorithm.
         table = fit(
             "table",
             rows["bytes"],
@@ -123,17 +126,26 @@ class Parts:
         """Return the parts of one iteration, as Table I of the dag paper lists them.
 
         The update counts as computation of the first layer's forward pass (errata 2).
+
+        Parameters
+        ----------
+        stored : str
+            How the pictures are stored, such as "jpeg".
         """
         profile = self.profile
         sent_s = self.sent_s
         update_s = np.append(profile.update_s, np.zeros(len(sent_s) - 1))
         forward_s = profile.forward_s + update_s
         profiled_s = float(forward_s.sum() + profile.backward_s.sum())
-        # The profile and the input were measured one after the other, and the speed of
-        # the machine may have changed between them.
+        # The profile gives each layer's share of the computation. Its sum was measured
+        # again with the input, by all ranks at once, because the speed of the machine may
+        # have changed in between.
         drift = self.input_s("compute", stored, self.ranks) / profiled_s
         return IterationTimes(
-            io_s=self.input_s("read", stored, 1),
+            # Ranks wait for each other's reads in the task graph, where they share a disk.
+            # Reads by several ranks at once would count this wait twice.
+            io_s=self.input_s("read", stored, ranks=1),
+            # The networks train on CPUs, so that no batch is copied to a GPU.
             h2d_s=0.0,
             forward_s=drift * forward_s,
             backward_s=drift * profile.backward_s,
@@ -152,6 +164,8 @@ class Parts:
         sends : {"during", "after"}
             Whether messages are sent during or after the backward pass.
         """
+        # A loader that prepares batches ahead of time does not wait for the update. Pictures
+        # that are not JPEG are converted to numbers, which counts as decoding.
         strategy = Strategy(
             copies_ahead=ahead > 0,
             reads_ahead=ahead > 0,
@@ -173,6 +187,7 @@ class Parts:
             decode_s=self.input_s("decode", stored, self.ranks),
         )
         # Loaders get ahead in the first iterations, and have nothing to do in the last.
+        # Neither are like those in the middle.
         ends_s = schedule(graph).iteration_ends_s[ENDS:-ENDS]
         return float(np.diff(ends_s).mean())
 
@@ -188,8 +203,8 @@ def parts(folder: Path | None = None) -> dict[str, Parts]:
     Parameters
     ----------
     folder : Path, optional
-        Where the tables are. By default the first recorded machine that has any. This
-        machine is tried before the others.
+        Where the tables are. By default they are those of the first recorded machine that
+        has any. The machine that runs this code is tried first.
 
     Returns
     -------
@@ -259,14 +274,15 @@ def measured_cases(measured: Mapping[str, Parts]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The columns of `predictions` up to ``measured_s``.
+        A row for each case, with the columns of CASE. ``measured_s`` is the median of its
+        iterations in seconds.
     """
     tables = [_measured_cases(part) for part in measured.values()]
     return pd.concat(tables, ignore_index=True)
 
 
 def _measured_cases(part: Parts) -> pd.DataFrame:
-    """Return the rows of `measured_cases` of one machine."""
+    """Return the rows of `measured_cases` for one network and number of ranks."""
     medians_s = part.runs.groupby(CASE, sort=False)["iteration_s"].median()
     return medians_s.rename("measured_s").reset_index()
 
@@ -285,7 +301,9 @@ def by_framework(table: pd.DataFrame) -> pd.Series:
         By the name of the framework, over cases of several ranks whose loader is the
         furthest ahead. It is NaN if no case decodes and sends as the framework does.
     """
+    # One rank has no messages.
     several_ranks = table["ranks"] > 1
+    # All frameworks read ahead of time.
     furthest_ahead = table["ahead"] == table["ahead"].max()
     cases = table[several_ranks & furthest_ahead]
     decodes = cases["stored"] == "jpeg"

@@ -49,6 +49,7 @@ def modelled(
     """
     workload, plan, waited_s = setting.with_buffer(network, buffer_bytes)
     cost = setting.cost()
+    # The only overhead, so that there is a single iteration.
     overheads_s = np.array([cost.alpha_s])
     iterations_s = fused_iteration_s(
         workload, plan, waited_s, overheads_s, cost.beta_s_per_byte
@@ -75,10 +76,11 @@ def in_lab(lab: Lab) -> pd.DataFrame:
         and the smallest.
     """
     rows = {}
-    # Of a case that was run both ways the negotiated one counts, because it is the
-    # last.
+    # Cases in which the ranks negotiate the order of messages come last. If a network and
+    # buffer were also run without a negotiation, their row replaces that row.
     cases = lab.cases(plain=True) + lab.cases(negotiated=True, plain=True)
     for case in cases:
+        # None for plans that are neither a buffer nor no fusion.
         network_and_buffer = buffer_of(case)
         if case.workers == 4 and network_and_buffer is not None:
             factors = lab.rounds(case)["factor"]
@@ -124,8 +126,9 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
     ----------
     frame : DataFrame
         The rows of the model and of the lab, as `workbook.osf.lab.graded` returns them.
-        The printed factors are its column ``paper``, or it has what the printed error
-        of CSF leaves in ``paper_low`` and ``paper_high``.
+        Printed factors are in its column ``paper``. Without this column, CSF differs from
+        the factors between ``paper_low`` and ``paper_high`` by at most its printed error,
+        ``paper_error``.
     quantities : sequence of str
         The modelled quantities that are drawn. The first is drawn with its range over
         all settings.
@@ -147,7 +150,8 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
                 printed = by_quantity["paper"][quantities[0]]
                 plots.points(ax, printed.index, printed, "paper")
             else:
-                # Instead of factors the paper prints how much CSF errs.
+                # Instead of factors the paper prints how much CSF errs at most. All rows
+                # that have this error have the same.
                 of_csf = frame["quantity"] == "CSF"
                 largest_error = frame.loc[of_csf, "paper_error"].max()
                 _draw_printed_error(ax, by_quantity, largest_error)

@@ -61,10 +61,11 @@ def network_layers(network: str) -> tuple[networks.Layer, ...]:
     """
     if network != REPLACED:
         return networks.layers(network)
-    kept = networks.layers("VGG16")[:-3]
-    first = networks.conv(512, 512, 1, 7)
-    second = networks.conv(512, 1000, 1, 7)
-    return (*kept, first, second)
+    convolutions = networks.layers("VGG16")[:-3]
+    # Both have kernels of 1x1 and outputs of 7x7.
+    first = networks.conv(512, 512, kernel=1, side=7)
+    second = networks.conv(512, 1000, kernel=1, side=7)
+    return (*convolutions, first, second)
 
 
 @cache
@@ -141,6 +142,7 @@ def _shape(network: str, unit: str) -> _Shape:
             shares.append(layer.multiply_adds / total if k == 0 else 0.0)
             parameters.append(size)
             layer_names.append(str(number))
+            # Names count the tensors of a layer in forward order.
             tensor_names.append(f"{number}.{len(sizes) - k}")
     return _Shape(
         np.array(shares),
@@ -187,7 +189,7 @@ class PaperSetting:
     def with_buffer(
         self, network: str, capacity: int
     ) -> tuple[Workload, FusionPlan, Floats]:
-        """Return a network's iteration with a fusion buffer, as `fused` does.
+        """Return a network's iteration with a fusion buffer.
 
         Parameters
         ----------
@@ -195,20 +197,31 @@ class PaperSetting:
             The network.
         capacity : int
             The size of the buffer in bytes, or 0 for no fusion.
+
+        Returns
+        -------
+        work : Workload
+            The iteration.
+        plan : FusionPlan
+            The G messages.
+        waited_s : ndarray, shape (G,)
+            How long each message waits in vain for one more tensor, in seconds.
         """
         compute_s = self.compute_s(network)
         return fused(network, compute_s, capacity, self.timeout_s, self.unit)
 
     def cost(self, workers: int = WORKERS) -> AlphaBeta:
-        """Return the time of a message, which is osf Eq 7 without additions.
+        """Return the time of a message by osf Eq 7, in which additions take no time here.
 
         Up to 8 workers are in one machine, and their link has the rate of PCIe's data
         sheet. More workers communicate by the network.
         """
         bytes_per_s = NETWORK_BYTES_PER_S
         if workers <= 8:
-            # 16 lanes of 8 GT/s, which send 130 bits for 128.
+            # PCIe has 16 lanes of 8e9 bits per second here. For each 128 bits of data it sends
+            # 130 bits.
             bytes_per_s = 8e9 * 16 * 128 / 130 / 8
+        # The field is of WORKERS workers.
         overhead_s = self.overhead_s * (workers - 1) / (WORKERS - 1)
         s_per_byte = float(update_s(1.0, workers, bytes_per_s))
         return AlphaBeta(overhead_s, s_per_byte, workers=workers, algorithm="ring")
@@ -248,6 +261,7 @@ def fused(
         plan = none(work)
         waited_s = np.zeros(len(plan.ends))
     else:
+        # The array is passed as bytes, because a cache needs hashable arguments.
         is_late = work.backward_s >= timeout_s
         plan, has_waited = _buffered(network, capacity, unit, is_late.tobytes())
         waited_s = np.where(has_waited, timeout_s, 0.0)
@@ -314,6 +328,7 @@ def fused_iteration_s(
     Some message leaves as soon as it may, and all messages after it leave one after the
     other. The iteration ends with the latest of the G ends that this gives.
     """
+    # For each message, how many messages and bytes are left to send, with its own.
     messages_left = np.arange(len(plan.ends), 0, -1.0)
     bytes_left = np.cumsum(plan.group_bytes(work)[::-1])[::-1]
     leave_s = plan.group_ready_s(work) + waited_s

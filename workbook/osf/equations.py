@@ -625,21 +625,24 @@ def predict_osf(iteration: Iteration, *, literal: bool = True) -> Prediction:
     is_constant_buffer = planner == "buffer" and ":" not in argument
 
     def update(n_bytes: float) -> float:
+        # A layer without bytes sends no message.
         return float(cost(n_bytes)) if n_bytes > 0 else 0.0
 
+    # It stays NaN where the paper has no formula.
     factor = math.nan
     forward_s = workload.forward_s
     if is_covered and planner == "none":
         sent_s = [update(size) for size in sizes]
         factor = osf(forward_s, backward_s, sent_s, first=0)
     elif is_covered and (planner == "single" or is_constant_buffer):
+        # A single message is that of a buffer without a limit.
         capacity = math.inf
         if is_constant_buffer:
             capacity = parse_bytes(argument)
         factor = osf_fused(
             forward_s, sizes, backward_s, update, capacity, literal=literal
         )
-    # The paper has no update of the weights.
+    # The paper has no update of the weights, which takes its time after all messages.
     computed_s = workload.compute_s - workload.update_s
     return Prediction(
         iteration_s=computed_s / factor + workload.update_s,
@@ -755,12 +758,13 @@ def breakdown(
     begin_s = np.maximum(leave_s, link_free_s)
     # The first gradient of each group waits from then on for the others.
     first_gradient_s = workload.ready_s[np.array(plan.starts)]
-    # Where several phases go on at once, the first one of the dict counts.
+    # Where phases overlap, the earlier one in the dict counts.
     phases = {
         "ALLREDUCE": _spans(begin_s, end_s),
         "WAIT": _spans(first_gradient_s, ready_s + waited_s),
         "NEGOTIATE": _spans(ready_s + waited_s, leave_s),
     }
+    # From the first gradient to the end of the last message.
     total_s = float(end_s[-1] - workload.ready_s[0])
     return _each_moment_once(phases, total_s)
 
@@ -777,7 +781,7 @@ def of_timeline(
     rank : int, optional
         The rank whose spans count.
     first : str, optional
-        The phase that counts where several phases go on at once.
+        The phase that counts where phases overlap, such as "NEGOTIATE".
 
     Returns
     -------
@@ -799,8 +803,10 @@ def of_timeline(
         "WAIT": _spans(np.array(group_first_s), np.array(group_last_s)),
         "NEGOTIATE": of_rank.spans(("negotiate",)),
     }
-    # A dict keeps the place of its first mention, so that ``first`` comes first.
+    # Where phases overlap, the earlier one in the dict counts. A key keeps the place at which
+    # it first stood, so that ``first`` is the earliest.
     ordered = {first: phases[first], **phases}
+    # From the first gradient to the end of the last message.
     total_s = float(messages[-1, 1] - backward.end_s.min())
     return _each_moment_once(ordered, total_s)
 

@@ -45,9 +45,10 @@ def draw() -> tuple[Figure, pd.DataFrame, float]:
     figure : Figure
         The figure.
     spans : DataFrame
-        The spans that it shows, by the column ``model``, with ``ratio`` in a column.
+        The spans that it shows. The column ``model`` names the timeline of a span, and
+        ``paper_backward_over_forward`` repeats ``ratio``.
     ratio : float
-        The backward pass over the forward pass, as osf Eq 4 has it.
+        The time of the backward pass over that of the forward pass, by osf Eq 4.
     """
     timelines = modelled(settings.setting())
     ratio = claimed("osf-eq4-backward")
@@ -69,7 +70,7 @@ def _backward_over_forward() -> Result:
     The paper calls the ratio one of time complexity, and uses it for times.
     """
     layers = source.everywhere("layers").query("ranks == 1")
-    # A recording of a GPU has a network at several batches, which are not added up.
+    # A recording of a GPU has a network at several batches, whose times are not added up.
     recording = ["network", "place", "precision", "device", "batch"]
     sums_s = layers.groupby(recording)[["forward_s", "backward_s"]].sum()
     ratios = sums_s["backward_s"] / sums_s["forward_s"]
@@ -79,6 +80,7 @@ def _backward_over_forward() -> Result:
     ranges = []
     for name, of_network in ratios[is_in_table_2].groupby("network"):
         ranges.append(f"{name} {of_network.min():.3g} to {of_network.max():.3g}")
+    # In an element of the index, too, the network comes first.
     lowest = ratios.idxmin()[0]
     highest = ratios.idxmax()[0]
     note = (

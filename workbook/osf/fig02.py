@@ -46,7 +46,8 @@ def modelled() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
     )
     s_per_byte = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
     cost = AlphaBeta(4e-3, s_per_byte, workers=WORKERS, algorithm="ring")
-    # "cuts:2,3" ends a message after two tensors, and the next after three.
+    # "cuts:2" ends a message after the second tensor, and "cuts:2,3" also after the third. The
+    # last message ends with the last tensor.
     specs = {
         "one by one": "none",
         "fused in pairs": "cuts:2",
@@ -67,8 +68,8 @@ def draw() -> tuple[Figure, pd.DataFrame]:
     figure : Figure
         The figure.
     spans : DataFrame
-        The spans that it shows, by the column ``plan``. The size of the buffer in the
-        paper's example is ``paper_buffer_tensors``.
+        The spans that it shows, whose timeline is named by the column ``plan``. The size
+        of the buffer in the paper's example is ``paper_buffer_tensors``.
     """
     _, _, timelines = modelled()
     best = min(timelines, key=lambda name: timelines[name].duration_s)

@@ -90,7 +90,7 @@ def in_lab(campaigns: tuple[str, ...], cost_form: str = EQ7) -> pd.DataFrame:
     campaigns : tuple of str
         The names of the campaigns.
     cost_form : str, optional
-        The form of the cost of a message that the formulas are given: one of LINES.
+        One of LINES: the straight line from which the formulas take the time of a message.
 
     Returns
     -------
@@ -110,7 +110,10 @@ def in_lab(campaigns: tuple[str, ...], cost_form: str = EQ7) -> pd.DataFrame:
 
 
 def _case_in_lab(lab: Lab, case: Case, cost_form: str) -> dict[str, Any]:
-    """Return the row of `in_lab` for one case."""
+    """Return the row of `in_lab` for one case.
+
+    ``cost_form`` is one of LINES, from which the formulas take the time of a message.
+    """
     measured = lab.rounds(case)["factor"].mean()
     cost = lab.calibration.of_case(case).costs_by_form[cost_form]
     row = {
@@ -280,10 +283,11 @@ check("osf-fig03-resnets", "three ResNets: CSF's error, no buffer", 1, 1)(
 
 @check("osf-fig03-reduction")
 def _osf_error_reduction() -> Result:
-    """Return by how many % OSF reduces the error, from the printed errors.
+    """Return by how many % OSF reduces the error of CSF, from the printed errors.
 
-    The largest error of OSF is over the least and over the largest error of CSF, each
-    within its rounding.
+    The paper does not say which error of CSF belongs to the largest error of OSF. The
+    least and the largest error of CSF give the ends of an interval. Each printed error
+    may differ from the true one by its rounding, which makes the interval wider.
     """
     printed = claims.prose("osf")
     least_csf = printed["fig03-csf-error-min"]
@@ -293,10 +297,11 @@ def _osf_error_reduction() -> Result:
     largest_ratio = (largest_osf + 0.05) / (least_csf - 0.5)
     least_ratio = (largest_osf - 0.05) / (largest_csf + 0.05)
     note = (
-        f"OSF errs by {largest_osf}% somewhere, CSF nowhere by more than "
-        f"{largest_csf}%: only if one network has both, where with fusion (Fig 4b, "
-        "almost unchanged from 1 KB on) Section 3.2 calls VGG-16's two errors "
-        "comparable, a reduction near none"
+        f"OSF errs by up to {largest_osf}%, and CSF by up to {largest_csf}%. Their ratio "
+        "is a reduction of one network's error only if both errors are of the same "
+        "network. With fusion, Section 3.2 calls the two errors of VGG-16 comparable, "
+        "which is almost no reduction (in Fig 4b the factor is almost unchanged from "
+        "1 KB on)"
     )
     reductions = [100 * (1 - largest_ratio), 100 * (1 - least_ratio)]
     return claims.own([reductions], note)
@@ -305,15 +310,17 @@ def _osf_error_reduction() -> Result:
 @check("osf-fig03-osf-most", "100 * osf", False)
 @check("osf-fig03-csf-least", "100 * csf", True)
 def _errors_in_lab(expression: str, least_is_worst: bool) -> Result:
-    """Return what `_error_in_lab` does, by every line as a reading.
+    """Return errors in % of all replays without fusion, for every line as a reading.
 
     The paper says that the start-up "can be measured directly", but not on which
-    messages.
+    messages. Each of LINES is a straight line by which it may have been measured.
 
     Parameters
     ----------
-    expression, least_is_worst
-        As of `_error_in_lab`.
+    expression : str
+        What is computed of ``osf`` and ``csf``, the sizes of the relative errors.
+    least_is_worst : bool
+        Whether the least value is the worst for the claim. Otherwise it is the largest.
     """
     readings = {}
     for cost_form, line in LINES.items():
@@ -328,7 +335,7 @@ def _error_in_lab(cost_form: str, expression: str, least_is_worst: bool) -> Resu
     Parameters
     ----------
     cost_form : str
-        The form of the cost of a message that the formulas are given.
+        One of LINES: the straight line from which the formulas take the time of a message.
     expression : str
         What is computed of ``osf`` and ``csf``, the sizes of the relative errors.
     least_is_worst : bool
@@ -340,7 +347,7 @@ def _error_in_lab(cost_form: str, expression: str, least_is_worst: bool) -> Resu
         The values. The note has the worst of them.
     """
     ranked = _ranked_errors(cost_form, expression, least_is_worst)
-    # The ranked values keep the index of `in_lab`.
+    # The worst value is the first. The ranked values keep the index of `in_lab`.
     worst = in_lab(CAMPAIGNS, cost_form).loc[ranked.index[0]]
     next_worst = ", ".join(f"{value:.3g}" for value in ranked[1:3])
     note = (
@@ -356,9 +363,10 @@ def _reduction_in_lab() -> Result:
 
     The sentence may mean the reduction of each error, or that of the largest error.
     """
-    of_each = _error_in_lab(EQ7, "100 * (1 - osf / csf)", True)
-    largest_osf = _ranked_errors(EQ7, "100 * osf", False).iloc[0]
-    largest_csf = _ranked_errors(EQ7, "100 * csf", False).iloc[0]
+    of_each = _error_in_lab(EQ7, "100 * (1 - osf / csf)", least_is_worst=True)
+    # The worst error comes first.
+    largest_osf = _ranked_errors(EQ7, "100 * osf", least_is_worst=False).iloc[0]
+    largest_csf = _ranked_errors(EQ7, "100 * csf", least_is_worst=False).iloc[0]
     of_largest = claims.measured(
         100 * (1 - largest_osf / largest_csf),
         f"{largest_osf:.3g}% against {largest_csf:.3g}%",
@@ -371,14 +379,16 @@ def _reduction_in_lab() -> Result:
 
 
 def _ranked_errors(cost_form: str, expression: str, least_is_worst: bool) -> pd.Series:
-    """Return the values of an expression in the cases of Table 2, the worst first.
+    """Return an expression of the errors in replays of Table 2's networks, the worst first.
 
     Parameters
     ----------
     cost_form : str
-        The form of the cost of a message that the formulas are given.
-    expression, least_is_worst
-        As of `_error_in_lab`.
+        One of LINES: the straight line from which the formulas take the time of a message.
+    expression : str
+        What is computed of ``osf`` and ``csf``, the sizes of the relative errors.
+    least_is_worst : bool
+        Whether the least value is the worst for the claim. Otherwise it is the largest.
     """
     cases = in_lab(CAMPAIGNS, cost_form)
     cases = cases[cases["network"].isin(measured_names())]

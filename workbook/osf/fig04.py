@@ -61,11 +61,10 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in all compatible settings, and then those of the lab, which
-        the column ``grade`` ("model" or "lab") tells apart. Of
-        ResNet-101 the largest error of each formula is printed (``paper_error``). From
-        the factors between ``paper_low`` and ``paper_high``, CSF differs by at most
-        this error.
+        The rows of `modelled` in all compatible settings, and then those of the lab. The
+        column ``grade`` ("model" or "lab") tells them apart. For ResNet-101 the paper
+        prints the largest error of each formula (``paper_error``). CSF differs from the
+        factors between ``paper_low`` and ``paper_high`` by at most this error.
     """
     model = settings.over(modelled, [*by_buffer.KEYS, "quantity"])
     frame = graded(model, *in_labs(by_buffer.in_lab))
@@ -75,7 +74,8 @@ def numbers() -> pd.DataFrame:
         is_stated = (frame["network"] == "ResNet101") & is_formula
         frame.loc[is_stated, "paper_error"] = claimed(claim) / 100
     csf_error = frame["paper_error"].where(frame["quantity"] == "CSF")
-    # If CSF errs by a share e of the factor, CSF is (1 + e) times the factor.
+    # Here ``model`` is CSF. If CSF is too large by a share e of the factor, it is (1 + e)
+    # times the factor, and if it is too small, (1 - e) times.
     return frame.assign(
         paper_low=frame["model"] / (1 + csf_error),
         paper_high=frame["model"] / (1 - csf_error),

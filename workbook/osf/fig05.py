@@ -26,13 +26,15 @@ def modelled(setting: PaperSetting, slow_rank: float) -> pd.DataFrame:
     setting : PaperSetting
         The setting of the cluster.
     slow_rank : float
-        By which factor one worker computes longer in the second half of the cases.
+        By which factor the slowest worker computes longer in the cases that have one.
+        In all other cases the workers are equally fast.
 
     Returns
     -------
     DataFrame
         A row for each network, number of workers, factor of the ``slowest`` worker and
-        phase, as `phases.shares` returns them. ``paper`` is the one printed share.
+        phase, as `phases.shares` returns them. ``paper`` is the only share that the paper
+        prints: that of ALLREDUCE on ResNet-101 with 32 workers that are equally fast.
     """
 
     def seconds(network: str, workers: int, slowest: float) -> dict[str, float]:
@@ -57,7 +59,8 @@ def numbers(slow_rank: float) -> pd.DataFrame:
     Parameters
     ----------
     slow_rank : float
-        As of `modelled`.
+        By which factor the slowest worker computes longer in the modelled cases that have
+        one.
 
     Returns
     -------
@@ -74,8 +77,8 @@ def numbers(slow_rank: float) -> pd.DataFrame:
 def draw(frame: pd.DataFrame) -> Figure:
     """Draw the shares of the phases.
 
-    From top to bottom: the cluster with equal workers, the cluster with a slower
-    worker, and the lab, modelled and measured.
+    From top to bottom: the cluster with workers that are equally fast, the cluster with a
+    slower worker, and the lab, modelled and measured.
 
     Parameters
     ----------
@@ -105,28 +108,32 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _shares_in_lab(phase: str, first: str) -> pd.Series:
-    """Return the share of a phase in the lab, in all cases with equal workers.
+    """Return the share of a phase in the lab, in all cases with equally fast workers.
 
     Parameters
     ----------
     phase : str
         The phase.
-    first : str
-        The phase that counts where several phases go on at once. The paper does not say
-        which does.
+    first : {"ALLREDUCE", "NEGOTIATE"}
+        The phase that counts where phases overlap. The paper does not say which one
+        counts.
 
     Returns
     -------
     Series
         The shares by number of workers, size of the buffer in bytes, and network.
     """
+    # ``slowest`` is the factor by which the slowest worker computes longer.
     rows = rows_of(_phases_in_lab(first), slowest=1, phase=phase)
     return rows.set_index(["workers", "buffer_bytes", "network"])["measured"]
 
 
 @cache
 def _phases_in_lab(first: str) -> pd.DataFrame:
-    """Return `phases.in_lab` of the lab, which all claims about it share."""
+    """Return `phases.in_lab` of the campaign LAB, where the phase ``first`` counts first.
+
+    The table is cached, because all claims about it share it.
+    """
     return phases.in_lab(Lab.load(), first=first)
 
 
@@ -138,7 +145,12 @@ def _vgg16_over_resnet101(shares: pd.Series) -> pd.Series:
 
 @check("osf-fig05-vgg16")
 def _busier_link() -> Result:
-    """Return the share of ALLREDUCE of VGG-16 over that of ResNet-101, in all pairs."""
+    """Return the share of ALLREDUCE of VGG-16 over that of ResNet-101, in all pairs.
+
+    A pair has the same number of workers and the same buffer. The paper does not say which
+    phase counts where ALLREDUCE and NEGOTIATE overlap, so that there are ratios for both.
+    ``first`` is the phase that counts.
+    """
     allreduce_first = _shares_in_lab("ALLREDUCE", first="ALLREDUCE")
     negotiate_first = _shares_in_lab("ALLREDUCE", first="NEGOTIATE")
     ratios = _vgg16_over_resnet101(allreduce_first)
@@ -148,19 +160,25 @@ def _busier_link() -> Result:
     for (workers, buffer_bytes), ratio in ratios.items():
         pairs.append(f"{ratio:.5g} ({workers}, {buffer_name(buffer_bytes)})")
     least_pair = allreduce_first.unstack("network").loc[ratios.idxmin()]
-    # The half of the last digit keeps "above" true after rounding.
+    # The share is printed in % with two decimals, which may round it up. With half of the
+    # last digit less, the printed number is never above the share.
     lower_bound = least_pair.min() - 5e-5
     note = (
         "all negotiated pairs (equal workers, buffer), ALLREDUCE first: "
         f"{', '.join(pairs)}; both above {lower_bound:.2%} in the least; "
         f"NEGOTIATE first {other_ratios.min():.3g} or more; {STRETCHED}"
     )
-    return claims.measured([*ratios, *other_ratios], note, "replayed", 4)
+    # Both lists of ratios are of the same four pairs.
+    return claims.measured([*ratios, *other_ratios], note, "replayed", n=4)
 
 
 @check("osf-fig05-negotiate")
 def _negotiation() -> Result:
-    """Return the share of NEGOTIATE in %, in all cases with equal workers."""
+    """Return the share of NEGOTIATE in %, in all cases with equally fast workers.
+
+    The paper does not say which phase counts where NEGOTIATE and ALLREDUCE overlap. Both
+    readings are given, and ``first`` is the phase that counts.
+    """
     allreduce_first = 100 * _shares_in_lab("NEGOTIATE", first="ALLREDUCE")
     negotiate_first = 100 * _shares_in_lab("NEGOTIATE", first="NEGOTIATE")
     ranges = []

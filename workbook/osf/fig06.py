@@ -48,10 +48,10 @@ def numbers() -> pd.DataFrame:
     -------
     DataFrame
         The rows of `modelled` in all compatible settings, and then those of
-        `by_buffer.in_lab`, which the column ``grade`` ("model" or "lab") tells apart.
-        The paper prints how much the factor changes with a buffer of 1 GB
-        (``paper_change``). ``paper`` is what this change makes of the modelled factor
-        without fusion.
+        `by_buffer.in_lab`. The column ``grade`` ("model" or "lab") tells them apart. The
+        paper prints no factor, but its relative change by a buffer of 1 GB
+        (``paper_change``). ``paper`` is the modelled factor without fusion times 1 plus
+        this change.
     """
     model = settings.over(modelled, [*by_buffer.KEYS, "quantity"], unit="tensor")
     printed_percent = {
@@ -81,18 +81,20 @@ def changes(frame: pd.DataFrame, network: str) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        The relative change by the "model", in the lab ("measured" and "regime"), and as
-        the "paper" prints it.
+        The relative change by the "model", as the "paper" prints it, and in the lab on
+        the link with cheap start-ups ("measured") and on the one with expensive start-ups
+        ("regime").
     """
     rows = frame[(frame["network"] == network) & (frame["quantity"] != "all-reduces")]
     factors = rows.assign(
         factor=rows["measured"].fillna(rows["model"]),
-        # Only rows of the lab have a look, which is the key of their link: "measured" or
-        # "regime".
+        # In rows of the lab, ``look`` is the key of their link: "measured" or "regime". In
+        # other rows it is NaN.
         source=rows["look"].fillna("model"),
     )
     by_buffer_size = factors.pivot_table("factor", "source", "buffer_bytes")
     change = (by_buffer_size[GB] / by_buffer_size[0] - 1).dropna()
+    # One row alone has the printed change.
     return {**change, "paper": rows["paper_change"].max()}
 
 
@@ -113,7 +115,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         f"{change['regime']:+.0%} with expensive start-ups and by "
         f"{change['measured']:+.0%} with cheap ones"
     )
-    # The name of a drawn quantity is its look, and its label in the legend.
+    # The name of a quantity sets the style of its line and the label in the legend.
     named = frame.replace({"quantity": {"SF": "model"}})
     return by_buffer.draw(named, ["model"], title)
 
@@ -152,7 +154,7 @@ def _gain_of_buffer(
     implying : sequence of str
         The statements that imply the gain, and thus do not count.
     scale, offset : float
-        As of `settings.by_model`.
+        The number of the claim is ``offset + scale * gain``.
     """
     note = by_buffer.replayed_gain("ResNet101", buffer, REGIMES)
     search = settings.setting_search().dropping(*implying)
@@ -166,6 +168,8 @@ def _too_long_a_wait() -> Result:
     runs = Lab.load().runs.query("network == 'resnet101'")
     factors = runs.assign(factor=runs["compute_s"] / runs["iteration_s"])
     by_plan = factors.pivot_table("factor", "straggler", "plan")
+    # A row for each factor by which one worker is slower. Where one of the two buffers was
+    # not replayed there is no ratio.
     ratios = list((by_plan["buffer:100MB"] / by_plan["buffer:1GB"]).dropna())
 
     regime = by_buffer.in_lab(Lab.load(REGIMES)).set_index(by_buffer.KEYS)["measured"]

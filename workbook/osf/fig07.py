@@ -53,9 +53,10 @@ def in_labs() -> list[pd.DataFrame]:
     list of DataFrame
         The rows of `phases.in_lab`, first over the link with cheap start-ups and then over
         the one with expensive start-ups. The column ``buffer`` names the size of the
-        buffer, and ``look`` has the key of the link in `workbook.osf.lab.LABS`.
+        buffer, and ``look`` is the key of the link in `workbook.osf.lab.LABS`.
     """
     cheap = phases.in_lab(Lab.load(LAB))
+    # A stable sort keeps the phases of a case in their order.
     cheap = cheap[cheap["workers"] == 4].sort_values("buffer_bytes", kind="stable")
 
     # The replays with expensive start-ups are in two campaigns, without a negotiation.
@@ -64,7 +65,6 @@ def in_labs() -> list[pd.DataFrame]:
         regimes.append(phases.in_lab(Lab.load(campaign), negotiated=False))
     regime = pd.concat(regimes, ignore_index=True)
     is_shown = regime["network"].isin(TWO) & (regime["workers"] == 4)
-    # A stable sort keeps the phases of a case in their order.
     regime = regime[is_shown].sort_values(by_buffer.KEYS, kind="stable")
 
     labs = {"measured": cheap, "regime": regime}
@@ -83,13 +83,14 @@ def numbers() -> pd.DataFrame:
     DataFrame
         The rows of `modelled` in the best setting, which have modelled times in
         ``seconds``, and then those of `in_labs`, which have modelled times in ``model_s``
-        and measured times in ``measured_s``. Each of these columns has another one,
-        ``seconds_over_unfused``, ``model_over_unfused`` and ``measured_over_unfused``:
-        the seconds of the phase over all communication of the case without a buffer. The
-        printed one is ``paper_over_unfused``. The column ``grade`` is "model" or "lab".
+        and measured times in ``measured_s``. The columns ``seconds_over_unfused``,
+        ``model_over_unfused`` and ``measured_over_unfused`` have these times over the time
+        of all communication of the case without a buffer. ``paper_over_unfused`` is this
+        ratio for all communication of VGG-16 with 1 GB, as the paper prints it. The column
+        ``grade`` is "model" or "lab".
     """
     frame = graded(modelled(settings.setting()), *in_labs())
-    # Rows of the cluster have no look. Groups whose key is NaN would be left out.
+    # In rows of the cluster, ``look`` is NaN. Groups whose key is NaN would be left out.
     case = [frame[name].fillna("") for name in ("grade", "look", "network", "slowest")]
     for column in ("seconds", "model_s", "measured_s"):
         unfused_s = frame[column].where(frame["buffer_bytes"] == 0)
@@ -98,13 +99,13 @@ def numbers() -> pd.DataFrame:
         frame[f"{name}_over_unfused"] = frame[column] / total_unfused_s
     growth = 1 + claimed("osf-fig07-vgg16") / 100
     printed = printed_at(frame, growth, network="VGG16", buffer_bytes=GB)
-    # The paper's number is drawn on the cluster and in the regime alone. In the other lab
-    # ("measured"), start-ups are cheaper than on the cluster.
+    # The paper's number is not drawn beside the link with cheap start-ups ("measured"),
+    # because start-ups on the cluster are more expensive.
     return frame.assign(paper_over_unfused=printed.where(frame["look"] != "measured"))
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the phases of equal workers over all communication without a buffer.
+    """Draw the phases of equally fast workers over all communication without a buffer.
 
     The cluster is modelled. The lab is modelled and measured.
 
@@ -117,7 +118,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     # Modelled times are in two columns: in ``model_s`` of the lab, which has measured times,
     # too, and in ``seconds`` of the cluster, where nothing was measured.
     model = frame["model_over_unfused"].fillna(frame["seconds_over_unfused"])
-    # Only rows of the lab have a look. The key of the cluster in PLACES is "".
+    # Only rows of the lab have a key of PLACES in ``look``. The key of the cluster is "".
     place = frame["look"].fillna("").map(PLACES)
     named = frame.assign(
         model=model,

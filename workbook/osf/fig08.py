@@ -42,8 +42,10 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     -------
     DataFrame
         A row for each ``network``, VGG-16 as published and replaced, number of
-        ``workers`` and ``quantity``, "OSF" and "CSF". ``model`` is the scaling factor,
-        and ``paper`` what Section 4.1 prints of 32 workers.
+        ``workers`` and ``quantity``: "OSF", the overlapped scaling factor, and "CSF", the
+        constant scaling factor, in which nothing overlaps. The factor is in ``model``. In
+        rows of 32 workers, ``paper`` is the scaling factor that Section 4.1 prints for the
+        network. It prints a single factor, so that the rows of OSF and CSF have the same.
     """
 
     def factors(network: str, workers: int) -> dict[str, float]:
@@ -91,8 +93,9 @@ def _case_in_lab(lab: Lab, case: Case) -> dict[str, Any]:
     """Return the row of `in_lab` for one case.
 
     ``measured`` is the mean scaling factor of the rounds (osf Eq 1), and
-    ``repeatability`` how much they differ. ``model`` and ``csf`` are predictions with
-    and without overlap, and ``error`` is the relative error of ``model``.
+    ``repeatability`` is the mean absolute difference of two rounds. ``model`` and ``csf``
+    are predictions with and without overlap, and ``error`` is the relative error of
+    ``model``. ``processor_limited`` says whether the processor may have slowed a round.
     """
     workload = lab.workload(case)
     communication = lab.calibration.of_case(case)
@@ -120,14 +123,15 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in the best setting, and then those of `in_lab`, which the
-        column ``grade`` ("model" or "lab") tells apart. Rows of the lab have the key of
-        their link in PLACES, ``look``. Section 4.1 prints the factors ``paper`` of 32
-        workers. For the replaced layers Section 1 prints another one,
-        ``paper_section_1``.
+        The rows of `modelled` in the best setting, and then those of `in_lab`. The
+        column ``grade`` ("model" or "lab") tells them apart. In rows of the lab, ``look``
+        is the key of their link in PLACES. ``paper`` has the factors of 32 workers that
+        Section 4.1 prints. For the replaced layers Section 1 prints another factor of 32
+        workers, which is in ``paper_section_1``.
     """
     frame = graded(modelled(settings.setting()), *in_labs(in_lab, REGIMES_VGG))
     printed = printed_at(frame, claimed("osf-fig08-intro"), network=REPLACED)
+    # Only rows of 32 workers have a number in ``paper``.
     return frame.assign(paper_section_1=printed.where(frame["paper"].notna()))
 
 
@@ -142,6 +146,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     frame : DataFrame
         What `numbers` returned.
     """
+    # Only the cluster has so many workers. Its rows of OSF and of CSF have the same printed
+    # numbers.
     all_workers = rows_of(frame, network=REPLACED, workers=WORKERS)
     all_workers = all_workers.set_index("quantity")
     title = (
@@ -153,18 +159,18 @@ def draw(frame: pd.DataFrame) -> Figure:
     rows = _row_per_quantity(frame)
     sheet = plots.sheet(title, columns=3, height=3.4, sharey=True)
     with sheet as (figure, axes):
-        for ax, (point_look, place) in zip(axes, PLACES.items(), strict=True):
-            _draw_panel(ax, rows_of(rows, look=point_look))
-            ax.set_title(place)
+        for ax, (key, heading) in zip(axes, PLACES.items(), strict=True):
+            _draw_panel(ax, rows_of(rows, look=key))
+            ax.set_title(heading)
     return figure
 
 
 def _row_per_quantity(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return `numbers` in the form that the cluster's rows have already.
+    """Return the rows of `numbers`, of which each has one modelled scaling factor.
 
-    A row of the cluster has one factor in ``model``, whose name is in ``quantity``. A row
-    of the lab has two, OSF in ``model`` and CSF in ``csf``, and becomes two rows. Rows of
-    the cluster get the look "", which is their key in PLACES.
+    A row of the cluster has one factor already, which is in ``model`` and whose name is in
+    ``quantity``. A row of the lab has two, OSF in ``model`` and CSF in ``csf``, and becomes
+    two rows. In rows of the cluster, ``look`` becomes "", which is their key in PLACES.
     """
     model = frame[frame["grade"] == "model"].fillna({"look": ""})
     lab = frame[frame["grade"] == "lab"]
@@ -178,9 +184,10 @@ def _row_per_quantity(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw_panel(ax: Axes, rows: pd.DataFrame) -> None:
-    """Draw the factors in one place: lines by model, points measured and printed.
+    """Draw modelled factors as lines, and measured and printed factors as points.
 
-    ``rows`` are those of `_row_per_quantity` with one look.
+    ``rows`` are those of `_row_per_quantity` that have the same key of PLACES in their
+    column ``look``: the rows of the cluster, or those of one link of the lab.
     """
     workers = rows["workers"]
     by_quantity = rows.pivot(
@@ -189,7 +196,8 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame) -> None:
     lines = {}
     for network in ("VGG16", REPLACED):
         for quantity in ("OSF", "CSF"):
-            # The part before the colon is the look of the line.
+            # The part before the colon sets the style of the line. The part after it is
+            # added to the label.
             name = f"{quantity}:of {network_title(network)}"
             lines[name] = by_quantity[network, quantity]
     plots.lines(
@@ -222,7 +230,14 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame) -> None:
 @check("osf-fig08-after", "VGG-16 replaced: scaling factor")
 @check("osf-fig08-intro", "VGG-16 replaced: scaling factor")
 def _by_fused_networks(quantity: str) -> Result:
-    """Return a result by all readings of which networks have a fusion buffer."""
+    """Return a result by all readings of which networks have a fusion buffer.
+
+    Parameters
+    ----------
+    quantity : str
+        The name of the scaling factor that the claim is about.
+    """
+    # By reading, the buffers of VGG-16 and of VGG-16 with replaced layers. 0 is no fusion.
     buffer_bytes = {
         "neither": (0, 0),
         "the replaced": (0, 100 * MB),

@@ -44,7 +44,8 @@ def numbers(trained: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each network, seed, epoch and set of images (``measured_on``).
+        A row for each network, seed, epoch and set of images (``measured_on``), which is
+        "running" for the images of an epoch while the network trains on them.
         ``share_of_guess`` is the loss over ln(classes), the loss of a guess. ``paper``
         is the same share of the printed loss, ``paper_loss``.
     """
@@ -56,6 +57,7 @@ def numbers(trained: pd.DataFrame) -> pd.DataFrame:
         "published": claimed("osf-fig09-before"),
         "replaced": claimed("osf-fig09-after"),
     }
+    # The printed numbers are training losses at the end of the training.
     is_last_epoch = frame["epoch"] == longest["epochs"]
     is_stated = is_last_epoch & (frame["measured_on"] == "running")
     printed_loss = frame["network"].map(printed).where(is_stated)
@@ -101,7 +103,11 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _draw_printed(ax: Axes, rows: pd.DataFrame) -> None:
-    """Draw a dotted line at each printed loss, the second one thicker."""
+    """Draw a dotted line at each printed loss, the second one thicker.
+
+    ``rows`` are those of `numbers` for one set of images. ``paper`` is the printed loss over
+    that of a guess, and ``paper_loss`` the printed loss.
+    """
     printed = rows.dropna(subset="paper").drop_duplicates("network")
     # There are two printed losses in the panel of the running loss, and none in the others.
     for width, row in zip((1, 2), printed.itertuples(), strict=False):
@@ -156,7 +162,10 @@ def _replaced_over_original(measure: str, images: Mapping[str, str]) -> Result:
 
 
 def _in_words(table: pd.DataFrame) -> str:
-    """Return the numbers of a table by set of images and network, seed after seed."""
+    """Return a table's numbers as text: for each set of images and network, those of all seeds.
+
+    The index of ``table`` has a set of images and a seed, and its columns are networks.
+    """
     parts = []
     for images, by_seed in table.groupby(level=0):
         networks = []

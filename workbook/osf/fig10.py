@@ -131,6 +131,7 @@ def _errors(
 
     measured_s = to_predict.groupby("bytes")["seconds"].median()
     first_run_s = samples.groupby("bytes")["seconds"].median()
+    # NaN for sizes that the first run does not have.
     repeated = (first_run_s.reindex(measured_s.index) / measured_s - 1).to_numpy()
 
     # Sizes are ascending in ``measured_s`` and in what `unseen_errors` returns.
@@ -164,10 +165,13 @@ def _cost(
 ) -> MessageCost:
     """Return the cost of one of MODELS, made from samples of shape (n,).
 
-    ``threshold`` is the bandwidth-delay product of the link in bytes.
+    ``sizes`` are in bytes, ``seconds`` are the measured times, and ``threshold`` is the
+    bandwidth-delay product of the link in bytes.
     """
     if model == "ring_all_reduce":
         return osf.ring_from_ends(sizes, seconds, workers)
+    # "BDP" in the name of a model stands for the threshold. Without draws the fit returns the
+    # cost alone, and no costs for its interval.
     form = model.replace("BDP", f"{threshold:.0f}")
     fitted = fit(form, sizes, seconds, workers=workers, algorithm="ring", draws=0)
     return fitted.cost
@@ -185,9 +189,10 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         A row for each link and for its ``tensors`` below ("small") and above ("large")
-        the bandwidth-delay product. There are the best line and the best form of Eq 18,
-        and their median errors over the tensors. ``decided`` says whether the errors
-        differ by more than the medians of the two runs do, ``runs_differ``.
+        the bandwidth-delay product. ``line`` is the best straight line and ``eq18`` the
+        best form of Eq 18. ``line_error`` and ``eq18_error`` are their median errors over
+        the tensors. ``runs_differ`` is the median difference of the two runs, and
+        ``decided`` says whether the errors differ by more than that.
     """
     is_small = frame["bytes"] < frame["bandwidth_delay_bytes"]
     by_size = frame.assign(
@@ -250,7 +255,10 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _outcome(comparisons: pd.DataFrame) -> str:
-    """Return how often which form is closer, in words, from what `decided` returned."""
+    """Return in how many comparisons osf Eq 18 is closer than the best line, in words.
+
+    ``comparisons`` is what `decided` returned.
+    """
     clear = comparisons[comparisons["decided"]]
     eq18_is_closer = clear["eq18_error"] < clear["line_error"]
     text = (
@@ -266,9 +274,9 @@ def _outcome(comparisons: pd.DataFrame) -> str:
 
 
 def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
-    """Draw the errors over one link, and both bandwidth-delay products.
+    """Draw the errors over one link, and its bandwidth-delay product and the printed one.
 
-    The difference of the two runs is shaded. ``rows`` are those of `numbers` over the link.
+    The difference of the two runs is shaded. ``rows`` are the rows of `numbers` for the link.
     """
     # The difference does not depend on the model, so that the first row of a size has it.
     difference = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
@@ -324,12 +332,12 @@ BENT = "piecewise:BDP"
 @check("osf-fig10-small", "bytes < bandwidth_delay_bytes")
 @check("osf-fig10-all", "bytes > 0")
 def _linear_over_piecewise(condition: str) -> Result:
-    """Return the median error of each line over that of osf Eq 18, for every link.
+    """Return the median error of each straight line over that of osf Eq 18, by link.
 
     Parameters
     ----------
     condition : str
-        Which tensors count, as `pandas.DataFrame.query` takes it.
+        Which tensors count, in the syntax of `pandas.DataFrame.query`.
     """
     rows = _cost_errors().query(condition)
     medians = rows.groupby(["link", "model"])["error"].median().unstack()
@@ -358,7 +366,8 @@ def _linear_over_piecewise(condition: str) -> Result:
 def _below_bandwidth_delay() -> Result:
     """Return the share of messages below the printed bandwidth-delay product, in %.
 
-    The paper states neither the networks nor the buffers. Each choice is a reading.
+    The paper states neither the networks nor the buffers. Each choice is a reading. A buffer
+    of 0 is no fusion.
     """
     readings = {}
     for buffer_bytes in (0, KB):
@@ -401,7 +410,7 @@ def _percent_below(networks_named: Sequence[str], buffer_bytes: float) -> float:
 def _cost_errors() -> pd.DataFrame:
     """Return the size of the errors for each link, model and tensor of ResNet-101.
 
-    A link that several machines recorded counts by the last of them.
+    If several machines recorded a link, only the last recording counts.
     """
     by_link = {}
     for recording in source.recordings("tensors").values():

@@ -127,6 +127,7 @@ def modelled_gains(setting: PaperSetting) -> pd.DataFrame:
     gains = {}
     for rule in RULES:
         for other in (CONSTANT, RIVAL):
+            # A planner gains nothing over itself.
             if rule != other:
                 gains[rule, other] = factors[rule] / factors[other] - 1
     table = pd.concat(gains, names=["planner", "over", "network"])
@@ -189,6 +190,7 @@ def _network_in_regime(
     """Return the rows of `gains_in_regime` for one network, from all of its cases."""
     factors = {case.plan: lab.rounds(case)["factor"] for case in cases}
     plan_by_ends = {case.ends: case.plan for case in cases}
+    # All cases of a network have the same workload, link and number of workers.
     workload = lab.workload(cases[0])
     cost = lab.calibration.of_case(cases[0]).cost
     rows = []
@@ -228,9 +230,10 @@ def numbers(campaign: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in the best setting. Then the gains: modelled in all
-        compatible settings, and measured, which the column ``grade`` tells apart. The
-        printed range of adaFusion's gain is ``paper_gain_low`` to ``paper_gain_high``.
+        The rows of `modelled` in the best setting, and then gains, which are modelled in all
+        compatible settings or measured. In the rows of gains, ``grade`` is "model" or
+        "lab". The printed range of adaFusion's gain is ``paper_gain_low`` to
+        ``paper_gain_high``.
     """
     factors = modelled(settings.setting())
     gains = settings.over(modelled_gains, ["planner", "over", "network"], ["gain"])
@@ -264,6 +267,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     frame : DataFrame
         What `numbers` returned.
     """
+    # The model has gains of the repaired rule, and the lab those of the printed rule.
     repaired = rows_of(frame, planner=ADAFUSION, grade="model")
     replayed = rows_of(frame, planner="adafusion", grade="lab")
     over_constant = rows_of(repaired, over=CONSTANT)
@@ -364,6 +368,7 @@ def possible_gains(setting: PaperSetting, network: str) -> dict[str, float]:
     by_buffer_s = {}
     for capacity in (0, *BUFFERS, *MORE):
         by_buffer_s[capacity] = _buffered_s(setting, network, capacity)
+    # The constant buffer is taken out, because it is compared with all others.
     constant_s = by_buffer_s.pop(CONSTANT_BYTES)
     in_fig4_s = [
         seconds for capacity, seconds in by_buffer_s.items() if capacity not in MORE
@@ -385,6 +390,7 @@ def _buffered_s(setting: PaperSetting, network: str, capacity: int) -> float:
     """Return an iteration with a buffer of so many bytes (0: no fusion), in seconds."""
     workload, plan, waited_s = setting.with_buffer(network, capacity)
     cost = setting.cost()
+    # The only overhead, so that there is a single iteration.
     overheads_s = np.array([cost.alpha_s])
     iterations_s = fused_iteration_s(
         workload, plan, waited_s, overheads_s, cost.beta_s_per_byte
@@ -417,8 +423,9 @@ def _planned_s(network: str, setting: PaperSetting, planner: str) -> float:
     if planner != "own":
         plan = make_plan(planner, work, cost)
         return predict(work, plan, cost).iteration_s
-    # By this reading, a tensor joins the message of the tensor before it if its backward
-    # takes less time than sending that tensor alone and one more start-up.
+    # "own" is a reading that `make_plan` does not have. By this reading, a tensor joins the
+    # message of the tensor before it if its backward takes less time than sending the tensor
+    # before it alone and one more start-up.
     limits_s = cost(work.bytes) + cost.alpha_s
 
     def joins(tensor: int, _group_bytes: float, _start_s: float) -> bool:
@@ -480,6 +487,7 @@ def _gains_at(grid: Grid, indices: Ints, network: str) -> pd.DataFrame:
         indices[:, [0, 1, 2, own_axis]], axis=0, return_inverse=True
     )
     rows = []
+    # The place 0 on the axis of the other family is as good as any.
     for unit, timeout, overhead, compute in distinct:
         times = (0, compute) if is_vgg else (compute, 0)
         setting = grid.setting((unit, timeout, overhead, *times))
@@ -516,19 +524,19 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
         By a reading, a claim is contradicted if no setting can meet it, and compatible
         if at least half of the settings can. If readings disagree, it is undecided.
     """
-    # A row (least, largest) for each setting and reading.
+    # Each row is the least and the largest number that is possible in a setting by a reading.
     spans = np.stack(np.broadcast_arrays(low_ends, ends), axis=-1).reshape(-1, 2)
 
     def judge(low: float, high: float) -> Verdict:
-        # In a setting, the claim is possible if what it accepts, from low to high, and
-        # what can be reached have a number in common.
+        # The claim accepts numbers from low to high. In a setting it is possible if one of
+        # these can be reached there.
         is_possible = (low_ends <= high) & (low <= ends)
         shares = is_possible.mean()
         outcomes = {claims.by_share(share) for share in shares}
         outcome = Outcome.UNDECIDED
         if len(outcomes) == 1:
             (outcome,) = outcomes
-        # Without a low end, as of "at most", any number of the other side agrees.
+        # A claim of "at most" accepts all small numbers, and has no least number to name.
         parts = [f"from {low:.4g} on it agrees"] if np.isfinite(low) else []
         for reading, values in ends.items():
             parts.append(
@@ -556,11 +564,13 @@ def _fusion_gain(planners: Mapping[str, str], which: str) -> Result:
         Whether the paper's number is the least or the largest gain of the networks.
     """
     gains = _fusion_gains().set_index(["setting", "network"])
-    # These ratios of iteration times are 1 plus the gain.
+    # For each planner, its iteration over the shortest possible one, which is 1 plus the gain
+    # of the best plan over this planner.
     any_plan = pd.DataFrame(
         {name: 1 + gains[f"over_{planner}"] for planner, name in planners.items()}
     )
     any_plan_over_adafusion = 1 + gains[f"over_{ADAFUSION}"]
+    # The quotient is the iteration of each planner over that of adaFusion.
     adafusion = any_plan.div(any_plan_over_adafusion, axis=0)
 
     largest_percent = 100 * (any_plan.groupby("setting").agg(which) - 1)
@@ -586,10 +596,12 @@ def _best_buffer() -> Result:
     gains = _fusion_gains().set_index("setting")
     is_best = pd.DataFrame(
         {
+            # A gain of 0 is a tie, in which the constant buffer is one of the best.
             "no fusion and the buffers of Fig 4": gains["constant_over_others"] >= 0,
             f"{more_mb} MB too": gains["constant_over_more"] >= 0,
         }
     )
+    # The number is known in a setting, so that it is both the least and the largest.
     n_networks = is_best.groupby("setting").sum()
     return _by_reading(
         n_networks, "against which others is not stated", low_ends=n_networks

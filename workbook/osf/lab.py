@@ -47,7 +47,7 @@ PLACES = {
 
 
 def _calibration(collectives: pd.DataFrame) -> Calibration:
-    """Return costs of messages, with all straight lines among their forms.
+    """Return the costs of messages, by forms that include all straight lines.
 
     Parameters
     ----------
@@ -55,6 +55,7 @@ def _calibration(collectives: pd.DataFrame) -> Calibration:
         The samples of collectives of a campaign.
     """
     calibration = Calibration.of(collectives, also=(EQ7, *OTHER_LINES))
+    # The cost of a message is that of one which shares the link with no other.
     alone = undisturbed(collectives[collectives["in_flight"] == 1])
     known = {}
     for (link, ranks, collective), rows in alone.groupby(LINK):
@@ -93,7 +94,7 @@ class Lab:
     @classmethod
     @lru_cache(maxsize=8)
     def load(cls, campaign: str = LAB) -> Lab:
-        """Return a campaign, or what the suite of a machine replayed.
+        """Return a campaign, or the replays that a machine recorded outside of campaigns.
 
         Parameters
         ----------
@@ -110,6 +111,8 @@ class Lab:
             recording = open_source(campaign)
         else:
             recording = open_campaign(name=campaign)
+        # A campaign comes together with layer profiles of another directory. Its own tables
+        # are in the first directory alone.
         alone = recording.alone
         return cls(
             runs=alone.table("runs"),
@@ -126,14 +129,15 @@ class Lab:
         negotiated : bool, optional
             Whether the ranks agreed on the order of messages.
         plain : bool, optional
-            Whether to return only cases of equal workers, dense gradients and one
-            message at a time.
+            Whether to return only cases with dense gradients, with workers that are
+            equally fast, and with one message at a time.
         """
         rows = self.runs.drop_duplicates("case").to_dict("records")
         cases = []
         for row in rows:
             case = Case.from_row(row)
-            # Dense gradients, equal workers, and one message at a time.
+            # These numbers are exactly 1 with dense gradients, with workers that are equally
+            # fast, and with one message at a time.
             is_plain = case.density == case.straggler == case.in_flight == 1
             if case.negotiated == negotiated and (is_plain or not plain):
                 cases.append(case)
@@ -145,7 +149,7 @@ class Lab:
 
     @cached_property
     def _rounds_by_case(self) -> dict[str, pd.DataFrame]:
-        """Return what `rounds` does, by the key of the case."""
+        """Return the iterations of each case by its key, with their scaling factors."""
         factors = self.runs["compute_s"] / self.runs["iteration_s"]
         runs = self.runs.assign(factor=factors).set_index("repeat")
         return dict(list(runs.groupby("case", sort=False)))
@@ -174,7 +178,7 @@ class Lab:
         case : Case
             The case.
         first : str, optional
-            The phase that counts where several phases go on at once.
+            The phase that counts where phases overlap, such as "NEGOTIATE".
 
         Returns
         -------
@@ -220,9 +224,20 @@ def buffer_name(size: float) -> str:
 def in_labs(
     numbers_of: Callable[[Lab], pd.DataFrame], regime: str = REGIMES
 ) -> list[pd.DataFrame]:
-    """Return the numbers of the campaign LAB and of a campaign in the regime.
+    """Return the numbers of two campaigns, with cheap and with expensive start-ups.
 
-    The column ``look`` has the key of the link in LABS.
+    Parameters
+    ----------
+    numbers_of : callable
+        Returns the numbers of a campaign.
+    regime : str, optional
+        The name of the campaign with expensive start-ups. The other campaign is LAB.
+
+    Returns
+    -------
+    list of DataFrame
+        The numbers of each campaign. The column ``look`` is the key of its link in LABS,
+        "measured" (cheap) or "regime" (expensive).
     """
     measured = numbers_of(Lab.load(LAB)).assign(look="measured")
     in_regime = numbers_of(Lab.load(regime)).assign(look="regime")

@@ -98,28 +98,36 @@ def in_lab(
         The campaign.
     negotiated : bool, optional
         Whether to return the cases in which the ranks agreed on the order of messages.
+        Otherwise all other cases are returned.
     first : str, optional
-        The phase that counts where several phases go on at once.
+        The phase that counts where phases overlap.
 
     Returns
     -------
     DataFrame
-        A row for each case (KEYS) and ``phase``: seconds by model and measured, how
-        much the measured seconds differ between repeats, and ``model`` and
-        ``measured``, the shares of the communication time.
+        A row for each case (KEYS) and ``phase``: the seconds by the model (``model_s``)
+        and measured (``measured_s``), the mean difference of two repeats
+        (``repeatability_s``), and the shares of the communication time by the model
+        (``model``) and measured (``measured``).
     """
     tables = {}
     for case in lab.cases(negotiated=negotiated):
+        # None for plans that are neither a buffer nor no fusion.
         network_and_buffer = buffer_of(case)
         if network_and_buffer is not None:
             network, buffer_bytes = network_and_buffer
+            # A straggler is the slowest worker. The number is the factor by which it computes
+            # longer.
             key = (network, case.workers, buffer_bytes, case.straggler)
             tables[key] = _case_in_lab(lab, case, first)
     return pd.concat(tables, names=[*KEYS, "phase"]).reset_index()
 
 
 def _case_in_lab(lab: Lab, case: Case, first: str) -> pd.DataFrame:
-    """Return the rows of `in_lab` for one case."""
+    """Return the rows of `in_lab` for one case, by phase.
+
+    ``first`` is the phase that counts where phases overlap.
+    """
     communication = lab.calibration.of_case(case)
     agreed_s = 0.0
     if case.negotiated:
@@ -144,7 +152,9 @@ def _case_in_lab(lab: Lab, case: Case, first: str) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame, bar_name: str, label: str, title: str) -> Figure:
-    """Draw stacked phases in %, with panels in a row for each place.
+    """Draw stacked phases in %, with a row of panels for each place.
+
+    A place is the cluster or a link of the lab, as the heading of a panel names it.
 
     Parameters
     ----------
@@ -168,15 +178,17 @@ def draw(frame: pd.DataFrame, bar_name: str, label: str, title: str) -> Figure:
             rows = rows_of(frame, network=network, place=place)
             _draw_panel(ax, rows, bar_name, label)
             ax.set_title(f"{network_title(network)}, {place}")
+        # The label of the vertical axis is at the left panels alone.
         for ax in axes[:, 1]:
             ax.set_ylabel("")
     return figure
 
 
 def _draw_panel(ax: Axes, rows: pd.DataFrame, bar_name: str, label: str) -> None:
-    """Draw the phases of one network in one place, and the printed shares.
+    """Draw the phases of one network on the cluster or in the lab, and the printed shares.
 
-    In the lab there are pairs of bars, by model and measured.
+    On the cluster there is one bar for each ``bar``, by the model. In the lab there are
+    two, by the model and measured.
     """
     values = ["model"]
     pairs = ""

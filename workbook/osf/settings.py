@@ -134,13 +134,16 @@ def quantities(
     vgg = families["VGG16"]
     fig4 = _family("ResNet101", grid, of_fig4)
 
+    # In a family, "sf_<bytes>" is the scaling factor with a buffer of that size, and "sf_0"
+    # the one without a buffer.
     # The relative error of CSF, which has no overlap, against the overlapping model. It
     # is computed without a buffer for each network, and for ResNet-101 with each buffer.
     csf_errors = []
     for network in FIVE:
         family = families[network]
         csf_errors.append(family["csf"] / family["sf_0"] - 1)
-    # Two at a time, because the errors of two families together have the whole grid.
+    # `reduce` combines two errors at a time. All of them in one array would need several
+    # times the memory of the grid.
     error_sizes = [np.abs(error) for error in csf_errors]
     smallest_error = reduce(np.minimum, error_sizes)
     largest_error = reduce(np.maximum, error_sizes)
@@ -166,8 +169,8 @@ def quantities(
         "ResNet-101: gain of 100 MB over 1 GB": resnet_100_mb / resnet_1_gb - 1,
         "ResNet-101: ALLREDUCE share": resnet["share_0"],
         "ResNet-101: largest size of CSF's error, any buffer": largest_buffer_error,
-        # The paper calls CSF higher with two buffers and lower with two others. Of each
-        # pair, the buffer counts that meets this the least.
+        # The paper says that CSF is above the factor with two buffers, and below it with two
+        # others. Both buffers of a pair must meet this, so that the worse one counts.
         "ResNet-101: CSF's error with 1 KB and with 1 MB": np.minimum(
             error_1_kb, error_1_mb
         ),
@@ -188,6 +191,7 @@ def _factors(family: dict[str, Floats]) -> tuple[Floats, Floats, Floats]:
 def _largest_share(grid: Grid) -> Floats:
     """Return the share of VGG-16's largest layer in all communication (osf Eq 7)."""
     layers = [layer.tensors for layer in networks.layers("VGG16")]
+    # The parameters are float32.
     layer_bytes = np.array([4.0 * sum(tensors) for tensors in layers])
     sent_s = update_s(layer_bytes, WORKERS, NETWORK_BYTES_PER_S)
     shares = []
@@ -261,7 +265,8 @@ def _family(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
                 for quantity, by_overhead in numbers.items():
                     array = arrays[f"{quantity}_{capacity}"]
                     array[u, k_filled, :, t] = by_overhead
-    # The arrays lack the axis of the compute time of the other family.
+    # The arrays lack the axis of the compute time of the other family. The last axis is that
+    # of VGG-16, and the one before it that of ResNet-101.
     other_axis = -2 if reference == "VGG16" else -1
     return {name: np.expand_dims(values, other_axis) for name, values in arrays.items()}
 
@@ -274,7 +279,7 @@ def _fused_numbers(
     overheads_s: Floats,
     s_per_byte: float,
 ) -> dict[str, Floats]:
-    """Return the numbers "sf", "update" and "share" of `_family` for one plan.
+    """Return the scaling factor and the communication of a network by one plan.
 
     Parameters
     ----------
@@ -290,7 +295,9 @@ def _fused_numbers(
     Returns
     -------
     dict of str to ndarray, shape (D,)
-        The numbers for each overhead.
+        For each overhead, "sf" is the scaling factor, "update" the time from the first
+        gradient to the end of all messages in seconds, and "share" the share of this time
+        in which the link is busy.
     """
     iteration_s = fused_iteration_s(work, plan, waited_s, overheads_s, s_per_byte)
     first_gradient_s = work.ready_s[0]
@@ -342,6 +349,7 @@ def table_of_statements(search: SettingSearch) -> pd.DataFrame:
         value in the best setting, and in which share of all settings it is accepted.
     """
     paper_values = {claim.id: claim.value for claim in load_claims()}
+    # The best setting must agree with ANCHOR.
     computed = search.residuals(search.best_index(ANCHOR)).set_index("statement")
     shares = search.alone().set_index("statement")["settings"]
     rows = []
@@ -379,8 +387,11 @@ def setting_search(
 
     Parameters
     ----------
-    of_fig4, of_fig8 : optional
-        The reading of Figs 4a and 8, as of `quantities`.
+    of_fig4 : int, optional
+        The number of workers of Fig 4a, which is not stated.
+    of_fig8 : (int, int), optional
+        The buffers in bytes of Fig 8, for VGG-16 and for VGG-16 with replaced layers.
+        They are not stated either. 0 is no fusion.
     """
     return _setting_search(of_fig4, of_fig8)
 
@@ -388,7 +399,7 @@ def setting_search(
 # Arguments that are left out would make another entry of the cache.
 @lru_cache(maxsize=4)
 def _setting_search(of_fig4: int, of_fig8: tuple[int, int]) -> SettingSearch:
-    """Return what `setting_search` does."""
+    """Return the search of `setting_search`, which is cached."""
     grid = Grid()
     return settle(stated(), grid, quantities(grid, of_fig4, of_fig8))
 
@@ -397,8 +408,8 @@ def _setting_search(of_fig4: int, of_fig8: tuple[int, int]) -> SettingSearch:
 def compatible() -> tuple[PaperSetting, ...]:
     """Return every compatible setting, the best compromise first.
 
-    They agree with ANCHOR, and then with the most statements. The best compromise
-    misses the remaining ones by the least.
+    All settings agree with ANCHOR. Of the settings that do, they agree with the most other
+    statements. The best compromise misses the remaining statements by the least.
     """
     search = setting_search()
     mask = search.most(ANCHOR)
@@ -418,7 +429,7 @@ def over(
     values: Sequence[str] = ("model",),
     unit: str = "",
 ) -> pd.DataFrame:
-    """Return a figure's numbers at the best setting, with their range over all settings.
+    """Return a figure's numbers at the best setting, with ranges over compatible settings.
 
     Parameters
     ----------
@@ -437,6 +448,7 @@ def over(
         The numbers at the best compatible setting. For each of ``values`` there are two
         more columns, with the endings ``_low`` and ``_high``.
     """
+    # The best setting comes first.
     settings = list(compatible())
     if unit:
         settings = [setting for setting in settings if setting.unit == unit]
@@ -457,8 +469,12 @@ def by_model(
 
     Parameters
     ----------
-    quantity, scale, offset, note
-        As of `workbook.common.claims.by_model`.
+    quantity : str
+        The name of the quantity that the claim is about, one of `quantities`.
+    scale, offset : float, optional
+        The number of the claim is ``offset + scale * quantity``.
+    note : str, optional
+        A remark on the quantity.
     """
     return claims.by_model(setting_search(), quantity, scale, offset, note)
 
@@ -472,8 +488,10 @@ def by_readings(
     ----------
     readings : mapping of str to tuple
         The arguments of `setting_search`, by the meaning of the reading.
-    quantity, scale, offset
-        As of `workbook.common.claims.by_model`.
+    quantity : str
+        The name of the quantity that the claim is about, one of `quantities`.
+    scale, offset : float, optional
+        The number of the claim is ``offset + scale * quantity``.
 
     Returns
     -------

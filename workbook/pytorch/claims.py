@@ -81,11 +81,16 @@ CHECKS |= {
 
 @check("pytorch-saturation")
 def _saturation() -> Result:
-    """Compare the bandwidth at the saturating size with the bandwidth at 1 GiB."""
+    """Return the bandwidth at the saturating size over that at 1 GiB, for each GPU.
+
+    The saturating size is the one of which torch says that an all-gather reaches 90% of
+    the bandwidth.
+    """
     ratios = []
     for device in ("V100", "A100", "H100"):
         group = Group(device, 8)
         sizes = np.array([saturation_bytes(group, "all_gather"), GIB])
         saturated, full = sizes / nccl_s(sizes, group, "all_gather")
         ratios.append(saturated / full)
-    return counted(ratios, "Eqs 2 and 4, which equal its functions")
+    note = "by Eqs 2 and 4, which return the same numbers as the functions of torch"
+    return counted(ratios, note)

@@ -72,6 +72,7 @@ def _vidur_logs() -> dict[str, Log]:
     by_name = {}
     for name, part in clusters.dense_tables().items():
         machine, _, shape = name.rpartition("-")
+        # The name of a GPU has four letters.
         device = machine[:4].upper()
         ranks, per_node = map(int, shape.split("x"))
         rows = pd.concat([part.calibrate, part.test])
@@ -135,7 +136,7 @@ def with_measured(log: Log, sizes: ArrayLike) -> dict[str, Floats]:
     estimates_s = {name: model(sizes) for name, model in models(log).items()}
     times_s = {name: estimates_s[name] for name in LEFT_MODELS}
     times_s["measured"] = log.cost(sizes)
-    # The models that are there already keep their places.
+    # Models that are in ``times_s`` already keep their places. The others come last.
     return {**times_s, **estimates_s}
 
 
@@ -143,7 +144,7 @@ def with_measured(log: Log, sizes: ArrayLike) -> dict[str, Floats]:
 
 
 def by_size(name: str) -> pd.DataFrame:
-    """Return `with_measured` of a log at its own sizes of 1 KiB or more.
+    """Return the estimated and the measured times of a log at its own sizes from 1 KiB on.
 
     Parameters
     ----------
@@ -153,7 +154,8 @@ def by_size(name: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Seconds, a row for each size in bytes.
+        Seconds, with a row for each size in bytes. The columns are the keys of
+        `with_measured`.
     """
     log = logs()[name]
     sizes = log.cost.bytes[log.cost.bytes >= KIB]
