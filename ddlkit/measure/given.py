@@ -579,6 +579,7 @@ def load(user_model: str, device: torch.device, notes: list[str]) -> Training:
     if torchvision:
         batch = int(torchvision["batch"] or DEFAULT_BATCH)
         training = known(torchvision["name"], batch, device)
+        # The name of the network is left without the prefix "torchvision:".
         return replace(training, network=torchvision["plain_name"])
     function = _function_of_user(user_model)
     with errors_of_user_code(user_model):
@@ -703,6 +704,7 @@ def _imported(file: str, user_model: str) -> ModuleType:
             "or a network and its batch, as in torchvision:resnet50:32"
         )
     module = importlib.util.module_from_spec(spec)
+    # An import statement also registers a module before it runs the module.
     sys.modules[name] = module
     # The folder stays in the path, because modules that lie next to the file may be
     # imported as late as in the loss.
@@ -909,7 +911,8 @@ def errors_of_user_code(what: str) -> Iterator[None]:
 def _line_of_user(frames: Sequence[traceback.FrameSummary]) -> str:
     """Return which line of the user's own code was the last one to run, or nothing.
 
-    Frames of installed packages, such as those of torch, are not the user's.
+    Frames of installed packages, such as those of torch, are not the user's. Neither are
+    those without a file, whose name may be "<string>".
     """
     for frame in reversed(frames):
         is_installed = "site-packages" in Path(frame.filename).parts

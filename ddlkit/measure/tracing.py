@@ -185,6 +185,7 @@ def trace_iterations(
     # With `repeat=1` the profiler goes once through warm-up and recording. Otherwise it
     # would begin anew with the last step, and discard what it has recorded.
     steps = schedule(wait=0, warmup=warmup, active=iterations, repeat=1)
+    # Readers of a trace need shapes to find which copy belongs to which message.
     with profile(activities=activities, schedule=steps, record_shapes=True) as profiler:
         for number in range(warmup + iterations):
             iterate(number)
