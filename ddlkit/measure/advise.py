@@ -596,6 +596,7 @@ def _measure_messages(me: Rank, training: Training, max_s: float) -> Iterator[Ta
         ),
         messages_per_sample=NCCL_MESSAGES if me.backend == "nccl" else 4,
     )
+    # This process is a rank already. So it does its part of the job, which is not launched.
     yield from collectives_job.part(me, settings)
 
 
@@ -673,7 +674,8 @@ def _refuse_other_buckets_than_given(training: Training, model: str) -> None:
     ``model`` is the model as the user names it, for the error message. All ranks call
     this function, which runs an iteration.
     """
-    # DDP sends the buckets in each backward pass of an iteration.
+    # DDP sends its buckets in each backward pass. With several passes in an iteration it
+    # would send them several times.
     backward_passes = training.backwards
     if backward_passes > 1:
         remedy = "let it run one batch, and give --accumulate"
@@ -862,6 +864,7 @@ def trial(
             continue
         iterations = f"{count} iterations of each of {len(ddp_by_plan)} plans"
         me.say(f"round {repeat + 1}: {iterations}")
+        # The table calls a plan a policy.
         rows = clock.rows_by("policy", seconds, {**labels, "repeat": repeat})
         yield {"trials": rows}
         repeat += 1

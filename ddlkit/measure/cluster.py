@@ -92,6 +92,8 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
             budget=budget,
             messages_per_sample=messages.NCCL_MESSAGES if me.backend == "nccl" else 1,
         )
+        # This process is a rank already. So it does its part of the job, which is not
+        # launched.
         for tables in collectives_job.part(me, settings):
             # The clock rates right after a measurement show whether a GPU was slowed
             # down, for example because it was hot.
@@ -228,13 +230,13 @@ def link_of(me: Rank, layout: Layout) -> str:
     own_gpu = _gpu_uuid(me)
     links = machine.links_between_gpus(machine.topology(), machine.gpu_uuids())
     known_to_rank = json.dumps({"gpu": own_gpu, "links": links.get(own_gpu, {})})
-    used: list[str] = []
-    links_of_used: dict[str, dict[str, str]] = {}
+    gpus_of_ranks: list[str] = []
+    links_by_gpu: dict[str, dict[str, str]] = {}
     for text in peers.everyones_text(known_to_rank):
         of_rank = json.loads(text)
-        used.append(of_rank["gpu"])
-        links_of_used[of_rank["gpu"]] = of_rank["links"]
-    return machine.gpu_link(used, links_of_used)
+        gpus_of_ranks.append(of_rank["gpu"])
+        links_by_gpu[of_rank["gpu"]] = of_rank["links"]
+    return machine.gpu_link(gpus_of_ranks, links_by_gpu)
 
 
 def _gpu_uuid(me: Rank) -> str:

@@ -660,14 +660,14 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
     ``me`` is None if this process profiles alone.
     """
     device = training.device
-    plain: list[Marks] = []
+    unhooked: list[Marks] = []
     hooked: list[_HookedIteration] = []
     issue_s: list[float] = []
 
-    def run_plain() -> None:
+    def run_unhooked() -> None:
         """Run an iteration without hooks, and keep its marks and its time of issue."""
         marks = Marks(device)
-        plain.append(marks)
+        unhooked.append(marks)
         start_s = perf_counter()
         # On a GPU this returns when the host has issued all work.
         training.iterate(marks.mark)
@@ -680,7 +680,7 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         hooked.append(iteration)
 
     samples = clock.measure_interleaved(
-        {"plain": run_plain, "hooked": run_hooked},
+        {"unhooked": run_unhooked, "hooked": run_hooked},
         budget,
         synchronize=clock.synchronizer(device),
         # Ranks end after the same repeat. A process alone decides by itself: `bool` returns
@@ -689,8 +689,8 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
     )
     # The lists begin with the repeats that warmed up. `samples` has only the repeats that
     # count.
-    repeats = len(samples["plain"])
-    marks_s = np.array([marks.seconds() for marks in plain[-repeats:]])
+    repeats = len(samples["unhooked"])
+    marks_s = np.array([marks.seconds() for marks in unhooked[-repeats:]])
     return _Measured(marks_s, hooked[-repeats:], np.array(issue_s[-repeats:]))
 
 

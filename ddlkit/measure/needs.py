@@ -64,6 +64,8 @@ class Lab(Enum):
 class Needs(Generic[Settings]):
     """What a kind of point needs, and how long it takes.
 
+    A point is a measurement with tables of its own.
+
     Attributes
     ----------
     seconds : callable
@@ -75,7 +77,7 @@ class Needs(Generic[Settings]):
     ranks : str
         How many ranks there are, in words.
     lab : Lab
-        Whether a lab is needed.
+        Whether a lab is needed, in which ranks are joined by links of a limited rate.
     packages : mapping of str to str
         What else must be installed: the package by the module that is imported.
     needs_network : bool

@@ -199,9 +199,9 @@ def find(name: str) -> Network:
         A name that torchvision does not know is refused only when the network is built.
     """
     if name.startswith("torchvision:"):
-        plain_name = name.removeprefix("torchvision:")
+        short_name = name.removeprefix("torchvision:")
         # A network in NETWORKS is built with options of its own, such as those of vgg16.
-        return NETWORKS.get(plain_name) or torchvision_network(plain_name)
+        return NETWORKS.get(short_name) or torchvision_network(short_name)
     if name in NETWORKS:
         return NETWORKS[name]
     raise UserError(f"unknown network {name!r}: {_advice_on_name(name, [*NETWORKS])}")
@@ -306,7 +306,7 @@ def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
     """Return the FLOPs of a recurrent layer.
 
     Each weight matrix is applied once to every sample of every time step, with 2 FLOPs
-    for each of its elements.
+    for each of its elements: a product and a sum.
 
     Parameters
     ----------

@@ -103,7 +103,8 @@ class Ranks:
         How many ranks there are.
     place : callable
         Returns a new place, a `ddlkit.jobs.launch.Place`: the machine's loopback
-        interface, or a lab, which is also a context manager.
+        interface, or a lab, which is also a context manager. A lab joins network
+        namespaces by links of a limited rate.
     join : mapping
         Arguments of `ddlkit.jobs.rank.Rank.join`, by which the ranks meet: the backend,
         and optionally ``timeout_s`` and ``on_gpu``.
@@ -390,9 +391,9 @@ def collectives(
 ) -> Iterator[Point]:
     """Yield points that measure collectives by size.
 
-    The ranks are in labs if there are rates. Otherwise they are joined by ``link``, or,
-    by default, as the devices are. A point measures the sizes that its table still
-    lacks.
+    A point is a measurement with tables of its own. It measures the sizes that its table
+    still lacks. If there are rates, the ranks are in labs, which have links of a limited
+    rate. Otherwise they are joined by ``link``, or, by default, as the devices are.
 
     Parameters
     ----------
@@ -553,8 +554,8 @@ def slowdowns(
 ) -> Iterator[Point]:
     """Yield points that measure how much compute and messages slow each other down.
 
-    The messages have three sizes: the smallest and the largest of DDP's buckets, and
-    one that is nearly all start-up latency.
+    A point is a measurement with tables of its own. Its messages have three sizes: the
+    smallest and the largest of DDP's buckets, and one that is nearly all start-up latency.
 
     Parameters
     ----------
@@ -651,6 +652,8 @@ def memory_copies(
 ) -> Iterator[Point]:
     """Yield the point that measures copies of memory.
 
+    A point is a measurement with tables of its own.
+
     Parameters
     ----------
     here : Here
@@ -740,6 +743,8 @@ def training_point(
 ) -> Point:
     """Return the point that trains the network of a case on the ranks of the case.
 
+    A point is a measurement with tables of its own.
+
     Parameters
     ----------
     here : Here
@@ -791,6 +796,8 @@ def training_by_own_rule(
     here: Here, case: TrainingCase, repeats: int, iterations: int, accumulate: int = 1
 ) -> Point:
     """Return the point that trains with the buckets that DDP chooses itself.
+
+    A point is a measurement with tables of its own.
 
     Parameters
     ----------
@@ -847,6 +854,8 @@ def trainings(
 ) -> Iterator[Point]:
     """Yield points that train networks with the buckets that DDP chooses itself.
 
+    A point is a measurement with tables of its own.
+
     Parameters
     ----------
     here : Here
@@ -899,6 +908,8 @@ def points(
     delay_s: float = 0.0,
 ) -> PointList:
     """Return the points of one of `PARTS`, or of all parts.
+
+    A point is a measurement with tables of its own.
 
     Parameters
     ----------

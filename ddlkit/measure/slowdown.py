@@ -252,7 +252,8 @@ class _TrainingAndMessages:
         ``alone_s`` is how long an iteration takes without messages, and ``size`` is the
         size of the buffer in bytes.
         """
-        # As many messages as both limits of a pilot run allow, but at least two.
+        # A pilot run shows how long a message takes while this process trains. It has as
+        # many messages as both its limits allow, but at least two.
         pilot_count = max(2, min(PILOT_MESSAGES, PILOT_BYTES // size))
         # The first of two runs also warms up. The longer one counts: it gives the
         # smaller number of messages, so that a round does not take too long.

@@ -71,6 +71,8 @@ def run_session(
 ) -> Path:
     """Measure the points whose tables a directory lacks.
 
+    A point is a measurement with tables of its own.
+
     Parameters
     ----------
     make : callable
@@ -150,6 +152,8 @@ def run_session(
 def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     """Return a listing of the points whose tables a directory lacks.
 
+    A point is a measurement with tables of its own.
+
     Parameters
     ----------
     make : callable
@@ -220,13 +224,14 @@ class _Sections(NamedTuple):
 class _Session:
     """One call of `run_session`.
 
+    A point is a measurement with tables of its own, and its row says what became of it.
     ``worker_here`` has the points in this process. It measures them itself, unless the
     session is isolated: then a child process gets a copy of this worker. ``rows`` has the
     row of each point by the point's key. ``row_before_start`` is the row that the point
     being measured had before it began, and None while no point is measured.
-    ``pack_if_due`` packs the recording if the last time was `PACK_PERIOD_S` ago.
-    ``strict`` is that of `run_session`. ``sampler`` samples vitals if the session is
-    isolated.
+    ``pack_if_due`` packs all tables into an archive if the last time was `PACK_PERIOD_S`
+    ago. ``strict`` says whether the session fails at its end if a point failed. ``sampler``
+    samples vitals, such as the machine's load, if the session is isolated.
     """
 
     worker_here: _Worker
@@ -305,8 +310,11 @@ class _Session:
             # Less than nothing is left if an earlier point ran beyond the budget.
             needed = f"it would take about {row.estimate_s:.0f} s"
             reason = f"{needed}, but only {max(0.0, left_s):.0f} s were left"
+            # At its end the session prints all such points together.
             self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
             return False
+        # A point that this machine can only refuse is expected to take 0 s, and is not
+        # announced.
         if row.estimate_s:
             # A point may take much longer than expected on a machine that others use.
             expected = format_seconds(row.estimate_s)
@@ -483,7 +491,8 @@ class _Worker:
     """Makes the points of a session, and measures them in the process that asks.
 
     ``make`` returns the points. ``out`` is the directory of the session, and ``origin``
-    what the stamps of all its tables say. ``points`` has the points by their keys, once
+    what the stamps of all its tables say. A stamp says where the rows of a table come from.
+    ``points`` has the points by their keys, once
     `make_rows` has made them.
     """
 
@@ -851,6 +860,7 @@ def restore(out: Path, file: Path) -> None:
                     f"{file} holds a recording of {names}, not of {out.name}: "
                     "name another file"
                 )
+            # The filter refuses members that would lie outside the directory.
             if not _tables_and_stamps(out):
                 archive.extractall(out.parent, filter="data")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
