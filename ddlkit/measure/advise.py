@@ -282,8 +282,8 @@ def _in_words(summary: Sequence[float]) -> str:
 def wrap_alone(training: Training) -> None:
     """Wrap a model in a DDP of one process, which sends nothing.
 
-    A compiled model is profiled inside such a DDP. From such a DDP is also read in which
-    order it saw gradients become ready.
+    A compiled model is profiled inside such a DDP. For other models such a DDP shows in which
+    order gradients become ready under DDP.
 
     Parameters
     ----------

@@ -33,9 +33,9 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     """Time copies of each kind and size.
 
     Bytes are copied from one pool of memory to another. Both pools are as large as the
-    largest copy. For smaller copies they are divided into slots of the size of a copy. Each
-    copy takes another slot than the one before it, so that with large pools no copy finds
-    its bytes in a cache.
+    largest copy. For smaller copies the pools are divided into slots of the size of a copy.
+    Each copy takes the next slots, so that with large pools no copy finds its bytes in a
+    cache.
 
     Parameters
     ----------

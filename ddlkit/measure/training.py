@@ -165,7 +165,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 
 
 def _refuse_shared_cores(me: Rank) -> None:
-    """Raise UserError if ranks of a lab train on cores, and are more than the cores.
+    """Raise UserError if a lab has more ranks than cores, and they train on the cores.
 
     The name of a link says whether it belongs to a lab.
     """

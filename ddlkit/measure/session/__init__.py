@@ -187,7 +187,9 @@ def this_machine() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Origin:
-    """What all stamps of a session say. A stamp says where the rows of a table come from.
+    """What all stamps of a session say.
+
+    A stamp says where the rows of a table come from.
 
     Attributes
     ----------

@@ -401,9 +401,8 @@ class _Session:
     def _save(self) -> None:
         """Save the table of outcomes and the vitals, if the session is isolated.
 
-        Vitals are samples of the machine's load, clocks, temperature and power.
-        A session that is not isolated ends at the first failure and needs neither
-        table.
+        Vitals are samples of the machine's load, clocks, temperature and power. A session
+        that is not isolated ends at the first failure and needs neither table.
         """
         if not self.rows or not self.isolate:
             return
@@ -492,8 +491,7 @@ class _Worker:
 
     ``make`` returns the points. ``out`` is the directory of the session, and ``origin``
     what the stamps of all its tables say. A stamp says where the rows of a table come from.
-    ``points`` has the points by their keys, once
-    `make_rows` has made them.
+    ``points`` has the points by their keys, once `make_rows` has made them.
     """
 
     make: MakePoints
@@ -860,8 +858,8 @@ def restore(out: Path, file: Path) -> None:
                     f"{file} holds a recording of {names}, not of {out.name}: "
                     "name another file"
                 )
-            # The filter refuses members that would lie outside the directory.
             if not _tables_and_stamps(out):
+                # The filter refuses members that would lie outside the directory.
                 archive.extractall(out.parent, filter="data")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(
