@@ -127,6 +127,7 @@ def _scattered(timing_overhead_factor: float) -> list[str]:
 
     Hooks take the times of single layers, which costs time and saves none.
     """
+    # By chance the factor may be a little less than 1.
     if timing_overhead_factor >= LEAST_HOOKED:
         return []
     return [
@@ -153,6 +154,7 @@ def _facts_to_show(
     return {
         "network": profile.network,
         "device": profile.device,
+        # All rows have the same precision.
         "precision": samples["precision"].iloc[0],
         "ranks": ranks,
         "tensors": len(profile.tensor),
@@ -280,8 +282,8 @@ def _in_words(summary: Sequence[float]) -> str:
 def wrap_alone(training: Training) -> None:
     """Wrap a model in a DDP of one process, which sends nothing.
 
-    A compiled model is profiled inside such a DDP, and the order in which DDP sees
-    gradients become ready is read from it.
+    A compiled model is profiled inside such a DDP. For other models such a DDP shows in which
+    order gradients become ready under DDP.
 
     Parameters
     ----------
@@ -363,8 +365,8 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
 def _order_in_rebuilt_buckets(training: Training) -> list[str]:
     """Return the names of the tensors in the buckets that DDP has rebuilt, in order."""
     ddp: Any = training.ddp
-    # DDP logs the positions of the parameters of each bucket in one text, as in
-    # "5 4 3,2 1 0".
+    # DDP logs the parameters of each bucket in one text, as in "5 4 3,2 1 0". The numbers
+    # are positions in the order of definition.
     log = ddp._get_ddp_logging_data()
     logged = log.get("rebuilt_per_bucket_param_indices", "")
     positions = [int(word) for word in logged.replace(",", " ").split()]
@@ -594,6 +596,7 @@ def _measure_messages(me: Rank, training: Training, max_s: float) -> Iterator[Ta
         ),
         messages_per_sample=NCCL_MESSAGES if me.backend == "nccl" else 4,
     )
+    # This process is a rank already. So it does its part of the job, which is not launched.
     yield from collectives_job.part(me, settings)
 
 
@@ -671,7 +674,8 @@ def _refuse_other_buckets_than_given(training: Training, model: str) -> None:
     ``model`` is the model as the user names it, for the error message. All ranks call
     this function, which runs an iteration.
     """
-    # DDP sends the buckets in each backward pass of an iteration.
+    # DDP sends its buckets in each backward pass. With several passes in an iteration it
+    # would send them several times.
     backward_passes = training.backwards
     if backward_passes > 1:
         remedy = "let it run one batch, and give --accumulate"
@@ -771,8 +775,8 @@ def _plans_to_try(me: Rank, training: Training) -> dict[str, list[int]]:
     The default, which comes first, has an empty list. The best plans follow, the one
     with the shortest predicted iteration first. There are none if this torch does not
     let a user choose buckets. Only rank 0 has the tables from which the plans follow,
-    and sends their sizes to all other ranks. There the plans have numbers for names,
-    which nobody sees, because only rank 0 saves rows and prints.
+    and sends their sizes to all other ranks. On the other ranks the plans have numbers for
+    names. Nobody sees these, because only rank 0 saves rows and prints.
     """
     names = [str(number) for number in range(PLANS_TRIED)]
     # A row for each plan, because ranks exchange arrays of one shape. No plan has more
@@ -841,6 +845,7 @@ def trial(
     medians_s: dict[str, list[float]] = {plan: [] for plan in ddp_by_plan}
     repeat = 0
     while repeat < LOOKS[-1]:
+        # Each round needs all ranks, and their clocks differ. So they decide together.
         in_time = time.monotonic() - begun_s < max_s
         if repeat >= LOOKS[0] and not peers.agree_all(in_time):
             me.say(
@@ -859,6 +864,7 @@ def trial(
             continue
         iterations = f"{count} iterations of each of {len(ddp_by_plan)} plans"
         me.say(f"round {repeat + 1}: {iterations}")
+        # The table calls a plan a policy.
         rows = clock.rows_by("policy", seconds, {**labels, "repeat": repeat})
         yield {"trials": rows}
         repeat += 1
@@ -904,6 +910,8 @@ def _train_in_turn(
         training.use(ddp_by_plan[plan])
         # All ranks begin together, so that none waits for another in its first message.
         dist.barrier()
+        # With `host_counts`, time counts in which a GPU waits for the host, as it does in a
+        # user's training.
         own_s = clock.measure_on(
             training.device, training.iterate, budget, host_counts=True
         )

@@ -64,6 +64,7 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
         written. All ranks raise the same error.
     """
     layout = peers.layout()
+    # The hardware and software of each rank.
     facts_of_all_ranks = shared_facts(me)
     # All ranks call `link_of`, which exchanges texts between them, also if a name is given.
     found_link = link_of(me, layout)
@@ -91,6 +92,8 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
             budget=budget,
             messages_per_sample=messages.NCCL_MESSAGES if me.backend == "nccl" else 1,
         )
+        # This process is a rank already. So it does its part of the job, which is not
+        # launched.
         for tables in collectives_job.part(me, settings):
             # The clock rates right after a measurement show whether a GPU was slowed
             # down, for example because it was hot.
@@ -150,7 +153,10 @@ def _name(me: Rank, layout: Layout) -> str:
 
 
 def _in_words(me: Rank, layout: Layout, sizes: Sequence[int]) -> str:
-    """Return a line that names the ranks, the link and the sizes that are measured."""
+    """Return a line that names the ranks, the link and the range of sizes.
+
+    ``sizes`` are in ascending order.
+    """
     nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes"
     line = (
         f"{me.backend} between {me.world_size} ranks on {nodes} over {me.link}, "
@@ -212,23 +218,25 @@ def link_of(me: Rank, layout: Layout) -> str:
 
     Notes
     -----
-    All ranks call this function, because each knows which GPU is its own. Slurm may hide
-    the GPUs of a node from one another. Then nothing says what joins them.
+    All ranks must call this function together, because only a rank itself knows which GPU
+    it uses. Slurm may hide from a rank the GPUs of the others. Then nothing says what joins
+    them, and the name is "nccl".
     """
     if layout.nodes > 1:
         return "network"
     if me.backend != "nccl":
         return "loopback"
+    # Each rank tells all others its GPU, and the links of this GPU that it can see.
     own_gpu = _gpu_uuid(me)
     links = machine.links_between_gpus(machine.topology(), machine.gpu_uuids())
     known_to_rank = json.dumps({"gpu": own_gpu, "links": links.get(own_gpu, {})})
-    used: list[str] = []
-    links_of_used: dict[str, dict[str, str]] = {}
+    gpus_of_ranks: list[str] = []
+    links_by_gpu: dict[str, dict[str, str]] = {}
     for text in peers.everyones_text(known_to_rank):
         of_rank = json.loads(text)
-        used.append(of_rank["gpu"])
-        links_of_used[of_rank["gpu"]] = of_rank["links"]
-    return machine.gpu_link(used, links_of_used)
+        gpus_of_ranks.append(of_rank["gpu"])
+        links_by_gpu[of_rank["gpu"]] = of_rank["links"]
+    return machine.gpu_link(gpus_of_ranks, links_by_gpu)
 
 
 def _gpu_uuid(me: Rank) -> str:

@@ -180,8 +180,9 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     ------
     mapping of str to DataFrame
         Table ``collectives`` of one collective: a row per sample, with ``seconds`` of
-        the slowest rank, and ``fastest_s`` of the fastest. All-reduces are in place,
-        and so are all collectives of NCCL.
+        the slowest rank, and ``fastest_s`` of the fastest. ``stolen``, ``late`` and
+        ``others`` are shares that say how much the machine was disturbed meanwhile.
+        All-reduces are in place, and so are all collectives of NCCL.
 
     Raises
     ------
@@ -356,13 +357,13 @@ def _measure(
     def reset_and_meet() -> None:
         """Prepare a sample, which is no part of its time."""
         checked.reset()
-        # This rank is ready only when its device has restored the buffers, and not yet when
-        # that was asked of the device.
+        # On a GPU the call above returns before the buffers are restored. This rank is
+        # ready only when they are.
         synchronize()
         # NCCL's barrier is a kernel. After this function `measure` waits for the device,
         # and thus for the end of that kernel, before it times a sample.
         dist.barrier()
-        # Rank 0 starts at once, and each other rank after the one before it.
+        # Rank 0 starts at once, and each other rank `apart_s` after the rank before it.
         sleep_until(perf_counter() + me.rank * settings.apart_s)
 
     action: Action = checked.run
@@ -383,6 +384,7 @@ def _measure(
     # A rank that left alone after a wrong result would let all others wait for it.
     n_wrong_on_ranks = peers.everyones([checked.n_wrong()])[:, 0]
     if n_wrong_on_ranks.any():
+        # The error names the rank with the most wrong elements.
         rank = int(n_wrong_on_ranks.argmax())
         raise checked.error(int(n_wrong_on_ranks[rank]), f" on rank {rank}")
     # The rank with the largest number starts last, and no collective can end before all
@@ -442,7 +444,8 @@ class CheckedCollective:
         # All ranks draw the same vector, so each knows the inputs of all others and can
         # compute the right result without any message.
         vector = random_integers(elements // self._input_parts, seed, me.device)
-        # A generator, because the inputs of many ranks would not fit into memory at once.
+        # The input of rank k is the vector, rotated by k times `_ROTATION` elements. `inputs`
+        # is a generator, because the inputs of many ranks would not fit into memory at once.
         inputs = (vector.roll(rank * _ROTATION) for rank in range(me.world_size))
         self.mine = vector.roll(me.rank * _ROTATION)
         self.expected = self._posting.result(inputs, me)
@@ -453,7 +456,7 @@ class CheckedCollective:
         # In place, the input lies in the buffer itself, next to the NaN.
         if self._in_place:
             self._source(self._initial).copy_(self.mine)
-        # A row for each of the messages that are posted at once.
+        # A row for each of the messages that are posted at once. `reset` fills the rows.
         self.buffers = self.mine.new_empty((count, row_elements))
 
     def _source(self, row: torch.Tensor) -> torch.Tensor:
@@ -553,6 +556,8 @@ def random_integers(
     True
     """
     vector = torch.empty(elements, device=device)
+    # The integers of 64 bits take twice the memory of their part of the vector. So they
+    # are made chunk by chunk.
     for begin in range(0, elements, _CHUNK_ELEMENTS):
         chunk = vector[begin : begin + _CHUNK_ELEMENTS]
         # Each seed begins 2**40 positions after the one before it, so that no two seeds

@@ -33,8 +33,9 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     """Time copies of each kind and size.
 
     Bytes are copied from one pool of memory to another. Both pools are as large as the
-    largest copy. Each copy takes the next slot of the source and of the target, so that
-    with large pools no copy finds its bytes in a cache.
+    largest copy. For smaller copies the pools are divided into slots of the size of a copy.
+    Each copy takes the next slots, so that with large pools no copy finds its bytes in a
+    cache.
 
     Parameters
     ----------
@@ -78,7 +79,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
             for size in fitting:
                 yield _rows_of_copies(target, source, size, budget, labels)
         if too_large:
-            # `all_or_partial` keeps the rows so far, and marks them as a part.
+            # `all_or_partial` keeps the rows so far, and raises `Partial` with them.
             raise Unavailable(reason)
 
     what = f"pools of {format_bytes(largest)} to copy between"
@@ -100,9 +101,10 @@ def _rows_of_copies(
 
 
 def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
-    """Return two pools by the kind of copy: first the target, then the source.
+    """Return the two pools of each kind of copy: first the target, then the source.
 
-    Each pool has ``n_bytes`` random bytes, rounded up to a multiple of 8.
+    A pool is memory from which or to which bytes are copied. Each pool has ``n_bytes``
+    random bytes, rounded up to a multiple of 8.
 
     The kinds are "memcpy" on the CPU. On a GPU they are from the host to the device
     (h2d) and back (d2h), each with pinned or pageable memory of the host, and within
@@ -145,6 +147,8 @@ def _copy_s(
     """
     # A slot is a place in a pool that holds one copy.
     slots = source.numel() // size
+    # A sample uses no slot twice, and is limited in bytes and in copies. A single copy may
+    # have more bytes than the limit.
     most_by_bytes = max(1, _SAMPLE_BYTES // size)
     copies_per_sample = min(slots, _MOST_COPIES, most_by_bytes)
     # After the last slot of a pool the first one is next.

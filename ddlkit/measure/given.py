@@ -225,6 +225,7 @@ class Training:
         mark()
         # A loss that does not run backward itself has one pass for each batch.
         backward_passes = self.accumulate * max(1, self.backwards)
+        # `backward_calls` calls `mark` before and after the last pass.
         with backward_calls(mark, last=backward_passes) as calls:
             for batch in range(self.accumulate):
                 is_last_batch = batch == self.accumulate - 1
@@ -323,10 +324,10 @@ class Training:
         DistributedDataParallel
             The wrapped model.
         """
-        # `use` makes the model's forward call DDP. DDP calls `_Inside`, which keeps the
-        # forward that the model has when `_Inside` is made. That must be the model's own
-        # forward, not the DDP of an earlier `wrap`. So the own forward is remembered at
-        # the first call of `wrap`, and put back at each call.
+        # `use` makes the model's forward call DDP. DDP wraps and calls a module `_Inside`,
+        # which keeps the forward that the model has when `_Inside` is made. That must be the
+        # model's own forward, not the DDP of an earlier `wrap`. So the own forward is
+        # remembered at the first call of `wrap`, and put back at each call.
         if self._forward_before_ddp is None:
             self._forward_before_ddp = self.model.forward
         self.model.forward = self._forward_before_ddp
@@ -357,8 +358,8 @@ class Training:
         """
         self.ddp = ddp
         # A user's loss calls the model, and knows nothing of DDP. So the model's forward
-        # is made to call DDP. DDP in turn calls `_Inside`, which kept the model's own
-        # forward.
+        # is made to call DDP. DDP in turn calls the module `_Inside` that it wraps, which
+        # kept the model's own forward.
         self.model.forward = ddp.__call__
         return ddp
 
@@ -475,8 +476,8 @@ def backward_calls(
         The count so far.
     """
     calls = BackwardCalls(mark, last)
-    # Tensor.backward looks up torch.autograd.backward at each call, so its calls count,
-    # too.
+    # Tensor.backward looks up torch.autograd.backward at each call. So calls of
+    # Tensor.backward count, too.
     with patch.object(torch.autograd, "backward", calls):
         yield calls
 
@@ -579,6 +580,7 @@ def load(user_model: str, device: torch.device, notes: list[str]) -> Training:
     if torchvision:
         batch = int(torchvision["batch"] or DEFAULT_BATCH)
         training = known(torchvision["name"], batch, device)
+        # The name of the network is left without the prefix "torchvision:".
         return replace(training, network=torchvision["plain_name"])
     function = _function_of_user(user_model)
     with errors_of_user_code(user_model):
@@ -703,6 +705,7 @@ def _imported(file: str, user_model: str) -> ModuleType:
             "or a network and its batch, as in torchvision:resnet50:32"
         )
     module = importlib.util.module_from_spec(spec)
+    # An import statement also registers a module before it runs the module.
     sys.modules[name] = module
     # The folder stays in the path, because modules that lie next to the file may be
     # imported as late as in the loss.
@@ -722,7 +725,7 @@ def _training_from_result(result: Any, user_model: str, notes: list[str]) -> Tra
     """
     _refuse_result(result, user_model)
     # The third value may be left out.
-    model, plain_loss, *optimizers = result
+    model, users_loss, *optimizers = result
     file, _, function = user_model.rpartition(":")
     _refuse_parameters(model, user_model)
     # A user may also return None in the place of an optimizer.
@@ -738,10 +741,10 @@ def _training_from_result(result: Any, user_model: str, notes: list[str]) -> Tra
 
     # `wraps` also copies the attributes by which `Training.compiled` recognizes a loss
     # that torch.compile has made.
-    @functools.wraps(plain_loss)
+    @functools.wraps(users_loss)
     def loss() -> Any:
         with errors_of_user_code(user_model):
-            return plain_loss()
+            return users_loss()
 
     network = f"{Path(file).stem}-{function}"
     return Training(
@@ -909,7 +912,8 @@ def errors_of_user_code(what: str) -> Iterator[None]:
 def _line_of_user(frames: Sequence[traceback.FrameSummary]) -> str:
     """Return which line of the user's own code was the last one to run, or nothing.
 
-    Frames of installed packages, such as those of torch, are not the user's.
+    Frames of installed packages, such as those of torch, are not the user's. Neither are
+    those without a file, whose name may be "<string>".
     """
     for frame in reversed(frames):
         is_installed = "site-packages" in Path(frame.filename).parts

@@ -120,7 +120,8 @@ class _HookedIteration:
 
     ``_events`` holds pairs of the kind of an event (a phase, a layer or a gradient) and
     the name of its tensor. The name is empty for a phase, and for a layer it is that of
-    the layer's first tensor. Event number k has mark number k.
+    the layer's first tensor. At event number k mark number k is made. It holds the seconds,
+    or the FLOPs, since the first mark.
     """
 
     def __init__(self, marks: _AnyMarks) -> None:
@@ -142,8 +143,8 @@ class _HookedIteration:
 
     def read(self) -> _Shares:
         """Return how the iteration is shared among its tensors."""
-        # What has passed at each mark since the first mark. Despite the method's name
-        # these are FLOPs if the marks count FLOPs.
+        # Seconds from the first mark to each mark. If the marks count FLOPs, these are
+        # FLOPs, despite the name of the method.
         passed = self._marks.seconds()
         phase_numbers = [
             k for k, (event, _) in enumerate(self._events) if event == _PHASE
@@ -542,6 +543,7 @@ def _profile(
         batch=training.batch,
         tensor=tensors,
         # The name of a layer is that of a tensor without its last part, such as ".weight".
+        # A name of a single part stays as it is.
         layer=tuple(tensor.rpartition(".")[0] or tensor for tensor in tensors),
         parameters=np.array([parameters[tensor].numel() for tensor in tensors]),
         gradient_bytes=np.array([parameters[tensor].nbytes for tensor in tensors]),
@@ -640,6 +642,7 @@ def _measure_undisturbed(
     expensive. ``me`` is None if this process profiles alone.
     """
     retries = Retries(most=0 if training.device.type == "cuda" else 2)
+    # A process alone watches the machine as rank 0 does.
     rank = me.rank if me else 0
     while True:
         watch = Watch(rank)
@@ -657,14 +660,14 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
     ``me`` is None if this process profiles alone.
     """
     device = training.device
-    plain: list[Marks] = []
+    unhooked: list[Marks] = []
     hooked: list[_HookedIteration] = []
     issue_s: list[float] = []
 
-    def run_plain() -> None:
+    def run_unhooked() -> None:
         """Run an iteration without hooks, and keep its marks and its time of issue."""
         marks = Marks(device)
-        plain.append(marks)
+        unhooked.append(marks)
         start_s = perf_counter()
         # On a GPU this returns when the host has issued all work.
         training.iterate(marks.mark)
@@ -677,16 +680,17 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         hooked.append(iteration)
 
     samples = clock.measure_interleaved(
-        {"plain": run_plain, "hooked": run_hooked},
+        {"unhooked": run_unhooked, "hooked": run_hooked},
         budget,
         synchronize=clock.synchronizer(device),
-        # Alone, this process decides by itself when to stop.
+        # Ranks end after the same repeat. A process alone decides by itself: `bool` returns
+        # its own decision.
         agree=peers.agree_all if me else bool,
     )
     # The lists begin with the repeats that warmed up. `samples` has only the repeats that
     # count.
-    repeats = len(samples["plain"])
-    marks_s = np.array([marks.seconds() for marks in plain[-repeats:]])
+    repeats = len(samples["unhooked"])
+    marks_s = np.array([marks.seconds() for marks in unhooked[-repeats:]])
     return _Measured(marks_s, hooked[-repeats:], np.array(issue_s[-repeats:]))
 
 

@@ -25,7 +25,7 @@ LAUNCH_S = 10.0
 BUILD_S = 2.0
 """Seconds to build a network, move it to the device and count its FLOPs."""
 FILL_POOLS_S = 3.0
-"""Seconds to fill the pools between which copies are measured."""
+"""Seconds to fill the pools, which are the memory from and to which copies are timed."""
 WARMTH = 1.2
 """Expected duration over the ``max_s`` of a budget, because repeats also warm up."""
 SLOWDOWN_FACTOR = 3.0
@@ -64,6 +64,8 @@ class Lab(Enum):
 class Needs(Generic[Settings]):
     """What a kind of point needs, and how long it takes.
 
+    A point is a measurement with tables of its own.
+
     Attributes
     ----------
     seconds : callable
@@ -75,7 +77,7 @@ class Needs(Generic[Settings]):
     ranks : str
         How many ranks there are, in words.
     lab : Lab
-        Whether a lab is needed.
+        Whether a lab is needed, in which ranks are joined by links of a limited rate.
     packages : mapping of str to str
         What else must be installed: the package by the module that is imported.
     needs_network : bool
@@ -137,6 +139,7 @@ class Needs(Generic[Settings]):
         UserError
             If the network is unknown.
         """
+        # A point that needs the session's own device or the processor lacks neither.
         n_needed = 0
         if self.gpus is Gpus.ONE:
             n_needed = 1
@@ -172,8 +175,14 @@ class Needs(Generic[Settings]):
         ----------
         point : Point
             The point.
-        on_gpu, ranks, in_lab, network
-            As of `lacking`.
+        on_gpu : bool
+            Whether the session measures GPUs.
+        ranks : int, optional
+            How many ranks the point has.
+        in_lab : bool, optional
+            Whether the ranks are in a lab.
+        network : str, optional
+            The name of the network that is built, if there is one.
 
         Returns
         -------
@@ -223,6 +232,7 @@ def collectives_s(budget: Budget, collectives: int, sizes: int) -> float:
     float
         Seconds.
     """
+    # The ranks start once, and then measure each size of each collective.
     return LAUNCH_S + collectives * sizes * budget.max_s
 
 
@@ -239,7 +249,7 @@ def copies_s(budget: Budget, device: str, sizes: int) -> float:
     budget : Budget
         How long to measure each size of each kind of copy.
     device : str
-        ``"cpu"`` or ``"cuda"``, which have other kinds of copies.
+        ``"cpu"`` or ``"cuda"``. A GPU has more kinds of copies.
     sizes : int
         How many sizes there are.
 
@@ -248,6 +258,8 @@ def copies_s(budget: Budget, device: str, sizes: int) -> float:
     float
         Seconds.
     """
+    # The pools are the memory from and to which all copies go. They are filled once, before
+    # the first size of the first kind.
     return FILL_POOLS_S + COPY_KINDS[device] * sizes * budget.max_s
 
 
@@ -274,9 +286,12 @@ def trainings_s(
     float
         Seconds.
     """
+    # An iteration of one batch takes `LAB_ITERATION_S` in a lab. On each of these devices it
+    # is expected to be shorter by a factor.
     batch_s = LAB_ITERATION_S / EXPECTED_SPEEDUP[device]
     iteration_s = accumulate * batch_s
-    # A round also has as many iterations without exchange before, and as many after.
+    # In a round as many iterations without exchange precede those that exchange gradients,
+    # and as many follow them. Each plan warms up once, before its first round.
     iterations_of_a_plan = repeats * 3 * iterations + training.WARMUP
     return LAUNCH_S + plans * iterations_of_a_plan * iteration_s
 

@@ -170,7 +170,8 @@ def register(module: str, networks: Mapping[str, Network]) -> None:
     Parameters
     ----------
     module : str
-        The module that calls this function when it is imported. Ranks import it first.
+        The module that calls this function when it is imported. Each rank imports this
+        module before its job, and so knows the networks, too.
     networks : mapping of str to Network
         The networks by their names.
     """
@@ -194,12 +195,13 @@ def find(name: str) -> Network:
     Raises
     ------
     UserError
-        If the name is unknown. The message has all names, after the most similar one.
+        If the name is unknown. The message lists known names, after the most similar one.
+        A name that torchvision does not know is refused only when the network is built.
     """
     if name.startswith("torchvision:"):
-        plain_name = name.removeprefix("torchvision:")
+        short_name = name.removeprefix("torchvision:")
         # A network in NETWORKS is built with options of its own, such as those of vgg16.
-        return NETWORKS.get(plain_name) or torchvision_network(plain_name)
+        return NETWORKS.get(short_name) or torchvision_network(short_name)
     if name in NETWORKS:
         return NETWORKS[name]
     raise UserError(f"unknown network {name!r}: {_advice_on_name(name, [*NETWORKS])}")
@@ -211,6 +213,7 @@ _MOST_LISTED = 12
 
 def _advice_on_name(name: str, known: Sequence[str]) -> str:
     """Return advice on an unknown name: the most similar known one, and the known ones."""
+    # A number is probably a batch size that was meant to follow a name.
     if name.isdigit():
         return (
             "the batch size follows the name of a network and a colon, as in resnet18:4"
@@ -303,7 +306,7 @@ def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
     """Return the FLOPs of a recurrent layer.
 
     Each weight matrix is applied once to every sample of every time step, with 2 FLOPs
-    for each of its elements.
+    for each of its elements: a product and a sum.
 
     Parameters
     ----------

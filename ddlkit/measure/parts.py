@@ -103,7 +103,8 @@ class Ranks:
         How many ranks there are.
     place : callable
         Returns a new place, a `ddlkit.jobs.launch.Place`: the machine's loopback
-        interface, or a lab, which is also a context manager.
+        interface, or a lab, which is also a context manager. A lab joins network
+        namespaces by links of a limited rate.
     join : mapping
         Arguments of `ddlkit.jobs.rank.Rank.join`, by which the ranks meet: the backend,
         and optionally ``timeout_s`` and ``on_gpu``.
@@ -148,6 +149,7 @@ class Ranks:
         Ranks
         """
         backend = "nccl" if device == "cuda" else "gloo"
+        # More processes that start at the same time need longer until all have met.
         timeout_s = MEETING_OF_MANY_S if count > 2 else MEETING_S
         join: dict[str, Any] = {"backend": backend, "timeout_s": timeout_s}
         if not link:
@@ -248,7 +250,9 @@ def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, 
 def place_of(
     here: Here, count: int, bits_per_s: float, delay_s: float = 0.0
 ) -> tuple[Ranks, str]:
-    """Return ranks in a lab if there is a rate, and else on the machine's own link.
+    """Return ranks, and how tables name the place where they are.
+
+    With a rate the place is a lab. Without one it is the machine's own link.
 
     Parameters
     ----------
@@ -387,9 +391,9 @@ def collectives(
 ) -> Iterator[Point]:
     """Yield points that measure collectives by size.
 
-    The ranks are in labs if there are rates. Otherwise they are joined by ``link``, or,
-    by default, as the devices are. A point measures the sizes that its table still
-    lacks.
+    A point is a measurement with tables of its own. It measures the sizes that its table
+    still lacks. If there are rates, the ranks are in labs, which have links of a limited
+    rate. Otherwise they are joined by ``link``, or, by default, as the devices are.
 
     Parameters
     ----------
@@ -423,7 +427,8 @@ def collectives(
     Yields
     ------
     Point
-        A point for each place, and thus for each table.
+        A point for each table: one for ``link``, or one for each number of ranks, rate and
+        delay.
     """
     in_lab = bool(rate)
     # NCCL sends between GPUs. In a lab, and over the other links of `_LINKS`, gloo does.
@@ -549,8 +554,8 @@ def slowdowns(
 ) -> Iterator[Point]:
     """Yield points that measure how much compute and messages slow each other down.
 
-    The messages have three sizes: the smallest and the largest of DDP's buckets, and
-    one that is nearly all start-up latency.
+    A point is a measurement with tables of its own. Its messages have three sizes: the
+    smallest and the largest of DDP's buckets, and one that is nearly all start-up latency.
 
     Parameters
     ----------
@@ -580,7 +585,9 @@ def slowdowns(
         run = partial(_measure_slowdown, members, name, batch, budget, estimate_s)
         point = Point("slowdown", f"{name}-b{batch}-{place}", run, estimate_s)
         # `offer` returns the point, or a refusal if the machine lacks what it needs.
-        yield needs.SLOWDOWNS.offer(point, here.on_gpu, count, bool(bits_per_s), name)
+        yield needs.SLOWDOWNS.offer(
+            point, here.on_gpu, count, in_lab=bool(bits_per_s), network=name
+        )
 
 
 def _measure_slowdown(
@@ -590,6 +597,7 @@ def _measure_slowdown(
 
     ``members`` are the ranks, which are expected to take ``estimate_s`` seconds.
     """
+    # The sizes are in ascending order.
     bucket_bytes = bucket_sizes(network)
     smallest = bucket_bytes[0]
     largest = bucket_bytes[-1]
@@ -630,7 +638,7 @@ def bucket_sizes(network: str) -> list[int]:
     sizes = [p.nbytes for p in parameters]
     # Buckets depend on sizes and types alone, not on times.
     work = replace(
-        Workload.from_arrays(0.0, no_times_s, sizes),
+        Workload.from_arrays(forward_s=0.0, backward_s=no_times_s, n_bytes=sizes),
         dtype=tuple(dtype_name(p) for p in parameters),
     )
     return sorted(make_plan("ddp", work).group_bytes(work).tolist())
@@ -643,6 +651,8 @@ def memory_copies(
     here: Here, budget: Budget, sizes: Sequence[int] = copies.SIZES
 ) -> Iterator[Point]:
     """Yield the point that measures copies of memory.
+
+    A point is a measurement with tables of its own.
 
     Parameters
     ----------
@@ -695,7 +705,7 @@ def training_cases(
     rate: Sequence[float] = (0.0,),
     delay: Sequence[float] = (0.0,),
 ) -> Iterator[TrainingCase]:
-    """Yield each network in each place where it is to be trained.
+    """Yield each network with each number of ranks and each link to train it on.
 
     Parameters
     ----------
@@ -731,14 +741,16 @@ def training_point(
     estimate_s: float,
     predicted: Any = None,
 ) -> Point:
-    """Return the point that trains a network in a place.
+    """Return the point that trains the network of a case on the ranks of the case.
+
+    A point is a measurement with tables of its own.
 
     Parameters
     ----------
     here : Here
         Where the session measures.
     case : TrainingCase
-        The network and the place.
+        The network, its ranks and the name of their place.
     key : str
         The name of the point's tables.
     make_settings : callable
@@ -763,7 +775,11 @@ def training_point(
     )
     # `offer` returns the point, or a refusal if the machine lacks what it needs.
     return needs.TRAININGS.offer(
-        point, here.on_gpu, case.members.count, case.in_lab, case.network
+        point,
+        here.on_gpu,
+        case.members.count,
+        in_lab=case.in_lab,
+        network=case.network,
     )
 
 
@@ -781,12 +797,14 @@ def training_by_own_rule(
 ) -> Point:
     """Return the point that trains with the buckets that DDP chooses itself.
 
+    A point is a measurement with tables of its own.
+
     Parameters
     ----------
     here : Here
         Where the session measures.
     case : TrainingCase
-        The network and the place.
+        The network, its ranks and the name of their place.
     repeats : int
         How many rounds there are.
     iterations : int
@@ -836,12 +854,26 @@ def trainings(
 ) -> Iterator[Point]:
     """Yield points that train networks with the buckets that DDP chooses itself.
 
+    A point is a measurement with tables of its own.
+
     Parameters
     ----------
-    here, networks, ranks, rate, delay
-        As of `training_cases`.
-    repeats, iterations, accumulate
-        As of `training_by_own_rule`.
+    here : Here
+        Where the session measures.
+    networks : sequence of (str, int)
+        Names and batch sizes.
+    repeats : int
+        How many rounds there are.
+    iterations : int
+        How many iterations a round has.
+    ranks : sequence of int, optional
+        Numbers of ranks, by default those of `rank_counts`.
+    rate : sequence of float, optional
+        Rates of a lab's links in bit/s; 0 for no lab.
+    delay : sequence of float, optional
+        Delays of a lab's links in seconds.
+    accumulate : int, optional
+        How many batches an iteration has.
 
     Yields
     ------
@@ -876,6 +908,8 @@ def points(
     delay_s: float = 0.0,
 ) -> PointList:
     """Return the points of one of `PARTS`, or of all parts.
+
+    A point is a measurement with tables of its own.
 
     Parameters
     ----------
@@ -927,6 +961,7 @@ def points(
     if "collectives" in wanted:
         body += collectives(here, _MESSAGES, ranks=counts, rate=rates, delay=[delay_s])
     if "layers" in wanted:
+        # One rank measures alone, with all cores.
         body += layers(here, networks, _LAYERS, ranks=[1])
     if "copies" in wanted:
         body += memory_copies(here, _COPIES)

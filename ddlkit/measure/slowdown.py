@@ -173,6 +173,8 @@ def slowdown_rounds(
     while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
         watch = Watch(me.rank)
         rows = list(compared.measure_round())
+        # If others disturbed the round, `again` pauses and has it repeated, as long as
+        # repeats are left.
         if retries.again(usage_of_all(watch.usage())):
             continue
         frame = pd.DataFrame(rows, columns=columns).assign(**labels, repeat=repeat)
@@ -234,10 +236,12 @@ class _TrainingAndMessages:
             if not module_in_ddp.called:
                 reason = "loss() does not call the model itself, as DDP needs"
                 raise UserError(f"{training.network}: {reason}")
-        # Seconds of an iteration, the sum of its phases, of the slowest rank.
+        # Seconds of an iteration, the sum of its phases, of the slowest rank. `slowest`
+        # takes and returns an array, here of one number.
         alone_s = float(slowest([sum(self._phases())])[0])
         self.messages: dict[int, tuple[torch.Tensor, int]] = {}
         for size in sizes:
+            # An element of float32 has 4 bytes.
             buffer = torch.zeros(size // 4, device=me.device)
             count = self._needed_messages(buffer, size, alone_s)
             self.messages[size] = (buffer, count)
@@ -248,7 +252,8 @@ class _TrainingAndMessages:
         ``alone_s`` is how long an iteration takes without messages, and ``size`` is the
         size of the buffer in bytes.
         """
-        # As many messages as both limits of a pilot run allow, but at least two.
+        # A pilot run shows how long a message takes while this process trains. It has as
+        # many messages as both its limits allow, but at least two.
         pilot_count = max(2, min(PILOT_MESSAGES, PILOT_BYTES // size))
         # The first of two runs also warms up. The longer one counts: it gives the
         # smaller number of messages, so that a round does not take too long.
@@ -262,6 +267,8 @@ class _TrainingAndMessages:
     def measure_round(self) -> Iterator[Row]:
         """Yield a row for each quantity that is timed in a round.
 
+        A row has the quantity, what went on at the same time, the bytes of a message or of
+        all buckets, the number of messages or buckets, and seconds.
         Quantities that are compared are timed one right after the other, so that drift of
         the machine affects both. All rows have the seconds of the slowest rank.
         """
@@ -291,8 +298,9 @@ class _TrainingAndMessages:
     ) -> Iterator[Row]:
         """Yield a row for each phase, with the seconds of the slowest rank.
 
-        ``seconds`` are those of this rank, shape (3,). The other arguments are values
-        of `Row`.
+        ``seconds`` are those of this rank, shape (3,). ``at_the_same_time`` says what went
+        on besides, such as messages. ``count`` is the number of these messages or of
+        buckets, and ``size`` is the bytes of a message or of all buckets.
         """
         for phase, phase_s in zip(PHASES, slowest(seconds), strict=True):
             yield phase, at_the_same_time, size, count, phase_s
@@ -301,8 +309,8 @@ class _TrainingAndMessages:
         """Train for an iteration without messages, and return the seconds of its phases.
 
         The phases are forward, backward and update, shape (3,). ``buckets`` is a key of
-        ``ddp``. With ``fill_buckets``, DDP fills its buckets and calls the hook. Without
-        ``fill_buckets``, DDP does nothing with the gradients.
+        ``ddp``. With ``fill_buckets``, DDP copies gradients into its buckets, but sends
+        none. Without ``fill_buckets``, DDP does nothing with the gradients.
         """
         marks = Marks(self.me.device)
         dist.barrier()
@@ -312,7 +320,8 @@ class _TrainingAndMessages:
     def _iterate(self, buckets: int, marks: Marks, fill_buckets: bool = False) -> None:
         """Train for an iteration, and add a mark where each phase begins and ends.
 
-        ``buckets`` and ``fill_buckets`` are those of `_phases`.
+        ``buckets``, a key of ``ddp``, is the number of buckets. ``fill_buckets`` says
+        whether DDP copies gradients into them.
         """
         ddp = self.training.use(self.ddp[buckets])
         # Within `no_sync`, DDP does not copy gradients into buckets.
@@ -331,9 +340,9 @@ class _TrainingAndMessages:
         Returns
         -------
         phases_s : ndarray, shape (3,)
-            Mean seconds of forward, backward and update.
+            Mean seconds of forward, backward and update, of this rank.
         messages_s : float
-            Seconds from the first post to the arrival of the last message.
+            Seconds from the first post to the arrival of the last message, of this rank.
         """
         dist.barrier()
         synchronize = clock.synchronizer(self.me.device)
@@ -399,6 +408,7 @@ class _Sending:
         if in_thread is None:
             in_thread = me.device.type == "cuda"
         self._poster = threading.Thread(target=self._post, args=(buffer, count))
+        # As a daemon, a thread whose post hangs does not keep the process from ending.
         self._poster.daemon = True
         self._poster.start()
         if not in_thread:
@@ -451,6 +461,7 @@ class _Sending:
         if self._device.type != "cuda":
             # A message may be complete a moment before its callback has run.
             self._end_marked.wait()
+        # The seconds of the marks count from the first one, and the last is the arrival.
         return float(self._marks.seconds()[-1])
 
 

@@ -185,6 +185,7 @@ def trace_iterations(
     # With `repeat=1` the profiler goes once through warm-up and recording. Otherwise it
     # would begin anew with the last step, and discard what it has recorded.
     steps = schedule(wait=0, warmup=warmup, active=iterations, repeat=1)
+    # Readers of a trace need shapes to find which copy belongs to which message.
     with profile(activities=activities, schedule=steps, record_shapes=True) as profiler:
         for number in range(warmup + iterations):
             iterate(number)
@@ -201,12 +202,12 @@ def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:
     name = f"rank{me.rank}.json"
     directory.mkdir(parents=True, exist_ok=True)
     with scratch(directory) as folder:
-        plain = folder / name
+        uncompressed = folder / name
         packed = folder / f"{name}.gz"
         failure: OSError | None = None
         try:
-            profiler.export_chrome_trace(str(plain))
-            _pack(plain, packed)
+            profiler.export_chrome_trace(str(uncompressed))
+            _pack(uncompressed, packed)
         except OSError as error:
             failure = error
         # All ranks ask together. If a rank raised its failure before, the others would wait
@@ -233,11 +234,11 @@ def _remove_traces_of_others(directory: Path, me: Rank) -> None:
             path.unlink()
 
 
-def _pack(plain: Path, packed: Path) -> None:
+def _pack(uncompressed: Path, packed: Path) -> None:
     """Compress a file piece by piece, because a trace may have a gigabyte."""
     # Without a time of modification, the same trace always gives the same file.
     with (
-        plain.open("rb") as source,
+        uncompressed.open("rb") as source,
         gzip.GzipFile(packed, "wb", compresslevel=COMPRESSION, mtime=0) as target,
     ):
         shutil.copyfileobj(source, target)

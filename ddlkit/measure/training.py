@@ -165,7 +165,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 
 
 def _refuse_shared_cores(me: Rank) -> None:
-    """Raise UserError if the ranks of a lab are more than the cores that compute.
+    """Raise UserError if a lab has more ranks than cores, and they train on the cores.
 
     The name of a link says whether it belongs to a lab.
     """
@@ -250,6 +250,7 @@ def wrap_and_rebuild(
     # before it, the backward pass has just ended, and DDP has averaged the gradients.
     sum_after_backward = sums_at_marks[-2]
     sums_of_ranks = everyones([sum_after_backward])  # shape (ranks, 1)
+    # All ranks have got the same average, so even its sums must be equal to the last bit.
     differs = (sums_of_ranks != sums_of_ranks[0]).any()
     if differs or not np.isfinite(sums_of_ranks).all():
         raise UserError(
@@ -277,6 +278,7 @@ def rebuilt_bytes(ddp: DistributedDataParallel) -> list[int]:
         DDP has rebuilt none.
     """
     log: Any = ddp._get_ddp_logging_data()
+    # DDP logs all sizes in one text, separated by commas.
     sizes_text = log.get("rebuilt_bucket_sizes", "").replace(",", " ")
     return [int(size) for size in sizes_text.split()]
 
@@ -359,7 +361,7 @@ class _PlannedTraining:
         self.retries = retries
         self.asked_bytes = settings.plans[plan]
         # Plans are trained in turn, and DDP changes the model that it wraps. So each
-        # plan has a copy.
+        # plan has a copy. `rank` makes the data of ranks differ, and thus their gradients.
         self.training = known(
             settings.network,
             settings.batch,
@@ -472,15 +474,16 @@ class _PlannedTraining:
         # The k-th message of the iteration sends the k-th bucket, and gets its size.
         spans = timeline(events, self.bucket_bytes)
         # The cross product with a table of one row adds the labels to every span.
+        # Only the first round, number 0, is profiled.
         labels = pd.DataFrame({"case": [self.case.key], "repeat": 0})
         return labels.merge(spans.to_frame(), "cross")
 
     def _measure_undisturbed(self) -> tuple[Floats, float, Usage]:
         """Time some iterations, and as many without exchange before and after them.
 
-        If the times are disturbed, all three are measured again, as long as the job may
-        repeat. The last ones are returned in any case, and the usage says whether they
-        were disturbed.
+        If other programs disturb the times, all three are measured again, as long as
+        ``retries`` allows it. The times of the last try are returned in any case, and the
+        usage says whether they were disturbed.
 
         Returns
         -------
@@ -498,6 +501,7 @@ class _PlannedTraining:
             # Before and after, so that drift of the machine affects both alike.
             around = np.append(before, self._timed_without_exchange())
             used = usage_of_all(watch.usage())
+            # `again` is false if nothing disturbed the times, or if no repeat is left.
             if not self.retries.again(used):
                 return seconds, float(np.median(around)), used
 
@@ -521,6 +525,8 @@ class _PlannedTraining:
             relative_halfwidth=0.0,
         )
         dist.barrier()
+        # With `host_counts`, time counts in which a GPU waits for the host, as it does in a
+        # user's training.
         seconds = clock.measure_on(
             self.me.device, self.training.iterate, exactly_count, host_counts=True
         )

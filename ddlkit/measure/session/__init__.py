@@ -126,6 +126,8 @@ def ran_out_of_memory(error: BaseException) -> bool:
     >>> ran_out_of_memory(MemoryError()), ran_out_of_memory(ValueError("no number"))
     (True, False)
     """
+    # CUDA says the first of these, and torch on the CPU the second. torch says the third
+    # of a tensor whose size is beyond every memory.
     signs = ("out of memory", "can't allocate memory", "size calculation overflowed")
     message = str(error)
     return isinstance(error, MemoryError) or any(sign in message for sign in signs)
@@ -186,6 +188,8 @@ def this_machine() -> dict[str, Any]:
 @dataclass(frozen=True)
 class Origin:
     """What all stamps of a session say.
+
+    A stamp says where the rows of a table come from.
 
     Attributes
     ----------
@@ -448,6 +452,7 @@ class Point:
             result = self.measure()
         except Exception as error:
             return _outcome_of(error)
+        # A point with a single table may return its rows alone.
         if isinstance(result, pd.DataFrame):
             tables: Tables = {self.schemas[0]: result}
         else:

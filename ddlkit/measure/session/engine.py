@@ -71,6 +71,8 @@ def run_session(
 ) -> Path:
     """Measure the points whose tables a directory lacks.
 
+    A point is a measurement with tables of its own.
+
     Parameters
     ----------
     make : callable
@@ -109,11 +111,12 @@ def run_session(
     UserError
         If others use the GPU, if a point that is not isolated fails, if nothing at all
         could be measured, and if the directory holds another machine's tables or
-        another process writes to it. A strict session also if a point failed.
+        another process writes to it. A strict session also raises it if a point failed.
     """
     deadline_s = time.monotonic() + budget_s
     out = out.resolve()
     with store.lock(out / ".lock"):
+        # An earlier session may have died while it wrote a table.
         files.remove_unfinished(out)
         in_use = vitals.gpu_in_use() if gpu else ""
         if in_use and not ignore_load:
@@ -124,6 +127,7 @@ def run_session(
         # Isolated points of a session that does not measure the GPU see no GPU, so the
         # machine has the name of its processor.
         name = machine.name("cpu" if isolate and not gpu else "")
+        # If the session measures although others use the GPU, all stamps say so.
         origin = Origin(
             machine={**sessions.this_machine(), "name": name},
             remark="; ".join(text for text in (remark, in_use) if text),
@@ -147,6 +151,8 @@ def run_session(
 
 def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     """Return a listing of the points whose tables a directory lacks.
+
+    A point is a measurement with tables of its own.
 
     Parameters
     ----------
@@ -182,8 +188,9 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     rest_min = sum(point.estimate_s for point in missing) / 60
     progress = f"{len(points) - len(missing)} of {_counted(len(points))} done"
     lines.append(f"{progress} in {out}; the rest takes about {rest_min:.1f} min")
-    spent_s = list(itertools.accumulate(point.estimate_s for point in missing))
-    within = sum(end_s <= budget_s for end_s in spent_s)
+    # Seconds from the start until each point ends, if they are measured in this order.
+    ends_s = itertools.accumulate(point.estimate_s for point in missing)
+    within = sum(end_s <= budget_s for end_s in ends_s)
     if within < len(missing):
         lines.append(
             f"the budget of {budget_s / 60:.3g} min is enough for about {within} of "
@@ -217,13 +224,14 @@ class _Sections(NamedTuple):
 class _Session:
     """One call of `run_session`.
 
+    A point is a measurement with tables of its own, and its row says what became of it.
     ``worker_here`` has the points in this process. It measures them itself, unless the
     session is isolated: then a child process gets a copy of this worker. ``rows`` has the
     row of each point by the point's key. ``row_before_start`` is the row that the point
     being measured had before it began, and None while no point is measured.
-    ``pack_if_due`` packs the recording if the last time was `PACK_PERIOD_S` ago.
-    ``strict`` is that of `run_session`. ``sampler`` samples vitals if the session is
-    isolated.
+    ``pack_if_due`` packs all tables into an archive if the last time was `PACK_PERIOD_S`
+    ago. ``strict`` says whether the session fails at its end if a point failed. ``sampler``
+    samples vitals, such as the machine's load, if the session is isolated.
     """
 
     worker_here: _Worker
@@ -257,12 +265,15 @@ class _Session:
                 self._save()
 
     def measure_all(self, worker: _Worker | _IsolatedWorker) -> None:
-        """Have a worker measure what is missing: opening, body and closing points.
+        """Have a worker measure what is missing, and print what could not be measured.
+
+        Opening and closing points are measured before and after all others, the body.
 
         Raises
         ------
         UserError
-            If a point that is not isolated fails, and if nothing at all was measured.
+            If a point that is not isolated fails, if nothing at all was measured, and in a
+            strict session if any point failed.
         """
         sections = self._to_measure(worker.make_rows())
         # Time for the closing points, `RESERVE` times as long as expected, is kept free
@@ -299,8 +310,11 @@ class _Session:
             # Less than nothing is left if an earlier point ran beyond the budget.
             needed = f"it would take about {row.estimate_s:.0f} s"
             reason = f"{needed}, but only {max(0.0, left_s):.0f} s were left"
+            # At its end the session prints all such points together.
             self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
             return False
+        # A point that this machine can only refuse is expected to take 0 s, and is not
+        # announced.
         if row.estimate_s:
             # A point may take much longer than expected on a machine that others use.
             expected = format_seconds(row.estimate_s)
@@ -387,8 +401,8 @@ class _Session:
     def _save(self) -> None:
         """Save the table of outcomes and the vitals, if the session is isolated.
 
-        A session that is not isolated ends at the first failure and needs neither
-        table.
+        Vitals are samples of the machine's load, clocks, temperature and power. A session
+        that is not isolated ends at the first failure and needs neither table.
         """
         if not self.rows or not self.isolate:
             return
@@ -422,9 +436,11 @@ class _Session:
         for outcome, keys in by_outcome.items():
             say(f"missing, {outcome}: {', '.join(keys)}")
             if outcome == sessions.NO_TIME:
+                # One point is enough to show how much time was lacking.
                 reason = self.rows[keys[0]].reason
                 say(f"{keys[0]}: {reason}: run the same command again to continue")
         if self.rows and not n_with_tables:
+            # The first point stands for all.
             row = next(iter(self.rows.values()))
             advice = ""
             if row.outcome == sessions.NO_TIME:
@@ -436,7 +452,11 @@ class _Session:
             self._refuse_failures()
 
     def _refuse_failures(self) -> None:
-        """Raise UserError that names the first point that failed, or failed in part."""
+        """Raise UserError if a point was not measured in full, although it could have been.
+
+        A point that is unavailable, or for which no time was left, is no failure. The
+        error names the first failure.
+        """
         without_failure = (
             sessions.MEASURED,
             sessions.UNAVAILABLE,
@@ -451,12 +471,13 @@ def _with_earlier_outcome(row: Row, earlier_row: Row | None) -> Row:
     """Return a row with the outcome that an earlier session recorded of its tables.
 
     ``row`` only says that the tables exist. The earlier row also says how long they
-    took, and whether the point was measured only in part. If the tables do not exist,
-    or if no earlier row says that they did, the result is ``row``.
+    took, and whether the point was measured only in part. If the tables do not exist
+    now, or if no earlier row says that they existed, the result is ``row``.
     """
     if earlier_row is None:
         return row
     if row.outcome in HAVE_TABLES and earlier_row.outcome in HAVE_TABLES:
+        # The expected duration is that of the point as this session makes it.
         return replace(earlier_row, estimate_s=row.estimate_s)
     return row
 
@@ -469,8 +490,8 @@ class _Worker:
     """Makes the points of a session, and measures them in the process that asks.
 
     ``make`` returns the points. ``out`` is the directory of the session, and ``origin``
-    what the stamps of all its tables say. ``points`` has the points by their keys, once
-    `make_rows` has made them.
+    what the stamps of all its tables say. A stamp says where the rows of a table come from.
+    ``points`` has the points by their keys, once `make_rows` has made them.
     """
 
     make: MakePoints
@@ -538,7 +559,7 @@ class _IsolatedWorker:
         # or, after a mistake of the user, with the text of the error.
         try:
             answer = self._ask(
-                self._session.worker_here, allowed_s=START_S, verb="go on"
+                self._session.worker_here, allowed_s=START_S, failure="did not go on"
             )
         except _WorkerLost as error:
             answer = f"nothing is measured: {error} before its first point"
@@ -552,6 +573,7 @@ class _IsolatedWorker:
         """Start a child that gets its orders through a pipe."""
         environment = child_environment()
         if not self._session.gpu:
+            # The empty list hides all GPUs from the child.
             environment["CUDA_VISIBLE_DEVICES"] = ""
         own_end, childs_end = socket.socketpair()
         # The connection will close this file descriptor, so the socket must not do so,
@@ -565,7 +587,8 @@ class _IsolatedWorker:
                 [sys.executable, "-c", program],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what libraries print is not a result
+                # Standard error: what libraries print is not a result.
+                stdout=2,
                 pass_fds=[childs_end.fileno()],
                 # Ctrl-C then reaches this process alone, which ends the child.
                 start_new_session=True,
@@ -587,11 +610,13 @@ class _IsolatedWorker:
                 # The next point may find a GPU that has recovered in the meantime.
                 time.sleep(PAUSE_S)
                 return replace(row, outcome=sessions.FAILED, reason=str(error))
+        # A child that takes longer than this counts as hung. Even a point that is expected
+        # to be short gets `HUNG_S`, because CUDA, NCCL and a first kernel need seconds.
         allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
         measured_row: Row
         try:
             measured_row, gpu_is_usable = self._ask(
-                row, allowed_s=allowed_s, verb="end"
+                row, allowed_s=allowed_s, failure="did not end"
             )
         except _WorkerLost as error:
             # A child that dies while it writes a table leaves an unfinished file.
@@ -603,17 +628,17 @@ class _IsolatedWorker:
             self.close()
         return measured_row
 
-    def _ask(self, request: object, *, allowed_s: float, verb: str) -> Any:
+    def _ask(self, request: object, *, allowed_s: float, failure: str) -> Any:
         """Send the child a request, and return its answer.
 
-        ``verb`` is the verb in the message for a child that does not answer,
-        such as "end" in "did not end within 60 s".
+        If the child does not answer within ``allowed_s``, the error says ``failure`` and
+        this time, as in "did not end within 60 s".
 
         Raises
         ------
         _WorkerLost
-            If the child dies, or if it does not answer within the allowed time or the
-            overtime of the session.
+            If the child dies, if it does not answer within ``allowed_s``, or if it still
+            runs `OVERTIME_S` after the end of the session's budget.
         """
         assert self._process, "a child was started before"
         give_up_s = time.monotonic() + allowed_s
@@ -631,7 +656,7 @@ class _IsolatedWorker:
                     raise _WorkerLost(reason, sessions.NO_TIME)
                 if time.monotonic() > give_up_s:
                     limit = format_seconds(allowed_s)
-                    raise _WorkerLost(f"did not {verb} within {limit}")
+                    raise _WorkerLost(f"{failure} within {limit}")
             # The child may have answered just before it died.
             if self._pipe.poll():
                 return self._pipe.recv()
@@ -674,8 +699,8 @@ def serve(pipe: int) -> None:
     trap(signal.SIGTERM)
     parent = Connection(pipe)
     worker: _Worker = parent.recv()
-    # At the end of the pipe, when the parent needs this child no more, `recv` raises
-    # EOFError.
+    # When the parent needs this child no more, it closes the pipe. `recv` then raises
+    # EOFError, and `send` raises OSError.
     with contextlib.suppress(EOFError, OSError):
         try:
             parent.send(worker.make_rows())
@@ -738,6 +763,7 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     if file is None:
         yield lambda: None
         return
+    # An earlier session may have died while it wrote the archive.
     files.remove_unfinished(file.parent, file.name)
     restore(out, file)
     # A file that cannot be written is found before anything is measured.
@@ -833,6 +859,7 @@ def restore(out: Path, file: Path) -> None:
                     "name another file"
                 )
             if not _tables_and_stamps(out):
+                # The filter refuses members that would lie outside the directory.
                 archive.extractall(out.parent, filter="data")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(
