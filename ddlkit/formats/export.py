@@ -33,7 +33,7 @@ TEMPLATE = Path(__file__).with_name("estimate.txt")
 
 
 def tested_version(kind: str, version: str | None) -> str:
-    """Return the version of torch to write for, which must be known to read the text.
+    """Return the version of torch to write for, after checking that it can read the text.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def inductor(cost: MessageCost, torch: str) -> str:
     # In a graph, node.args[0] is a rank's input and node is its output. The template
     # needs the one that has the size of the whole message.
     whole_message = "node.args[0]" if collective.sized == "input" else "node"
-    # Six digits of a time are more than a fitted cost is worth.
+    # A fitted cost is less precise than six digits.
     times_ms = tuple(float(f"{1e3 * seconds:.6g}") for seconds in cost(SIZES))
     template = TEMPLATE.read_text(encoding="utf-8")
     return template.format(

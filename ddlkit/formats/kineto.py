@@ -447,6 +447,8 @@ def _spans(document: Any, source: str) -> list[Event]:
 def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
     """Return the entries of a Chrome trace that are spans, and take all entries out of it.
 
+    They are taken out so that the memory of those that are not needed is free.
+
     Raises UserError if the document is no Chrome trace, or if a span has no name, start
     or duration.
     """
@@ -1463,7 +1465,7 @@ def _computed_by_processor(iteration: TracedIteration) -> Iterator[dict[str, Any
     """Yield the phases of an iteration as spans of a timeline, for compute without a GPU.
 
     Backward is divided: it computes until the last gradient is ready, and then waits for
-    messages.
+    messages. Spans of no length are left out.
     """
     backward_start_s, backward_end_s = iteration.phases["backward"]
     gradients_end_s = iteration.gradients_end_s()

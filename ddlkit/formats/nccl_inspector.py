@@ -90,6 +90,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
             "not of the GPU: record with NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING=1"
         )
     times = benchmark_times(SOURCE, rows, file, options)
+    # Without places, the times have the order of the rows, and so have the links.
     if len({*links}) > 1:
         times = times._replace(rows=times.rows.assign(link=links))
     return times

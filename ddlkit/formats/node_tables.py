@@ -142,10 +142,10 @@ def _of_csv(text: str, file: str) -> DataFrame:
 
 
 def _is_extra(name: str) -> bool:
-    return _plain(name) in _NODES_NAMES | {"nccl", "settings"}
+    return _in_letters(name) in _NODES_NAMES | {"nccl", "settings"}
 
 
-def _plain(name: str) -> str:
+def _in_letters(name: str) -> str:
     return re.sub(r"[^a-z_]", "", name.lower())
 
 
@@ -153,19 +153,19 @@ def _extra_columns(sheet: Sheet) -> DataFrame:
     """Return the columns ``nodes``, ``nccl`` and ``settings`` of each row."""
     header = []
     for name in sheet.header:
-        header.append("nodes" if _plain(name) in _NODES_NAMES else name)
+        header.append("nodes" if _in_letters(name) in _NODES_NAMES else name)
     renamed = Sheet(sheet.file, tuple(header), sheet.lines, sheet.rows)
     return _EXTRA.frame(renamed, exact=False)
 
 
 def _without_extra(sheet: Sheet) -> list[str]:
     """Return a table without nodes, version and settings: its header, then each row."""
-    kept = [
+    positions = [
         position for position, name in enumerate(sheet.header) if not _is_extra(name)
     ]
     text = io.StringIO()
     # A cell may contain a comma, and is then written in quotes.
     writer = csv.writer(text, lineterminator="\n")
     for row in (sheet.header, *sheet.rows):
-        writer.writerow([row[position] for position in kept])
+        writer.writerow([row[position] for position in positions])
     return text.getvalue().splitlines()
