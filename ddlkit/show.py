@@ -348,7 +348,8 @@ def plain_log_ticks(axis: Axis) -> None:
 
     low, high = axis.get_view_interval()
     locator: Locator
-    # An axis of less than a factor of 6 would have few of the numbers 1, 2 and 5.
+    # An axis of less than a factor of 6 would have few of the numbers 1, 2 and 5, and one of
+    # more than three decades has room for the decades alone.
     if 0 < high < 6 * low:
         locator = MaxNLocator(6)
     elif high > 1e3 * low:

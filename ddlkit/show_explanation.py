@@ -65,6 +65,7 @@ def explanation_figure(explanation: Explanation) -> Figure:
     # restored here.
     mpl.rcParams["hatch.color"] = SOFT
     ranks = _drawn_ranks(explanation)
+    # The panel of the ranks, and with it the figure, is higher the more ranks are drawn.
     figure, axes = plt.subplots(
         3,
         1,

@@ -45,8 +45,8 @@ _WORD = re.compile(r"[^\s,|]+")
 _ROW = re.compile(r"\d+[\s,|]+[+-]?(?:[\d.]|nan|inf)", re.I)
 
 # What NCCL writes if NCCL_DEBUG is set: host:process:thread, the GPU in brackets, which
-# is taken for a label and left out, and a level. This text may stand in the middle of a row, because
-# both go to the standard output without a lock.
+# is taken for a label and left out, and a level. This text may stand in the middle of a row,
+# because both go to the standard output without a lock.
 _NCCL_DEBUG = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+\s+(?:\[\d+\]\s+)?NCCL .*")
 
 # What ends a table. Only nccl-tests has a last line of its own.

@@ -235,7 +235,7 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     profile = trace.profile(network="", with_input=not options.without_input)
     n_iterations, n_layers = trace.forward_s.shape
     counts = f"{n_iterations}, each of {n_layers} layers"
-    findings = (Finding("iterations", (), counts), *check_trace(trace))
+    findings = (Finding("iterations", layers=(), text=counts), *check_trace(trace))
     return ReadProfile(profile, findings)
 
 
@@ -415,4 +415,4 @@ def _totals(trace: LayerTrace) -> Finding:
         f"communication {communication}, "
         f"gradients {trace.n_bytes.sum()} bytes"
     )
-    return Finding("totals", (), text)
+    return Finding("totals", layers=(), text=text)

@@ -121,7 +121,7 @@ def _operations(text: str, file: str) -> Iterator[_Operation]:
 def _row(operation: _Operation) -> BenchmarkRow:
     """Return the size and the time of a collective, as `BenchmarkRow` counts them.
 
-    The number of ranks and the collective may be such that the caller leaves the row out.
+    The collective may be unknown or have one rank only. The caller leaves such rows out.
     """
     where, header, performance = operation
     ranks = whole(header.get("n_ranks"), where, "n_ranks")

@@ -53,9 +53,9 @@ def read_node_tables(
     Parameters
     ----------
     paths : sequence of Path or str
-        Logs of nccl-tests or rccl-tests, each of one number of nodes, or tables (CSV) with the columns
-        ``bytes``, ``seconds``, ``ranks``, ``nodes`` and perhaps ``collective``, ``nccl`` and
-        ``settings``.
+        Logs of nccl-tests or rccl-tests, each of one number of nodes, or tables (CSV) with the
+        columns ``bytes``, ``seconds``, ``ranks``, ``nodes`` and perhaps ``collective``, ``nccl``
+        and ``settings``.
     collective : str, optional
         The collective of files that do not name theirs. By default, a table that names none
         is one of all-reduces, and a log from which it does not follow is refused.
@@ -125,7 +125,8 @@ def _of_csv(text: str, file: str) -> DataFrame:
     # `size_time_csv` knows no nodes, NCCL versions or settings, and would mix their times. So
     # the rows of each combination are read as a table of their own.
     for key, extra_of_part in extra.groupby(["nodes", "nccl", "settings"]):
-        # Each row stays in its line of the file, so that errors name the right line.
+        # Each row stays in its line of the file, so that errors name the right line. The lines
+        # of other rows are empty.
         lines = [""] * max(sheet.lines)
         lines[0] = header
         for row in extra_of_part.index:

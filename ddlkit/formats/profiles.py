@@ -104,7 +104,7 @@ def import_file(
         profile = profile.sent_as(options.gradient_bytes)
     if options.batch is None:
         problem = "the file does not state the batch size, so that 1 is assumed: give it with --batch"
-        findings = (*findings, Finding("batch", (), problem))
+        findings = (*findings, Finding("batch", layers=(), text=problem))
     return Imported(kind, profile, findings)
 
 

@@ -1,9 +1,9 @@
 """What one rank of data-parallel training did: its work, its messages and its copies.
 
 An iteration under DistributedDataParallel (DDP) has phases, which the thread that computes
-goes through in turn. The rank reads its input, runs forward, and runs backward, during which it posts
-one message for each bucket of gradients. When the last gradient is ready, the rank waits
-for its messages in their order, and copies each bucket back into the gradients. Then
+goes through in turn. The rank reads its input, runs forward, and runs backward, during which
+it posts one message for each bucket of gradients. When the last gradient is ready, the rank
+waits for its messages in their order, and copies each bucket back into the gradients. Then
 follows the update.
 
 A message is *posted* where the computing thread hands it over: by ``c10d::allreduce_``
