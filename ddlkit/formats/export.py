@@ -80,7 +80,8 @@ def bucket_caps_mb(group_bytes: Any) -> list[float]:
     Parameters
     ----------
     group_bytes : array_like, shape (G,)
-        Bytes of each bucket. A bucket is closed as soon as it has its own size.
+        Bytes of each bucket. DDP closes a bucket as soon as it has the size of its cap, so
+        that a bucket's own size is the cap that gives this bucket.
 
     Returns
     -------
@@ -103,7 +104,7 @@ def ddp(iteration: Iteration, torch: str) -> str:
     iteration : Iteration
         The iteration, whose messages are all-reduces.
     torch : str
-        The release of torch.
+        The version of torch to write for, which the text names.
 
     Returns
     -------
@@ -151,7 +152,7 @@ def inductor(cost: MessageCost, torch: str) -> str:
     cost : MessageCost
         The cost of the collective.
     torch : str
-        The release of torch.
+        The version of torch to write for, which the text names.
 
     Returns
     -------
@@ -189,8 +190,10 @@ def profile(cost: MessageCost, torch: str) -> str:
 
     Parameters
     ----------
-    cost, torch
-        As of `inductor`.
+    cost : MessageCost
+        The cost of the collective.
+    torch : str
+        The version of torch to write for, which the text names.
 
     Returns
     -------
