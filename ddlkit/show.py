@@ -171,7 +171,7 @@ def _without_argument(name: str) -> str:
 
 
 def has_look(name: str) -> bool:
-    """Return whether a name has a look, which `look` then returns.
+    """Return whether a name has a look, such as a colour, which `look` then returns.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def has_look(name: str) -> bool:
 
 
 def look(name: str) -> Style:
-    """Return the look of a name.
+    """Return the look of a name: its label, colour, marker, line and hatch.
 
     Parameters
     ----------
@@ -246,8 +246,9 @@ def looks(names: Sequence[str]) -> list[Style]:
         names share a look, all but the first one are darker and hollow.
     """
     styles: list[Style] = []
-    # Two names share a look if they differ only in their arguments. A name that has a look of
-    # its own together with its argument is compared as a whole.
+    # Names that differ only in their arguments share a look, so names are compared by their
+    # heads, without arguments. If a name with its argument has a look of its own, the whole
+    # name is its head.
     earlier_heads: set[str] = set()
     for position, name in enumerate(names):
         head = name if _exact_look(name) else _without_argument(name)
@@ -347,7 +348,8 @@ def plain_log_ticks(axis: Axis) -> None:
 
     low, high = axis.get_view_interval()
     locator: Locator
-    # An axis of less than a factor of 6 would have few of the numbers 1, 2 and 5.
+    # An axis of less than a factor of 6 would have few of the numbers 1, 2 and 5, and one of
+    # more than three decades has room for the decades alone.
     if 0 < high < 6 * low:
         locator = MaxNLocator(6)
     elif high > 1e3 * low:
@@ -582,8 +584,11 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     most_nodes = max(result.target.nodes, anchor.nodes)
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes
-    # `slowest_s` and `anchor_jobs_s` say how far off the measured step of the anchor may be:
-    # by a smaller count that was slower, and by the scatter of jobs.
+    # Two things show how far off the anchor's measured step may be, and widen the interval.
+    # First, fewer GPUs may have taken longer. Under weak scaling, more GPUs do not shorten a
+    # step, so the anchor's step may be too short. The upper limit therefore starts from the
+    # longest of these steps, `slowest_s`. Second, jobs scatter: `anchor_jobs_s` has the steps
+    # of the anchor's fastest and slowest job.
     lower_s, upper_s = scaling.step_interval_s(
         smallest_s, anchor.step_s, ratio, result.slowest_s, result.anchor_jobs_s
     )
@@ -609,8 +614,8 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
 
     A count is a number of GPUs on a number of nodes. Measured counts are points, with the range of
     their jobs, and the prediction is a line with its interval. Interpolated counts are points with
-    their interval. The step with messages alone is drawn where it is known, and two other laws as
-    thin lines.
+    their interval. A further line has the scaling factor that messages alone would give, where it
+    is known. Two other laws of how the loss grows with the nodes are thin lines.
 
     Parameters
     ----------
@@ -648,13 +653,19 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
     set_log(ax, "x")
     # A scaling factor may exceed 1 by the scatter of jobs.
     highest = max([1.0, *(count.scaling_factor for count in result.counts)])
+    # A little room keeps the highest point away from the edge.
     ax.set(xlabel="GPUs", ylabel="scaling factor", ylim=(0, highest + 0.08))
     ax.legend(loc="lower left")
 
 
 def _draw_counts(ax: Axes, counts: Sequence[Count], style: Style) -> None:
-    """Draw the scaling factors of some counts of GPUs as points, with their range or interval."""
+    """Draw the scaling factors of some counts of GPUs as points, each with its interval.
+
+    The interval of a measured count is the range of its jobs, and that of an interpolated count
+    is the interval of the interpolation.
+    """
     for count in counts:
+        # A count that a single job measured has no range.
         if count.scaling_factor_interval is not None:
             ax.vlines(
                 count.gpus, *count.scaling_factor_interval, color=style.color, lw=1.2
@@ -703,9 +714,9 @@ def gantt(
     timelines : mapping of str to Timeline
         The timelines by their heading. The duration of each is written above it.
     exposed_s : mapping of str to float, optional
-        Seconds of exposed communication to write above each timeline. By default they
-        are the seconds in which something is sent and nothing is computed. That is less
-        than what communication adds to an iteration if messages slow compute down.
+        Seconds of exposed communication to write above each timeline, by its heading. By
+        default they are the seconds in which something is sent and nothing is computed. That
+        is less than what communication adds to an iteration if messages slow compute down.
     """
     of_rank_0 = {
         name: spans.select(spans.rank == 0) for name, spans in timelines.items()
@@ -724,6 +735,7 @@ def gantt(
         else:
             exposed = exposed_s[name] * scale
         text = f"{total:.3g} {unit}, exposed communication {exposed:.3g} {unit}"
+        # A second title stands at the right. The heading stands at the left, by the theme.
         ax.set_title(text, loc="right", fontweight="normal", fontsize=7.5, color=SOFT)
         ax.set_title(name)
         # All panels have one scale of time, whose numbers stand below the last panel only.
@@ -753,7 +765,7 @@ def _add_legend_of_kinds(ax: Axes, kinds: Collection[str]) -> None:
 
 
 MOST_EDGES = 60
-"""Up to this number, the bars of a kind on a stream get white edges. More would be hidden."""
+"""Up to this number, the bars of a kind on a stream get white edges, which would hide more bars."""
 
 BAR_HEIGHT = 0.72
 """The height of a bar, as a share of the distance between two rows."""
@@ -772,6 +784,7 @@ def _draw_spans(ax: Axes, spans: Timeline, scale: float) -> None:
         style = look(str(kind))
         # Rows are 1 apart, and their middles at 0, 1 and so on.
         bottom = streams.index(stream) - BAR_HEIGHT / 2
+        # White edges part the bars, but would cover many narrow ones.
         ax.broken_barh(
             rows[["left", "width"]].to_numpy(),
             (bottom, BAR_HEIGHT),

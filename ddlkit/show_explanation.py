@@ -65,6 +65,7 @@ def explanation_figure(explanation: Explanation) -> Figure:
     # restored here.
     mpl.rcParams["hatch.color"] = SOFT
     ranks = _drawn_ranks(explanation)
+    # The panel of the ranks, and with it the figure, is higher the more ranks are drawn.
     figure, axes = plt.subplots(
         3,
         1,
@@ -163,7 +164,8 @@ def _outline(
     spans = of_rank[of_rank["kind"] == kind]
     waits = of_rank[of_rank["kind"] == "wait"]
     if not waits.empty:
-        # What follows the first wait is the copying of buckets, and more waits.
+        # Work after the first wait, such as the copying of buckets, can have the same kind, but
+        # is not what the other ranks wait for.
         spans = spans[spans["start_s"] < waits["start_s"].min()]
     if spans.empty:
         return

@@ -975,6 +975,22 @@ def test_on_gpus_gloo_still_sends_two_messages_at_once(tmp_path: Path) -> None:
     assert rank_trace(read_trace(nccl)).in_flight == 1
 
 
+@pytest.mark.parametrize(("dims", "elements"), [([[[]], [], []], 1), ([], 0)])
+def test_a_post_of_one_number_has_one_element_and_one_without_shapes_none(
+    tmp_path: Path, dims: list, elements: int
+) -> None:
+    document = a_document()
+    for entry in document["traceEvents"]:
+        if entry["name"] == "c10d::allreduce_":
+            entry["args"]["Input Dims"] = dims
+        if entry["name"] == "gloo:all_reduce":
+            del entry["args"]["Input Dims"]
+    trace = rank_trace(read_trace(written(tmp_path / "rank0.json", document)))
+    messages = [message for own in trace.iterations for message in own.messages]
+    assert messages
+    assert {message.elements for message in messages} == {elements}
+
+
 def written(path: Path, document: dict) -> Path:
     path.write_text(json.dumps(document))
     return path

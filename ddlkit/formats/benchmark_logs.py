@@ -45,8 +45,8 @@ _WORD = re.compile(r"[^\s,|]+")
 _ROW = re.compile(r"\d+[\s,|]+[+-]?(?:[\d.]|nan|inf)", re.I)
 
 # What NCCL writes if NCCL_DEBUG is set: host:process:thread, the GPU in brackets, which
-# is taken for a label and left out, and a level. This text may stand in the middle of a row, because
-# both go to the standard output without a lock.
+# is taken for a label and left out, and a level. This text may stand in the middle of a row,
+# because both go to the standard output without a lock.
 _NCCL_DEBUG = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+\s+(?:\[\d+\]\s+)?NCCL .*")
 
 # What ends a table. Only nccl-tests has a last line of its own.
@@ -406,6 +406,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     if not rows["ranks"].any():
         rows = rows.drop(columns="ranks")
     rows, note = rows_of_place(rows, options.place, file)
+    # The source of times of OSU also tells where the buffers were, as in "osu-cuda".
     return MessageTimes(table.layout.program + table.memory.lower(), rows, note)
 
 
@@ -444,6 +445,7 @@ def read_tables(text: str, file: str) -> list[Table]:
         If there are heads of tables and no rows at all, or if the times are those of
         the processor.
     """
+    # This refuses a file of too many lines.
     check_cells(text, "\n", file)
     collector = _TableCollector(file)
     for number, line in enumerate(unlabelled(text), start=1):
@@ -531,7 +533,10 @@ class _TableCollector:
         self.current = None
 
     def _continues_row(self, line: str) -> bool:
-        """Return whether a line is the rest of a row that was cut, and add it if so."""
+        """Return whether a line is the rest of a row that was cut, and add it if so.
+
+        Text of NCCL_DEBUG may cut a row, as both are printed into one log without a lock.
+        """
         if not self.is_row_cut or self.current is None or line.startswith("#"):
             return False
         words = _WORD.findall(line)
@@ -565,8 +570,8 @@ class _TableCollector:
         table.layout, table.columns = head
         table.n_heads += 1
         table.has_rates = "algbw" in table.columns
-        # nccl-tests prints its heads as comments, and prints a last line after the rows. A
-        # head without "#" was copied out of a log without that line.
+        # nccl-tests prints its heads as comments, and prints a last line after the rows. If a
+        # head has no "#", the table was copied out of a log, and its last line was not.
         awaits_last_line = line.startswith("#")
         table.is_whole = not awaits_last_line
         if table.layout.time not in table.columns:
@@ -654,7 +659,7 @@ def read_log(
         _check_rates(sheet, frame, factors or {1.0})
     name = _decided_collective(chosen, file, possible, collective, ranks)
     bytes_factor = possible[name].bytes_factor
-    # 0 stands for the number of ranks, if that is unknown.
+    # A factor of 0 stands for the number of ranks where that is unknown.
     if bytes_factor == 0:
         problem = f"the bytes of {name} are those of one rank: give --ranks"
         raise UserError(f"{file}: {problem}")
@@ -860,8 +865,10 @@ def _printed_rows(
 ) -> list[list[str]]:
     """Return the times in a row of a table, each as cells of the columns of `_PRINTED`.
 
-    ``places`` has the cells of each place by the names of their columns. A place that is
-    not timed is left out.
+    nccl-tests times each size in two places, and prints both in one row: out of place, into
+    another buffer than the input's, and in place, over the input. ``places`` has the cells
+    of each place by the names of their columns, in the order of `PLACES`. A place that is
+    not timed is left out of the result.
     """
     rows = []
     # Not strict, because a table may have times of one place only.
@@ -972,6 +979,8 @@ def _possible_by_rates(
         if has_redop != collective.prints_redop or has_root != collective.prints_root:
             continue
         likely_ranks = ranks or _ranks_by_bus_factor(collective, rates.busbw_factor)
+        # Where several conventions fit, they have the same bytes_factor and differ by less
+        # than rounding, so any of them will do.
         for convention in _conventions(collective, likely_ranks):
             if rates.fit(convention):
                 possible[name] = convention
@@ -1019,7 +1028,8 @@ def _measured_rates(frame: DataFrame) -> _Rates:
     mean_bytes_per_s = (fast["size"] / fast["time"]).mean()
     algbw_factor = mean_algbw_gb_per_s / mean_bytes_per_s * 1e9
     busbw_factor = fast["busbw"].mean() / mean_algbw_gb_per_s
-    # The two bandwidths of a ratio are rounded by 0.01 GB/s together.
+    # The two bandwidths of a ratio are rounded by 0.01 GB/s together. The term 0.001 leaves
+    # some room.
     busbw_error = 0.001 + 0.01 / mean_algbw_gb_per_s
     # Times of seconds are printed to two digits, so rounding changes them by up to 5%.
     algbw_error = busbw_error + 0.05
@@ -1066,7 +1076,7 @@ def _conventions(collective: Collective, ranks: int) -> list[Convention]:
     bus_factor = collective.bus_factor(ranks)
     conventions = [Convention(busbw_factor=bus_factor)]
     if collective.name in ("all_gather", "reduce_scatter"):
-        # Until 2020, algbw counted only the bytes that are sent.
+        # Until 2020, algbw counted only the bytes that are sent, and busbw was the same.
         conventions.append(Convention(algbw_factor=(ranks - 1) / ranks))
     if collective.name == "all_gather":
         # Some versions print the size of one rank's part. Their algbw counts the parts of

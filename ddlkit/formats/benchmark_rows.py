@@ -347,6 +347,9 @@ def rows_of_place(
 ) -> tuple[DataFrame, str]:
     """Return the message times in place, out of place, or both if the two hardly differ.
 
+    In place, a collective writes its result over its input. Out of place, it writes into
+    another buffer.
+
     Parameters
     ----------
     frame : DataFrame

@@ -135,7 +135,7 @@ def _unit_of_duration(match: re.Match[str], head: re.Match[str], where: str) -> 
     if head["in_us"]:
         return "us"
     problem = f"{shown(match['duration'])} has no unit"
-    raise UserError(f"{where}, Duration: {problem}: expected us or ms")
+    raise UserError(f"{where}, Duration: {problem}: expected us, ms or s")
 
 
 def _finer_time_s(row: BenchmarkRow, relative_duration_error: float) -> float:
@@ -148,6 +148,7 @@ def _finer_time_s(row: BenchmarkRow, relative_duration_error: float) -> float:
     """
     busbw = row.busbw_bytes_per_s
     collective = KNOWN.get(row.collective)
+    # An unknown number of ranks is 0, and a single rank sends nothing.
     if collective is None or row.ranks < 2 or busbw <= 0:
         return row.seconds
     time_s = float(collective.wire_bytes(row.ranks, row.n_bytes)) / busbw

@@ -33,7 +33,7 @@ TEMPLATE = Path(__file__).with_name("estimate.txt")
 
 
 def tested_version(kind: str, version: str | None) -> str:
-    """Return the version of torch to write for, which must be known to read the text.
+    """Return the version of torch to write for, after checking that it can read the text.
 
     Parameters
     ----------
@@ -80,7 +80,8 @@ def bucket_caps_mb(group_bytes: Any) -> list[float]:
     Parameters
     ----------
     group_bytes : array_like, shape (G,)
-        Bytes of each bucket. A bucket is closed as soon as it has its own size.
+        Bytes of each bucket. DDP closes a bucket as soon as it has the size of its cap, so
+        that a bucket's own size is the cap that gives this bucket.
 
     Returns
     -------
@@ -103,7 +104,7 @@ def ddp(iteration: Iteration, torch: str) -> str:
     iteration : Iteration
         The iteration, whose messages are all-reduces.
     torch : str
-        The release of torch.
+        The version of torch to write for, which the text names.
 
     Returns
     -------
@@ -151,7 +152,7 @@ def inductor(cost: MessageCost, torch: str) -> str:
     cost : MessageCost
         The cost of the collective.
     torch : str
-        The release of torch.
+        The version of torch to write for, which the text names.
 
     Returns
     -------
@@ -168,7 +169,7 @@ def inductor(cost: MessageCost, torch: str) -> str:
     # In a graph, node.args[0] is a rank's input and node is its output. The template
     # needs the one that has the size of the whole message.
     whole_message = "node.args[0]" if collective.sized == "input" else "node"
-    # Six digits of a time are more than a fitted cost is worth.
+    # A fitted cost is less precise than six digits.
     times_ms = tuple(float(f"{1e3 * seconds:.6g}") for seconds in cost(SIZES))
     template = TEMPLATE.read_text(encoding="utf-8")
     return template.format(
@@ -189,8 +190,10 @@ def profile(cost: MessageCost, torch: str) -> str:
 
     Parameters
     ----------
-    cost, torch
-        As of `inductor`.
+    cost : MessageCost
+        The cost of the collective.
+    torch : str
+        The version of torch to write for, which the text names.
 
     Returns
     -------

@@ -71,8 +71,8 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     """Return the FLOP counts of a file as a profile.
 
     The options ``network`` and ``batch`` are added to the profile. FLOP become times by
-    the options ``peak`` and ``utilisation``, or by ``compute_s``. The finding is the
-    FLOP of one sample.
+    the options ``peak`` and ``utilisation``, or by ``compute_s``. The
+    result also has a finding, a remark for the user: the FLOP of one sample.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
@@ -91,7 +91,8 @@ def read_flops(sheet: Sheet) -> list[Tensor]:
     Returns
     -------
     list of Tensor
-        One for each row. Without a column ``layer``, a tensor is its own layer.
+        One for each row, with the FLOP of one sample. A tensor without a cell in the column
+        ``layer`` is its own layer.
 
     Raises
     ------
@@ -129,7 +130,7 @@ def profile_of(
     Returns
     -------
     ReadProfile
-        The profile, and the FLOP of one sample.
+        The profile, and a finding, which is a remark for the user: the FLOP of one sample.
 
     Raises
     ------
@@ -157,7 +158,7 @@ def profile_of(
         f"{sum(flops):.4g} forward FLOP a sample, "
         "three times as many with the backward pass; the update takes no time"
     )
-    return ReadProfile(profile, (Finding("flops", (), text),))
+    return ReadProfile(profile, (Finding("flops", layers=(), text=text),))
 
 
 def _rate(options: ImportOptions, file: str, batch_flops: float) -> tuple[float, float]:

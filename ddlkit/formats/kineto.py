@@ -302,10 +302,10 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
         "all times include the overhead of the profiler: "
         "compare with an iteration that is not profiled"
     )
-    findings.append(Finding("profiler", (), overhead))
+    findings.append(Finding("profiler", layers=(), text=overhead))
     if not profile.update_s:
         no_update = "the trace has no step of an optimizer: the update takes no time"
-        findings.append(Finding("update", (), no_update))
+        findings.append(Finding("update", layers=(), text=no_update))
     return ReadProfile(profile, tuple(findings))
 
 
@@ -446,6 +446,8 @@ def _spans(document: Any, source: str) -> list[Event]:
 
 def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
     """Return the entries of a Chrome trace that are spans, and take all entries out of it.
+
+    Without the document's reference, the caller can free the memory of each entry.
 
     Raises UserError if the document is no Chrome trace, or if a span has no name, start
     or duration.
@@ -1204,7 +1206,9 @@ def _kinds_of_iterations(
         advice = f"choose, as by --iterations {_ranges(numbers[usual])}"
         raise UserError(f"{trace.source}: iterations of two kinds: {listed}: {advice}")
     noun = "iteration" if len(used) == 1 else "iterations"
-    return Finding("iterations", (), f"{len(used)} {noun} on {trace.device}: {listed}")
+    return Finding(
+        "iterations", layers=(), text=f"{len(used)} {noun} on {trace.device}: {listed}"
+    )
 
 
 def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[Finding]:
@@ -1355,7 +1359,9 @@ def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
         lines.append(",".join(map(str, cells)))
     table = "\n".join(lines) + "\n"
     text = "of known size and kind, with the wait for slower ranks"
-    return table, Finding("messages", (), f"{len(usable)} of {len(messages)}: {text}")
+    return table, Finding(
+        "messages", layers=(), text=f"{len(usable)} of {len(messages)}: {text}"
+    )
 
 
 def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
@@ -1463,7 +1469,7 @@ def _computed_by_processor(iteration: TracedIteration) -> Iterator[dict[str, Any
     """Yield the phases of an iteration as spans of a timeline, for compute without a GPU.
 
     Backward is divided: it computes until the last gradient is ready, and then waits for
-    messages.
+    messages. Spans of no length are left out.
     """
     backward_start_s, backward_end_s = iteration.phases["backward"]
     gradients_end_s = iteration.gradients_end_s()

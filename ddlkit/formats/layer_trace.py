@@ -231,10 +231,11 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
     trace = parse_trace(text, file)
+    # A trace does not name its network: ``ddlkit import`` adds the name.
     profile = trace.profile(network="", with_input=not options.without_input)
     n_iterations, n_layers = trace.forward_s.shape
     counts = f"{n_iterations}, each of {n_layers} layers"
-    findings = (Finding("iterations", (), counts), *check_trace(trace))
+    findings = (Finding("iterations", layers=(), text=counts), *check_trace(trace))
     return ReadProfile(profile, findings)
 
 
@@ -267,6 +268,7 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     (('conv', 'relu'), [2e-05, 3e-06])
     """
     sheet = _sheet(text, file)
+    # The file is not one of ddlkit's own, so that implausible numbers are refused.
     frame = _TRACE.frame(sheet, exact=False)
     n_layers = _layers_of_an_iteration(frame["id"].to_numpy())
     _refuse_wrong_ids(sheet, frame, n_layers)
@@ -413,4 +415,4 @@ def _totals(trace: LayerTrace) -> Finding:
         f"communication {communication}, "
         f"gradients {trace.n_bytes.sum()} bytes"
     )
-    return Finding("totals", (), text)
+    return Finding("totals", layers=(), text=text)

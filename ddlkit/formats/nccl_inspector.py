@@ -90,6 +90,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
             "not of the GPU: record with NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING=1"
         )
     times = benchmark_times(SOURCE, rows, file, options)
+    # Without places, the times have the order of the rows, and so have the links.
     if len({*links}) > 1:
         times = times._replace(rows=times.rows.assign(link=links))
     return times
@@ -120,7 +121,7 @@ def _operations(text: str, file: str) -> Iterator[_Operation]:
 def _row(operation: _Operation) -> BenchmarkRow:
     """Return the size and the time of a collective, as `BenchmarkRow` counts them.
 
-    The number of ranks and the collective may be such that the caller leaves the row out.
+    The collective may be unknown or have one rank only. The caller leaves such rows out.
     """
     where, header, performance = operation
     ranks = whole(header.get("n_ranks"), where, "n_ranks")

@@ -84,7 +84,8 @@ def _rows_of_size(
         # The message was too small to be divided among the ranks.
         return []
     n_bytes = whole(result.get("size"), where, "size")
-    # The options -d all and -o all time several types and operations.
+    # The options -d all and -o all time several types and operations. A variant tells their
+    # times apart.
     variant = {name: str(result[name]) for name in ("type", "redop") if name in result}
     rows = []
     for place in PLACES:

@@ -80,6 +80,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         words = line.split()
         is_row = columns and words and words[0].isdigit()
         if _HEAD.match(line):
+            # Some versions call the column of times "time:avg(us)", and others "time(us)".
             columns = [word.lower().replace(":avg", "") for word in words]
         elif is_row:
             where = f"{file}: row at line {number}"

@@ -53,9 +53,9 @@ def read_node_tables(
     Parameters
     ----------
     paths : sequence of Path or str
-        Logs of nccl-tests or rccl-tests, each of one number of nodes, or tables (CSV) with the columns
-        ``bytes``, ``seconds``, ``ranks``, ``nodes`` and perhaps ``collective``, ``nccl`` and
-        ``settings``.
+        Logs of nccl-tests or rccl-tests, each of one number of nodes, or tables (CSV) with the
+        columns ``bytes``, ``seconds``, ``ranks``, ``nodes`` and perhaps ``collective``, ``nccl``
+        and ``settings``.
     collective : str, optional
         The collective of files that do not name theirs. By default, a table that names none
         is one of all-reduces, and a log from which it does not follow is refused.
@@ -125,7 +125,8 @@ def _of_csv(text: str, file: str) -> DataFrame:
     # `size_time_csv` knows no nodes, NCCL versions or settings, and would mix their times. So
     # the rows of each combination are read as a table of their own.
     for key, extra_of_part in extra.groupby(["nodes", "nccl", "settings"]):
-        # Each row stays in its line of the file, so that errors name the right line.
+        # Each row stays in its line of the file, so that errors name the right line. The lines
+        # of other rows are empty.
         lines = [""] * max(sheet.lines)
         lines[0] = header
         for row in extra_of_part.index:
@@ -142,10 +143,10 @@ def _of_csv(text: str, file: str) -> DataFrame:
 
 
 def _is_extra(name: str) -> bool:
-    return _plain(name) in _NODES_NAMES | {"nccl", "settings"}
+    return _in_letters(name) in _NODES_NAMES | {"nccl", "settings"}
 
 
-def _plain(name: str) -> str:
+def _in_letters(name: str) -> str:
     return re.sub(r"[^a-z_]", "", name.lower())
 
 
@@ -153,19 +154,19 @@ def _extra_columns(sheet: Sheet) -> DataFrame:
     """Return the columns ``nodes``, ``nccl`` and ``settings`` of each row."""
     header = []
     for name in sheet.header:
-        header.append("nodes" if _plain(name) in _NODES_NAMES else name)
+        header.append("nodes" if _in_letters(name) in _NODES_NAMES else name)
     renamed = Sheet(sheet.file, tuple(header), sheet.lines, sheet.rows)
     return _EXTRA.frame(renamed, exact=False)
 
 
 def _without_extra(sheet: Sheet) -> list[str]:
     """Return a table without nodes, version and settings: its header, then each row."""
-    kept = [
+    positions = [
         position for position, name in enumerate(sheet.header) if not _is_extra(name)
     ]
     text = io.StringIO()
     # A cell may contain a comma, and is then written in quotes.
     writer = csv.writer(text, lineterminator="\n")
     for row in (sheet.header, *sheet.rows):
-        writer.writerow([row[position] for position in kept])
+        writer.writerow([row[position] for position in positions])
     return text.getvalue().splitlines()

@@ -103,8 +103,9 @@ def import_file(
     if options.gradient_bytes is not None:
         profile = profile.sent_as(options.gradient_bytes)
     if options.batch is None:
-        problem = "the file does not state the batch size, so that 1 is assumed: give it with --batch"
-        findings = (*findings, Finding("batch", (), problem))
+        problem = "the file does not state the batch size, so that 1 is assumed: "
+        problem += "give it with --batch"
+        findings = (*findings, Finding("batch", layers=(), text=problem))
     return Imported(kind, profile, findings)
 
 

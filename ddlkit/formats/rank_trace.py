@@ -1,9 +1,9 @@
 """What one rank of data-parallel training did: its work, its messages and its copies.
 
 An iteration under DistributedDataParallel (DDP) has phases, which the thread that computes
-goes through in turn. The rank reads its input, runs forward, and runs backward, during which it posts
-one message for each bucket of gradients. When the last gradient is ready, the rank waits
-for its messages in their order, and copies each bucket back into the gradients. Then
+goes through in turn. The rank reads its input, runs forward, and runs backward, during which
+it posts one message for each bucket of gradients. When the last gradient is ready, the rank
+waits for its messages in their order, and copies each bucket back into the gradients. Then
 follows the update.
 
 A message is *posted* where the computing thread hands it over: by ``c10d::allreduce_``
@@ -395,6 +395,7 @@ def _backward_end_s(
     That is when the last function of autograd ends, at ``functions_end_s``. In some
     versions of PyTorch this function contains the waits for messages and the copies of
     buckets, which do not count. Backward never ends before the last message is posted.
+    ``copies_back`` are in the order of their start.
     """
     of_backward = [message for message in messages if message.in_backward]
     last_posted_s = max((m.posted_s for m in of_backward), default=-math.inf)
@@ -466,6 +467,7 @@ def _messages(
         posts = _posts_on_gpu(kernels, clock)
     else:
         posts = _posts_of_gloo(trace, iteration)
+    # How many messages can be under way at once.
     in_flight = _in_flight(iteration.events)
     first_function_s, last_function_s = backward_s
     messages: list[Message] = []
@@ -496,7 +498,8 @@ def _refuse_other_training(
 ) -> None:
     """Raise UserError for a message that DDP does not send.
 
-    That is a message of another collective, or between some of the ranks only.
+    That is a message of a collective that is not in `_REPLAYED`, or between some of the
+    ranks only.
     """
     place = f"{trace.source}: iteration {iteration.number}"
     if post.collective not in _REPLAYED:
@@ -641,10 +644,18 @@ def _first_alike(
 
 
 def _elements_of_post(post: Event) -> int:
-    """Return how many elements an operator of c10d posts, 0 if the trace does not say."""
+    """Return how many elements an operator of c10d posts, 0 if the trace does not say.
+
+    Only the first tensor counts. An operator takes a tensor for each device of the process,
+    and a process of DDP has one.
+    """
     dims = post.args.get("Input Dims")
-    # The first input of a post is a list of tensors, so that the shape of the first
-    # tensor is the innermost first list.
+    # No input has a shape.
+    if not dims:
+        return 0
+    # The first input of a post is a tensor or a list of tensors, so that the shape of the
+    # first tensor is the innermost first list. A tensor of one number has an empty shape,
+    # whose product is 1.
     while isinstance(dims, list) and dims and isinstance(dims[0], list):
         dims = dims[0]
     if not isinstance(dims, list) or not all(isinstance(size, int) for size in dims):
@@ -658,6 +669,8 @@ def _copies(iteration: TracedIteration, name: str, clock: _Clock) -> tuple[Copy,
     ``name`` is what the names of the operators that copy end with.
     """
     copies = []
+    # Spans of the processor are in the order of their start here. The instants of the clock
+    # never fall from one to the next, so that the copies are in this order, too.
     for event in iteration.events:
         if not event.on_gpu and event.name.endswith(name):
             # On a GPU, the operator only launches the kernels of the copy. The copy
@@ -696,6 +709,7 @@ def _operators(
     """
     first_s = min(function.start_s for function in functions)
     last_s = max(function.end_s for function in functions)
+    # The kernels that the functions of autograd launched.
     kernels = iteration.kernels(first_s, last_s)
     if not kernels:
         return _functions_as_operators(iteration, functions)

@@ -80,7 +80,9 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         row = int(np.argmax(is_timed_as_zero))
         time = f"{frame['time'][row]:g}"
         sheet.fail(row, "time", f"is {time}; it must be above zero")
-    # A message has as many ranks as GPUs, whichever columns count them.
+    # A message has as many ranks as GPUs. A file has either their number, or the number of
+    # ranks and of the GPUs of each. Columns that it lacks are filled so that their product is
+    # 0, and the larger of the two numbers is the right one.
     n_ranks = np.maximum(frame["gpus"], frame["ranks"] * frame["gpusperrank"])
     is_in_place = frame["inplace"] > 0
     rows = []

@@ -62,7 +62,7 @@ _SIZE_UNIT = r"(?P<unit>bytes?|b|kib|mib|gib|kb|mb|gb)"
 _TIME_UNIT = (
     r"(?P<unit>seconds?|secs?|s|milliseconds?|msecs?|ms|microseconds?|usecs?|us)"
 )
-# Matched to a name as `_plain` returns it: a noun with or without a unit, or a unit
+# Matched to a name as `_in_letters` returns it: a noun with or without a unit, or a unit
 # alone.
 _SIZE_NAMES = (
     re.compile(
@@ -257,7 +257,7 @@ def _comma_separated(text: str) -> str:
 # -- Columns ---------------------------------------------------------------------------
 
 
-def _plain(name: str) -> str:
+def _in_letters(name: str) -> str:
     """Return the name of a column in small letters, with "_" for all that is no letter.
 
     So "Time (us)" becomes "time_us".
@@ -270,7 +270,7 @@ def _plain(name: str) -> str:
 def _matched(patterns: tuple[re.Pattern[str], ...], name: str) -> re.Match[str] | None:
     """Return the match of the first pattern that a name of a column fits, if any."""
     for pattern in patterns:
-        match = pattern.fullmatch(_plain(name))
+        match = pattern.fullmatch(_in_letters(name))
         if match:
             return match
     return None
@@ -398,7 +398,7 @@ def _with_known_ranks(sheet: Sheet) -> Sheet:
     """
     if "ranks" in sheet.header:
         return sheet
-    of_ranks = [name for name in sheet.header if _plain(name) in RANKS_NAMES]
+    of_ranks = [name for name in sheet.header if _in_letters(name) in RANKS_NAMES]
     if len(of_ranks) != 1:
         return sheet
     header = tuple("ranks" if name == of_ranks[0] else name for name in sheet.header)
@@ -467,7 +467,8 @@ def _refuse_dividing(
     deviation, has other values at each size, and divides nothing. ``cells`` are the
     values of the column ``name``.
     """
-    if _plain(name) in REPEATS_NAMES:
+    # A column that counts repeats of a measurement does not divide the times.
+    if _in_letters(name) in REPEATS_NAMES:
         return
     known_keys = [column for column in KEYS if column in frame]
     table = frame[["bytes", *known_keys]].assign(value=cells)

@@ -44,10 +44,10 @@ def read_steps(path: Path | str) -> DataFrame:
     Parameters
     ----------
     path : Path or str
-        A CSV with the columns ``gpus``, ``nodes`` (0 or 1 for a part of a node), ``job`` and
-        ``step_s`` (seconds). It may have the columns ``step`` (the number of a single step), ``samples``
-        (of one GPU in a step, or of all GPUs), ``nccl`` (the version) and ``settings`` (any
-        text). Other columns are ignored.
+        A CSV with the columns ``gpus``, ``nodes`` (0 or 1 for a part of a node), ``job`` (the
+        name of one run of the training) and ``step_s`` (seconds). It may have the columns
+        ``step`` (the number of a single step), ``samples`` (of one GPU in a step, or of all
+        GPUs), ``nccl`` (the version) and ``settings`` (any text). Other columns are ignored.
 
     Returns
     -------

@@ -136,8 +136,9 @@ class _Buffer:
                 value, end = self.decoder.raw_decode(self.text, self.position)
             except (json.JSONDecodeError, RecursionError):
                 # The value may only end in the next chunk of the file, so it is parsed
-                # again with that chunk. A value that is nested too deeply for Python
-                # (RecursionError) is refused at last, as one that does not end.
+                # again with that chunk. More text than any entry has is not read for it. A
+                # value that is nested too deeply for Python (RecursionError) is refused at
+                # last, as one that does not end.
                 is_too_long = len(self.text) > MOST_CHARACTERS_OF_ENTRY
                 if is_too_long or not self.read_more():
                     raise _cut_short(self.source) from None
@@ -190,7 +191,8 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
     if first == "[":
         buffer.position += 1
         return None
-    # The facts about the training before the list may fill several chunks.
+    # The facts about the training before the list may fill several chunks. If they are longer
+    # than any facts, the file is no trace, and the rest of it is not read.
     while first == "{" and _KEY not in buffer.text:
         if len(buffer.text) > MOST_CHARACTERS_OF_ENTRY or not buffer.read_more():
             break

@@ -68,7 +68,8 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
 
     The option ``network`` chooses one of several shapes, and ``sequence`` is the tokens
     of a sample. FLOP become times by the options ``peak`` and ``utilisation``, or by
-    ``compute_s``. The finding is the FLOP of one sample.
+    ``compute_s``. The result also has a finding, a remark for the user: the FLOP of one
+    sample.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
