@@ -24,6 +24,7 @@ from ddlkit import cli, store
 from ddlkit.cli import command
 from ddlkit.cli.command import interrupt_says_kept
 from ddlkit.core import fit
+from ddlkit.core.errors import UserError
 from places import PATIENCE_S
 from workbook.common import places
 
@@ -533,6 +534,8 @@ def test_functions_take_paths_as_text_and_ask_takes_lists(tmp_path: Path) -> Non
         assume_ring=True,
     )
     assert slow["ranks_after"] == 8 and slow["iteration_speedup"] < 0.6
+    with pytest.raises(UserError, match="name a command"):
+        cli.ask(" ", plan="ddp")
 
 
 def test_an_exported_list_comes_with_what_it_gains(capsys: Capture) -> None:

@@ -284,6 +284,10 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
         machine.
     """
     words = [*command.split(), *map(str, files)]
+    if not words:
+        raise UserError(
+            "ask: name a command, as in ask('predict', profile='profile.csv')"
+        )
     for name, value in options.items():
         # The first word is the name of the command.
         words += _option_words(name, value, repeatable=_repeatable(words[0]))

@@ -961,7 +961,7 @@ def _refuse_other_collective(arguments: argparse.Namespace, cost: Any) -> None:
         needed = "all_reduce"
     if needed is not None and cost.collective != needed:
         raise UserError(
-            f"{arguments.cost} is the cost of an {cost.collective}, but the gradients are "
+            f"{arguments.cost} holds a cost of {cost.collective}, but the gradients are "
             f"sent by {needed}: fit a cost of {needed}, or give --collective "
             f"{cost.collective}"
         )

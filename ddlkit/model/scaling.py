@@ -827,7 +827,9 @@ def _nodes(number: int) -> str:
 
 def _digits(seconds: float) -> int:
     """Return how many digits a time has, without zeros at its beginning and end."""
-    return len(f"{seconds:.15g}".replace(".", "").strip("0"))
+    # Format "g" would write short times with an exponent, whose digits are none of the time's.
+    mantissa, _, _ = f"{seconds:.14e}".partition("e")
+    return len(mantissa.replace(".", "").strip("0"))
 
 
 def _measured_counts(jobs: Sequence[_Jobs]) -> list[Count]:
