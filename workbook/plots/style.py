@@ -71,6 +71,7 @@ def case_rows(ax: Axes, names: Sequence[str], reference: float | None) -> None:
     if reference is not None:
         ax.axvline(reference, color=SOFT, linewidth=0.8)
     ax.set_yticks(range(len(names)), [name.replace("emulated:", "") for name in names])
+    # The axis runs downwards.
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(True, axis="both")

@@ -120,7 +120,10 @@ def bucket_page() -> str:
 
 
 def recorded_for(entry: catalog.Entry) -> list[str]:
-    """Return the campaigns with goals or coverage from which a figure is drawn."""
+    """Return the campaigns from which a figure is drawn, of those with goals or coverage.
+
+    Their order is that of the frozen tables, and each is named once.
+    """
     names = [
         *accuracy.frozen("goals")["campaign"],
         *accuracy.frozen("coverage")["campaign"],
@@ -134,6 +137,13 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     """Return a rendered template.
 
     A template of HTML escapes every value that is not marked as safe.
+
+    Parameters
+    ----------
+    template : str
+        The name of its file.
+    values : mapping
+        The values that the template is given, by name.
     """
     environment = jinja2.Environment(
         loader=TEMPLATES,
@@ -155,7 +165,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def format_minutes(minutes: int) -> str:
-    """Return minutes for readers.
+    """Return a number of minutes in hours and minutes.
 
     >>> format_minutes(45), format_minutes(150), format_minutes(180)
     ('45 min', '2 h 30', '3 h')
