@@ -382,7 +382,7 @@ def campaign(arguments: argparse.Namespace) -> None:
             "cases, as examples/campaign.yml; suites are measured by python -m workbook "
             "record"
         )
-    # A campaign is recorded as a suite is, without the options that choose a part of a suite.
+    # _record also records suites. A campaign has none of the options that choose a part of one.
     arguments.suite = None
     arguments.device = None
     arguments.networks = None

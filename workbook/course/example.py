@@ -54,8 +54,8 @@ class Example:
         DataFrame
             One row for each pair of compute and plan. The columns are ``compute`` (as
             profiled, or as rescaled for replays), ``plan``, ``messages``,
-            ``compute_s``, ``iteration_s``,
-            ``exposed_s`` (exposed communication) and ``over_best`` (the iteration over the best plan's).
+            ``compute_s``, ``iteration_s``, ``exposed_s`` (exposed communication) and
+            ``over_best`` (the iteration divided by that of the best plan).
         """
         rows = []
         for compute, workload in ((PROFILED, self.profiled), (RESCALED, self.rescaled)):

@@ -30,10 +30,9 @@ def passes(ranks: int) -> pd.DataFrame:
     -------
     DataFrame
         One row for each step and sending rank; steps, ranks and pieces count from 0.
-        The columns are
-        ``step``, ``rank``, ``to`` (the right neighbour), ``piece``, ``summed`` (of how many ranks the
-        piece is the sum) and ``adds`` (whether the neighbour adds the piece to its own
-        or replaces its own).
+        The columns are ``step``, ``rank``, ``to`` (the right neighbour), ``piece``,
+        ``summed`` (of how many ranks the piece is the sum) and ``adds`` (whether the
+        neighbour adds the piece to its own instead of replacing its own).
 
     Examples
     --------
@@ -98,7 +97,9 @@ def _summed_before(passed: pd.DataFrame, ranks: int) -> list[NDArray[np.int_]]:
 
 
 def draw(ranks: int = 4) -> Figure:
-    """Draw a ring all-reduce, one panel for the start of each step and one for the end of each round.
+    """Draw a ring all-reduce.
+
+    There is a panel for the start of each step, and one for the end of each round.
 
     Parameters
     ----------

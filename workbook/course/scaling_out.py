@@ -100,6 +100,7 @@ def osf_factor(nodes: int) -> float:
     # fitted to all-reduces among the 32 ranks of 8 nodes, so that its time of a byte grows by the
     # ratio of this factor for all ranks to that for 32.
     growth = ((ranks - 1) / ranks) / (31 / 32)
+    # With first=0, Eq 8 is read as the prose of the paper has it, and not as printed.
     model = weather_model()
     sent_s = line.alpha_s + growth * line.beta_s_per_byte * model.bytes
     return float(

@@ -93,6 +93,7 @@ def name_bars(ax: Axes, places: ArrayLike, names: Sequence[str]) -> None:
     names : sequence of str
         The n names.
     """
+    # Each name needs the room of one letter more, as a gap to the next.
     names_inches = LETTER_INCHES * sum(len(name) + 1 for name in names)
     axis_inches = ax.bbox.width / ax.figure.dpi
     aslant: dict[str, Any] = {}

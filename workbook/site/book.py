@@ -231,6 +231,7 @@ def _common_state(here: str, inputs: Sequence[Path]) -> list[str]:
     versions = {f"{dist.name} {dist.version}" for dist in metadata.distributions()}
     files: list[Path] = []
     for package in PACKAGES:
+        # Python writes .pyc files while it runs, which must not change the state.
         files += [path for path in _files(package) if path.suffix != ".pyc"]
     for directory in inputs:
         files += _files(directory)
@@ -382,6 +383,7 @@ class _Run:
         with suppress(psutil.NoSuchProcess):
             kernels = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
+        # This waits for the process, and closes its standard input.
         self.process.communicate()
         for kernel in kernels:
             with suppress(psutil.NoSuchProcess):
@@ -486,6 +488,7 @@ def execute(notebook: str, here: str) -> str:
                 progress_bar=False,
             )
     except RuntimeError as error:
+        # The kernel died, or did not start.
         process = getattr(kernel.provisioner, "process", None)
         status = process.poll() if process else None
         died = f"{' '.join(str(error).split())}; it {_ending(status)}"

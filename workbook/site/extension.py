@@ -174,7 +174,7 @@ def list_parameters(
 
 
 def link_to_repository(app: Sphinx, config: Config) -> None:
-    """Show the links that need the address of the repository: launch buttons and "open an issue"."""
+    """Show the launch buttons and "open an issue", which need the address of the repository."""
     address = config.repository_address
     # CITATION.cff may have no address.
     if not address:

@@ -1,6 +1,6 @@
 """What pages of the site are written from: notebooks, templates and two reports.
 
-``REPRODUCTION.md`` and ``GOALS.md`` are published in ``reports/``, and are pages of the site as well.
+``REPRODUCTION.md`` and ``GOALS.md`` are published in ``reports/``, and are also pages of the site.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def write_reports(reports: Path) -> dict[str, Any]:
 
 
 def _deviations(reports: Path, figures: Sequence[catalog.Entry]) -> dict[str, Any]:
-    """Return the figures as REPRODUCTION.md lists them, each with how far its numbers may be off."""
+    """Return the ``figures`` of REPRODUCTION.md, each with how far its numbers may be off."""
     pairs = []
     for entry in figures:
         _, path = outputs.figure_files(entry.id, reports)
@@ -114,7 +114,7 @@ def _deviations(reports: Path, figures: Sequence[catalog.Entry]) -> dict[str, An
 
 
 def bucket_page() -> str:
-    """Return the page of buckets: one file, with its styles, its script and the networks it shows."""
+    """Return the page of buckets, one file with its styles, its script and its networks."""
     colours = {name: look(name).color for name in buckets.COLOURED}
     return render("buckets.html", {"cases": buckets.cases(), "colours": colours})
 

@@ -219,7 +219,7 @@ def default_and_best() -> str:
 
 @_passage
 def answer_plans() -> str:
-    """Return the third question for a class, on three plans of the running example, and its answer."""
+    """Return the third question for a class with its answer, on plans of the running example."""
     plans = ("ddp", "mg_wfbp", "exact")
     running = example.load()
     step_s = _steps_s(running.profiled, running.cost, *plans)

@@ -56,7 +56,9 @@ FIRST = (
     "docs/studies",
     "docs/citing",
 )
-"""Pages of the repository in the order of the sidebar; all others follow by name, as pages of the project."""
+"""Pages of the repository in the order of the sidebar.
+
+All others follow by name, as pages of the project."""
 GENERATED = {
     "index.md": "front_page.md",
     "gallery.md": "gallery.md",

@@ -300,8 +300,9 @@ def told(row: Mapping[str, Any]) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        The cells of LINE. If the outcome is not the one that the written sentence tells,
-        as with other recordings, the sentence only has the numbers.
+        The cells of LINE. The sentence and its reason are the written ones if these are of
+        the same outcome. Otherwise, as with other recordings, they are made from the
+        numbers.
     """
     line = {"id": row["id"], "outcome": str(row["outcome"])}
     written = claims.lines()
@@ -367,6 +368,7 @@ def unsupported_numbers(row: Mapping[str, Any], text: str) -> list[str]:
     possible = np.concatenate(
         [possible, 100 * possible, 100 * (possible - 1), 100 * (1 - possible)]
     )
+    # The digits in names such as ResNet-50 and Fig 2 are no numbers.
     return [
         number
         for number in _NUMBER.findall(_NAMES.sub(" ", text))
@@ -383,6 +385,7 @@ def _is_rounded_from(number: str, possible: Floats) -> bool:
     digits, _, exponent = number.strip(",").partition("e")
     decimals = len(digits.partition(".")[2])
     unit = 10.0 ** (float(exponent or 0) - decimals)
+    # A number is rounded by at most half a unit. The rest is for rounding errors of floats.
     return bool((np.abs(possible - _value(number)) <= 0.5001 * unit).any())
 
 
