@@ -233,8 +233,12 @@ predict, before anything is replayed or trained. No case is run."""
 def _session_options(predict: str, names_directory: str) -> tuple[Argument, ...]:
     """Return the options of commands that measure for a long time.
 
-    ``predict`` is the help of --predict, and ``names_directory`` is what may name another
-    directory than the default one.
+    Parameters
+    ----------
+    predict : str
+        The help of --predict.
+    names_directory : str
+        What may name the directory of the tables, such as "the suite".
     """
     default_out = (
         f"the directory below data/recorded that {names_directory} names, if it names "
@@ -293,6 +297,7 @@ def record(arguments: argparse.Namespace) -> int | None:
         return None
     from workbook.record.preflight import preflight
 
+    # The names of suites say what they measure.
     devices = {"cpu": "cpu", "gpu": "cuda", "gpu-long": "cuda"}
     device = arguments.device or devices.get(arguments.name)
     if device is None:
@@ -321,7 +326,7 @@ def _record(arguments: argparse.Namespace) -> None:
         # Importing the zoo registers the networks of the papers.
         from workbook.record import zoo
 
-        assert zoo
+        assert zoo  # so that no linter takes the import for an unused one
     # A wrong name is refused here, where the error can name the option.
     refuse_unknown_networks(networks)
     names = arguments.networks.split(",") if arguments.networks else ()
@@ -342,7 +347,8 @@ def _record(arguments: argparse.Namespace) -> None:
 
 
 def _record_straggling(arguments: argparse.Namespace) -> None:
-    """Record trainings with known delays, and print the table of their truth."""
+    """Record trainings with known delays, and print the path of the table of what happened."""
+    # These recordings have settings of their own.
     for name in ("device", "networks", "predict", "budget", "dry_run", "pack"):
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
@@ -376,7 +382,7 @@ def campaign(arguments: argparse.Namespace) -> None:
             "cases, as examples/campaign.yml; suites are measured by python -m workbook "
             "record"
         )
-    # A campaign is recorded as a suite is, without the options that choose a part of a suite.
+    # _record also records suites. A campaign has none of the options that choose a part of one.
     arguments.suite = None
     arguments.device = None
     arguments.networks = None

@@ -54,8 +54,8 @@ class Example:
         DataFrame
             One row for each pair of compute and plan. The columns are ``compute`` (as
             profiled, or as rescaled for replays), ``plan``, ``messages``,
-            ``compute_s``, ``iteration_s``,
-            ``exposed_s`` (exposed communication) and ``over_best`` (the iteration over the best plan's).
+            ``compute_s``, ``iteration_s``, ``exposed_s`` (exposed communication) and
+            ``over_best`` (the iteration divided by that of the best plan).
         """
         rows = []
         for compute, workload in ((PROFILED, self.profiled), (RESCALED, self.rescaled)):
@@ -78,7 +78,9 @@ class Example:
         return pd.DataFrame(rows)
 
     def iteration_s(self, plan: str, compute: str = PROFILED) -> float:
-        """Return the predicted iteration in seconds of a plan of the table.
+        """Return the predicted iteration in seconds of one plan of `table`.
+
+        ``compute`` is PROFILED or RESCALED, as in the table.
 
         Raises
         ------
@@ -99,6 +101,7 @@ def load() -> Example:
     [694, 555]
     """
     recording = source.open_source()
+    # Without draws, costs have no intervals, which the example does not need.
     calibration = Calibration.of(recording.table("collectives"), draws=0)
     replayed = source.open_campaign("", source.BEST)
     rescaled, _ = source.as_replayed(replayed, NETWORK, LINK, WORKERS)

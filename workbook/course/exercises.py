@@ -66,7 +66,7 @@ def read(notebook: str, folder: Path = SOLUTIONS) -> dict[int, Solution]:
         If an exercise lacks its hint, its solution or its explanation.
     """
     cells = json.loads(read_text(folder / f"{notebook}.ipynb"))["cells"]
-    # Tags are such as "hint-1".
+    # The cell with the hint of exercise 1 has the tag "hint-1".
     sources: dict[str, str] = {}
     for cell in cells:
         for tag in cell["metadata"].get("tags", ()):
@@ -121,6 +121,7 @@ class Judge:
             raise UserError(
                 f"{self.notebook} has no exercise {number}: it has {numbers}"
             )
+        # When the book runs, solutions are tested by answering their own exercises.
         by_solution = os.environ.get(SOLVED_VARIABLE) == "1"
         if answer is None and not by_solution:
             print(
@@ -145,7 +146,11 @@ class Judge:
         print(f"Exercise {number}: {reply}")
 
     def _key(self, number: int, solution: str) -> Key:
-        """Run a solution in a copy of the notebook's names and return what it sets."""
+        """Run a solution in a copy of the notebook's names and return what it sets.
+
+        The names that it sets are those of the fields of `Key` with the number of the exercise,
+        such as ``answer_1`` and ``wrong_1``.
+        """
         names = dict(self.names)
         exec(solution, names)
         fields = {}
@@ -171,6 +176,7 @@ class Key(NamedTuple):
         A solution judges too little if it accepts a wrong answer, or if it has too few
         wrong answers to try.
         """
+        # No text but an empty one is refused, because readers judge their own text.
         if isinstance(self.answer, str):
             return ""
         if len(self.wrong) < WRONG:
@@ -190,13 +196,16 @@ class Key(NamedTuple):
 
     def _fault_of(self, answer: Any) -> str:
         """Return what is wrong with an answer, or raise what the answer raises."""
-        # Copies, because an answer may change its arguments, and a fault its answer.
+        # Calls get copies, because the function `fault` may change the answer, and an answer that
+        # is a function may change its arguments.
         if self.fault is not None:
             return str(self.fault(copy.deepcopy(answer)))
+        # Readers judge their own text, which must only not be empty.
         if isinstance(self.answer, str):
             return "" if str(answer).strip() else "is empty"
         if not callable(self.answer):
             return _difference(numbers(answer), numbers(self.answer), TOLERANCE)
+        # The answer is a function, whose results are exact but for rounding.
         for case in self.cases:
             expected = _flat(self.expected(*case))
             returned = _flat(answer(*copy.deepcopy(case)))
@@ -209,6 +218,8 @@ class Key(NamedTuple):
 def _difference(values: Any, expected: Any, tolerance: float) -> str:
     """Return where numbers differ from expected ones, as the end of a sentence.
 
+    The text is empty if there is no difference.
+
     Parameters
     ----------
     values : ndarray, shape (k,)
@@ -220,10 +231,11 @@ def _difference(values: Any, expected: Any, tolerance: float) -> str:
     """
     if values.shape != expected.shape:
         return f"has {values.size} of {expected.size} numbers"
+    # The absolute tolerance accepts a rounding error where 0 is expected.
     is_close = np.isclose(values, expected, rtol=tolerance, atol=1e-12)
     if is_close.all():
         return ""
-    # The first number that is not close.
+    # argmin finds the first False, which is the first number that is not close.
     place = int(np.argmin(is_close))
     side = "high" if values[place] > expected[place] else "low"
     return f"has {values[place]:.4g} at place {place + 1}, which is too {side}"

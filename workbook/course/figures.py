@@ -83,8 +83,8 @@ def default_costs(example: Example) -> tuple[Figure, pd.DataFrame]:
     best_s = timelines["exact"].duration_s
     scale, unit = time_unit(default_s)
     for ax, timeline in zip(axes, timelines.values(), strict=True):
-        # The times that `gantt` writes above a timeline are marked in it instead, with room
-        # for the end of the longer step at its right.
+        # The times that `gantt` writes above a timeline are marked in it instead. The axis is 14%
+        # longer than the longer step, so that the text at the end of this step has room.
         ax.set_title("", loc="right")
         ax.set_xlim(0, 1.14 * scale * default_s)
         _mark_end(ax, scale * timeline.duration_s, unit)
@@ -106,9 +106,10 @@ def _mark_end(ax: Axes, end: float, unit: str) -> None:
 
 
 def _mark_exposed(ax: Axes, timeline: Timeline, scale: float, unit: str) -> None:
-    """Outline in the row of compute where it waits for communication.
+    """Outline the times at which compute waits for communication, in the row of compute.
 
-    ``scale`` times seconds are in ``unit``.
+    These are the gaps between its spans. A time in seconds is multiplied by ``scale`` to be in
+    ``unit``.
     """
     edge = look("all_reduce").color
     computing = scale * (timeline.spans(COMPUTE) - timeline.start_s.min())

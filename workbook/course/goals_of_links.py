@@ -84,8 +84,8 @@ def _outcomes(goals: list[accuracy.Goal], cases: pd.DataFrame) -> list[str]:
 
 
 def _numbers_without_goal(cases: pd.DataFrame) -> list[str | int]:
-    """Return the numbers of the rows of WITHOUT_GOAL."""
-    # Only these cases were also predicted with the costs of other labs.
+    """Return the numbers of the rows of WITHOUT_GOAL, in their order."""
+    # Only some cases, the transferred ones, were also predicted with the costs of other labs.
     transferred = cases.dropna(subset="transferred_error")
     return [
         f"{transferred['model_error'].abs().median():.2%}",

@@ -68,6 +68,11 @@ def validate(**given: Any) -> None:
 
     From then on the notebook shows tables with the workbook's heads and units.
 
+    Parameters
+    ----------
+    **given : object
+        The parameters by name. Those without an entry in CHOICES are not checked.
+
     Raises
     ------
     UserError
@@ -81,7 +86,9 @@ def validate(**given: Any) -> None:
         value = given[name]
         allowed = [*CHOICES[name](given)]
         items = value if isinstance(value, list) else [value]
+        # An empty list would choose nothing.
         if not items or not all(item in allowed for item in items):
+            # The error is one line, and neither a long value nor a long list fills the page.
             shown = " ".join(repr(value).split())
             listed = ", ".join(map(str, allowed[:50]))
             raise UserError(f"{name} is {shown:.60}: give one of {listed}")

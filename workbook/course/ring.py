@@ -30,10 +30,9 @@ def passes(ranks: int) -> pd.DataFrame:
     -------
     DataFrame
         One row for each step and sending rank; steps, ranks and pieces count from 0.
-        The columns are
-        ``step``, ``rank``, ``to`` (the right neighbour), ``piece``, ``summed`` (of how many ranks the
-        piece is the sum) and ``adds`` (whether the neighbour adds the piece to its own
-        or replaces its own).
+        The columns are ``step``, ``rank``, ``to`` (the right neighbour), ``piece``,
+        ``summed`` (of how many ranks the piece is the sum) and ``adds`` (whether the
+        neighbour adds the piece to its own instead of replacing its own).
 
     Examples
     --------
@@ -46,11 +45,12 @@ def passes(ranks: int) -> pd.DataFrame:
     summed = np.ones((ranks, ranks), dtype=int)
     for step in range(COLLECTIVES["all_reduce"].steps(ranks)):
         before = summed.copy()
+        # In the first round of ranks - 1 steps pieces are added, in the second they are replaced.
         adds = step < ranks - 1
         for rank in range(ranks):
             to = (rank + 1) % ranks
             piece = (rank - step) % ranks
-            # All ranks send at the same time, so that they send what was there before.
+            # All ranks send at the same time, so that each sends what it had before the step.
             passed = int(before[rank, piece])
             summed[to, piece] = passed
             if adds:
@@ -97,7 +97,9 @@ def _summed_before(passed: pd.DataFrame, ranks: int) -> list[NDArray[np.int_]]:
 
 
 def draw(ranks: int = 4) -> Figure:
-    """Draw a ring all-reduce, one panel for the start of each step and one for the end of each round.
+    """Draw a ring all-reduce.
+
+    There is a panel for the start of each step, and one for the end of each round.
 
     Parameters
     ----------
@@ -138,7 +140,11 @@ def draw(ranks: int = 4) -> Figure:
 
 
 def _draw_pieces(ax: Axes, summed: NDArray[np.int_]) -> None:
-    """Draw a square for each piece on each rank, darker for a sum of more ranks."""
+    """Draw a square for each piece on each rank, in colour if it is finished.
+
+    ``summed`` has the number of ranks of which the piece (column) on a rank (row) is the sum. A
+    piece is finished if it is the sum of all ranks.
+    """
     ranks = len(summed)
     finished = look("model").color
     for rank in range(ranks):
@@ -152,6 +158,7 @@ def _draw_pieces(ax: Axes, summed: NDArray[np.int_]) -> None:
             text = ax.text(rank, piece, str(number), ha="center", va="center")
             text.set(color="white" if done else INK, fontsize=8)
     ax.set_xlim(-0.8, ranks - 0.2)
+    # The axis runs downwards, with piece 0 on top.
     ax.set_ylim(ranks - 0.45, -0.55)
     ax.set_xticks(range(ranks), [str(rank) for rank in range(ranks)])
     ax.set_yticks([])
@@ -166,6 +173,15 @@ def _draw_arrows(ax: Axes, passed: pd.DataFrame, ranks: int) -> None:
     """Draw an arrow for each piece that is passed on.
 
     The arrow from the last rank leads out of the panel and in again at the first rank.
+
+    Parameters
+    ----------
+    ax : Axes
+        The axes, on which a rank is a column and a piece a row.
+    passed : DataFrame
+        The rows of `passes` for one step.
+    ranks : int
+        The number of ranks.
     """
     color = look("measured").color
     arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 1.2}

@@ -61,7 +61,10 @@ def all_reduces() -> pd.DataFrame:
 
 @cache
 def predicted() -> Scaling:
-    """Return the step on up to 100 nodes as predicted from the steps on up to 10."""
+    """Return the steps on 25, 50 and 100 nodes as predicted from the steps on up to 10.
+
+    The result also says whether a scaling factor of 0.8 is met on 100 nodes.
+    """
     frame = steps()
     return scale(
         frame[frame["nodes"] <= SHOWN_NODES],
@@ -93,9 +96,11 @@ def osf_factor(nodes: int) -> float:
         "alpha_beta", shown["bytes"].to_numpy(float), shown["seconds"].to_numpy()
     ).cost
     ranks = 4 * nodes
-    # Eq 7 has 2 (N - 1) / N times the bytes of a gradient on each link. The line was fitted
-    # with the 32 ranks of 8 nodes.
+    # By Eq 7, each of N ranks sends 2 (N - 1) / N times the bytes of a gradient. The line was
+    # fitted to all-reduces among the 32 ranks of 8 nodes, so that its time of a byte grows by the
+    # ratio of this factor for all ranks to that for 32.
     growth = ((ranks - 1) / ranks) / (31 / 32)
+    # With first=0, Eq 8 is read as the prose of the paper has it, and not as printed.
     model = weather_model()
     sent_s = line.alpha_s + growth * line.beta_s_per_byte * model.bytes
     return float(
@@ -111,17 +116,20 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each number of GPUs, with the columns ``gpus`` and ``nodes``. Whether the
-        prediction knows its steps is ``shown``, and whether the measured step is
-        ``reconstructed``, as it is on 100 nodes, where some steps had half a batch. All other
-        columns are scaling factors: ``measured``, predicted (``model``, with its interval
-        ``lower`` to ``upper``), if nothing but messages lengthened the step
-        (``messages_alone``), and by the laws ``log2`` and ``linear``.
+        One row for each number of GPUs, with the columns ``gpus`` and ``nodes``. ``shown``
+        says whether the prediction is given the measured steps. ``reconstructed`` says
+        whether the measured step is reconstructed, as on 100 nodes, where some steps had
+        half a batch. All other columns are scaling factors: ``measured``, predicted
+        (``model``, with its interval ``lower`` to ``upper``), as it would be if nothing but
+        messages lengthened the step (``messages_alone``), and by the laws ``log2`` and
+        ``linear``.
     """
     result = predicted()
     measured = measured_factors()
+    # The first count is one GPU, on which scaling factors are based.
     one_s = result.counts[0].step_s
     rows = []
+    # The laws are curves over all numbers of nodes, which are read at the counts of the rows.
     curves = show.scaling_curves(result).set_index("nodes")
     for count in result.counts:
         row: dict[str, object] = {
@@ -154,8 +162,8 @@ def draw() -> Figure:
     figure, ax = plots.canvas(height=3.4)
     show.scaling_factors(ax, result)
     measured = measured_factors()
-    # The anchor is the most GPUs whose steps the prediction knows. The step on 400 GPUs is
-    # reconstructed, and drawn apart.
+    # The anchor is the largest measured count that the prediction is given. The step on 400 GPUs
+    # is reconstructed, because some steps had half a batch, and has a marker of its own.
     later = measured[(measured.index > result.anchor.gpus) & (measured.index < 400)]
     known = plots.look("measured")
     ax.plot(

@@ -174,14 +174,15 @@ def bars(
     legend : str, optional
         The place of the legend, as `add_legend` takes it.
     pairs : str, optional
-        The label of the horizontal axis, if every two rows belong together and have one
-        name.
+        The label of the horizontal axis, if every two rows belong together. Then both have
+        the same name, which is written once. By default each row has a name of its own.
     """
     rows, columns = table.shape
     middles = np.arange(rows).astype(float)
     if pairs:
         # The two groups of a pair are moved towards each other.
         middles = np.arange(rows) + 0.12 * (-1) ** np.arange(rows)
+    # The bars of a group lie side by side around its middle, or stand on those before them.
     heights = np.nan_to_num(table.to_numpy(dtype=float))
     bottoms = np.zeros_like(heights)
     width = 0.84 / columns
@@ -204,6 +205,7 @@ def bars(
         )
     ax.set(xlabel=pairs, ylabel=label)
     add_legend(ax, legend)
+    # The name of a pair stands between its two groups.
     rows_per_name = 2 if pairs else 1
     places = np.arange(0, rows, rows_per_name) + (rows_per_name - 1) / 2
     name_bars(ax, places, [str(name) for name in table.index[::rows_per_name]])
@@ -217,8 +219,8 @@ def paired_bars(
     Parameters
     ----------
     panels : mapping of str to (DataFrame, str)
-        By the heading of a panel, its parts in seconds, and the label of its horizontal
-        axis.
+        By the heading of a panel, the heights of the parts of its bars in seconds, as
+        ``table`` of `bars`, and the label of its horizontal axis.
     label : str
         The label of the vertical axes, to which the unit is added.
 
@@ -229,7 +231,7 @@ def paired_bars(
     ax : Axes
         Empty axes below the panels.
     """
-    # The axes after those of the panels are left empty.
+    # The last axes are left empty, for the caller to draw in.
     heights = [2.0] * (len(panels) + 1)
     figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
     for ax, (name, (parts, pairs)) in zip(axes, panels.items(), strict=False):
@@ -268,6 +270,7 @@ def dots(
         The place of the legend, as `add_legend` takes it.
     """
     rows = np.arange(len(cases))
+    # The reference line is at 0, in the middle of the band.
     case_rows(ax, cases, 0.0)
     if band is not None:
         name, half_widths = band
@@ -311,9 +314,10 @@ def error_rows(
         dots.set(color=style.color, markerfacecolor=style.face)
         (bar,) = ax.plot(np.median(percent), row, "|", color=INK)
         bar.set(markersize=16, markeredgewidth=2.2)
-        off = np.median(np.abs(percent))
+        median_error = np.median(np.abs(percent))
+        # In this transform x is a share of the width of the axes, and y is a row.
         at_right = ax.get_yaxis_transform()
-        number = ax.text(1.02, row, f"{off:.1f}%", transform=at_right)
+        number = ax.text(1.02, row, f"{median_error:.1f}%", transform=at_right)
         number.set(verticalalignment="center", fontweight="bold")
     ax.text(1.02, 1.02, "median\n|error|", transform=ax.transAxes, va="bottom")
     ax.set_xlabel(label)
@@ -338,8 +342,8 @@ def intervals(
     cases : sequence of str
         The names of the n rows.
     ranges : mapping of str to tuple of ndarray of shape (n,)
-        By series the lower and the upper ends, which have markers. If a third array
-        follows, it has the markers instead.
+        By series the lower and the upper ends of its intervals. Markers are drawn at both
+        ends, or only at the values of a third array if there is one.
     label : str
         The label of the horizontal axis.
     printed : mapping of str to (float, float), optional
@@ -351,6 +355,7 @@ def intervals(
         Where a line is drawn over all rows.
     """
     case_rows(ax, cases, reference)
+    # The hatches tell at most two printed ranges apart without colour.
     hatches = ("...", "///")
     for (name, ends), hatch in zip((printed or {}).items(), hatches, strict=False):
         color = look(name if has_look(name) else "paper").color
@@ -360,13 +365,15 @@ def intervals(
             last = sign * ends[1]
             band = ax.axvspan(first, last, zorder=0, alpha=0.16, linewidth=0)
             band.set(color=color, hatch=hatch, label=f"paper: {name}")
+    # The lines of a row lie side by side in 0.7 of its height, around its middle.
     step = 0.7 / len(ranges)
     styles = looks(list(ranges))
     for series, (style, arrays) in enumerate(zip(styles, ranges.values(), strict=True)):
         rows = np.arange(len(cases)) + step * (series - (len(ranges) - 1) / 2)
         ax.hlines(rows, arrays[0], arrays[1], color=style.color, linewidth=3)
         marked = arrays[2:] or arrays
-        # Only the first markers of a series have a label in the legend.
+        # Only the first markers of a series have an entry in the legend, because matplotlib
+        # leaves out labels that begin with an underscore.
         for places, marker_label in zip(marked, (style.label, "_"), strict=False):
             points(ax, places, rows, replace(style, label=marker_label), size=4)
     ax.set_xlabel(label)
@@ -402,7 +409,8 @@ def heat_maps(
 ) -> Figure:
     """Draw heat maps with one scale of colours, in which red is worse.
 
-    A number that may be no difference is in parentheses and has no colour.
+    A number is in parentheses and without colour if its interval contains no difference,
+    which is 0, or 1 for a ratio.
 
     Parameters
     ----------
@@ -443,8 +451,10 @@ def heat_maps(
     # The last row may have more axes than panels.
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
+    # All panels have the same scale, which the first one gives to the colour bar.
     drawn = axes.flat[0].collections[0]
     bar = figure.colorbar(drawn, ax=axes, label=label, shrink=0.9, aspect=30)
+    # The scale is symmetrical, but the bar shows only the numbers that occur.
     bar.ax.set_ylim(low, high)
     if log:
         plain_log_ticks(bar.ax.yaxis)
@@ -470,8 +480,8 @@ def texts(panel: Panel, form: str, no_difference: float = 0.0) -> pd.DataFrame:
     form : str
         The format of a number.
     no_difference : float, optional
-        The number that means no difference. Numbers that may be this one are in
-        parentheses.
+        The number that means no difference. A number is in parentheses if its interval
+        contains this one.
     """
     written = panel.grid.map(form.format, na_action="ignore").fillna("")
     return written.mask(_is_unsure(panel, no_difference), "(" + written + ")")
@@ -484,11 +494,15 @@ def _is_unsure(panel: Panel, no_difference: float) -> pd.DataFrame:
 
 
 def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
-    """Draw one panel of `heat_maps`."""
+    """Draw one panel of `heat_maps`.
+
+    ``scale`` gives each number its colour, and ``form`` is the format of a number.
+    """
     import seaborn as sns  # takes longer to import than all other modules used here
 
     is_ratio = isinstance(scale, LogNorm)
     no_difference = 1.0 if is_ratio else 0.0
+    # A number whose interval contains no difference gets the colour of no difference.
     unsure = _is_unsure(panel, no_difference)
     grid = panel.grid.mask(unsure, no_difference)
     grid = grid.rename(columns=lambda name: str(name).replace("-", " "))
@@ -508,6 +522,7 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
         annot_kws={"fontsize": 7},
         cbar=False,
     )
+    # Longer names of columns would overlap if they were level.
     longest = max(len(str(name)) for name in grid)
     if longest > 4:
         plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
@@ -546,6 +561,8 @@ def samples(
     """
     names = frame[series].unique()
     keys = [frame[x], frame[series]]
+    # Times are drawn against message sizes, both on logarithmic axes. Other values are drawn as
+    # they are, on linear axes.
     if y == "seconds":
         factor, unit = time_unit(frame[y])
         xlabel = "message size"
@@ -557,7 +574,7 @@ def samples(
         ylabel = y
         log = ""
     grouped = (factor * frame[y]).groupby(keys)
-    # The share of the samples that a band holds at either side of the median.
+    # A band holds half of its samples at either side of the median, here as a share of 1.
     half = percent / 200
     low = grouped.quantile(0.5 - half).unstack()[names]
     high = grouped.quantile(0.5 + half).unstack()[names]

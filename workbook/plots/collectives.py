@@ -23,16 +23,17 @@ def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
         The same columns and ``floor_s``, the least seconds that the link allows, or
         NaN.
     """
-    finding = (
+    heading = (
         "A small message takes a constant time, a large one a time in proportion to its "
         "bytes"
     )
-    with plots.sheet(finding) as (figure, ax):
+    with plots.sheet(heading) as (figure, ax):
         plots.samples(ax, samples.sort_values("series"), x="bytes", series="series")
         scale, _ = time_unit(samples["seconds"])
-        limited = medians.dropna()
-        limited = limited[limited["bytes"] >= FLOOR_FROM_BYTES]
-        for _, rows in limited.groupby("series"):
+        # A link without a known floor has NaN.
+        with_floor = medians.dropna()
+        with_floor = with_floor[with_floor["bytes"] >= FLOOR_FROM_BYTES]
+        for _, rows in with_floor.groupby("series"):
             ax.plot(
                 rows["bytes"],
                 scale * rows["floor_s"],

@@ -49,7 +49,8 @@ def save_figure(
     reports : Path, optional
         The reports directory.
     tight : bool, optional
-        As for `write_png`. Such a figure is not shown.
+        Whether the image is only as large as what is drawn. Such a figure is a typeset
+        table, which is not shown because `table` shows its text.
 
     Returns
     -------
@@ -61,6 +62,7 @@ def save_figure(
     path = write_png(figure, image, tight=tight)
     plt.close(figure)
     if not tight:
+        # An inch is shown as 100 pixels.
         show(figure_html(path, round(100 * figure.get_figwidth())))
     return path
 
@@ -94,14 +96,17 @@ def write_png(figure: Figure, path: Path, *, tight: bool = False) -> Path:
 
 
 def _looks_alike(path: Path, image: bytes) -> bool:
-    """Return whether the pixels of a PNG file differ from an image by at most one shade."""
+    """Return whether a PNG file has the pixels of an image, but for at most one shade each.
+
+    ``image`` has the bytes of a PNG file.
+    """
     try:
         old = np.asarray(PIL.Image.open(path), dtype=int)
     except OSError:
         # The file is missing or damaged.
         return False
     new = np.asarray(PIL.Image.open(io.BytesIO(image)), dtype=int)
-    # There are 256 shades.
+    # A channel of a pixel has 256 shades.
     return old.shape == new.shape and bool(np.abs(old - new).max() <= 1)
 
 
@@ -173,7 +178,10 @@ def table(
 
 
 def _typeset(readable: pd.DataFrame) -> Figure:
-    """Return a figure that consists of a table with bold heads."""
+    """Return a figure that consists of a table with bold heads.
+
+    The table must have at least one row.
+    """
     heads = []
     units = []
     for label in readable:
@@ -220,19 +228,19 @@ def headed(frame: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def title(name: str) -> str:
-    """Return the title of a table of a paper by its name in the catalog.
+    """Return the title of a table of a paper by its id in the catalog.
 
-    Any other name gives an empty string.
+    The id of anything else, such as a figure, gives an empty string.
 
     Examples
     --------
     >>> title("osf-tab2"), title("sharing-fig01")
     ('Table 2 of osf', '')
     """
-    paper, separator, place = name.partition("-tab")
+    paper, separator, table_number = name.partition("-tab")
     if not separator:
         return ""
-    return f"Table {place} of {paper}"
+    return f"Table {table_number} of {paper}"
 
 
 @cache
@@ -241,13 +249,13 @@ def _entry(name: str) -> catalog.Entry | None:
 
 
 def caption(name: str, numbers: Path) -> str:
-    """Return HTML of the caption of a figure.
+    """Return HTML of the caption of a figure or of a table.
 
     Parameters
     ----------
     name : str
-        The id of the figure. If the catalog has it, its caption and its grade come
-        first.
+        The id of the figure. If the catalog has it, its caption and its grade of truth
+        stand before the link.
     numbers : Path
         The CSV file of the figure, to which a link leads.
     """
@@ -288,9 +296,10 @@ _QUALIFIED = re.compile(
 
 
 def column(name: str) -> tuple[str, str]:
-    """Return the head of a column and the unit of its numbers.
+    """Return the head of a column, as readers see it, and the unit of its numbers.
 
-    The unit is "share" if the numbers are shares, which are shown in per cent.
+    The unit is "share" if the numbers are shares, which are shown in per cent. It is empty if
+    the numbers have no unit.
 
     Examples
     --------
@@ -299,14 +308,16 @@ def column(name: str) -> tuple[str, str]:
     >>> column("exposed [s]"), column("mean_gap"), column("gflop_per_s")
     (('exposed [s]', 's'), ('mean gap', 'share'), ('rate [Gflop/s]', 'Gflop/s'))
     """
+    # The name already has its unit.
     bracketed = re.search(r"\[(.+)\]", name)
     if bracketed:
         return name.replace("_", " "), bracketed[1]
     if has_look(name):
-        # A series, which has a look.
+        # The name is that of a series in figures, such as a plan, and stays as it is.
         return name, ""
     words = _COLUMNS["names"].get(name, name).replace("_", " ")
     match = _QUALIFIED.fullmatch(words)
+    # An empty name does not match.
     if match is None:
         return words, ""
     plain = match["plain"]
@@ -316,28 +327,33 @@ def column(name: str) -> tuple[str, str]:
     head = f"{plain} {qualifier}".strip()
     if qualifier == "difference" or (is_share and not unit):
         return head, "share"
+    # The name "seconds" says its unit itself.
     if unit and plain != "seconds":
         head = f"{head} [{unit}]"
     return head, unit
 
 
 def _without_unit(words: str) -> tuple[str, str]:
-    """Return the words of a column without the unit in which they end, and the unit."""
+    """Return the words of a column without the unit in which they end, and the unit.
+
+    The unit is empty if they do not end in one.
+    """
     for ending, unit in _COLUMNS["units"].items():
         if not f" {words}".endswith(" " + ending.replace("_", " ")):
             continue
         rest = words[: -len(ending)].strip()
         if not rest:
-            # The unit is the whole name of the column.
+            # The name of the column is nothing but the unit.
             rest = "rate" if "_per_" in ending else ending
         return rest, unit
     return words, ""
 
 
 def number(value: Any, unit: str = "") -> str:
-    """Return a number as the text of a cell.
+    """Return a value as the text of a cell.
 
-    A float has up to four significant digits. A share is in per cent.
+    A value that is no float is written as it is, and None as an empty text. A float has up
+    to four significant digits. A share is in per cent.
 
     Examples
     --------
@@ -352,7 +368,8 @@ def number(value: Any, unit: str = "") -> str:
         return "∞" if value > 0 else "-∞"
     if unit == "share" and not math.isnan(value):
         percent = 100 * value
-        # Three significant digits would cut digits before the point from 1000% on.
+        # From 1000% on, a number has more than three digits before the point, for which .3g would
+        # write an exponent.
         return f"{percent:.3g}%" if abs(value) < 10 else f"{percent:.0f}%"
     return outputs.format_number(float(value))
 
@@ -365,7 +382,9 @@ MOST_COLUMNS = 10
 def table_html(
     frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None
 ) -> str:
-    """Return HTML of a table whose heads have units. A large table is folded.
+    """Return HTML of a table whose heads have units.
+
+    A table of more than MOST_ROWS rows or MOST_COLUMNS columns is folded.
 
     Parameters
     ----------
@@ -403,8 +422,8 @@ def _format_numbers(styler: Styler) -> None:
     """
     data = styler.data
     formatted = {place for _, place in styler._display_funcs}
-    # The head of a column can have several levels, of which the lowest with a unit counts,
-    # then the names of the levels.
+    # The head of a column can have several levels. The unit of a column is that of its lowest
+    # level that has one. If none has, it is the unit in the names of the levels.
     outer_units = [column(str(level))[1] for level in data.columns.names if level]
     for place, label in enumerate(data.columns):
         if place in formatted:
@@ -443,6 +462,7 @@ def on_this_machine(sentence: str, figure: Figure | None = None) -> None:
     words = f"<b>On this machine.</b> {escape(sentence)}"
     show(f'<div class="live" style="border: 2px solid; padding: 0.5em">{words}</div>')
     if figure is not None:
+        # An inch is shown as 100 pixels, as in `save_figure`.
         data = b64encode(png(figure)).decode()
         width = round(100 * figure.get_figwidth())
         plt.close(figure)

@@ -71,6 +71,7 @@ def case_rows(ax: Axes, names: Sequence[str], reference: float | None) -> None:
     if reference is not None:
         ax.axvline(reference, color=SOFT, linewidth=0.8)
     ax.set_yticks(range(len(names)), [name.replace("emulated:", "") for name in names])
+    # The axis runs downwards.
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(True, axis="both")
@@ -92,6 +93,7 @@ def name_bars(ax: Axes, places: ArrayLike, names: Sequence[str]) -> None:
     names : sequence of str
         The n names.
     """
+    # Each name needs the room of one letter more, as a gap to the next.
     names_inches = LETTER_INCHES * sum(len(name) + 1 for name in names)
     axis_inches = ax.bbox.width / ax.figure.dpi
     aslant: dict[str, Any] = {}

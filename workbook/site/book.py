@@ -97,8 +97,10 @@ def build(
     chosen = notebooks(only)
     alone = []
     if not recorded:
+        # A notebook that measures would be disturbed by others.
         alone = [path for path in chosen if path.name[:2] in MEASURING]
-    # The last notebooks take the longest, so that they begin first.
+    # The last notebooks take the longest. They begin first, so that none of them is left to run
+    # alone at the end.
     together = [path for path in reversed(chosen) if path not in alone]
     cores = os.cpu_count() or 1
     for group, at_once in ((alone, 1), (together, min(AT_ONCE, cores))):
@@ -111,7 +113,7 @@ def build(
                 inputs=inputs,
                 at_once=at_once,
             )
-    # Importing this module takes longer than running a small notebook.
+    # The import is here because it takes longer than running a small notebook.
     from workbook.site import website
 
     all_notebooks = notebooks()
@@ -229,6 +231,7 @@ def _common_state(here: str, inputs: Sequence[Path]) -> list[str]:
     versions = {f"{dist.name} {dist.version}" for dist in metadata.distributions()}
     files: list[Path] = []
     for package in PACKAGES:
+        # Python writes .pyc files while it runs, which must not change the state.
         files += [path for path in _files(package) if path.suffix != ".pyc"]
     for directory in inputs:
         files += _files(directory)
@@ -265,6 +268,7 @@ def _run_all(
             time.sleep(POLL_S)
             running = [run for run in running if not run.is_done(timeout_s)]
     finally:
+        # Only after a failure or an interrupt a notebook is still running.
         for run in running:
             run.end()
 
@@ -318,11 +322,14 @@ class _Run:
         return hashes
 
     def is_kept(self) -> bool:
-        """Return whether an earlier run had the same inputs and all its results exist."""
+        """Return whether the results of an earlier run are kept, and print it if so.
+
+        They are kept if that run had the same inputs and none of its results was changed.
+        """
         if not self.note.is_file():
             return False
         note = json.loads(self.note.read_text(encoding="utf-8"))
-        # A run that did not end leaves a note without a state.
+        # A run that failed or was interrupted leaves a note without a state.
         if note.get("state") != self.state:
             return False
         if note["made"] != self._hashes(note["made"]):
@@ -331,10 +338,18 @@ class _Run:
         return True
 
     def start(self, here: str) -> None:
-        """Start a process that runs the notebook, and that ends when this process ends."""
+        """Start a process that runs the notebook, and that ends when this process ends.
+
+        Parameters
+        ----------
+        here : str
+            The value of the parameter ``here``.
+        """
         self._print("...")
+        # A note without a state says that results may be incomplete, until the run has ended.
         atomic_write(self.note, b"{}")
         (self.directory / "reports").mkdir(parents=True)
+        # The process runs in another directory, where it must import the same packages.
         search_path = [str(PACKAGES[0].parent)]
         if os.environ.get("PYTHONPATH"):
             search_path.append(os.environ["PYTHONPATH"])
@@ -347,7 +362,8 @@ class _Run:
         command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), here]
         self.begun_s = time.monotonic()
         with open(self.directory / "log", "wb") as log:
-            # The process reads its input, whose other end closes when this process ends.
+            # The process waits for the end of its standard input, which comes when this process
+            # ends.
             self.process = subprocess.Popen(
                 command,
                 cwd=self.directory,
@@ -367,6 +383,7 @@ class _Run:
         with suppress(psutil.NoSuchProcess):
             kernels = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
+        # This waits for the process, and closes its standard input.
         self.process.communicate()
         for kernel in kernels:
             with suppress(psutil.NoSuchProcess):
@@ -385,7 +402,7 @@ class _Run:
         status = self.process.poll()
         if status is None and seconds <= timeout_s:
             return False
-        # The copy shows where a notebook failed, too.
+        # The copy is also kept if the notebook failed, because it shows where.
         copied = self.directory / COPY
         if copied.is_file():
             atomic_write(self.copy, copied.read_bytes())
@@ -408,7 +425,10 @@ class _Run:
         return lines[-1] if lines else ""
 
     def _publish(self, seconds: float) -> None:
-        """Copy what the notebook wrote to the reports, and write the note."""
+        """Copy what the notebook wrote to the reports, and write the note.
+
+        ``seconds`` is how long the run took.
+        """
         written = self.directory / "reports"
         names = []
         for path in _files(written):
@@ -418,6 +438,7 @@ class _Run:
         note = {
             "state": self.state,
             "seconds": seconds,
+            # The empty name is the executed copy.
             "made": self._hashes(["", *names]),
         }
         store.atomic_write_text(self.note, json.dumps(note, indent=1) + "\n")
@@ -445,8 +466,9 @@ def execute(notebook: str, here: str) -> str:
 
     content = nbformat.read(notebook, as_version=4)
     has_here = "here" in papermill.inspect_notebook(content)
-    # By TCP, ipykernel 7 writes a notice about encryption into the first cell. Without
-    # kernel_dirs, a kernel named python3 elsewhere may belong to another Python.
+    # With the transport TCP, ipykernel 7 would write a notice about encryption into the first
+    # cell. Empty kernel_dirs exclude installed kernels named python3, which may belong to another
+    # Python than this one.
     kernel = AsyncKernelManager(
         connection_file=os.path.abspath("kernel.json"),
         transport="ipc",
@@ -454,8 +476,7 @@ def execute(notebook: str, here: str) -> str:
     )
     died = ""
     try:
-        # The error of a cell is read from the copy. So is an exit, of which papermill says
-        # nothing.
+        # The exception is dropped, because _failure reads the error of a cell from the copy.
         with suppress(papermill.PapermillExecutionError):
             papermill.execute_notebook(
                 content,
@@ -467,6 +488,7 @@ def execute(notebook: str, here: str) -> str:
                 progress_bar=False,
             )
     except RuntimeError as error:
+        # The kernel died, or did not start.
         process = getattr(kernel.provisioner, "process", None)
         status = process.poll() if process else None
         died = f"{' '.join(str(error).split())}; it {_ending(status)}"
@@ -485,7 +507,9 @@ def _failure(copied: Sequence[Any], died: str) -> str:
     died : str
         How the kernel died, or an empty string.
     """
+    # Cells are counted as in the stored notebook.
     cells = [cell for cell in copied if INSERTED.isdisjoint(cell.metadata.tags)]
+    # The cell that was begun last is the one in which the notebook failed, if it failed.
     begun = [n for n, cell in enumerate(cells, 1) if cell.metadata.papermill.start_time]
     if not begun:
         return f"its kernel did not start: {died}"

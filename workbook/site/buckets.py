@@ -43,7 +43,8 @@ def cases() -> dict[str, dict[str, Any]]:
             networks also have a ``table`` of the measured ``bytes`` and ``seconds``.
         ends
             The plan with which the page opens. It is PyTorch's default for the recorded
-            networks, and one message per gradient for the network "toy".
+            networks, and one message per gradient for the network "toy". A plan is given by
+            the number of gradients that are sent when each message has been, in ready order.
         about
             What the page says of the network.
     """
@@ -69,7 +70,19 @@ def cases() -> dict[str, dict[str, Any]]:
 def _recorded_case(
     recording: Source, name: str, line: AlphaBeta, measured: Table
 ) -> dict[str, Any]:
-    """Return a recorded network with both costs of messages, of which the table counts."""
+    """Return a recorded network, with its default plan and both costs of messages.
+
+    Parameters
+    ----------
+    recording : Source
+        The tables that teach.
+    name : str
+        The name of the network.
+    line : AlphaBeta
+        The line fitted to message times, at which the sliders of the page start.
+    measured : Table
+        The measured medians, from which the page takes the time of a message.
+    """
     profile = recording.profile(name)
     workload = profile.workload()
     about = (
@@ -89,7 +102,10 @@ def _recorded_case(
 
 
 def _toy_case() -> dict[str, Any]:
-    """Return the layers and the line of notebook 00, with 100 MiB for its 100 bytes."""
+    """Return the toy network and the line of notebook 00.
+
+    A gradient has 100 MiB here, and 100 bytes there.
+    """
     workload = Workload.from_arrays(3.0, [2.0] * 3, [100 * MIB] * 3)
     line = AlphaBeta(alpha_s=0.5, beta_s_per_byte=0.02 / MIB)
     about = (

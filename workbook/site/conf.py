@@ -14,7 +14,8 @@ extensions = [
 ]
 exclude_patterns = ["_extra", "solutions"]
 
-# Broken links are warnings, and warnings fail the build. Types in signatures may be of other projects.
+# Broken links are warnings, and warnings fail the build. Types in signatures may be of other
+# projects.
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]
 

@@ -42,11 +42,11 @@ def to_mathml(formula: str, display: str) -> str:
     """
     text = " ".join(formula.split())
     try:
-        # A page in HTML needs no namespace, and an empty one keeps its address out.
+        # MathML within HTML needs no namespace, so that its address is left out.
         mathml = str(converter.convert(text, xmlns="", display=display))
     except Exception as error:  # its exceptions have no common base
         raise ValueError(f"{text!r} ({type(error).__name__})") from error
-    # A command that it does not know it passes on as a name.
+    # latex2mathml does not refuse a command that it does not know, but writes it as an identifier.
     unknown = re.search(r"<mi>([\\{}&](?!#)[^<]*)", mathml)
     if unknown:
         raise ValueError(f"{text!r} (unknown: {unknown[1]})")
@@ -62,9 +62,23 @@ def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def _write_math(translator: HTML5Translator, node: nodes.Element, display: str) -> None:
-    """Write a formula.
+    """Write a formula as MathML.
 
-    If the formula cannot be shown, a warning names its page, which fails the build.
+    If the formula cannot be shown, a warning that names its page lets the build fail.
+
+    Parameters
+    ----------
+    translator : HTML5Translator
+        The translator that writes the page.
+    node : Element
+        The formula.
+    display : str
+        "inline" or "block".
+
+    Raises
+    ------
+    SkipNode
+        Always, so that docutils does not write the text of the formula, too.
     """
     try:
         mathml = to_mathml(node.astext(), display)
@@ -85,8 +99,10 @@ def describe(
     doctree: nodes.document | None,
 ) -> None:
     """Give a page the description and the title that search engines and messengers show."""
+    # A page that Sphinx makes itself, such as the search, has no source.
     if doctree is None:
         return
+    # The name stands in for a title that a page does not have.
     title = nodes.fully_normalize_name(pagename)
     for found in doctree.findall(nodes.title):
         title = found.astext()
@@ -105,9 +121,9 @@ def describe(
 
 
 def _description(doctree: nodes.document) -> str:
-    """Return the first LONGEST characters of a page.
+    """Return the first paragraph of a page, cut after a word to at most LONGEST characters.
 
-    They are of the objective of a notebook, or of the first paragraph of another page.
+    The first paragraph of a notebook is its objective.
     """
     for paragraph in doctree.findall(nodes.paragraph):
         words = " ".join(paragraph.astext().split()).removeprefix("Objective: ")
@@ -120,10 +136,10 @@ def _description(doctree: nodes.document) -> str:
 def list_parameters(
     app: Sphinx, what: str, name: str, documented: Any, options: Any, lines: list[str]
 ) -> None:
-    """Make a list of the lines ``name : description`` of a docstring.
+    """Turn the lines ``name : description`` at the top of a docstring into a list of reST.
 
-    Without this, reST takes these lines for one paragraph. The sections of numpydoc,
-    from the first underlined heading on, are left to numpydoc.
+    Without this, reST takes these lines for one paragraph. Everything from the first underlined
+    heading on is left to numpydoc.
 
     Parameters
     ----------
@@ -132,6 +148,7 @@ def list_parameters(
     lines : list of str
         The docstring, which is changed in place.
     """
+    # The first section begins at its heading, which is the line above the underline.
     end = len(lines)
     for index, line in enumerate(lines):
         if re.fullmatch("-{3,}", line):
@@ -157,10 +174,12 @@ def list_parameters(
 
 
 def link_to_repository(app: Sphinx, config: Config) -> None:
-    """Show the links that need the address of the repository: launch buttons and "open an issue"."""
+    """Show the launch buttons and "open an issue", which need the address of the repository."""
     address = config.repository_address
+    # CITATION.cff may have no address.
     if not address:
         return
+    # Binder takes any repository, Colab only those on GitHub.
     launch = {"binderhub_url": "https://mybinder.org"}
     if address.startswith("https://github.com/"):
         launch["colab_url"] = "https://colab.research.google.com"
@@ -176,8 +195,9 @@ def link_to_repository(app: Sphinx, config: Config) -> None:
 def import_library(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
     """Import all modules of the library before the reference is read.
 
-    The library imports a module when one of its names is first used. Autodoc uses names
-    where it does not replace PyTorch, whose import takes seconds in each process.
+    The library imports a module when one of its names is first used. If autodoc were the first
+    to use a name, it would do so without the mock of PyTorch, and import PyTorch for seconds in
+    each process.
     """
     if any(name.startswith("reference/") for name in docnames):
         with mock(app.config.autodoc_mock_imports):
@@ -198,15 +218,17 @@ def setup(app: Sphinx) -> dict[str, Any]:
         block_renderers=(visit_block, None),
     )
     app.add_lexer("mermaid", TextLexer)
-    # Before the theme reads its options.
+    # The priority puts this before the theme, which reads its options on the same event.
     app.connect("config-inited", link_to_repository, priority=1)
     app.connect("html-page-context", describe)
-    # Within tuple[...] autodoc shows an alias by its repr, which is longer than its name.
+    # Autodoc shows an alias of a type within tuple[...] by its repr, which is longer than its
+    # name.
     TypeAliasForwardRef.__repr__ = _name_of  # type: ignore[method-assign]
     app.connect("env-before-read-docs", import_library)
-    # The pages have 30,000 words, of which 6,000 are different.
+    # The search index needs the stem of every word. Only 6,000 of the 30,000 words on the pages
+    # are different, so that a cache saves most of the work.
     SearchEnglish.stem = functools.cache(SearchEnglish.stem)  # type: ignore[method-assign]
     gc.set_threshold(OBJECTS)
-    # Before numpydoc reads docstrings.
+    # The priority puts this before numpydoc, which rewrites docstrings on the same event.
     app.connect("autodoc-process-docstring", list_parameters, priority=1)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -78,8 +78,10 @@ def as_page(
     in_fold = False
     for cell in page.cells:
         tags = cell.metadata.get("tags", [])
+        # Papermill inserted this cell, so that the stored notebook does not have it.
         if "injected-parameters" in tags:
             continue
+        # Cells of HTML open a fold before the first cell of an answer, and close it after the last.
         is_answer = _is_answer(cell)
         if is_answer and not in_fold:
             opening = f'<details class="answer">\n<summary>{ANSWER}</summary>'
@@ -89,7 +91,7 @@ def as_page(
         in_fold = is_answer
         number = _exercise_number(tags)
         if number is not None:
-            # Its hint and its solution take the place of the cell for the answer.
+            # The hint and the solution take the place of the cell in which readers answer.
             cells.extend(_exercise(number, solutions))
             continue
         if cell.cell_type == "code":
@@ -104,14 +106,16 @@ def as_page(
 
 
 def _is_answer(cell: Any) -> bool:
-    """Return whether a cell answers a prediction, and is folded in the notebook, too.
+    """Return whether a cell is part of the answer to a prediction.
+
+    Such cells, and only they, are also collapsed in the notebook.
 
     Raises
     ------
     UserError
         If such a cell contains a heading.
     """
-    # JupyterLab keeps here that the cell is collapsed.
+    # JupyterLab notes under this key that a cell is collapsed.
     if not cell.metadata.get("jupyter"):
         return False
     if _has_heading(cell):
@@ -123,7 +127,10 @@ def _is_answer(cell: Any) -> bool:
 
 
 def _add_notes(cells: Sequence[Any], picture: Entry | None, was_run: bool) -> None:
-    """Add a thumbnail, and a note on a notebook that was not run, below the title."""
+    """Add a thumbnail, and a note if the notebook was not run, below the title.
+
+    The first cell, whose first line is the title, is changed in place.
+    """
     notes = []
     if picture is not None:
         notes.append(_thumbnail(picture))
@@ -162,7 +169,10 @@ def _has_heading(cell: Any) -> bool:
 
 
 def _fold_code(cell: Any) -> None:
-    """Tag a code cell whose code is collapsed, and say what it does in the line that stays."""
+    """Tag a code cell whose code is collapsed, and set the line that myst-nb shows instead.
+
+    The cell is changed in place. A cell whose code is shown stays as it is.
+    """
     tags = cell.metadata.setdefault("tags", [])
     summary = code_summary(cell.source, tags)
     if not summary:
@@ -174,7 +184,9 @@ def _fold_code(cell: Any) -> None:
 
 
 def code_summary(source: str, tags: Sequence[str] = ()) -> str:
-    """Return the line above collapsed code, or "" if the code is shown.
+    """Return the line that stands for collapsed code, or "" if the code is shown.
+
+    The line is made from the comment with which the code begins.
 
     Code with a ``def`` is an algorithm and is shown, except in the cell that imports
     and checks parameters.
@@ -214,9 +226,21 @@ def _only_imports(source: str) -> bool:
 
 
 def _shown(outputs: Sequence[Any], figures: Path | None) -> Iterator[Any]:
-    """Yield outputs that are meant to be read, their links as from ``notebooks/``."""
+    """Yield the outputs of a cell that are meant to be read, with links that work on the site.
+
+    The links start from the folder ``notebooks/``. Outputs in HTML are changed in place.
+
+    Parameters
+    ----------
+    outputs : sequence of NotebookNode
+        The outputs of a cell.
+    figures : Path or None
+        The directory of published figures. Figures that are not there are embedded.
+    """
     for output in outputs:
+        # Printed text and errors have no data.
         data = output.get("data", {})
+        # The text of an object that also has HTML or an image is not shown.
         is_text = set(data) == {"text/plain"}
         if is_text and _OBJECT.match("".join(data["text/plain"]).strip()):
             continue
@@ -229,7 +253,16 @@ def _shown(outputs: Sequence[Any], figures: Path | None) -> Iterator[Any]:
 
 
 def _figure(match: re.Match[str], figures: Path | None) -> str:
-    """Return HTML of a figure whose image can be opened, and scrolls if it is too wide."""
+    """Return HTML of a figure whose image scrolls if it is too wide.
+
+    Parameters
+    ----------
+    match : re.Match
+        A match of _FIGURE.
+    figures : Path or None
+        The directory of published figures. If the image is there byte for byte, it is linked
+        to. Otherwise it is embedded.
+    """
     source = f"data:image/png;base64,{match['data']}"
     named = _NUMBERS.search(match["caption"])
     if figures is not None and named:
@@ -277,14 +310,19 @@ def answer_code(code: str, number: int) -> str:
     statements = ast.parse(code).body
     text: list[str] = []
     for index in sorted(_needed_statements(statements, f"answer_{number}")):
-        # The lines between two statements, such as comments, belong to the second one.
+        # The lines between two statements, such as comments, belong to the second one. Line
+        # numbers count from 1, so that the last line of a statement is where the next one begins
+        # in the list.
         begin = (statements[index - 1].end_lineno or 0) if index else 0
         text += lines[begin : statements[index].end_lineno]
     return "\n".join(text).strip("\n")
 
 
 def _needed_statements(statements: Sequence[ast.stmt], name: str) -> set[int]:
-    """Return the indices of the statements that the last value of a name depends on."""
+    """Return the indices of the statements that the last value of a name depends on.
+
+    At least one statement must set the name.
+    """
     changing = [
         index
         for index, statement in enumerate(statements)
@@ -297,6 +335,8 @@ def _needed_statements(statements: Sequence[ast.stmt], name: str) -> set[int]:
         for index, statement in enumerate(statements)
         if index <= last or isinstance(statement, ast.FunctionDef)
     ]
+    # A needed statement makes all names that it uses needed, too, and with them the statements
+    # that set or change these names.
     needed_names = {name}
     needed: set[int] = set()
     pending = {last}
@@ -324,6 +364,8 @@ def _used(statement: ast.stmt) -> set[str]:
         tables += table.get_children()
         is_module = table.get_type() == "module"
         for symbol in table.get_symbols():
+            # In a function, only global names come from outside. At the top level, any name that
+            # is read can come from outside.
             if symbol.is_global() or (is_module and symbol.is_referenced()):
                 names.add(symbol.get_name())
     return names

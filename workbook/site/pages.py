@@ -1,6 +1,6 @@
 """What pages of the site are written from: notebooks, templates and two reports.
 
-``REPRODUCTION.md`` and ``GOALS.md`` are published in ``reports/``, and are pages of the site as well.
+``REPRODUCTION.md`` and ``GOALS.md`` are published in ``reports/``, and are also pages of the site.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def write_reports(reports: Path) -> dict[str, Any]:
 
 
 def _deviations(reports: Path, figures: Sequence[catalog.Entry]) -> dict[str, Any]:
-    """Return the figures as REPRODUCTION.md lists them, each with how far its numbers may be off."""
+    """Return the ``figures`` of REPRODUCTION.md, each with how far its numbers may be off."""
     pairs = []
     for entry in figures:
         _, path = outputs.figure_files(entry.id, reports)
@@ -114,13 +114,16 @@ def _deviations(reports: Path, figures: Sequence[catalog.Entry]) -> dict[str, An
 
 
 def bucket_page() -> str:
-    """Return the page of buckets: one file, with its styles, its script and the networks it shows."""
+    """Return the page of buckets, one file with its styles, its script and its networks."""
     colours = {name: look(name).color for name in buckets.COLOURED}
     return render("buckets.html", {"cases": buckets.cases(), "colours": colours})
 
 
 def recorded_for(entry: catalog.Entry) -> list[str]:
-    """Return the campaigns with goals or coverage from which a figure is drawn."""
+    """Return the campaigns from which a figure is drawn, of those with goals or coverage.
+
+    Their order is that of the frozen tables, and each is named once.
+    """
     names = [
         *accuracy.frozen("goals")["campaign"],
         *accuracy.frozen("coverage")["campaign"],
@@ -134,6 +137,13 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     """Return a rendered template.
 
     A template of HTML escapes every value that is not marked as safe.
+
+    Parameters
+    ----------
+    template : str
+        The name of its file.
+    values : mapping
+        The values that the template is given, by name.
     """
     environment = jinja2.Environment(
         loader=TEMPLATES,
@@ -155,7 +165,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def format_minutes(minutes: int) -> str:
-    """Return minutes for readers.
+    """Return a number of minutes in hours and minutes.
 
     >>> format_minutes(45), format_minutes(150), format_minutes(180)
     ('45 min', '2 h 30', '3 h')

@@ -74,6 +74,7 @@ def filled(text: str) -> str:
     UserError
         If a passage has a name that nothing computes, or if a mark has no counterpart.
     """
+    # A complete passage has a mark before and a mark after it.
     marks_in_pairs = 2 * len(_PASSAGE.findall(text))
     if len(_MARK.findall(text)) != marks_in_pairs:
         raise UserError(
@@ -154,7 +155,7 @@ def _working(pages: list[Page]) -> str:
 
 @_passage
 def course_in_brief() -> str:
-    """Return where to begin, and how long the course takes."""
+    """Return with which notebook to begin, and how long the core path and the course take."""
     core, whole = _core_and_whole(notebooks())
     return _paragraph(
         "**Learn it.** The core path, which begins with "
@@ -167,7 +168,7 @@ def course_in_brief() -> str:
 
 @_passage
 def reading_times() -> str:
-    """Return the table of all notebooks, and the sums."""
+    """Return the sums of the reading times, and below them the table of all notebooks."""
     pages = notebooks()
     core, whole = _core_and_whole(pages)
     sums = _paragraph(
@@ -202,6 +203,7 @@ def _in_a_table(sentence: str) -> str:
 @_passage
 def default_and_best() -> str:
     """Return what PyTorch's default costs GoogLeNet, and what it costs ResNet-50."""
+    # Both networks send over the link of the running example.
     running = example.load()
     resnet50 = source.open_source().profile("resnet50").workload()
     step_s = _steps_s(running.profiled, running.cost, "ddp", "exact")
@@ -217,7 +219,7 @@ def default_and_best() -> str:
 
 @_passage
 def answer_plans() -> str:
-    """Return the question on three plans of the running example, with its answer."""
+    """Return the third question for a class with its answer, on plans of the running example."""
     plans = ("ddp", "mg_wfbp", "exact")
     running = example.load()
     step_s = _steps_s(running.profiled, running.cost, *plans)
@@ -247,6 +249,7 @@ def _ms(seconds: float) -> str:
 def goals_met() -> str:
     """Return how many preset goals were met, and where the most were missed."""
     counts = accuracy.goal_counts()
+    # By name of a campaign that met less than half of its goals, how many of how many it met.
     poor = counts["poor_sets"]
     missed = counts["sharded_intervals"] - counts["sharded_intervals_met"]
     return _paragraph(
@@ -262,7 +265,10 @@ def goals_met() -> str:
 
 @_passage
 def goals_by_standing() -> str:
-    """Return how many goals of either standing were met."""
+    """Return how many preset and how many exploratory goals were met.
+
+    Sets are campaigns, and poor sets are those that met less than half of their goals.
+    """
     counts = accuracy.goal_counts()
     preset = counts["preset"]
     met = counts["preset_met"]
@@ -293,7 +299,7 @@ def citation() -> dict[str, Any]:
 
 @_passage
 def colab() -> str:
-    """Return the first cell of a notebook on somebody else's machine."""
+    """Return the cell that installs the workbook in a hosted notebook, such as on Colab."""
     address = citation().get("repository-code", _NO_ADDRESS)
     return (
         "```python\n"
@@ -326,7 +332,10 @@ def cite_papers() -> str:
 
 
 def _reference(entry: dict[str, Any]) -> str:
-    """Return one reference of CITATION.cff as an entry for BibTeX."""
+    """Return one reference of CITATION.cff as an entry for BibTeX.
+
+    Fields that the reference lacks are empty. BibTeX keeps the capitals of a title in braces.
+    """
     fields = {
         "title": f"{{{entry['title']}}}",
         "author": " and ".join(_author(author) for author in entry["authors"]),

@@ -56,7 +56,9 @@ FIRST = (
     "docs/studies",
     "docs/citing",
 )
-"""Pages of the repository in the order of the sidebar; all others follow by name, as pages of the project."""
+"""Pages of the repository in the order of the sidebar.
+
+All others follow by name, as pages of the project."""
 GENERATED = {
     "index.md": "front_page.md",
     "gallery.md": "gallery.md",
@@ -118,7 +120,7 @@ def assemble(
 
 
 def _mirrored(pages: Sequence[Page], folder: Path, reports: Path) -> Mirror:
-    """Copy the documents, the reports, and what notebooks link to."""
+    """Copy the documents, the two reports, and all files to which these and notebooks link."""
     mirror = Mirror(folder, reports)
     for path in sorted(places.ROOT.glob("docs/*.md")):
         mirror.add(f"docs/{path.name}")
@@ -132,7 +134,10 @@ def _mirrored(pages: Sequence[Page], folder: Path, reports: Path) -> Mirror:
 def _write_generated(
     pages: Sequence[Page], mirror: Mirror, values: Mapping[str, Any]
 ) -> None:
-    """Write the pages of GENERATED and of REFERENCE next to the mirror."""
+    """Write the pages of GENERATED and of REFERENCE into the folder of the mirror.
+
+    ``values`` are those that `workbook.site.pages.write_reports` returned.
+    """
     given = {
         **values,
         "pages": pages,
@@ -142,7 +147,7 @@ def _write_generated(
         "claims": _by_paper(values["verdicts"]),
         "groups": REFERENCE,
         "figure": mirror.figure,
-        # A notebook that was not run here leaves the numbers of the published report.
+        # For notebooks that were not run here, the numbers are those of the published reports.
         "summaries": outputs.read_summaries(places.REPORTS) | values["summaries"],
         "here": measured_here(values["summaries"].get("on-this-machine", {})),
     }
@@ -154,7 +159,7 @@ def _write_generated(
 
 
 def measured_here(summary: Mapping[str, Any]) -> str:
-    """Return a line for the front page on what was measured here, or "" without any run.
+    """Return a line for the front page on what was measured here, or "" if nothing was.
 
     Parameters
     ----------
@@ -195,6 +200,7 @@ def write_notebook(
     UserError
         If the notebook cannot be shown. The error names it.
     """
+    # A notebook without exercises has no file of solutions.
     solutions = {}
     if (exercises.SOLUTIONS / page.path.name).is_file():
         solutions = exercises.read(page.name)
@@ -209,15 +215,23 @@ def write_notebook(
 def picture_of(
     notebook: str, figures: Sequence[catalog.Entry], reports: Path
 ) -> catalog.Entry | None:
-    """Return the first figure of a notebook that is no table.
+    """Return the first figure of a notebook that is no table, or None if there is none.
 
-    A figure that is much wider than high is a typeset table, too.
+    Parameters
+    ----------
+    notebook : str
+        The name of the notebook.
+    figures : sequence of Entry
+        The figures that exist in ``reports``.
+    reports : Path
+        The directory with ``figures/``.
     """
     for entry in figures:
         if entry.notebook != notebook or "-tab" in entry.id:
             continue
         image, _ = outputs.figure_files(entry.id, reports)
         width, height = PIL.Image.open(image).size
+        # An image that is much wider than high is a typeset table, even if its id does not say so.
         if height > width / 4:
             return entry
     return None
@@ -252,13 +266,16 @@ def _prose(page: Page) -> str:
 
 
 def _parts(pages: Sequence[Page]) -> list[dict[str, Any]]:
-    """Return the parts of the course that have a notebook: name, pages, minutes."""
+    """Return the parts of the course that have a notebook.
+
+    Each part has its ``name``, its ``pages``, and the ``minutes`` that these take to read.
+    """
     parts = []
     for name, first, last in PARTS:
-        some = [page for page in pages if first <= page.number <= last]
-        minutes = sum(page.minutes for page in some)
-        if some:
-            parts.append({"name": name, "pages": some, "minutes": minutes})
+        of_part = [page for page in pages if first <= page.number <= last]
+        minutes = sum(page.minutes for page in of_part)
+        if of_part:
+            parts.append({"name": name, "pages": of_part, "minutes": minutes})
     return parts
 
 
@@ -328,21 +345,28 @@ class Mirror:
                 self.add(target)
 
     def figure(self, figure: str) -> str:
-        """Return Markdown for the front page that shows a figure with its caption."""
+        """Return Markdown for the front page that shows a figure with its caption.
+
+        The image is copied. ``figure`` is the id of a figure in the catalog.
+        """
         (entry,) = [entry for entry in catalog.load() if entry.id == figure]
         image = f"reports/figures/{figure}.png"
         self.add(image)
         caption = " ".join(entry.caption.split())
         options = [f":alt: {caption}", ":figclass: result"]
-        # Only then the gallery has the figure.
+        # The gallery only has figures of this build.
         if outputs.is_made(figure, self.reports):
             options.append(f":target: gallery.html#{figure}")
         words = f"{markdown_cell(caption)} [{entry.grade}]{{.grade}}"
         return "\n".join([f":::{{figure}} {image}", *options, "", words, ":::", ""])
 
     def source(self, name: str) -> Path | None:
-        """Return the file of a name. For ``reports/``, a file of this build comes first."""
+        """Return the file to copy for a path from the root of the repository, or None.
+
+        A file in ``reports/`` is that of this build, if this build has it.
+        """
         parts = PurePosixPath(name).parts
+        # A link with ".." can lead out of the repository.
         if not parts or ".." in parts:
             return None
         path = places.ROOT / name

@@ -84,6 +84,7 @@ def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
             cells = _open_cells(notebook="", note=note)
         rows.append({**asdict(claim), **cells})
     table = pd.DataFrame(rows).astype({"evidence": str, "outcome": str})
+    # Evidence lists the strongest kind first.
     strongest_first = [*Evidence]
     return table.sort_values(
         "evidence",
@@ -100,7 +101,10 @@ def _open_cells(notebook: str, note: str) -> dict[str, Any]:
 
 @cache
 def _cells(claim: Claim) -> dict[str, Any]:
-    """Return RESULT, outcome, note and notebook of a claim. Raises what its check raises."""
+    """Return the cells of a claim: those of RESULT, ``outcome``, ``note`` and ``notebook``.
+
+    An exception of the claim's check is passed on.
+    """
     if claim.id not in claims.CHECKS:
         without_check = claims.without_check()
         if claim.id not in without_check.index:
@@ -128,8 +132,18 @@ def _cells(claim: Claim) -> dict[str, Any]:
 def _settled(claim: Claim, result: Result) -> Verdict:
     """Return the verdict on a claim.
 
-    A claim that another one already judges is not testable. A claim is undecided if the
-    outcome changes with half the step along an axis of the grid of settings.
+    Parameters
+    ----------
+    claim : Claim
+        The claim.
+    result : Result
+        What its check computed.
+
+    Returns
+    -------
+    Verdict
+        It is "not testable" if the claim repeats one that is already judged, and "undecided" if
+        the outcome changes when an axis of the grid of settings is scanned in half the step.
     """
     repeats = claims.repeats()
     if claim.id in repeats.index:
@@ -186,6 +200,7 @@ def by_paper(lines: pd.DataFrame) -> pd.DataFrame:
     """
     papers = lines["id"].str.partition("-")[0]
     table = pd.crosstab(papers, lines["outcome"])
+    # Requirements have outcomes of their own.
     names = [name for name in PAPERS if name != claims.REQUIREMENTS]
     return _with_sums(table.reindex(index=names, columns=OUTCOMES, fill_value=0))
 
@@ -197,7 +212,7 @@ def _with_sums(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
-    """Return `counts` of the papers' claims as key numbers.
+    """Return how many claims of the papers had each outcome, by kind of evidence.
 
     Parameters
     ----------
@@ -214,8 +229,10 @@ def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
     table = counts(of_papers)
     numbers = {}
     for evidence in Evidence:
+        # Claims without evidence are counted below.
         if evidence is Evidence.NONE:
             continue
+        # Only firm evidence reproduces a claim or differs from it.
         if evidence in claims.FIRM:
             outcomes = (Outcome.REPRODUCED, Outcome.DIFFERS)
         else:
@@ -261,6 +278,7 @@ def publish(verdicts: pd.DataFrame, reports: Path | None = None) -> None:
     """
     directory = reports or outputs.reports_dir()
     rows = [told(row) for row in shown(verdicts)]
+    # Papers and requirements have a file each.
     table = pd.DataFrame(rows, columns=LINE)
     is_requirement = table["id"].str.startswith(f"{claims.REQUIREMENTS}-")
     for name, lines in (
@@ -282,8 +300,9 @@ def told(row: Mapping[str, Any]) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        The cells of LINE. If the outcome is not the one that the written sentence tells,
-        as with other recordings, the sentence only has the numbers.
+        The cells of LINE. The sentence and its reason are the written ones if these are of
+        the same outcome. Otherwise, as with other recordings, they are made from the
+        numbers.
     """
     line = {"id": row["id"], "outcome": str(row["outcome"])}
     written = claims.lines()
@@ -343,10 +362,13 @@ def unsupported_numbers(row: Mapping[str, Any], text: str) -> list[str]:
     known = [_value(number) for number in _NUMBER.findall(stated)]
     if isinstance(row["spans"], np.ndarray):
         known.extend(row["spans"][np.isfinite(row["spans"])])
+    # A text may state a number x of the row as it stands, as a share of 1 in per cent, or a ratio
+    # as a gain or a loss in per cent.
     possible = np.array(known)
     possible = np.concatenate(
         [possible, 100 * possible, 100 * (possible - 1), 100 * (1 - possible)]
     )
+    # The digits in names such as ResNet-50 and Fig 2 are no numbers.
     return [
         number
         for number in _NUMBER.findall(_NAMES.sub(" ", text))
@@ -363,18 +385,24 @@ def _is_rounded_from(number: str, possible: Floats) -> bool:
     digits, _, exponent = number.strip(",").partition("e")
     decimals = len(digits.partition(".")[2])
     unit = 10.0 ** (float(exponent or 0) - decimals)
+    # A number is rounded by at most half a unit. The rest is for rounding errors of floats.
     return bool((np.abs(possible - _value(number)) <= 0.5001 * unit).any())
 
 
 def computed(row: pd.Series) -> str:
     """Return what was computed for a claim, as readers see it.
 
-    It is a number, a few numbers, a range, or a bound.
-
     Parameters
     ----------
     row : Series
-        A row of `evaluate`.
+        A row of `evaluate`, of which ``spans`` has the two ends of each interval in which
+        computed numbers lie, ``low`` and ``high`` are the ends of all, and ``interval`` is empty
+        unless the numbers were measured.
+
+    Returns
+    -------
+    str
+        A number, a few numbers, a range, or a bound, with the unit.
 
     Examples
     --------
@@ -397,7 +425,8 @@ def computed(row: pd.Series) -> str:
     if not low:
         return f"at most {high}"
     least, most = np.transpose(row["spans"])
-    # Only the last number has the unit.
+    # A few single numbers are listed, of which only the last has the unit. Measured numbers are
+    # samples of a range, and are not listed.
     is_few = 1 < len(least) <= claims.FEW and (least == most).all()
     if is_few and not row["interval"]:
         others = [format_quantity(value, "1") for value in least[:-1]]

@@ -81,7 +81,7 @@ def repository_address() -> str:
 def build(source: Path, folder: Path, repository: str = "", jobs: str = "auto") -> None:
     """Build the site by Sphinx, in a process of its own.
 
-    Sphinx changes global state, such as roles and mocked modules.
+    In this process, Sphinx would change global state, such as roles and mocked modules.
 
     Parameters
     ----------
@@ -109,13 +109,14 @@ def build(source: Path, folder: Path, repository: str = "", jobs: str = "auto") 
         command += ["-D", f"repository_address={repository}"]
         command += ["-D", f"html_extra_path={source / sources.EXTRA}"]
         command += ["-W", "-w", str(warnings), str(source), str(built / "site")]
-        # Sphinx imports workbook.site.extension.
+        # Sphinx imports workbook.site.extension, and must find it from any working directory.
         search_path = [str(CONFIGURATION.parents[1])]
         if os.environ.get("PYTHONPATH"):
             search_path.append(os.environ["PYTHONPATH"])
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
+            # Sphinx writes no warning if it ends with an exception.
             text = ""
             if warnings.is_file():
                 text = warnings.read_text(encoding="utf-8")
@@ -139,7 +140,7 @@ def _reason(text: str, source: Path) -> str:
     pattern = re.compile(r"WARNING|ERROR|\w+Error: ")
     lines = [line for line in all_lines if pattern.search(line)]
     if not lines:
-        # Nothing looks like a warning: the last line says most.
+        # If nothing looks like a warning, the last line says most.
         lines = [line for line in all_lines if line.strip()][-1:]
     reason = f"the site cannot be built: {'; '.join(lines[:SHOWN])}"
     if len(lines) > SHOWN:

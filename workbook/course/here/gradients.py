@@ -84,12 +84,15 @@ def _about_compute(network: str, here: Workload, recorded: Workload) -> str:
 
 
 def _about_messages(recorded: pd.Series, here: pd.Series) -> list[str]:
-    """Return a sentence for the smallest and for the largest size that both have."""
+    """Return a sentence for the smallest and for the largest size that both have.
+
+    Each series has the median seconds of an all-reduce by its bytes.
+    """
     both = here.index.intersection(recorded.index)
     if both.empty:
         return []
     sentences = []
-    # The set has a single size once.
+    # If both have a single size in common, the set holds it once.
     for size in sorted({both.min(), both.max()}):
         sentences.append(
             f"An all-reduce of {format_bytes(int(size))} between two processes takes "
@@ -122,6 +125,7 @@ def _medians(tables: Source) -> pd.Series:
 
 def _draw_ready(ax: Axes, work: Workload, style: Style) -> None:
     """Draw which share of the bytes of gradients is ready, against the time of the step."""
+    # No gradient is ready before the end of the forward pass.
     ready_ms = 1e3 * np.concatenate([[0.0, work.forward_s], work.ready_s])
     share = np.cumsum(work.bytes) / work.bytes.sum()
     percent = 100 * np.concatenate([[0.0, 0.0], share])

@@ -105,10 +105,14 @@ def compare(
 
 
 def _by_link(tables: Source) -> dict[tuple[str, int], Timed]:
-    """Return the all-reduces of each pair of link and workers that has two sizes or more."""
+    """Return the all-reduces by link and number of workers.
+
+    A line needs two sizes, so that a link with one size is left out.
+    """
     if not tables.has("collectives"):
         return {}
     rows = undisturbed(tables.table("collectives"))
+    # Only messages that were alone on the link are compared.
     rows = rows[(rows["collective"] == "all_reduce") & (rows["in_flight"] == 1)]
     timed = {}
     for (link, ranks), of_link in rows.groupby(["link", "ranks"]):
@@ -118,9 +122,12 @@ def _by_link(tables: Source) -> dict[tuple[str, int], Timed]:
 
 
 def _sentence(place: tuple[str, int], measured: Timed, recorded: Timed) -> str:
-    """Return start-ups, times of a byte and errors, here and in the recording."""
+    """Return start-ups, times of a byte and errors, here and in the recording.
+
+    ``place`` is the link and the number of workers.
+    """
     link, workers = place
-    # The smallest size that both may have.
+    # No smaller size can be in both. The start-up is left out if not even this one is.
     smallest = max(measured.medians.index.min(), recorded.medians.index.min())
     parts = [
         f"{len(measured.seconds)} all-reduces among {workers} workers over {link} were "
@@ -146,7 +153,10 @@ def _sentence(place: tuple[str, int], measured: Timed, recorded: Timed) -> str:
 
 
 def _figure(place: tuple[str, int], measured: Timed, recorded: Timed) -> Figure:
-    """Return the recorded messages with the fitted forms, and the medians measured here."""
+    """Draw the recorded messages with the fitted forms, and the medians measured here.
+
+    ``place`` is the link and the number of workers.
+    """
     link, workers = place
     fits = {
         form: fit(form, recorded.sizes, recorded.seconds, draws=0) for form in FORMS

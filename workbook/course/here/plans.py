@@ -39,7 +39,7 @@ def compare(recordings: Sequence[Source], here: Source) -> tuple[str, Figure | N
     Parameters
     ----------
     recordings : sequence of Source
-        Recorded replays. Of a plan that several recordings have, the first one counts.
+        Recorded replays. If several recordings have a plan, the first of them counts.
     here : Source
         The tables of this machine, which may be none.
 
@@ -74,14 +74,21 @@ def ratios(tables: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Rows as `workbook.validate.compare.paired` returns them for the plan ``exact``.
-        There is none where nothing was replayed.
+        One row for each network, link, number of workers and ``other`` plan. ``ratio`` is
+        the median of its step over that of the plan ``exact``, as
+        `workbook.validate.compare.paired` returns it. There are no rows if nothing was
+        replayed.
     """
     if not tables.has("runs"):
         return paired(pd.DataFrame(columns=PLACE), BEST)
     runs = tables.table("runs")
-    plain = (runs["density"] == 1) & (runs["straggler"] == 1) & (runs["in_flight"] == 1)
-    runs = runs[plain & (runs["origin"] == "replayed")]
+    # Only plain replays are compared, with dense gradients, no slower worker, and one message at
+    # a time.
+    is_plain = (
+        (runs["density"] == 1) & (runs["straggler"] == 1) & (runs["in_flight"] == 1)
+    )
+    runs = runs[is_plain & (runs["origin"] == "replayed")]
+    # Recordings of older versions do not say what was disturbed.
     if "disturbed" in runs:
         runs = runs[~runs["disturbed"]]
     return paired(runs, BEST)
@@ -112,6 +119,7 @@ def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
         f"step of {network_title(first['network'])} takes {first['ratio']:.2f} times as "
         "long under PyTorch's default as under the best plan"
     )
+    # A table with one row selects the same network, link and workers.
     same_case = first[PLACE].to_frame().T
     same_recorded = recorded[recorded["other"] == DEFAULT].merge(same_case)
     if len(same_recorded):
@@ -129,9 +137,10 @@ def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
 
 def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
     """Return a figure with a panel for each network and link that was replayed here."""
-    # Random plans have no look. They are left out.
+    # Random plans have no look, by which a row would be named. They are left out.
     is_random = ratios_here["other"].str.startswith("random")
     medians = ratios_here[~is_random].groupby("other")["ratio"].median()
+    # The fastest plan is on top.
     plans = [str(plan) for plan in medians.sort_values().index]
     cases = list(ratios_here.groupby(PLACE, sort=False))
     columns = min(COLUMNS, len(cases))
@@ -144,6 +153,7 @@ def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
         sharey=True,
         squeeze=False,
     ) as (figure, axes):
+        # The last row may have more axes than cases.
         for ax in axes.flat[len(cases) :]:
             ax.set_visible(False)
         for ax, (case, case_ratios) in zip(axes.flat, cases, strict=False):
@@ -162,7 +172,7 @@ def _draw_panel(
     """Draw the ratios of one network and link, with a row for each plan."""
     row_of = {plan: row for row, plan in enumerate(plans)}
     case_rows(ax, [look(plan).label for plan in plans], 1.0)
-    # The panel below may be empty.
+    # Every panel has numbers on its axis, because the one below may be hidden.
     ax.tick_params(labelbottom=True)
     for style, ratios in ((RECORDED, recorded), (MEASURED_HERE, here)):
         drawn = ratios[ratios["other"].isin(plans)]

@@ -63,7 +63,9 @@ def compare(
 
 
 def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
-    """Return how far the recursion of the lesson is from each replayed plan.
+    """Return the error of the predicted step of each replayed plan.
+
+    The prediction is the recursion that the lesson teaches.
 
     Parameters
     ----------
@@ -79,11 +81,14 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
     DataFrame
         One row for each network and plan, with the columns ``network``, ``plan``,
         ``messages`` (their number), ``predicted_s``, ``replayed_s`` and ``error``
-        (predicted over replayed, minus 1). It has no rows if a table is missing.
+        (predicted over replayed, minus 1). Cases that other programs disturbed or the
+        processor limited are left out. There are no rows if a table is missing, or if the
+        link has no all-reduces or no replays.
     """
     nothing = pd.DataFrame(columns=COLUMNS)
     if not all(tables.has(kind) for kind in ("runs", "layers", "collectives")):
         return nothing
+    # Without draws, costs have no intervals, which no error needs.
     calibration = Calibration.of(tables.table("collectives"), draws=0)
     if (link, workers, "all_reduce") not in calibration.known:
         return nothing
@@ -121,7 +126,10 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
 def _sentence(
     errors_here: pd.DataFrame, recorded: pd.DataFrame, link: str, workers: int
 ) -> str:
-    """Return the number of replays, the median errors and the largest error in words."""
+    """Return the number of replays, the median errors and the largest error in words.
+
+    Both tables are of `signed_errors`. ``recorded`` may be empty.
+    """
     networks = errors_here["network"].nunique()
     plural = "network" if networks == 1 else "networks"
     worst = errors_here.loc[errors_here["error"].abs().idxmax()]
@@ -142,7 +150,11 @@ def _sentence(
 
 
 def _figure(errors_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
-    """Return a figure with a row for each plan that was replayed here, most messages first."""
+    """Return a figure with a row for each plan that was replayed here.
+
+    The plan with the most messages is on top. Both tables are of `signed_errors`.
+    """
+    # dict.fromkeys keeps each plan once, in this order.
     by_messages = errors_here.sort_values("messages", ascending=False, kind="stable")
     plans = list(dict.fromkeys(by_messages["plan"]))
     row_of = {plan: row for row, plan in enumerate(plans)}

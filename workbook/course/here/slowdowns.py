@@ -95,6 +95,7 @@ def slowdowns(tables: Source) -> pd.DataFrame:
         lower, upper = interval(contention.draws)
         for row, slowed in enumerate(PANELS):
             for column, size in enumerate(contention.bytes):
+                # A slowdown of 0.1 means 1.1 times as long.
                 rows.append(
                     {
                         **key,
@@ -109,7 +110,10 @@ def slowdowns(tables: Source) -> pd.DataFrame:
 
 
 def _sentence(both: pd.DataFrame) -> str:
-    """Return the median slowdowns of backward and of messages in words."""
+    """Return the median slowdowns of backward and of messages in words.
+
+    ``both`` has a row for each slowdown that was measured here and in the recording.
+    """
     clusters = len(both[SLOWDOWN_KEY].drop_duplicates())
     plural = "pair" if clusters == 1 else "pairs"
     backward = both[both["slowed"] == OF_BACKWARD]
@@ -117,6 +121,7 @@ def _sentence(both: pd.DataFrame) -> str:
     sizes = messages.groupby(SLOWDOWN_KEY)["bytes"]
     is_largest = messages["bytes"] == sizes.transform("max")
     is_smallest = messages["bytes"] == sizes.transform("min")
+    # A single size counts as the largest.
     largest = messages[is_largest]
     smallest = messages[is_smallest & ~is_largest]
     parts = [
@@ -137,7 +142,7 @@ def _times(both: pd.DataFrame) -> str:
 
 
 def _figure(both: pd.DataFrame) -> Figure:
-    """Return a figure with a row for each network, link and size, and a panel for each PANELS."""
+    """Return a figure with a row for each network, link and size, in a panel for each of PANELS."""
     names = both.drop_duplicates([*SLOWDOWN_KEY, "bytes"])
     labels = [
         f"{network_title(row.network)}, {link_title(row.link)}, {_size(row.bytes)}"
@@ -149,6 +154,7 @@ def _figure(both: pd.DataFrame) -> Figure:
     for ax, (slowed, heading) in zip(axes, PANELS.items(), strict=True):
         of_panel = both[both["slowed"] == slowed]
         case_rows(ax, labels, 1.0)
+        # The two machines are drawn a little above and below the middle of a row.
         _draw(ax, of_panel, "recorded", RECORDED, -0.14)
         _draw(ax, of_panel, "here", HERE, 0.14)
         if slowed == OF_MESSAGES:  # small messages take many times as long

@@ -27,8 +27,8 @@ def compare(running: Example, here: Source) -> tuple[str, None]:
     running : Example
         The running example, which comes from the recording.
     here : Source
-        The tables of this machine, which may be none. Of several links, the running
-        example's counts, else the first.
+        The tables of this machine, which may be none. The link and the workers are those of
+        the running example, if they were measured, or else the first that were.
 
     Returns
     -------
@@ -49,6 +49,7 @@ def compare(running: Example, here: Source) -> tuple[str, None]:
     best_s = _step_s(workload, communication, BEST)
     recorded = [1e3 * running.iteration_s(plan) for plan in (DEFAULT, BEST)]
     over = f"over {link_title(link)}"
+    # The link of the recording is only named if the prediction here has another one.
     if (link, workers) == (LINK, WORKERS):
         recorded_over = ""
     else:
@@ -66,9 +67,12 @@ def compare(running: Example, here: Source) -> tuple[str, None]:
 def _messages(here: Source) -> tuple[str, int, Communication] | None:
     """Return the link, the workers and the messages of the prediction.
 
-    It is None if no all-reduce was measured. The running example's link comes first.
+    The link and the workers are those of the running example, if they were measured here, or
+    else the first that were. The result is None if no all-reduce was measured.
     """
+    # Without draws, costs have no intervals, which a predicted step does not need.
     calibration = Calibration.of(here.table("collectives"), draws=0)
+    # A key is a link, a number of workers and a collective.
     measured = [key for key in calibration.known if key[2] == COLLECTIVE]
     if not measured:
         return None

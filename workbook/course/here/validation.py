@@ -46,8 +46,9 @@ def compare(
     """Judge the predictions of what was replayed and trained on this machine.
 
     Replays and real training are judged apart, and real training is judged by paired
-    errors. Trainings whose plan sends one message test no model of overlap, so they are
-    counted and not judged. Neither are cases that other programs disturbed.
+    errors. Two kinds of cases are counted and not judged: trainings whose plan sends one
+    message, which test no model of overlap, and cases that other programs disturbed or the
+    processor limited.
 
     Parameters
     ----------
@@ -63,6 +64,7 @@ def compare(
     """
     if not here.has("runs"):
         return Judged(NOTHING, None, {})
+    # Disturbed cases are marked, so that they can be counted.
     cases = judge(here, here, "table", marked=True)
     if cases.empty:
         return Judged(NOTHING, None, {})
@@ -103,7 +105,8 @@ def _sentences(
     singles : int
         The number of trainings with one message, which are not judged.
     marked : int
-        The number of disturbed cases, which are not judged.
+        The number of cases that other programs disturbed or the processor limited, which
+        are not judged.
     n : int
         The number of all cases.
     """
@@ -157,12 +160,22 @@ def _replay_numbers(replays: pd.DataFrame) -> dict[str, Any]:
 
 
 def _sentence(kind: str, quantity: str, error: float, cases: pd.DataFrame) -> str:
-    """Return what was run, the median error, and how many cases lie in their interval."""
-    plural = kind if len(cases) > 1 else kind.removesuffix("s")
+    """Return what was run, the median error, and how many cases lie in their interval.
+
+    Parameters
+    ----------
+    kind, quantity : str
+        The plural of the kind of run, and the name of the error.
+    error : float
+        The median error, as a share.
+    cases : DataFrame
+        The judged cases, at least one.
+    """
+    noun = kind if len(cases) > 1 else kind.removesuffix("s")
     links = _listed(cases["link"].map(link_title).unique())
     half_width = STATISTICS["half_width_share"](cases)
     return (
-        f"The median {quantity} is {error:.1%} for {len(cases)} {plural} of "
+        f"The median {quantity} is {error:.1%} for {len(cases)} {noun} of "
         f"{_networks(cases)} over {links}. The measured step lies in the predicted interval "
         f"in {cases['inside'].sum()} of {len(cases)} cases; the median half-width of the "
         f"intervals is {half_width:.1%}."
@@ -182,7 +195,10 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _figure(errors: dict[str, pd.Series]) -> Figure:
-    """Return a figure with a row of points for each kind of run that has cases."""
+    """Return a figure with a row of points for each kind of run that has cases.
+
+    ``errors`` has relative errors by the kind of run.
+    """
     rows = {}
     for name, shares in errors.items():
         if len(shares):
