@@ -41,12 +41,14 @@ def modelled() -> dict[str, Timeline]:
     cost = published_cost(audit.WORKERS, audit.DENSITY)
     cost = replace(cost, selecting=audit.SELECTION)
 
+    # The dense all-reduce has the start-up of an all-gather. Its beta is the time of one byte.
     dense = AlphaBeta(
         cost.gather.startup_s(),
         float(osf.update_s(1.0, audit.WORKERS, DENSE_BYTES_PER_S)),
         workers=audit.WORKERS,
     )
     timelines = {"P-SGD": Iteration(workload, none(workload), dense).timeline()}
+    # "single" merges all layers, "none" merges no layers, and "exact" finds the best merging.
     planners = {
         "TopK-SGD": "single",
         "LAGS-SGD": "none",

@@ -65,8 +65,8 @@ def measured(tables: Tables) -> dict[str, pd.DataFrame]:
     Returns
     -------
     dict of str to DataFrame
-        `Bars` of the links that have any, by names such as "here, lab:1gbit". They are at
-        the middle one of a network's batches on all links.
+        `Bars` of the links that have any, by names such as "here, lab:1gbit". A network is
+        shown at a single batch: the middle one of those at which it was trained on any link.
     """
     by_place: dict[str, pd.DataFrame] = {}
     if "iterations" not in tables:
@@ -103,6 +103,7 @@ def printed() -> pd.DataFrame:
             r"fig07-(?P<network>[a-z0-9]+)-(?P<quantity>.+)-(?P<which>default|best)",
             key,
         )
+        # Other ids are of other numbers, such as "fig07-batch" or "fig06-saved-16".
         if not words:
             continue
         network = NETWORKS[words["network"]]
