@@ -138,6 +138,7 @@ def _recorded_layers(network: str) -> list[tuple[Floats, list[int], str]]:
             backward_s = workload.backward_s[::-1]
             elements = workload.parameters[::-1].tolist()
             layers.append((backward_s, elements, "cpu"))
+    # Of the paper's networks, ResNet-50 is the only one of which real training is profiled.
     if network == RESNET:
         for machine in source.recordings("layers").values():
             profile = machine.profile("resnet50")

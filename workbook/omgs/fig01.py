@@ -84,7 +84,7 @@ def draw(timelines: Mapping[str, Timeline]) -> tuple[Figure, pd.DataFrame]:
         if algorithm == "P-SGD":
             heading += ", 4x rate"
         longer = timeline.duration_s / topk_s - 1
-        # TopK-SGD itself is not compared.
+        # The ratio is exactly 0 for TopK-SGD itself, which is not compared.
         if longer:
             word = "longer" if longer > 0 else "shorter"
             heading += f": {abs(longer):.0%} {word} than TopK"

@@ -177,6 +177,8 @@ def _by_algorithm(
         A replay has a row for each algorithm whose plan it has. The column ``startup_s``
         has the start-up on the paper's cluster in seconds.
     """
+    # Sparse replays of one network and link differ only in their plans. Any of them says which
+    # profile, selection and dilation they have.
     sparse_case = Case.from_row(played[played["density"] < 1].iloc[0])
     network = LAB_NETWORKS[played["network"].iloc[0]]
     lab_workload = workloads[sparse_case.profile_sha256]

@@ -193,7 +193,7 @@ def _for_readers(group: Mapping[str, Timeline]) -> Group:
 
 # -- claims --------------------------------------------------------------------------
 
-for _part in ("computation", "communication", "overlap"):
-    check(f"sharing-fig05c-{_part}", "fig05c", *RESNET, _part, "1x64")(
-        implied.time_left
+for _time in ("computation", "communication", "overlap"):
+    check(f"sharing-fig05c-{_time}", "fig05c", *RESNET, _time, "1x64")(
+        implied.possible_times
     )

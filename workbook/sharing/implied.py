@@ -11,17 +11,17 @@ from workbook.common.claims import Evidence, Result, own, prose
 from workbook.sharing import equations
 from workbook.sharing.printed import DEFAULT, throughput
 
-PARTS = {
+INCLUDED_PARTS = {
     "computation": (1, 1, 0),
     "communication": (0, 1, 1),
     "overlap": (0, 1, 0),
     "computation-only": (1, 0, 0),
     "communication-only": (0, 0, 1),
 }
-"""By the name of a printed time, how it sums `workbook.sharing.model.PARTS`.
+"""Which parts of an iteration each printed time includes: 1 for each part in it, else 0.
 
-An iteration has three parts: computation only, overlap, and communication only. A part has 1
-if the printed time includes it, else 0."""
+The parts are those of `workbook.sharing.model.PARTS`, in this order: computation only,
+overlap, and communication only."""
 
 
 def iteration_ms(network: str, batch: int, configuration: str) -> Floats:
@@ -80,8 +80,8 @@ def gain(network: str, batch: int, configuration: str = "") -> Result:
     return own([percents], note)
 
 
-def time_left(
-    text: str, network: str, batch: int, part: str, configuration: str
+def possible_times(
+    text: str, network: str, batch: int, time: str, configuration: str
 ) -> Result:
     """Return the range in which a printed time must lie by the other printed numbers.
 
@@ -99,8 +99,8 @@ def time_left(
         The name of the network in the paper.
     batch : int
         The batch size.
-    part : str
-        The name of the time whose range is returned, one of the keys of PARTS.
+    time : str
+        The name of the time whose range is returned, one of the keys of INCLUDED_PARTS.
     configuration : str
         A configuration such as "1x64", "default", or "best".
 
@@ -122,16 +122,16 @@ def time_left(
         # The ids are such as "fig07-vgg16-overlap-best". Some times hold for every
         # configuration, and have none at the end.
         name = key.removeprefix(f"{text}-").removesuffix(f"-{configuration}")
-        if key.startswith(text) and name in PARTS and name != part:
+        if key.startswith(text) and name in INCLUDED_PARTS and name != time:
             # The text prints whole milliseconds.
-            sums.append(PARTS[name])
+            sums.append(INCLUDED_PARTS[name])
             bounds_ms.append(ms + 0.5)
             # Sums are bounded from above only, so that a lower bound is one of the negative sum.
-            sums.append(tuple(-np.array(PARTS[name])))
+            sums.append(tuple(-np.array(INCLUDED_PARTS[name])))
             bounds_ms.append(0.5 - ms)
             others.append(f"{ms:.0f} ms of {name}")
 
-    objective = np.array(PARTS[part])
+    objective = np.array(INCLUDED_PARTS[time])
     least = linprog(objective, sums, bounds_ms)
     # The program minimises. The largest time is the minimum of the negative, negated below.
     most = linprog(-objective, sums, bounds_ms)

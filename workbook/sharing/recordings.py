@@ -20,7 +20,6 @@ from workbook.sharing.printed import DEFAULT
 
 Tables = Mapping[str, pd.DataFrame]
 """What a machine measured, by one of KINDS."""
-# A recording has the table "controls", and the others with the prefix "sharing_".
 KINDS = ("controls", "control", "messages", "kernels", "iterations", "spans")
 DEFAULTS = ("t2-free-normal", DEFAULT)
 """The default configurations: two threads of gloo, and two blocks of the paper's NCCL."""
@@ -56,6 +55,7 @@ def recorded(data: str = "") -> Tables:
     tables = {}
     source = open_sharing(data)
     for kind in KINDS:
+        # All tables but "controls" have a prefix in recordings.
         name = kind if kind == "controls" else f"sharing_{kind}"
         if not (source and source.has(name)):
             continue
@@ -65,6 +65,7 @@ def recorded(data: str = "") -> Tables:
             tables[kind] = source.rounds(name)
         else:
             tables[kind] = source.table(name)
+    # The links of a single GPU are added to those of several ranks.
     for kind, rows in one_gpu(data).items():
         if kind in tables:
             rows = pd.concat([tables[kind], rows])
@@ -104,15 +105,16 @@ def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
 def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
     """Return the iterations of a single GPU's table ``sharing``, as several ranks have them.
 
-    They are of single precision and of at most two ranks. Each sample counts as a round.
+    They are of single precision, with a stand-in for the all-reduce of at most two ranks.
+    Each sample counts as a round.
     """
     rows = sharing.query(
         "precision == 'fp32' and ranks <= 2 and quantity == 'iteration'"
     )
     rows = rows.rename(columns={"sample": "repeat", "seconds": "iteration_s"})
     shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
-    # A policy "first_last" sends the last message with other resources. In a policy without
-    # an underscore all messages have the same, and ``last`` is empty.
+    # A policy such as "last_1x64" sends the last message with these blocks and threads. By the
+    # policy "same" all messages have the same, and ``last`` is empty.
     last = rows["policy"].str.partition("_")[2]
     # The exposed time goes from the end of the backward pass to the update, which may be
     # longer than messages were under way. Then nothing overlaps.
