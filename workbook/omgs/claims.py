@@ -53,6 +53,7 @@ def _theorem1() -> Result:
         iteration_s = float(omgs.merged_iteration_s(instance, rule(instance)))
         over_least.append(iteration_s / least_s)
     gaps = _random_gaps()
+    # A gap of at most OPTIMAL is one of floating point.
     exact = (gaps <= audit.OPTIMAL).mean().tolist()
     worst = (1 + gaps.max()).tolist()
     note = (
@@ -103,6 +104,11 @@ def _dense_communication() -> Result:
 
 @check("omgs-gamma")
 def _gamma() -> Result:
+    """Return gamma by two readings: with and without the density as a factor of it.
+
+    The authors' code selects in gamma d log2 d. Eq 10 has the density rho, too, so that
+    its gamma is larger for the same time.
+    """
     gamma = published_code("omgs")["gamma"]
     readings = {
         "the authors' code, without the density": own(gamma, f"{gamma:.4g} s"),
@@ -117,7 +123,8 @@ def _gamma() -> Result:
 def _merged_selection() -> Result:
     """Compare selecting from 10^k elements at once with selecting from their parts.
 
-    The parts are 3, 3, 3 and 1 tenths of the elements.
+    The parts are 3, 3, 3 and 1 tenths of the elements, because only powers of ten and
+    three times these are recorded.
     """
     machines = source.recordings("selection")
     tables = [machine.table("selection") for machine in machines.values()]
@@ -155,8 +162,9 @@ def _devices_of(rows: pd.DataFrame) -> str:
 def _merged_message() -> Result:
     """Compare two all-gathers with one of twice the size.
 
-    The lab's shaper lets the first bytes of a sample through. So only samples count there
-    that send as many bytes in all.
+    The lab's shaper lets the first bytes of a sample through without limiting their rate,
+    which favours samples of few bytes. So samples are compared there only with samples that
+    send as many bytes in all.
     """
     rows = source.everywhere("collectives")
     # The links of a single GPU, such as one to itself, send nothing.
@@ -185,7 +193,8 @@ def doubled(rows: pd.DataFrame, *, as_many_bytes: bool = False) -> pd.Series:
     rows : DataFrame
         Samples of collectives.
     as_many_bytes : bool, optional
-        Whether only those count whose samples send as many bytes in all.
+        Whether two sizes are compared only if their samples send equally many bytes in
+        all. A sample may send several messages.
 
     Returns
     -------
@@ -196,12 +205,12 @@ def doubled(rows: pd.DataFrame, *, as_many_bytes: bool = False) -> pd.Series:
     ratios = {}
     for setting, times in gathers.groupby(["place", "link", "ranks"]):
         by_size = times.groupby("bytes")[["seconds", "messages_per_sample"]].median()
+        # Sizes count of which twice the size was measured, too.
         for n in by_size.index:
             if 2 * n not in by_size.index:
                 continue
             single = by_size.loc[n]
             double = by_size.loc[2 * n]
-            # A sample may send several messages one after the other.
             sent_bytes = n * single["messages_per_sample"]
             double_sent_bytes = 2 * n * double["messages_per_sample"]
             if sent_bytes == double_sent_bytes or not as_many_bytes:

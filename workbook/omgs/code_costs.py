@@ -25,7 +25,7 @@ from workbook.omgs.settings import RESNET, TOLERANCE, cost_of, printed, tensors
 from workbook.validate import audit
 
 OFF = (1 - TOLERANCE, 1, 1 + TOLERANCE)
-"""The factors of TopK-SGD's time in Table VI that are tried."""
+"""The factors by which TopK-SGD's time in Table VI may be off, all of which are tried."""
 BACKWARD = (1 / 2, 2 / 3, 3 / 4)
 """The shares of all computing that the backward pass is assumed to take (omgs Eq 4). The
 paper does not state the share, so that each of them is tried."""
@@ -39,16 +39,17 @@ class OpenCase(NamedTuple):
     Attributes
     ----------
     units : int
-        The units of the LSTM, or 0 for another network.
+        The hidden units of the LSTM, or 0 for another network.
     gathers : {1, 2}
         How many all-gathers a message takes. In the code there are two: one of the
         values, and one of their indices.
     tensor_elements : tuple of int
-        The elements of each tensor in forward order.
+        The number of elements of each tensor in forward order.
     selecting_s, sending_s : float
         How long TopK-SGD selects and how long it sends, in seconds.
     compute_s : ndarray, shape (k,)
-        The times that Table VI leaves for computing, in seconds, one or more.
+        The times that Table VI leaves for computing, in seconds: what `left_s` returns,
+        which has at least one.
     """
 
     units: int
@@ -72,12 +73,17 @@ def as_in_the_code(
     backward_s : array_like, shape (L,)
         The backward pass of each layer, in seconds.
     elements : array_like, shape (L,)
-        The gradients of each layer.
+        The number d of gradients of each layer.
     gathers : {1, 2}, optional
         How many all-gathers a message takes. The first carries density x d values of
         every worker, and the second as many indices.
     density : float, optional
         The density rho.
+
+    Returns
+    -------
+    Instance
+        Its beta is the time by which an element of a layer lengthens a message.
     """
     code = published_code("omgs")
     workers = 16
@@ -105,7 +111,8 @@ def recorded_shares(network: str) -> list[tuple[Floats, list[int]]]:
     -------
     list of (ndarray, list of int)
         The shares of the backward pass, which add up to 1, and the elements of the
-        tensors, both in forward order. The workloads of the lab are first.
+        tensors, both in forward order. The workloads that the lab replayed come before
+        the profiles of real training.
     """
     return [
         (backward_s / backward_s.sum(), elements)
@@ -124,12 +131,14 @@ def _recorded_layers(network: str) -> list[tuple[Floats, list[int], str]]:
     layers = []
     campaign = source.open_campaign(name=source.OMGS).alone
     for workload in campaign.workloads().values():
-        # The campaign's networks are told apart by their numbers of tensors. A workload
-        # is in ready order, and labs compute on processors.
+        # A workload has no name. The campaign's networks are told apart by their numbers of
+        # tensors. A workload is in ready order, which is reversed here, and labs compute on
+        # processors.
         if workload.n == len(tensors(network)):
             backward_s = workload.backward_s[::-1]
             elements = workload.parameters[::-1].tolist()
             layers.append((backward_s, elements, "cpu"))
+    # Of the paper's networks, ResNet-50 is the only one of which real training is profiled.
     if network == RESNET:
         for machine in source.recordings("layers").values():
             profile = machine.profile("resnet50")
@@ -148,16 +157,18 @@ def topk_parts(network: str, gathers: int, elements: float = 0) -> tuple[float, 
     gathers : {1, 2}
         How many all-gathers a message takes.
     elements : float, optional
-        The elements of an LSTM of other units. By default, those of ``network``.
+        The number of gradients from which TopK-SGD selects, for an LSTM with another
+        number of hidden units. 0 stands for all gradients of ``network``.
 
     Returns
     -------
     selecting_s, sending_s : float
-        Times in seconds.
+        How long one selection from all gradients takes, and how long the message with
+        the selected ones takes, in seconds.
     """
     cost = cost_of(network)
     n_bytes = ELEMENT_BYTES * (elements or sum(tensors(network)))
-    # The cost has two all-gathers.
+    # The cost is that of two all-gathers of the same size.
     sending_s = float(cost(n_bytes)) * gathers / 2
     return float(cost.selection_s(n_bytes)), sending_s
 
@@ -175,14 +186,17 @@ def left_s(network: str, *parts_s: float) -> Floats:
     Returns
     -------
     ndarray, shape (k,)
-        Seconds for each of the factors OFF that leaves any time.
+        Seconds for each of the factors OFF, in their order. Factors are left out with which
+        the other parts take all of the time.
     """
     computing_s = printed().loc[network, "topk_s"] * np.array(OFF) - sum(parts_s)
     return computing_s[computing_s > 0]
 
 
 def unstated(network: str) -> Iterator[OpenCase]:
-    """Yield every choice of what the paper leaves open, if any time is left to compute.
+    """Yield every choice of what the paper leaves open that leaves time for computing.
+
+    The paper states neither the hidden units of the LSTM nor the all-gathers of a message.
 
     Parameters
     ----------
@@ -192,8 +206,9 @@ def unstated(network: str) -> Iterator[OpenCase]:
     Yields
     ------
     OpenCase
-        By the units of the LSTM, and for each first one all-gather and then two.
+        In the order of UNITS. With equal units, one all-gather comes before two.
     """
+    # Only the LSTM has units, and 0 stands for another network.
     units_tried = UNITS if network == LSTM else (0,)
     for units, gathers in product(units_tried, (1, 2)):
         elements = tensors(network)
@@ -214,15 +229,16 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
     network : str
         One of `workbook.omgs.equations.NETWORKS`.
     compute_s : float, optional
-        The time of all computing in seconds. By default, every time that Table VI leaves.
+        The time of all computing in seconds. 0 stands for every time that Table VI leaves.
 
     Returns
     -------
     DataFrame
-        A row for each recording, `OpenCase`, backward pass and rule. Columns:
+        A row for each recorded division of the backward pass among the layers, each
+        `OpenCase`, each duration of the backward pass, and each rule. Columns:
 
         units
-            The units of the LSTM, or 0.
+            The hidden units of the LSTM, or 0 for another network.
         variant
             The number of all-gathers, "one" or "both", and the rule.
         messages
@@ -245,6 +261,7 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
             )
             for by_code, rule in ((False, "Algorithm 1"), (True, "its rule")):
                 merged = omgs.find_merged_layers(instance, by_code=by_code)
+                # Each layer that is not merged into the one before it ends a message.
                 n_messages = int((~merged).sum())
                 rows.append((case.units, f"{gathers_used}, {rule}", n_messages))
     return pd.DataFrame(rows, columns=["units", "variant", "messages"])

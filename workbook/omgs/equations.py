@@ -81,7 +81,7 @@ def iteration_s(
     selection_s: ArrayLike = 0.0,
     exposed_s: float = 0.0,
 ) -> float:
-    """Return the iteration of one worker, or of LAGS-SGD (omgs Eqs 3, 5).
+    """Return the iteration of one worker (omgs Eq 3), or of LAGS-SGD (Eq 5).
 
     Parameters
     ----------
@@ -297,7 +297,8 @@ class Instance:
         """
         sizes = np.asarray(elements, float)
         is_present = sizes > 0
-        # The cost is never asked for 0 elements, of which it may take a logarithm.
+        # The cost may take a logarithm, so that it is never asked for 0 elements. The size 2
+        # stands in for them, and its price is not used.
         priced = self.selection(np.where(is_present, sizes, 2.0), self.density)
         return np.where(is_present, priced, 0.0)
 
@@ -330,7 +331,8 @@ def merge(instance: Instance, merged: ArrayLike) -> Instance:
     instance : Instance
         A network of L layers.
     merged : array_like of bool, shape (L,)
-        Whether each layer l is a merged layer l_m. Layer 1 is always normal.
+        Whether each layer l is a merged layer l_m, else it is normal. Layer 1 is always
+        normal.
 
     Returns
     -------
@@ -344,6 +346,7 @@ def merge(instance: Instance, merged: ArrayLike) -> Instance:
     the layer before it (Eq 14). The backward pass of that layer starts at once, because
     there is no selection between (Eq 15).
     """
+    # Each sum goes from a normal layer up to the next normal one.
     normal_layers = np.flatnonzero(~np.asarray(merged, bool))
     return replace(
         instance,
@@ -355,6 +358,8 @@ def merge(instance: Instance, merged: ArrayLike) -> Instance:
 def combinations(layers: int) -> Bools:
     """Return all choices of merged layers (omgs Eqs 16, 19).
 
+    A layer is merged with the one before it, or normal.
+
     Parameters
     ----------
     layers : int
@@ -363,7 +368,8 @@ def combinations(layers: int) -> Bools:
     Returns
     -------
     ndarray of bool, shape (2^(L-1), L)
-        A choice a row. Layer 1 is always normal.
+        A choice a row: whether each layer is merged. Layer 1, which has none before it, is
+        always normal.
 
     Examples
     --------
@@ -539,6 +545,7 @@ class Candidates:
         elements = instance.elements
         selecting_s = instance.selection_s(elements)
         self.instance = instance
+        # [1:] are the layers l from 2 to L, and [:-1] are the layers l - 1 before them.
         self.elements = elements[1:]
         self.u_s = computed_s[1:] + instance.backward_s[:-1]
         self.own_s = selecting_s[1:]
@@ -574,6 +581,7 @@ class Candidates:
         ready_s = self.u_s + self.own_s + self.before_s
         if line == 3:
             ready_s = ready_s - self.before_s
+        # Backward of layer l - 1 starts t_b^(l) + t_s^(l) after that of layer l.
         if line == 4:
             ready_s = ready_s - self.own_s - self.instance.backward_s[1:]
         sent_s = self.instance.communication_s(self.instance.elements[:-1])
@@ -679,6 +687,7 @@ def merge_by_theorem(instance: Instance) -> Bools:
     ndarray of bool, shape (L,)
         Whether each layer is merged. Each is judged in the network without merged layers.
     """
+    # Layer 1 has no layer before it, and is never merged.
     return np.array([False, *Candidates(instance).rule()])
 
 
@@ -774,8 +783,11 @@ def find_merged_layers(
             layers.join(i)
             # The backward pass of layer i is a part of that of layer i - 1 now.
             computed_s = begun_s
+            # As printed, line 32 adds the backward time of layer 1, whatever layer is judged.
             if "index" not in repairs:
                 computed_s += layers.backward_s[0]
+            # A merged layer neither selects nor sends. As printed, it selects for 0 x log 0,
+            # which is NaN, and pays a start-up.
             sending_s = max(computed_s, link_free_s)
             selecting_s = 0.0 if "log0" in repairs else np.nan
             sent_s = 0.0 if "alpha" in repairs else alpha_s
@@ -818,6 +830,7 @@ class _MergingLayers:
         self.size[i - 1] += self.size[i]
         self.selecting_s[i - 1] = self.together_s[i]
         self.sent_s[i - 1] = instance.alpha_s + instance.beta_s * self.size[i - 1]
+        # If there is a layer before the joined ones, both are the next pair to be judged.
         if i > 1:
             next_pair = np.float64(self.size[i - 1] + self.size[i - 2])
             next_pair_s = instance.selection(next_pair, instance.density)
@@ -862,6 +875,7 @@ def of_planning(
     elif isinstance(cost, SparseGather) and cost.selecting:
         selection = cost.selecting
         density = cost.density
+    # A workload is in ready order, which begins with layer L, and an instance with layer 1.
     return Instance(
         backward_s=workload.backward_s[::-1],
         elements=workload.parameters[::-1].astype(float),
@@ -1131,7 +1145,7 @@ def most_saved_s(
     messages : int
         The number of messages.
     units : int, optional
-        The units of the LSTM.
+        The units of the LSTM, by default those of the authors' code.
 
     Returns
     -------
@@ -1147,6 +1161,7 @@ def most_saved_s(
     all_bytes = ELEMENT_BYTES * float(sizes.sum())
     elements_a_message = all_bytes / ELEMENT_BYTES / messages
     selecting = Log(published_code("omgs")["gamma"])
+    # The density, which is 1 here, does not change this cost.
     selecting_apart_s = messages * float(selecting(elements_a_message, 1))
     topk_selecting_s = float(cost.selection_s(all_bytes))
     return topk_selecting_s - selecting_apart_s + cost(all_bytes) - cost.startup_s()
@@ -1160,7 +1175,8 @@ def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, 
     network : str
         One of NETWORKS.
     topk_s : float
-        The longest compute time in seconds, of sixteen evenly spaced ones.
+        The iteration of TopK-SGD in Table VI, in seconds. Computing takes at most as long.
+        Sixteen evenly spaced compute times up to it are tried.
     cost : SparseGather
         The cost of a selection and of a message.
 

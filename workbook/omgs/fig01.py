@@ -41,12 +41,14 @@ def modelled() -> dict[str, Timeline]:
     cost = published_cost(audit.WORKERS, audit.DENSITY)
     cost = replace(cost, selecting=audit.SELECTION)
 
+    # The dense all-reduce has the start-up of an all-gather. Its beta is the time of one byte.
     dense = AlphaBeta(
         cost.gather.startup_s(),
         float(osf.update_s(1.0, audit.WORKERS, DENSE_BYTES_PER_S)),
         workers=audit.WORKERS,
     )
     timelines = {"P-SGD": Iteration(workload, none(workload), dense).timeline()}
+    # "single" merges all layers, "none" merges no layers, and "exact" finds the best merging.
     planners = {
         "TopK-SGD": "single",
         "LAGS-SGD": "none",
@@ -82,7 +84,7 @@ def draw(timelines: Mapping[str, Timeline]) -> tuple[Figure, pd.DataFrame]:
         if algorithm == "P-SGD":
             heading += ", 4x rate"
         longer = timeline.duration_s / topk_s - 1
-        # TopK-SGD itself is not compared.
+        # The ratio is exactly 0 for TopK-SGD itself, which is not compared.
         if longer:
             word = "longer" if longer > 0 else "shorter"
             heading += f": {abs(longer):.0%} {word} than TopK"

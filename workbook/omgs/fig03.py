@@ -78,6 +78,7 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     is_text = rows["network"] == TEXT
     names = rows["method"].map(TITLES)
     perplexity = np.exp(rows["loss"])
+    # An epoch leaves out images that do not fill a batch.
     steps = rows["epoch"] * (rows["images"] // rows["batch"])
     # In each step, every rank sends as many of the parameters as ``selected`` says.
     sends = steps * rows["ranks"] * rows["selected"] / rows["parameters"]
@@ -131,8 +132,8 @@ def _in_order(frame: pd.DataFrame) -> pd.DataFrame:
 def numbers(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `measured` that are judged.
 
-    They are of the networks of which every method of TITLES has SEEDS seeds, and of all
-    methods that have as many.
+    A network is judged if every method of TITLES has at least SEEDS seeds. Of such a
+    network, other methods with as many seeds are kept, too, such as those with a schedule.
 
     Parameters
     ----------
@@ -187,6 +188,7 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
     """
     training = ["network", "machine", "seed"]
     scores = _last(frame).pivot(index=training, columns="method", values="score")
+    # A seed may have been trained with only one of both methods.
     return (scores["OMGS"] / scores["dense"]).dropna()
 
 
@@ -209,6 +211,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     sheet = plots.sheet(message, columns=len(mean_ratios), height=3.6, squeeze=False)
     with sheet as (figure, axes):
         for ax, (network, rows) in zip(axes[0], by_network, strict=True):
+            # The perplexity of earlier epochs would stretch the axis.
             if network == LEARNED[TEXT]:
                 rows = rows[rows["epoch"] >= TEXT_FROM_EPOCH]
             plots.samples(

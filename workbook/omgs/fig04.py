@@ -131,6 +131,7 @@ def _measured(campaign: Source) -> pd.DataFrame:
     """Return what `measured` does, which takes seconds, computed once."""
     # The campaign was planned by the costs of its first session.
     first_session = campaign.table("collectives").query("session == 0")
+    # The costs are needed without intervals, and thus without random draws.
     costs = Calibration.of(first_session, draws=0)
     by_link = accuracy.joined(campaign).groupby(["network", "link"], sort=False)
     workloads = campaign.workloads()
@@ -176,6 +177,8 @@ def _by_algorithm(
         A replay has a row for each algorithm whose plan it has. The column ``startup_s``
         has the start-up on the paper's cluster in seconds.
     """
+    # Sparse replays of one network and link differ only in their plans. Any of them says which
+    # profile, selection and dilation they have.
     sparse_case = Case.from_row(played[played["density"] < 1].iloc[0])
     network = LAB_NETWORKS[played["network"].iloc[0]]
     lab_workload = workloads[sparse_case.profile_sha256]
@@ -320,7 +323,10 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _stated_less_exposed() -> dict[str, float]:
-    """Return by network the ratio of exposed communication that Section V-E states."""
+    """Return by network the exposed communication of TopK-SGD over that of OMGS-SGD.
+
+    The ratios are those that Section V-E states.
+    """
     stated = prose("omgs")
     return {
         # The text says "very close".
@@ -342,10 +348,11 @@ def draw(frame: pd.DataFrame) -> Figure:
         What `numbers` returned.
     """
     in_lab = frame[frame["where"] == "lab"]
-    off = 100 * (in_lab["s1"] - in_lab["s1_paper"]).abs()
+    # A gain is the ratio of two iterations less 1, so that gains differ as ratios do.
+    differences = 100 * (in_lab["s1"] - in_lab["s1_paper"]).abs()
     message = (
         f"The replayed gain of OMGS-SGD over TopK-SGD differs from the printed gain by "
-        f"{off.min():.0f} to {off.max():.0f} percentage points"
+        f"{differences.min():.0f} to {differences.max():.0f} percentage points"
     )
     by_network = frame.groupby("network", sort=False)
     with plots.sheet(message, columns=2, rows=2, height=6.0) as (figure, axes):
@@ -396,7 +403,8 @@ def less_exposed_s(network: str, elements: float = 0) -> Floats:
     network : str
         One of NETWORKS.
     elements : float, optional
-        The elements of an LSTM of other units. By default, those of ``network``.
+        The number of gradients of all layers, for an LSTM with another number of hidden
+        units. 0 stands for those of ``network``.
 
     Returns
     -------
@@ -412,6 +420,7 @@ def less_exposed_s(network: str, elements: float = 0) -> Floats:
     stated = printed().loc[network]
     gamma_s = published_code("omgs")["gamma"]
     difference_s = stated["topk_s"] - stated["omgs_s"]
+    # Each of the two times may be off by half a unit of its last digit.
     saved_s = difference_s + np.array([-2, 2]) * HALF_S
     most_by_selecting_s = (
         gamma_s * (elements or sum(tensors(network))) * math.log2(stated["messages"])
@@ -432,8 +441,10 @@ def _in_words(case: OpenCase) -> str:
 def _less_exposed(network: str, start: float, scale: float) -> Result:
     """Compare the exposed communication of OMGS-SGD with that of TopK-SGD.
 
-    The result is ``start + scale * share``, where the share is how much less is exposed,
-    over all that TopK-SGD sends.
+    The result is ``start + scale * share``. The share is the reduction of the exposed
+    communication over the time of all that TopK-SGD sends, which nothing hides. The result
+    is the reduction in per cent for a start of 0 and a scale of 100, and the ratio of
+    OMGS-SGD's exposed communication to TopK-SGD's for 1 and -1.
     """
     note = (
         "what Table VI saves, less what selecting may, over TopK-SGD's sending by the "
@@ -442,6 +453,7 @@ def _less_exposed(network: str, start: float, scale: float) -> Result:
     spans = []
     for case in unstated(network):
         ends_s = less_exposed_s(network, sum(case.tensor_elements))
+        # A negative scale turns the ends round.
         span = np.sort(start + scale * ends_s / case.sending_s)
         spans.append(span)
         note += f"; {_in_words(case)} {span[0]:.3g} to {span[1]:.3g}"
@@ -455,10 +467,11 @@ def _less_exposed(network: str, start: float, scale: float) -> Result:
 
 @check("omgs-fig04-selection")
 def _selection_share() -> Result:
-    """Return the largest share of TopK-SGD's selection in computing, over all networks.
+    """Return TopK-SGD's selection over computing for the network with the largest ratio.
 
-    Each interval of the result is of one `OpenCase` of the LSTM. Its ends are those of
-    what else than its parts may be in an iteration.
+    The result has an interval for each `OpenCase` of the LSTM. It is an interval because
+    Table VI leaves several times for computing (OFF), and because another network may have
+    the largest ratio instead.
     """
     images = defaultdict[str, list[float]](list)
     lstm = {}
@@ -471,7 +484,9 @@ def _selection_share() -> Result:
                 images[network].extend(shares)
     ranges = [_range_in_words(name, shares) for name, shares in images.items()]
     for name, shares in lstm.items():
-        # Without anything else in an iteration, the share is between the two ends.
+        # Without anything else in an iteration, Table VI's time holds exactly, which is the
+        # middle one of the three factors OFF. If the smallest factor leaves no time, two
+        # shares are left, of which this one is the larger.
         exactly = sorted(shares)[len(shares) // 2]
         text = _range_in_words(f"{LSTM} of {name}", shares)
         ranges.append(f"{text}, without anything else {exactly:.2f}")
@@ -484,6 +499,7 @@ def _selection_share() -> Result:
     largest = max(images.values(), key=max)
     spans = []
     for shares in lstm.values():
+        # The maximum over networks is at least the larger one of two lower ends.
         low = max(min(shares), min(largest))
         spans.append((low, max(*shares, *largest)))
     return claims.by_cases(spans, note)
@@ -525,12 +541,14 @@ def _identity(is_exposed: bool) -> Result:
     stated_compute_s = claims.claimed("omgs-computing")
     less_s = less_exposed_s(RESNET)
     selecting_s, _ = topk_parts(RESNET, 2)
-    # The ends of `less_exposed_s` differ by rounding and by the time that selecting may save.
+    # The ends of `less_exposed_s` differ by the time that selecting may save and, because two
+    # times were rounded both ways, by four halves of a unit.
     most_by_selecting_s = np.ptp(less_s) - 4 * HALF_S
     # All combinations of the ends, each array with an axis for each of the four numbers.
     topk_s, omgs_s, compute_s, by_selecting_s = np.meshgrid(
         stated["topk_s"] + HALF_S * ends,
         stated["omgs_s"] + HALF_S * ends,
+        # The computing time is printed to hundredths of a second.
         stated_compute_s + 0.005 * ends,
         [0, most_by_selecting_s],
     )

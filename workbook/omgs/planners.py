@@ -66,8 +66,8 @@ def _mgs(workload: Workload, cost: MessageCost | None, threshold: str) -> Fusion
             f"plan 'mgs:{threshold}': write mgs:8192, elements from which a group is sent"
         )
     message_sizes = merge_up_to(workload.parameters.tolist(), int(threshold))
-    # A group ends with the gradient at which as many elements are ready as all messages
-    # up to its own have.
+    # Up to the last gradient of a group, as many elements are ready as its message and those
+    # before it have together.
     sent = np.cumsum(message_sizes)
     ready = np.cumsum(workload.parameters)
     ends = np.searchsorted(ready, sent) + 1

@@ -90,6 +90,7 @@ def compatible(network: str) -> pd.DataFrame:
 
 def setting(network: str) -> Setting:
     """Return the compatible setting that is nearest to the printed times."""
+    # The first row of `compatible` is the nearest.
     nearest = compatible(network).iloc[0]
     return Setting(
         network,

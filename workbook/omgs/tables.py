@@ -105,6 +105,7 @@ def table5() -> pd.DataFrame:
     table["omgs_lab"] = at_papers_startup()["messages"].reindex(names).to_numpy()
     return claims.recomputed(
         table,
+        # TopK-SGD sends all gradients in one message.
         topk=[1] * len(names),
         lags=[_messages(name) for name in names],
         mgs=[_messages(name, THRESHOLD) for name in names],
@@ -259,6 +260,12 @@ def _extreme_speedup(
         The column of Table VI with the times of the slower algorithm.
     extreme : callable
         `max` or `min`.
+
+    Returns
+    -------
+    Result
+        Its two ends are those of the rounding of the times. Networks are compared by the
+        lower end.
     """
     by_network = {network: _speedup(network, slower) for network in networks}
     note = ", ".join(

@@ -45,6 +45,7 @@ def numbers(tables: Tables) -> pd.DataFrame:
     if not {"control", "controls"} <= tables.keys():
         return pd.DataFrame([["", "nothing", "not recorded", "none"]], columns=COLUMNS)
     table = tables["controls"][COLUMNS]
+    # A control may have a longer name than READ_BACK has, such as "gloo threads".
     control = table["control"].str.extract(f"({'|'.join(READ_BACK)})", expand=False)
     return table.assign(read_back=control.map(measured(tables)).fillna(""))
 

@@ -35,6 +35,7 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
     for link, rows in by_link(tables, "messages"):
         rows = rows[rows["bytes"] == LARGE_BYTES]
         if default_of(rows):
+            # All rows are of one link and size, so that no columns tell cases apart.
             by_round = over_default(rows, "seconds", [])
             ratios = summed(by_round, ["configuration"], "ratio")
             maps.append(shown.cells(link, ratios, "ratio"))
@@ -90,6 +91,11 @@ def _relative_time(configuration: str) -> Floats:
 @check("sharing-fig02-speedup", "1x256")
 @check("sharing-fig02-2x128", "2x128")
 def _allreduce_speedup(configuration: str) -> Result:
+    """Return the speedup over the default, and the time that is saved, in per cent.
+
+    The text speaks of a speedup, but its number is that of the time saved (erratum 1).
+    """
+    # `gain` compares speeds, which are the reciprocals of the times. The default takes 1.
     ends = _relative_time(configuration)
     speedup = equations.gain(1.0, ends.mean())
     note = (

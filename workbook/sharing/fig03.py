@@ -104,7 +104,10 @@ def slowdowns(blocks: int, threads: int) -> pd.Series:
 
 @check("sharing-slower-kernels")
 def _slower_kernels() -> Result:
-    """Return the printed slowdowns, and in the note those of processor cores."""
+    """Return the printed slowdowns by the default, and in the note those of cores.
+
+    The slowdowns of processor cores were measured here.
+    """
     ranges = []
     for recording, ratios in _recorded_slowdowns().items():
         ends = f"{ratios.min():.2f} to {ratios.max():.2f}"

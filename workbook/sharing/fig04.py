@@ -100,6 +100,7 @@ def _alike() -> Result:
     listed = ", ".join(
         f"{kernel} {value:.2f}" for kernel, value in correlations.items()
     )
+    # By the claim, "similar" is a correlation of a half or more.
     n_short = (correlations < 0.5).sum()
     note = f"Spearman's, over {len(gain)} cells; {n_short} fall short: {listed}"
     readings = {

@@ -72,6 +72,7 @@ def saved_ms() -> pd.DataFrame:
         images_per_s = throughput().loc[NETWORK, batch]
         default_s = batch / images_per_s[DEFAULT]
         best_s = batch / images_per_s.max()
+        # The label of the only case is not used.
         parts_s = model.with_best({"": (NETWORK, batch)})
         # The first row is the default, and the second the best.
         by_model_s = parts_s.iloc[0].sum() - parts_s.iloc[1].sum()
@@ -200,18 +201,20 @@ def _profile_over_figure8(configuration: str) -> Floats:
     Returns
     -------
     ndarray, shape (2,)
-        The largest and the least ratio. Each of the two printed times may be off by half a
-        millisecond.
+        The largest and the least ratio, at figure 7's batch of 64. Each of the two printed
+        times may be off by half a millisecond, and their sum by a whole one.
     """
     text = prose("sharing")
     computation_only_ms = text["fig07-alexnet-computation-only"]
     communication_ms = text[f"fig07-alexnet-communication-{configuration}"]
     profiled_ms = computation_only_ms + communication_ms + np.array([1, -1])
+    # The longest profile is over the shortest iteration, and the shortest over the longest.
     return profiled_ms / implied.iteration_ms("AlexNet", 64, configuration)
 
 
 @check("sharing-fig06-constant")
 def _saved_is_constant() -> Result:
+    """Return the time saved at the largest batch over that at the smallest, as printed."""
     text = prose("sharing")
     small_ms = text["fig06-saved-16"]
     large_ms = text["fig06-saved-256"]

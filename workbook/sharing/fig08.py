@@ -52,7 +52,8 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
 def trained(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield each link on which several networks were trained, and its iterations.
 
-    The iterations are of the configurations that at least half of the cases have.
+    The iterations are of the configurations that at least half of the cases have. The
+    others would leave most of their column in the figure empty.
     """
     for link, iterations in by_link(tables, "iterations"):
         rows = with_case(plain(iterations))
@@ -150,10 +151,10 @@ def best(tables: Tables) -> pd.DataFrame:
 
 
 def _chosen_by_other_rounds(iterations: pd.DataFrame) -> pd.DataFrame:
-    """Return the gain of the best configuration, which luck does not choose.
+    """Return the gain of the best configuration without the luck of having been chosen.
 
     In each round, the gain is that of the configuration with the largest median gain in
-    all other rounds.
+    all other rounds. So no round judges a choice to which it contributed.
 
     Parameters
     ----------
@@ -177,6 +178,7 @@ def _chosen_by_other_rounds(iterations: pd.DataFrame) -> pd.DataFrame:
         judged.append(in_round.merge(winners[[*CELL, "configuration"]]))
     rounds = pd.concat(judged)
     chosen = rounds.groupby(CELL)["configuration"]
+    # Of several that are chosen equally often, the first by name is shown.
     most_often = chosen.agg(lambda names: names.mode().iloc[0])
     return summed(rounds, CELL, "gain").merge(most_often.reset_index())
 
@@ -222,6 +224,7 @@ def draw(tables: Tables) -> Figure:
         "paper"
     )
     if len(ours):
+        # A gain is certain if all of its interval is above 0.
         n_certain = (ours["lower"] > 0).sum()
         message += f", and {n_certain} of our {len(ours)} gains are certain"
     by_panel = table.groupby("panel", sort=False)
@@ -243,6 +246,7 @@ def _panel(rows: pd.DataFrame) -> Panel:
         configuration=rows["configuration"].map(readable),
     )
     wide = rows.pivot(index="network", columns="batch")
+    # A pivot sorts the networks by name. They keep the order of ``rows``.
     wide = wide.loc[rows["network"].unique()].rename_axis(index=None)
     return Panel(
         grid=wide["gain"].astype(float),

@@ -76,6 +76,7 @@ def layers(network: str) -> Workload:
         if len(rows):
             # FLOP grow with the batch, and only ratios of the times have a meaning.
             rows = rows[rows["batch"] == rows["batch"].min()]
+            # The recorded FLOP are those of the whole batch, which is passed as one sample.
             profile = LayerProfile.from_flops(
                 network,
                 1,
@@ -116,6 +117,7 @@ def kernel_slowdowns() -> pd.Series:
     grid = paper_table("sharing", "fig03")
     logs = np.log(grid["slowdown"])
     means = np.exp(logs.groupby(configurations(grid), sort=False).mean())
+    # Figures 2 and 3 may list configurations in different orders. That of figure 2 is used.
     return means[relative_times().index] - 1
 
 
@@ -237,8 +239,11 @@ def fitted(slowdowns: str) -> Fitted:
         ]
     )
     n = len(networks)
-    # Both slowdowns are 0 or more, and the times of compute 10 ns or more.
+    # Both slowdowns are 0 or more, and the times of compute 10 ns or more. The time of an
+    # all-reduce, which comes first, has no bound.
     lower = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
+    # The minimum is flat. With the default tolerances, the search would end before the digits
+    # settle that `_rounded` keeps.
     solution = least_squares(
         _residuals,
         _first_guess(log_throughputs),
@@ -254,6 +259,7 @@ def fitted(slowdowns: str) -> Fitted:
 
 def _model_of(unknowns: Floats, networks: list[str], slowdowns: str) -> Fitted:
     """Return the model of a vector of unknowns, whose order `fitted` states."""
+    # The model "none" ignores the two unknowns of slowdowns.
     felt = 0.0
     messages = 0.0
     if slowdowns != "none":
@@ -367,7 +373,7 @@ def errors() -> pd.DataFrame:
     -------
     DataFrame
         A row for each of FIT_MODELS, and a row "default" for always keeping the default
-        configuration. Columns:
+        configuration, which predicts nothing and has only the regret. Columns:
 
         cases
             The number of throughputs.
@@ -379,6 +385,7 @@ def errors() -> pd.DataFrame:
     """
     grid = throughput()
     is_fitted = grid.index.isin(FITTED, level="batch")
+    # Figure 8 lacks some cells, which are NaN.
     printed_in_all = grid[is_fitted].notna().groupby("network").all()
     printed_in_all = printed_in_all.reindex(grid.index, level="network")
     measured = grid.where(printed_in_all)[~is_fitted]

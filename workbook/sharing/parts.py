@@ -31,27 +31,31 @@ def measured_parts(
     """Return the bars of a link.
 
     The best configuration is that of the odd rounds, and bars are means of the even
-    rounds, so that the rounds that choose do not judge.
+    rounds, so that the rounds that choose do not judge. As in the paper, iterations count
+    only if they have DDP's own plan, and the best is one of the configurations that give
+    all messages the same resources.
 
     Parameters
     ----------
     link : str
         The name of the link.
     iterations : DataFrame
-        The iterations over this link.
+        The iterations over this link, as `recordings.recorded` returns them.
     by : str
         The column that names a case, such as "network".
 
     Returns
     -------
     dict of str to DataFrame
-        `Bars` of a single place, "here, " and the link. The dict is empty if there are no
-        two cases with both configurations.
+        `Bars` of a single place, "here, " and the link. The dict is empty if fewer than
+        two cases have both configurations.
     """
+    # Other plans are dropped, and configurations in which a rank computes with two threads.
     rows = plain(iterations)
     is_odd = rows["repeat"] % 2 == 1
     even = rows[~is_odd]
     default = default_of(rows)
+    # Configurations with other resources for the last message are dropped.
     gains = one_group(throughputs(rows[is_odd]))
     best = gains.loc[gains.groupby(CELL, sort=False)["gain"].idxmax()].sort_values(by)
 
@@ -64,7 +68,9 @@ def measured_parts(
             case = best_row[by]
             best_name = "default" if chosen == default else chosen
             labels = [f"{case}, default", f"{case}, best: {best_name}"]
+            # If the default is the best, both bars are the same row.
             tables.append(means.loc[[default, chosen]].set_axis(labels))
+    # The figures compare batches or networks, and a single one has nothing to compare with.
     if len(tables) < 2:
         return {}
     return {f"here, {link}": pd.concat(tables)}
@@ -73,8 +79,10 @@ def measured_parts(
 def _mean_parts(cell: pd.DataFrame, default: str, chosen: str) -> pd.DataFrame:
     """Return the means of PARTS in seconds, by configuration.
 
-    They are over the rounds of a cell that have both configurations.
+    They are over the rounds in which both configurations were measured. ``cell`` has the
+    iterations of one network, batch, plan and link.
     """
+    # The set has one element if the default is the best.
     both = {default, chosen}
     cell = cell[cell["configuration"].isin(both)]
     n_configurations = cell.groupby("repeat")["configuration"].transform("nunique")
@@ -102,6 +110,7 @@ def pairs(bars: Bars) -> dict[str, tuple[pd.DataFrame, str]]:
     drawn = {}
     for place, table in bars.items():
         names = []
+        # A pair is a default and, after it, a best configuration, which names the pair.
         for label in table.index[1::2]:
             case, configuration = label.replace("best: ", "").split(", ", 1)
             names.append(f"{readable(case)}: {readable(configuration)}")
@@ -109,9 +118,12 @@ def pairs(bars: Bars) -> dict[str, tuple[pd.DataFrame, str]]:
         renamed = renamed.rename(columns={PARTS[0]: "compute only"})
 
         default_s, best_s = table.sum(axis=1).to_numpy().reshape(-1, 2).T
+        # If the default is the best, both bars have the same numbers. Such a pair does not
+        # count.
         n_faster = sum(best_s < default_s)
         n_different = sum(best_s != default_s)
         best = "best configuration"
+        # In the simulation, the best is the best of figure 8, and there are no rounds.
         if place != SIMULATED:
             best += " of the odd rounds"
         heading = (

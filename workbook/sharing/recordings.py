@@ -44,8 +44,8 @@ def recorded(data: str = "") -> Tables:
     Parameters
     ----------
     data : str, optional
-        The name or the directory of a recording. By default, the first that has training
-        of several ranks, and the first that has a single GPU.
+        The name or the directory of a recording. By default, the first recording that has
+        training of several ranks, and the first one that has a single GPU, are joined.
 
     Returns
     -------
@@ -55,13 +55,17 @@ def recorded(data: str = "") -> Tables:
     tables = {}
     source = open_sharing(data)
     for kind in KINDS:
+        # All tables but "controls" have a prefix in recordings.
         name = kind if kind == "controls" else f"sharing_{kind}"
         if not (source and source.has(name)):
             continue
+        # Iterations are compared round by round. Several files may number rounds alike, which
+        # `rounds` tells apart.
         if kind == "iterations":
             tables[kind] = source.rounds(name)
         else:
             tables[kind] = source.table(name)
+    # The links of a single GPU are added to those of several ranks.
     for kind, rows in one_gpu(data).items():
         if kind in tables:
             rows = pd.concat([tables[kind], rows])
@@ -85,6 +89,7 @@ def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
     """
     directories = list(places.list_recorded())
     if data:
+        # A text with a slash is a directory, and any other text is a name.
         named = Path(data) if "/" in data else places.RECORDED / data
         directories = [named, *directories]
     for directory in directories:
@@ -98,16 +103,18 @@ def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
 
 
 def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
-    """Return the iterations of a ``sharing`` table, of which each sample is a round.
+    """Return the iterations of a single GPU's table ``sharing``, as several ranks have them.
 
-    They are of single precision and of at most two ranks.
+    They are of single precision, with a stand-in for the all-reduce of at most two ranks.
+    Each sample counts as a round.
     """
     rows = sharing.query(
         "precision == 'fp32' and ranks <= 2 and quantity == 'iteration'"
     )
     rows = rows.rename(columns={"sample": "repeat", "seconds": "iteration_s"})
     shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
-    # A policy "first_last" sends the last message with other resources.
+    # A policy such as "last_1x64" sends the last message with these blocks and threads. By the
+    # policy "same" all messages have the same, and ``last`` is empty.
     last = rows["policy"].str.partition("_")[2]
     # The exposed time goes from the end of the backward pass to the update, which may be
     # longer than messages were under way. Then nothing overlaps.
@@ -123,9 +130,11 @@ def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
 def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
     """Return the kernels of a ``contention`` table with their times alone.
 
-    The configuration is that of the stand-in, or the direction of a copy engine. The link
-    is what communicates, and how fast.
+    The configuration is the blocks and threads of the stand-in, or the direction of a copy
+    engine's copies. The link is what communicates, and how fast.
     """
+    # "idle" is no kernel, but communication alone. A stand-in with a limit on its buffers
+    # (fifo_bytes) stays in a cache, unlike real messages.
     rows = contention.query("kernel != 'idle' and fifo_bytes == 0")
     same_kernel = ["kernel", "ranks"]
     is_alone = rows["communication"] == "none"
@@ -178,7 +187,10 @@ def plain(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def one_group(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows in which all messages have the same resources."""
+    """Return the rows in which all messages have the same resources.
+
+    Others have a "+" in their configuration, before the resources of the last message.
+    """
     return rows[~rows["configuration"].str.contains("+", regex=False)]
 
 
@@ -188,7 +200,7 @@ def of_cell(rows: pd.DataFrame, cell: pd.Series) -> pd.DataFrame:
 
 
 def least_first(name: str) -> tuple[int, ...]:
-    """Return a key that orders configurations by how much they take from compute.
+    """Return a key that sorts configurations by how much they take from compute.
 
     Parameters
     ----------
@@ -200,7 +212,8 @@ def least_first(name: str) -> tuple[int, ...]:
     Returns
     -------
     tuple of int
-        Configurations with other resources for the last message are the last.
+        The key is smaller for fewer resources. Configurations that give the last message
+        other resources are the last.
     """
     first, plus, _ = name.partition("+")
     has_other_last = bool(plus)
@@ -215,6 +228,7 @@ def least_first(name: str) -> tuple[int, ...]:
     cores = ("free", "own", "one").index(words["cores"])
     priorities = ("idle", "nice10", "normal", "raised")
     priority = priorities.index(words["priority"])
+    # A name without a number of threads comes first.
     threads = int(words["threads"] or 0)
     computes_with_two_threads = bool(words["omp"])
     return (has_other_last, computes_with_two_threads, cores, priority, threads)
@@ -233,13 +247,13 @@ def over_default(rows: pd.DataFrame, value: str, keys: Sequence[str]) -> pd.Data
     value : str
         The column of the quantity.
     keys : sequence of str
-        The columns that tell cases apart.
+        The columns that tell cases apart, or none if all rows are one case.
 
     Returns
     -------
     DataFrame
         A row for each case, round and configuration, with the ``ratio``. It lacks rounds
-        without the default.
+        without the default. The samples of a configuration in a round count as their mean.
     """
     in_round = [*keys, "repeat"]
     by_configuration = rows.groupby([*in_round, "configuration"], sort=False)
@@ -290,13 +304,17 @@ def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
         ``upper`` in per cent.
     """
     ratios = over_default(iterations, "iteration_s", CELL)
+    # Throughput is inversely proportional to the time of an iteration.
     ratios = ratios.assign(gain=1 / ratios["ratio"] - 1)
     gains = summed(ratios, [*CELL, "configuration"], "gain")
     return gains.assign(**{name: 100 * gains[name] for name in ("gain", *ENDS)})
 
 
 def resnet_gains(iterations: pd.DataFrame) -> pd.DataFrame:
-    """Return the `throughputs` of OURS at the batch with the most rows."""
+    """Return the `throughputs` of OURS at the batch with the most configurations.
+
+    They are of DDP's own plan (`plain`).
+    """
     resnet = iterations[iterations["network"].isin(OURS)]
     gains = throughputs(plain(resnet))
     if gains.empty:

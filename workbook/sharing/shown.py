@@ -80,9 +80,10 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
     value : str
         The column of the numbers.
     index : str, optional
-        The column that is down the map, while configurations are along it. By default,
-        both are parts of the configuration's name, such as blocks and threads, and only
-        configurations with the same resources for all messages count.
+        The column that names the rows of the map, whose columns are then configurations.
+        By default, rows and columns are the two parts of a configuration's name, such as
+        blocks and threads. Then configurations with other resources for the last message
+        are left out, because their names have more parts.
 
     Returns
     -------
@@ -165,6 +166,7 @@ def _panel(rows: pd.DataFrame) -> Panel:
     rows = rows.assign(
         row=rows["row"].map(readable), column=rows["column"].map(readable)
     )
+    # A pivot sorts rows and columns by name. Rows keep the order of `cells` instead.
     row_names = rows["row"].unique()
     column_names = rows.sort_values("order")["column"].unique()
     row_axis = ""

@@ -44,6 +44,7 @@ def table1() -> pd.DataFrame:
     images, channels, height, width = SHAPE
     elements = math.prod(SHAPE)
     pixels = height * width
+    # The convolution has 64 output channels, and the linear layer 64 output values.
     outputs = 64
     # The convolution has a stride of 2 in both directions, and filters of 7 x 7.
     convolved = elements / 4
@@ -135,6 +136,7 @@ def _best_threads() -> pd.DataFrame:
 @check("sharing-threads-fall")
 def _threads_fall() -> Result:
     """Count the networks whose best number of threads never rises with the batch."""
+    # The first batch has no smaller one to be compared with.
     steps = _best_threads().diff(axis=1).iloc[:, 1:]
     constant = ", ".join(steps.index[(steps == 0).all(axis=1)])
     note = (
@@ -157,6 +159,7 @@ def _intensity_order() -> Result:
     first_batch = np.where(
         has_least.any(axis=1), has_least.to_numpy().argmax(axis=1), len(BATCHES)
     )
+    # A network is late if one of lower intensity reached 64 threads at a smaller batch.
     is_late = first_batch > np.minimum.accumulate(first_batch)
     late = throughput().xs(32, level="batch").loc[has_least.index[is_late]]
     rates = ", ".join(
@@ -170,7 +173,8 @@ def _intensity_order() -> Result:
     # The networks are in the order of their intensity.
     in_order_of_intensity = pd.Series(range(len(first_batch)))
     tendency = in_order_of_intensity.corr(pd.Series(first_batch).rank())
-    # By at least a half, as other claims of similarity are judged.
+    # By at least a half, as other claims of similarity are judged. The claim is about a number
+    # of networks, so that a tendency counts as all of them.
     in_tendency = len(first_batch) if tendency <= -0.5 else 0
     readings = {
         "every network": own(in_order, f"{in_order} of {len(first_batch)}"),
