@@ -285,7 +285,7 @@ def _session_options(predict: str, names_directory: str) -> tuple[Argument, ...]
         ),
     ),
     *_session_options(
-        f"With the part campaign: {_PREDICT[0].lower()}{_PREDICT[1:]}",
+        f"With the file of a campaign: {_PREDICT[0].lower()}{_PREDICT[1:]}",
         "the suite",
     ),
     example="python -m workbook record gpu --budget 8m --dry-run",

@@ -613,7 +613,11 @@ def _result_and_advice(
 
     advice = read_advice(out)
     messages = store.load_table(out / "collectives.csv", "collectives")
-    warnings = list(strange_rows(messages))
+    measure_again = (
+        "run this command again on an idle machine, with a longer --minutes and another "
+        "--out"
+    )
+    warnings = list(strange_rows(messages, measure_again))
     print_warnings(warnings)
     trials_path = out / "trials.csv"
     facts = {

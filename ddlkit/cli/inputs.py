@@ -895,14 +895,20 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
         )
 
 
-def _misses_of_line(cost: Any, rows: Any) -> str:
-    """Return in words how far a line is off the median times of the measured sizes."""
+MOST_MISSED = 0.02
+"""Up to this error at any size, a line is as good as the measured times."""
+
+
+def _misses_of_line(cost: Any, rows: Any) -> list[str]:
+    """Return a warning if a line is clearly off the median times of the measured sizes."""
     medians_s = rows.groupby("bytes")["seconds"].median()
     errors = abs(cost(medians_s.index.to_numpy()) / medians_s - 1)
-    return (
+    if errors.max() <= MOST_MISSED:
+        return []
+    return [
         f"the line of --assume-ring misses the measured times by {errors.median():.1%} "
         f"(median of the sizes) and {errors.max():.1%} (worst size)"
-    )
+    ]
 
 
 # ---------------------------------------------------------------- costs and tables
@@ -1002,7 +1008,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     warnings += strange_rows(rows)
 
     if arguments.assume_ring:
-        warnings.append(_misses_of_line(calibrated.cost, rows))
+        warnings += _misses_of_line(calibrated.cost, rows)
     ranks_differ = arguments.ranks != calibrated.cost.workers
     if _ranks_are_predicted(arguments) and ranks_differ:
         calibrated = as_ring(calibrated, arguments.ranks, origin, warnings)

@@ -76,8 +76,8 @@ FORMS_IN_WORDS = {
 """What each form of a cost is, as a person reads it."""
 
 _LISTED_FORMS = ", ".join(f"{form} ({text})" for form, text in FORMS_IN_WORDS.items())
-_FORMS = f"""The form of the cost: {_LISTED_FORMS}, or auto (the form with the smallest
-error at sizes that it was not fitted to). The limit of piecewise may be given, as in
+_FORMS = f"""The form of the cost: {_LISTED_FORMS}, or auto (the simplest form whose error
+at sizes left out of its fit is close to the smallest error). The limit of piecewise may be given, as in
 piecewise:45KB. [default: auto]"""
 
 
@@ -553,9 +553,10 @@ _OPTIONS_BESIDE_MESSAGES = tuple(
             required=True,
             help="ddp writes the buckets of a plan as JSON, with the "
             "bucket_cap_mb_list of DistributedDataParallel. inductor writes a "
-            "Python module with the function estimate, for torch.compile's "
-            "custom_runtime_estimation. profile writes a trace for its "
-            "profile_guided_estimations_profile_path.",
+            "Python module with the function estimate, for torch.compile's option "
+            "custom_runtime_estimation. profile writes a trace for torch.compile's option "
+            "profile_guided_estimations_profile_path. ddp needs --profile and the cost of "
+            "messages, and the other two need the cost of messages alone.",
         ),
         arg(
             "--torch",
@@ -624,20 +625,20 @@ def _export_plan(arguments: argparse.Namespace, version: str) -> None:
     forecast, warnings, *_ = forecast_of(arguments, arguments.planner, notes=notes)
     # This may refuse the plan, so nothing is printed before.
     exported = writers.ddp(forecast.iteration, version)
-    notes.append(_gain_of_plan(forecast.iteration))
+    # A forecast of its own, because contention depends on the messages of a plan.
+    default, *_ = forecast_of(arguments, "ddp", notes=[])
+    notes.append(_gain_over_default(forecast.iteration, default.iteration))
     print_remarks(notes, warnings)
     print(exported)
 
 
-def _gain_of_plan(iteration: Any) -> str:
-    """Return in words how much shorter an iteration is than with PyTorch's default buckets.
+def _gain_over_default(iteration: Any, default: Any) -> str:
+    """Return in words how much shorter an iteration is than ``default``.
 
-    A gain above 0 means that the plan of the iteration is faster than the default.
+    ``default`` is the iteration of the same training with PyTorch's default buckets. A
+    gain above 0 means that the plan of ``iteration`` is faster.
     """
-    from ddlkit.core.plan import make_plan
-
-    default_plan = make_plan("ddp", iteration.workload, iteration.cost)
-    default_s = replace(iteration, plan=default_plan).prediction.iteration_s
+    default_s = default.prediction.iteration_s
     iteration_s = iteration.prediction.iteration_s
     gain = 1 - iteration_s / default_s
     change = "longer" if gain < 0 else "shorter"
@@ -805,6 +806,7 @@ def what_if(arguments: argparse.Namespace) -> None:
             "nothing is changed, so that the values after the change are those before it: "
             "give --scale, --straggler, --layer or --gpus"
         )
+    notes += _notes_of_idle_changes(graph, changes)
     # Remarks are printed when nothing can be refused any more. An error would be hidden
     # among them.
     print_remarks(notes, warnings)
@@ -829,6 +831,26 @@ def what_if(arguments: argparse.Namespace) -> None:
         # The profile of a user's own model has this, whatever a batch of it is.
         result["batch"] = "1 (or not known)"
     show(result, arguments.json)
+
+
+def _notes_of_idle_changes(
+    graph: Any, changes: Sequence[tuple[str, float]]
+) -> list[str]:
+    """Return a note for each change of tasks that take no time in the graph before it."""
+    from ddlkit.core.taskgraph import tasks_named
+
+    notes = []
+    for what, factor in changes:
+        # A graph in which no rank differs may lack the rank. It computes, so that a change
+        # of it has an effect.
+        if what.startswith("rank"):
+            continue
+        if not graph.duration_s[tasks_named(graph, what)].any():
+            notes.append(
+                f"--scale {what}={factor:g} changes nothing, because these tasks take no "
+                "time here: reads and copies of the input have times with --inputs only"
+            )
+    return notes
 
 
 def _resources_in_words(compared: dict[str, Any]) -> dict[str, Any]:

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
             metavar="STEPS.csv",
             required=True,
             help="The step times, with the columns gpus, nodes, job and step_s (seconds), and "
-            "optionally step, samples, nccl (its version) and settings (any text). A row is "
-            "a single step, or a job with its mean step. It needs steps on one GPU or one "
+            "optionally step (its number in the job), samples (of the step, on one GPU or on "
+            "all GPUs), nccl (its version) and settings (any text). A row is a single step, "
+            "or a job with its mean step. It needs steps on one GPU or one "
             "node, and steps on two nodes or more, all with the same number of samples per "
             "GPU.",
         ),
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
         ),
     ),
     *group(
-        "gradients, from which messages are predicted (give one of the two)",
+        "gradients, from which messages are predicted (one of the two, with --collectives)",
         arg(
             "--profile",
             type=Path,

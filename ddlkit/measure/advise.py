@@ -517,7 +517,7 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
         for schema, is_present in zip(MEASURED, present, strict=True):
             if is_present:
                 me.say(
-                    f"{schema} are measured already: give another --out to measure anew"
+                    f"the table {schema} is there already: give another --out to measure anew"
                 )
                 continue
             left_s = settings.measure_s - (time.monotonic() - begun_s)

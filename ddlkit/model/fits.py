@@ -21,7 +21,7 @@ from ddlkit.core.fit import (
     held_out_errors,
 )
 from ddlkit.core.pieces import grouped
-from ddlkit.core.units import format_bytes, format_seconds
+from ddlkit.core.units import KIB, format_bytes, format_seconds
 from ddlkit.core.workload import Floats
 
 if TYPE_CHECKING:
@@ -331,7 +331,10 @@ In recorded tables the form with the least errors is off by up to 15%.
 
 
 def strange_times(
-    sizes: ArrayLike, seconds: ArrayLike, form: str = Chords.form
+    sizes: ArrayLike,
+    seconds: ArrayLike,
+    form: str = Chords.form,
+    remedy: str | None = None,
 ) -> Iterator[str]:
     """Yield a warning for each way in which times do not depend on the size as usual.
 
@@ -345,13 +348,16 @@ def strange_times(
         The form of the cost that is fitted to these times. The default interpolates
         linearly between neighbouring sizes, and is rarely far off if times depend on
         the size at all.
+    remedy : str, optional
+        What the user can do about all of them. By default, each warning says so itself.
 
     Yields
     ------
     str
-        Up to three warnings, each with the sizes it is about: the time of one size is
-        far from the times of its neighbours, smaller messages take longer than larger
-        ones, or the fit is far off at sizes that are held out of it.
+        Up to four warnings, each with the sizes it is about: the time of one size is
+        far from the times of its neighbours, the smallest message takes so long that the
+        unit may be wrong, smaller messages take longer than larger ones, or the fit is far
+        off at sizes that are held out of it.
 
     Examples
     --------
@@ -376,7 +382,7 @@ def strange_times(
         size = format_bytes(distinct[outlier])
         yield (
             f"{strange}, but {smaller} and {larger}: "
-            f"measure {size} again, or leave it out"
+            f"{remedy or f'measure {size} again, or leave it out'}"
         )
         # The outlier alone shall not cause the other warnings, too.
         is_other = row_sizes != distinct[outlier]
@@ -384,11 +390,12 @@ def strange_times(
         row_seconds = row_seconds[is_other]
         distinct = np.delete(distinct, outlier)
         medians_s = np.delete(medians_s, outlier)
-    yield from _fall(distinct, medians_s)
-    yield from _far_off_held_out(form, row_sizes, row_seconds)
+    yield from _other_unit(distinct, medians_s)
+    yield from _fall(distinct, medians_s, remedy)
+    yield from _far_off_held_out(form, row_sizes, row_seconds, remedy)
 
 
-def strange_rows(rows: DataFrame) -> Iterator[str]:
+def strange_rows(rows: DataFrame, remedy: str | None = None) -> Iterator[str]:
     """Yield a warning for each way in which a table's times do not depend on the size.
 
     Parameters
@@ -397,6 +404,8 @@ def strange_rows(rows: DataFrame) -> Iterator[str]:
         Rows of a table ``collectives``, all of one collective, number of ranks and link.
         Rows with several messages in flight are ignored, and so are rows during which
         other programs used the cores.
+    remedy : str, optional
+        As of `strange_times`.
 
     Yields
     ------
@@ -407,7 +416,9 @@ def strange_rows(rows: DataFrame) -> Iterator[str]:
     from ddlkit.model.calibration import undisturbed
 
     one_at_a_time = undisturbed(rows[rows["in_flight"] == 1])
-    yield from strange_times(one_at_a_time["bytes"], one_at_a_time["seconds"])
+    yield from strange_times(
+        one_at_a_time["bytes"], one_at_a_time["seconds"], remedy=remedy
+    )
 
 
 def _size_and_time(n_bytes: float, seconds: float) -> str:
@@ -426,9 +437,10 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
     a slow range would be an outlier. And it takes longer than the larger neighbour,
     because otherwise the first size of a slow range would be one.
 
-    A size is fast if each neighbour takes TOO_SLOW times as long. The line between
-    neighbours is of no use here: between sizes that are far apart, it lies far above
-    the times of usual costs.
+    A size is fast if the smaller neighbour takes TOO_SLOW times as long, and if the
+    larger one takes TOO_SLOW times as long for each byte. The line between neighbours is
+    of no use here: between sizes that are far apart, it lies far above the times of usual
+    costs.
     """
     if len(sizes) < 3:
         return None
@@ -443,7 +455,12 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
     share = (log_sizes[1:-1] - log_sizes[:-2]) / (log_sizes[2:] - log_sizes[:-2])
     interpolated = smaller + share * (larger - smaller)
     slow_limits = (interpolated + np.log(FAR_OFF), smaller + np.log(TOO_SLOW), larger)
-    fast_limits = (smaller - np.log(TOO_SLOW), larger - np.log(TOO_SLOW))
+    # A larger neighbour may take longer in proportion to its bytes.
+    bytes_ratio = log_sizes[2:] - log_sizes[1:-1]
+    fast_limits = (
+        smaller - np.log(TOO_SLOW),
+        larger - bytes_ratio - np.log(TOO_SLOW),
+    )
     # By how much each inner size exceeds its limits, as a logarithm. The excess is
     # negative within the limits. A slow size exceeds all three limits, hence the
     # maximum of the limits, and a fast size is below both, hence the minimum.
@@ -455,7 +472,25 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
     return farthest + 1 if excess[farthest] > 0 else None
 
 
-def _fall(sizes: Floats, medians_s: Floats) -> Iterator[str]:
+SMALL_BYTES = 64 * KIB
+"""Up to this size, the time of a message is mostly its start-up."""
+LONG_STARTUP_S = 0.1
+"""From this time of a small message on, the unit of the times may be wrong."""
+
+
+def _other_unit(sizes: Floats, medians_s: Floats) -> Iterator[str]:
+    """Yield a warning if the smallest message takes so long that the unit may be wrong.
+
+    ``sizes``, shape (s,), increase, and ``medians_s`` has the median time of each of them.
+    """
+    if sizes[0] <= SMALL_BYTES and medians_s[0] >= LONG_STARTUP_S:
+        yield (
+            f"{_size_and_time(sizes[0], medians_s[0])}: check that the times are in the "
+            "unit that the file says, as in seconds in a column seconds"
+        )
+
+
+def _fall(sizes: Floats, medians_s: Floats, remedy: str | None = None) -> Iterator[str]:
     """Yield a warning if a smaller size takes TOO_SLOW times as long as a larger one.
 
     The warning names the pair of sizes with the largest ratio. ``sizes``, shape (s,),
@@ -472,12 +507,15 @@ def _fall(sizes: Floats, medians_s: Floats) -> Iterator[str]:
     yield (
         "smaller messages take longer than larger ones: "
         f"{_size_and_time(sizes[smaller], medians_s[smaller])}, but "
-        f"{_size_and_time(sizes[larger], medians_s[larger])}: measure both again, or "
-        "leave one out"
+        f"{_size_and_time(sizes[larger], medians_s[larger])}, so that predictions for "
+        "messages of such sizes are unreliable: "
+        f"{remedy or 'measure all sizes again on an idle machine, into a new file'}"
     )
 
 
-def _far_off_held_out(form: str, sizes: Floats, seconds: Floats) -> Iterator[str]:
+def _far_off_held_out(
+    form: str, sizes: Floats, seconds: Floats, remedy: str | None = None
+) -> Iterator[str]:
     """Yield a warning if a form is off by MOST_HELD_OUT at sizes held out of its fit.
 
     ``sizes`` and ``seconds`` are the size and the time of each measured message.
@@ -490,7 +528,8 @@ def _far_off_held_out(form: str, sizes: Floats, seconds: Floats) -> Iterator[str
     yield (
         f"a cost of the form {form} is off by {held_out.median:.0%} (median) at sizes "
         f"left out of its fit, most at {format_bytes(held_out.sizes[worst])} "
-        f"({held_out.errors[worst]:+.0%}): measure more sizes, or more repeats"
+        f"({held_out.errors[worst]:+.0%}): "
+        f"{remedy or 'measure more sizes, or more repeats'}"
     )
 
 

@@ -746,12 +746,14 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
             "proportion to the GPUs"
         )
     # The index of `usual` has the GPUs and the nodes of each count.
-    gpus_of_least, _ = usual.idxmin()
-    gpus_of_most, _ = usual.idxmax()
+    per_gpu = usual / usual.index.get_level_values("gpus")
+    gpus_of_least, _ = per_gpu.idxmin()
+    gpus_of_most, _ = per_gpu.idxmax()
     raise UserError(
         "the column samples is neither the same everywhere nor in proportion to the GPUs "
-        f"({usual.min():g} on {_gpus(gpus_of_least)}, {usual.max():g} on {_gpus(gpus_of_most)}): "
-        "measure all steps with the same number of samples per GPU"
+        f"(divided by the number of GPUs, it is {per_gpu.min():g} on {_gpus(gpus_of_least)} and "
+        f"{per_gpu.max():g} on {_gpus(gpus_of_most)}): correct it, or measure all steps with the "
+        "same number of samples per GPU"
     )
 
 

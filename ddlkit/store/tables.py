@@ -543,12 +543,13 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
         for candidate in candidates:
             if candidate["sha256"] == _sha256(data):
                 return data, candidate
-        expected = stamp["sha256"][:12]
         data_of_last_try = data
         data = files.read(path)
-    problem = f"sha256 {_sha256(data)[:12]} differs from its stamp's {expected}"
-    advice = "the file was changed after recording, restore it or measure again"
-    raise UserError(f"{path}: {problem}: {advice}")
+    stamp_name = _stamp_path(path).name
+    raise UserError(
+        f"{path}: was changed after it was recorded, because its hash is not the one in "
+        f"{stamp_name}: restore the table, or delete both files and measure again"
+    )
 
 
 # -- Packs -----------------------------------------------------------------------------

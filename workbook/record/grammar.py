@@ -481,8 +481,8 @@ def points(
         # The user names a suite of the workbook without its folder and its ending.
         named = suite.file.stem if suite.file.parent == SUITES else suite.file
         raise UserError(
-            f"--predict: {named} has no cases that can be predicted: leave --predict out, "
-            "or name the file of a campaign, as examples/campaign.yml"
+            f"--predict: nothing can be predicted in {named}: leave --predict out, or name "
+            "the file of a campaign instead, such as examples/campaign.yml"
         )
     if grids:
         listed += campaign(labs_of(grids, out, str(suite.file), device), predict)
