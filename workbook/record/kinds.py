@@ -209,7 +209,7 @@ def sparse_convergences(
         for method in convergence.plans(name):
             yield Point(
                 "convergence",
-                # The names of methods with the same plan are joined by "+", which names of files do not have.
+                # Methods that have the same plan are joined by "+", in place of which the name has "-".
                 f"{name}-{method.replace('+', '-')}-e{recipe.epochs}-s{seed}",
                 partial(convergence.train_sparse, name, method, seed, recipe),
                 estimate_s=needs.SPARSE_CONVERGENCES.seconds(recipe.epochs),

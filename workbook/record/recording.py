@@ -117,6 +117,7 @@ def record(
         ignore_load=ignore_load,
         remark=LONG if is_full else "",
         strict=listed.strict,
+        # Only recorded tables are put into one file for each schema.
         pack_tables=out.resolve().is_relative_to(places.RECORDED.resolve()),
     )
 

@@ -269,7 +269,7 @@ def _cold_reads(paths: Sequence[Path], budget: Budget) -> tuple[Floats, Floats]:
     disk_bytes: list[float] = []
 
     def read_all() -> None:
-        # The kernel's counter tells a read from the disk from one of the page cache.
+        # The kernel counts what it reads from disks, and not what it takes from its page cache.
         blocks_before = _blocks_read()
         for path in paths:
             path.read_bytes()
