@@ -63,7 +63,9 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     try:
         # Lines of progress are no part of the notebook.
         with redirect_stderr(StringIO()):
+            # With None, torch keeps its number of threads.
             layers = layer_tables(network, batch, device, "fp32", budget, threads=None)
+            # Tables ``layers`` and ``samples``.
             tables = dict(layers)
             # Two ranks have a GPU each, or exchange messages between processors.
             backend = "nccl" if torch.cuda.device_count() >= 2 else "gloo"
@@ -86,7 +88,7 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
 
 
 def _products(device: str, clock: Clock) -> pd.DataFrame:
-    """Return table ``peaks`` with one product of square matrices of each of the device's `SIDES`."""
+    """Return table ``peaks`` with a product of square matrices for each of the device's `SIDES`."""
     import torch
 
     from ddlkit.jobs.clock import synchronizer
@@ -96,4 +98,5 @@ def _products(device: str, clock: Clock) -> pd.DataFrame:
         left, right = torch.rand(2, side, side, device=device)
         seconds = clock(partial(torch.mm, left, right), synchronizer(device))
         rows.append({"kernel": "product", "side": side, "seconds": seconds})
+    # Each product has one sample.
     return pd.DataFrame(rows).assign(device=device, precision="fp32", sample=0)

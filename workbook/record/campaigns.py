@@ -199,7 +199,8 @@ class Grid:
             Conditions(delay_s, loss)
             for delay_s, loss in itertools.product(self.delays, self.losses)
         ]
-        # The first engine is the kernel's token bucket, whose links have a rate only.
+        # The first engine is the kernel's token bucket, whose links have a rate only. `Conditions()` has no
+        # delay and no loss.
         if ENGINES[0] in self.engines and emulated_links != [Conditions()]:
             raise UserError(
                 "delays and the like: only links of engines: emulated have these"
@@ -211,7 +212,7 @@ class Grid:
                     "workers: one worker alone sends nothing: use at least 2"
                 )
             if engine == ENGINES[0]:
-                # None instead of conditions stands for this engine.
+                # Conditions of None stand for this engine.
                 yield LabShape(workers, rate_bits_per_s, None)
                 continue
             for conditions in emulated_links:
@@ -230,7 +231,7 @@ class Grid:
 def labs_of(
     grids: Sequence[Grid], out: Path, file: str, device: str
 ) -> list[LabPoints]:
-    """Return the labs of a campaign, each with the requests of all grids.
+    """Return the labs of a campaign, each with the requests of all grids that ask for it.
 
     Parameters
     ----------
@@ -267,8 +268,15 @@ def labs_of(
 def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
     """Yield all points of a campaign, lab by lab.
 
-    To predict, no case is replayed. The second calibration of a lab then follows the first one of all
-    labs, so that the two sessions of a lab lie far apart in time.
+    Each lab is calibrated before and after its replays. Without replays, the second calibrations begin once
+    all labs have had their first one, so that the two of a lab lie far apart in time.
+
+    Parameters
+    ----------
+    labs : sequence of LabPoints
+        The labs.
+    predict : bool
+        Whether the cases are only predicted, and not replayed.
     """
     for lab in labs:
         yield from lab.inputs()
@@ -328,6 +336,13 @@ def predicted_by(path: Path, cases: Iterable[Case]) -> str:
     """Return the first `DIGITS` digits of the hash of the table that predicted all cases.
 
     The result is empty if there is no such table. Raises UserError if the table lacks a case.
+
+    Parameters
+    ----------
+    path : Path
+        The table ``predicted``.
+    cases : iterable of Case
+        The cases that are about to be replayed.
     """
     if not store.has_table(path):
         return ""
@@ -350,7 +365,7 @@ def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
     """
     s_per_byte = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
     software_s = ALPHA_S * shape.workers**2
-    # A ring has about 2 N steps. Each of them takes a round trip, which is two ways.
+    # A ring of N workers has about 2 N steps. Each takes a round trip, which is twice the delay of one way.
     delays_s = 2 * shape.workers * 2 * one_way_delay_s(shape.link)
     alpha_s = software_s + delays_s
     return AlphaBeta(
@@ -525,10 +540,21 @@ class LabPoints:
     def _calibration_settings(
         self, collective: str, sizes: Sequence[int], cost: MessageCost
     ) -> CollectivesSettings:
-        """Return the settings of a calibration, whose messages are expected to have a given cost."""
+        """Return the settings of a calibration.
+
+        Parameters
+        ----------
+        collective : str
+            The collective that is measured.
+        sizes : sequence of int
+            The bytes of its messages.
+        cost : MessageCost
+            The expected cost of a message.
+        """
+        # On a link without a delay, a sample has as many messages as a replay posts at once.
         messages = MESSAGES_PER_SAMPLE
-        # On a link without a delay, a sample has as many messages as a replay posts at once. With a delay
-        # they could take minutes.
+        # With a delay they could take minutes. A sample then has as many messages of 1 byte, which take the
+        # start-up alone, as fit into `SAMPLE_S`, but at least one.
         if one_way_delay_s(self.shape.link):
             messages = int(np.clip(SAMPLE_S / float(cost(1)), 1, MESSAGES_PER_SAMPLE))
         budget = Budget(
@@ -542,7 +568,8 @@ class LabPoints:
     def _calibration_estimate_s(
         self, settings: CollectivesSettings, cost: MessageCost
     ) -> float:
-        """Return the seconds that a calibration is expected to take."""
+        """Return the seconds that a calibration is expected to take, if messages have this cost."""
+        # The messages of a sample follow one another.
         samples_s = [
             messages_at(size, settings.messages_per_sample) * float(cost(size))
             for size in settings.sizes
@@ -561,9 +588,20 @@ class LabPoints:
     def _calibrate(
         self, session: int, settings: CollectivesSettings, estimate_s: float
     ) -> pd.DataFrame:
-        """Return the rows of table ``collectives`` that a session has not measured yet."""
+        """Measure the sizes that a calibration session has not measured yet. Return rows of ``collectives``.
+
+        Parameters
+        ----------
+        session : int
+            `BEFORE` or `AFTER` the replays.
+        settings : CollectivesSettings
+            What the whole session measures.
+        estimate_s : float
+            How long the whole session is expected to take, in seconds.
+        """
         settings = replace(settings, sizes=self._uncalibrated(session, settings))
-        # A limit that only a calibration which hangs exceeds.
+        # Two minutes to start, and then three times the expected time of all tries. Only a calibration that
+        # hangs exceeds this.
         timeout_s = 120 + 3 * vitals.TRIES * estimate_s
         with Lab(self.shape) as lab:
             rows = calibrate(lab, settings, timeout_s)
@@ -581,7 +619,8 @@ class LabPoints:
                 "another directory by --out"
             )
         rows = self.calibration_rows(request.collective)
-        # The session after the replays would change the plans of what is replayed already.
+        # Only the first session counts. With the one after the replays, the plans could become others than
+        # those that were replayed.
         cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
         selection_sha256 = ""
         if request.sparse:
@@ -606,6 +645,7 @@ class LabPoints:
         distinct: dict[object, tuple[PlannedCase, int]] = {}
         for request, rounds in self.asked.items():
             case = self._plan(request)
+            # What tells cases apart: all of the request but the name of the plan, and the plan's groups.
             key = (request._replace(plan=""), case.plan.ends)
             first_case, most_rounds = distinct.get(key, (case, 0))
             distinct[key] = (first_case, max(rounds, most_rounds))
@@ -627,8 +667,8 @@ class LabPoints:
     def _left(self) -> Sequence[object]:
         """Return one object for each iteration that is left to replay.
 
-        Before the first run, the cases cannot be planned. All requests then count, even if some of their
-        plans turn out to be the same.
+        Before the first run, the lab may not be calibrated yet, so that the cases cannot be planned. All
+        requests then count, even if some of their plans turn out to be the same.
         """
         if self.saved("runs"):
             return self._missing()
@@ -639,8 +679,8 @@ class LabPoints:
     def replay_point(self) -> Point:
         """Return the point that replays all cases of the lab.
 
-        Its estimate follows from the dilation of a replay: an iteration computes as long as one message
-        with all gradients takes.
+        Replayed compute is dilated so that an iteration computes as long as one message with all gradients
+        takes. The largest such message of the lab therefore gives the estimate.
         """
         n_left = len(self._left())
         largest = max(self.asked, key=self._largest_bytes)
@@ -659,7 +699,7 @@ class LabPoints:
 
     def _replay(self) -> Tables:
         """Replay the missing iterations and save them. No table is returned, as all are saved here."""
-        # Raises before a case that was not predicted is replayed in vain.
+        # If there are predictions that lack a case, this raises before the case is replayed in vain.
         predictions_hash = self._predicted_by()
         missing = self._missing()
         # The distinct cases in their order, which are the keys of the dictionary.
@@ -728,7 +768,8 @@ class LabPoints:
 def _recorded_ranks(
     timeline: pd.DataFrame, cases: Iterable[PlannedCase]
 ) -> pd.DataFrame:
-    """Return the spans of rank 0 and of the straggler, which is the last rank, if a case has one."""
+    """Return the spans of rank 0 and, of cases with a straggler, those of the straggler, the last rank."""
+    # The rank of the straggler, by the key of the case. Other cases have no rank here, which equals none.
     straggler_ranks = {
         planned.case.key: planned.case.workers - 1
         for planned in cases

@@ -47,11 +47,11 @@ class Kernel:
 
 
 def kernels(tiny: bool) -> dict[str, Kernel]:
-    """Return kernels by name: the first five of sharing Tab 1, and two of today.
+    """Return kernels by name: five of sharing Tab 1, then two that are common today.
 
-    Where the paper is silent, the choice is ours. Only the forward pass runs. It runs in fp32 without TF32,
-    which the paper's GPUs did not have. Average pooling is that of a ResNet's stem (3 x 3, stride 2,
-    padding 1).
+    Where the paper is silent, the choice is ours. Only the forward pass runs. Those of the paper run in fp32
+    without TF32, which the paper's GPUs did not have. Average pooling is that of a ResNet's stem (3 x 3,
+    stride 2, padding 1). No tensor is made before a kernel is built.
 
     Parameters
     ----------
@@ -98,7 +98,15 @@ def kernels(tiny: bool) -> dict[str, Kernel]:
 def _module(
     kind: Callable[..., nn.Module], *sizes: int, **options: Any
 ) -> Callable[[torch.Tensor], Compute]:
-    """Return the ``build`` of a kernel that is a module of torch, made on the device of the input."""
+    """Return the ``build`` of a `Kernel` that is the forward pass of a module of torch.
+
+    Parameters
+    ----------
+    kind : type
+        The class of the module, which is moved to the device of the input.
+    *sizes, **options
+        The arguments of this class.
+    """
 
     def build(x: torch.Tensor) -> Compute:
         return partial(kind(*sizes, **options).to(x.device), x)
@@ -160,8 +168,8 @@ def measure_in_turn(
 ) -> Iterator[pd.DataFrame]:
     """Yield rows of a kernel alone, and of the kernel beside each way of its neighbour, timed in turn.
 
-    Each way is tried first, as many times as the neighbour has ``chances``. The ways from the first one
-    that fails are not measured. A way also fails if the neighbour never runs at the same time.
+    Each way is tried before it is timed. A way fails if it raises an error, or if kernel and neighbour do not
+    run at the same time in any of the neighbour's ``chances``. That way and all after it are not measured.
 
     Parameters
     ----------
@@ -188,14 +196,17 @@ def measure_in_turn(
     compute()
     passages = _Passages(neighbour, compute)
     torch.cuda.synchronize()
+    # The last mark is the end of the kernel, in seconds from its begin.
     alone_s = float(passages.run(None).seconds()[-1])
     failure: Exception | None = None
     for way in ways:
         try:
             passages.check_overlap(way, alone_s)
         except Exception as error:
+            # Without any way there is nothing to compare with.
             if way == ways[0]:
                 raise
+            # The rows of the ways before are measured and yielded first.
             failure = error
             passages.drop(way)
             break
@@ -246,11 +257,19 @@ class _Passages:
         del self._readers[way]
 
     def check_overlap(self, way: Any, alone_s: float) -> None:
-        """Raise UserError if the kernel and its neighbour take turns at every chance, as under a profiler.
+        """Raise UserError unless the kernel and its neighbour run at the same time in one of a few tries.
 
-        ``alone_s`` is the time of the kernel alone.
+        They take turns under a profiler, for example.
+
+        Parameters
+        ----------
+        way : object
+            The way in which the neighbour communicates.
+        alone_s : float
+            The seconds of the kernel alone.
         """
         for _ in range(self._neighbour.chances):
+            # The last mark is the end of the kernel, in seconds from its begin.
             seconds = float(self.run(way).seconds()[-1])
             overlap_share = self._readers[way][-1]().overlap_share
             if overlap_share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
@@ -272,6 +291,7 @@ class _Passages:
             "bytes_per_s": [traffic.bytes_per_s for traffic in traffics],
             "overlap_share": [traffic.overlap_share for traffic in traffics],
         }
+        # The way of the kernel alone is None, of which the neighbour has no columns.
         if way:
             columns |= self._neighbour.columns(way)
         return columns
@@ -330,6 +350,7 @@ class Queues(ABC):
                 current.wait_stream(stream)
 
         seconds = clock.measure_on(self._device, put_and_wait, _FEW)
+        # By the shortest time, too many operations are started rather than too few.
         self._operation_s = float(seconds.min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
@@ -353,8 +374,9 @@ class Queues(ABC):
         # The streams with operations, which are none for None.
         ways = [name for name in self.streams if way in (name, BOTH)]
         computation = Marks(self._device)
-        # All marks, in the order that `traffic_of_marks` states: one from which times count, one in each
-        # stream before its operations and one after each operation, and those of the computation.
+        # All marks, in the order that `traffic_of_marks` states: one from which times count, then in each
+        # stream one before its operations and one after each operation, and at last the begin and the end of
+        # the computation.
         all_marks = Marks(self._device)
         all_marks.mark()
         for name in ways:
@@ -416,7 +438,8 @@ def traffic_of_marks(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
     """
     window_s = seconds[-2:]
     opened_s, closed_s = map(float, window_s)
-    # One row for each stream: the begin of its first operation, then the ends of all.
+    # One row for each stream: the begin of its first operation, then the ends of all. The first mark belongs
+    # to no stream, and the last two are those of the computation.
     stream_times_s = seconds[1:-2].reshape(-1, streams).T if streams else ()
     operations = 0.0
     for times_s in stream_times_s:
@@ -496,8 +519,10 @@ def measure_beside(
     budget : Budget
         How long to measure.
     """
+    # A kernel is a forward pass, so that no gradients are needed.
     with compute_on(f"{name} beside communication", "cuda") as place, torch.no_grad():
         neighbour: GpuStandIn | CopyEngine
+        # All ways are of the same type.
         if isinstance(ways[0], Footprint):
             neighbour = GpuStandIn()
         else:
@@ -525,7 +550,8 @@ def cases(brief: bool, copies: bool = False) -> Iterator[Any]:
     estimate_s : float
         How long the measurement is expected to take, in seconds.
     """
-    names = FEW if brief else tuple(kernels(tiny=True))
+    # Only the names are needed, and no kernel is built to list them.
+    names = FEW if brief else tuple(kernels(tiny=False))
     budget = _BRIEF_BUDGET if brief else _LONG_BUDGET
     ways: Sequence[Any] = COPIES if copies else footprints(brief)
     suffix = "-copies" if copies else ""
@@ -538,8 +564,13 @@ def cases(brief: bool, copies: bool = False) -> Iterator[Any]:
 def footprints(brief: bool) -> list[Footprint]:
     """Return the footprints to measure.
 
-    At full speed these are all of the grid. At a limited rate there are fewer, because the threads matter
-    less there.
+    Without a limit of the rate, these are all pairs of `BLOCKS` and `THREADS`. At each limited rate there are
+    fewer numbers of threads, because they matter less there.
+
+    Parameters
+    ----------
+    brief : bool
+        Whether only two footprints are measured, a small one without a limit and a large one with a limit.
     """
     if brief:
         return [Footprint(1, 64), Footprint(4, 512, 1e9)]
@@ -547,8 +578,12 @@ def footprints(brief: bool) -> list[Footprint]:
         Footprint(blocks, threads)
         for blocks, threads in itertools.product(BLOCKS, THREADS)
     ]
+    # The first rate is 0, which stands for no limit.
+    limited_rates = RATES[1:]
     limited = [
         Footprint(blocks, threads, rate)
-        for rate, blocks, threads in itertools.product(RATES[1:], BLOCKS, (128, 512))
+        for rate, blocks, threads in itertools.product(
+            limited_rates, BLOCKS, (128, 512)
+        )
     ]
     return unlimited + limited

@@ -143,11 +143,12 @@ class _Training:
         ranks: int = 1,
         exchange: Callable[[nn.Module], PlayedExchange] | None = None,
     ) -> None:
-        # The global generator draws dropout.
+        # Dropout draws from the global generator.
         torch.manual_seed(seed)
         self.recipe = recipe
         self.model = started(network, seed).to(device)
-        # `deepcopy` takes what is in its memo as copied already, so that the parameters are shared.
+        # The parameters are put into the memo of `deepcopy`, which holds what it has copied already, so that
+        # all copies share them. Each copy needs a memo of its own, because `deepcopy` adds to it.
         shared = {id(p): p for p in self.model.parameters()}
         self.networks = [copy.deepcopy(self.model, dict(shared)) for _ in range(ranks)]
         self.exchange = exchange(self.model) if exchange else None
@@ -160,11 +161,13 @@ class _Training:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, recipe.rate_share
         )
+        # The networks of omgs are made for small images, and those of osf for pictures as they are drawn.
         side = SIDE if network in TASKS else None
         trained_on = drawn.examples(recipe.training_images, held_out=False, side=side)
         held_out = drawn.examples(recipe.held_out_images, held_out=True, side=side)
         self.training = [part.to(device) for part in trained_on]
         self.held_out = [part.to(device) for part in held_out]
+        # Draws the order of the images in each epoch.
         self._orders = torch.Generator().manual_seed(seed)
 
     def epoch(self) -> tuple[float, float]:
@@ -181,6 +184,7 @@ class _Training:
         for network in self.networks:
             network.train()
         order = torch.randperm(recipe.training_images, generator=self._orders)
+        # The images that would not fill the last batch are left out of this epoch.
         batches = order[: recipe.steps * recipe.batch].split(recipe.batch)
         scores = [self._step(positions) for positions in batches]
         loss, correct, count = np.sum(scores, axis=0).tolist()
@@ -189,13 +193,14 @@ class _Training:
     def _step(self, positions: Tensor) -> Any:
         """Do one iteration on the images at these positions.
 
-        Returns an array of the summed loss, the images that were classified correctly, and all images.
+        The ranks share the images. Returns an array of three sums over them: the loss, how many were
+        classified correctly, and how many there are.
         """
         total = np.zeros(3)
         ranks = len(self.networks)
         self.optimizer.zero_grad()
         for rank, network in enumerate(self.networks):
-            # The ranks take turns in choosing an image of the batch.
+            # Of the batch, each rank takes every image whose position modulo the ranks is its number.
             inputs, labels = (part[positions[rank::ranks]] for part in self.training)
             logits = network(inputs)
             loss = nn.functional.cross_entropy(logits, labels)
@@ -207,6 +212,7 @@ class _Training:
                 # Gradients of all ranks add up in the shared parameters.
                 (loss / ranks).backward()
             correct = int((logits.argmax(1) == labels).sum())
+            # The loss is a mean over the images of the rank.
             total += [len(labels) * loss.item(), correct, len(labels)]
         if self.exchange:
             self.exchange.finish()
@@ -221,6 +227,7 @@ class _Training:
 
         Batch normalisation uses the mean of all ranks' statistics.
         """
+        # The other buffers are whole numbers, which only count batches.
         for name, buffer in self.model.named_buffers():
             if buffer.is_floating_point():
                 of_ranks = [network.get_buffer(name) for network in self.networks]
@@ -284,6 +291,7 @@ class _Training:
         device = self.held_out[0].device.type
         return {
             "device": device,
+            # On a GPU the threads of the processor do not count.
             "threads": torch.get_num_threads() if device == "cpu" else 0,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "images": recipe.training_images,
@@ -297,14 +305,30 @@ class _Training:
 def train(
     network: str, seed: int, recipe: Recipe, device: str, threads: int
 ) -> pd.DataFrame:
-    """Return table ``convergence`` of one of `NETWORKS`.
+    """Return table ``convergence`` of one of `NETWORKS`, by dense training on one rank.
 
     The network is evaluated on held-out images, and on as many of those that it trains on.
+
+    Parameters
+    ----------
+    network : str
+        The name of the network.
+    seed : int
+        The seed of the first weights, of dropout and of the order of images.
+    recipe : Recipe
+        How the network is trained.
+    device : str
+        "cpu" or "cuda".
+    threads : int
+        The number of threads on the processor.
     """
     what = f"{network}, seed {seed}"
+    # Training seeds the global generator, whose state is restored afterwards.
     with compute_on(what, device, threads=threads) as place, torch.random.fork_rng():
         training = _Training(network, seed, recipe, place)
+        # Of the images and of the labels.
         trained_on = [part[: recipe.held_out_images] for part in training.training]
+        # The parameters of linear layers.
         dense_parameters = 0
         for layer in training.model.modules():
             if isinstance(layer, nn.Linear):
@@ -335,8 +359,8 @@ def workload(network: str) -> Workload:
     of the backward pass that it has of the FLOPs of the forward pass. A layer's share is divided between
     the layer's tensors by their sizes.
     """
-    model = started(network, 0)
-    # Any one image shows the FLOPs.
+    # The FLOPs depend neither on the weights nor on the image.
+    model = started(network, seed=0)
     inputs, _ = drawn.examples(1, held_out=True, side=SIDE)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(inputs)
@@ -352,7 +376,7 @@ def workload(network: str) -> Workload:
     # The name of a tensor is that of its layer and, after the last dot, "weight" or "bias".
     layers = elements.index.str.rpartition(".").get_level_values(0)
     elements_of_layer = elements.groupby(layers).transform("sum").to_numpy()
-    # The counter leaves out layers without products, such as batch normalisation.
+    # The counter leaves out layers without products, such as batch normalisation. They count as 0.
     flops_of_layer = np.array([layer_flops.get(layer, 0) for layer in layers])
     flops = flops_of_layer / elements_of_layer * elements.to_numpy()
     backward_s = PLANNED_BACKWARD_S * flops / flops.sum()
@@ -365,7 +389,7 @@ def workload(network: str) -> Workload:
 def plans(network: str) -> dict[str, FusionPlan | None]:
     """Return the plan of each method at the published costs, and None for dense training.
 
-    Methods that have the same plan are joined by "+".
+    The names of methods that have the same plan are joined by "+", and the plan stands there once.
     """
     network_workload = workload(network)
     cost = published_cost(RANKS, DENSITY)
@@ -383,9 +407,21 @@ def train_sparse(network: str, method: str, seed: int, recipe: Recipe) -> pd.Dat
     """Return table ``sparse_convergence`` of one of `TASKS` by one of its `plans`.
 
     One thread plays `RANKS` ranks. Raises UserError if a loss is not finite.
+
+    Parameters
+    ----------
+    network : str
+        The name of the task's network.
+    method : str
+        The name of a plan, or `DENSE`.
+    seed : int
+        The seed of the first weights, of dropout and of the order of images.
+    recipe : Recipe
+        How the network is trained.
     """
     what = f"{network}, {method}, seed {seed}"
     plan = plans(network)[method]
+    # Dense training has no plan. Its gradients add up without an exchange.
     exchange = None
     if plan:
         exchange = partial(PlayedExchange, plan=plan, density=DENSITY, ranks=RANKS)

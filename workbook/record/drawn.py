@@ -86,6 +86,7 @@ def examples(
     labels : Tensor, shape (count,)
         Positions in `CLASSES`.
     """
+    # Another seed draws other pictures.
     seed = int(held_out)
     pictures, labels = map(torch.from_numpy, draw_pictures(count, seed))
     images = (pictures.float() / 255 - MEAN) / SPREAD
@@ -100,6 +101,7 @@ def _picture(label: int, random: Random) -> NDArray[np.uint8]:
     axis = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
     y, x = np.meshgrid(axis, axis, indexing="ij")
     # The background is of one dark colour, which changes evenly along both axes.
+    # How much each colour changes along x and along y.
     tilt = random.uniform(-0.15, 0.15, (2, 3, 1, 1))
     image = random.uniform(0, 0.3, (3, 1, 1)) + tilt[0] * x + tilt[1] * y
     # A small shape of any class distracts. The shape of the label is larger, nearer to the middle and on top.
@@ -114,6 +116,7 @@ def _picture(label: int, random: Random) -> NDArray[np.uint8]:
         farthest=0.9,
         random=random,
     )
+    # Classes are numbered by shape and then by texture.
     shape, texture = divmod(label, len(TEXTURES))
     _draw_shape(
         image,
@@ -158,8 +161,11 @@ def _draw_shape(
     x, y = points
     radius = random.uniform(*radii)
     right, down = random.uniform(-farthest, farthest, 2)
+    # In the coordinates u and v of the shape, it lies around the origin and is turned.
     u, v = _turned(x - right, y - down, random.uniform(0, 2 * np.pi))
     is_in_shape = list(SHAPES.values())[shape](u / radius, v / radius)
+    # The texture is turned by another angle. It repeats ``waves`` / pi times across the image, from a random
+    # phase.
     p, q = _turned(x, y, random.uniform(0, 2 * np.pi))
     waves = random.uniform(9, 16)
     p_phase, q_phase = random.uniform(0, 2 * np.pi, 2)

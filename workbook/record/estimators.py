@@ -135,6 +135,7 @@ def collective_node(
         The name of the process group.
     """
     operators = torch.ops._c10d_functional
+    # The arguments of the operator between its input and its group.
     if collective == "all_gather":
         operator = operators.all_gather_into_tensor
         options: tuple[Any, ...] = (ranks,)
@@ -149,16 +150,22 @@ def collective_node(
     node = graph.call_function(operator.default, (source, *options, group))
     # The input or the output of each rank may be only a part of the tensor.
     source_parts, result_parts = parts(collective, ranks)
+    # A number of float32 has 4 bytes.
     elements = n_bytes // 4
+    # PyTorch's estimates take the shapes from here. On device meta, a tensor has a shape and no memory.
     source.meta["val"] = torch.empty(elements // source_parts, device="meta")
     node.meta["val"] = torch.empty(elements // result_parts, device="meta")
     return node
 
 
 def _group_rows() -> Iterator[Row]:
-    """Yield rows of collectives in graphs, and of DTensor's, between ranks that do not exist."""
+    """Yield the rows of `_graph_rows` and of `_mesh_rows`, which need a process group.
+
+    The group is PyTorch's "fake" one, whose other ranks do not exist.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    # The group is needed to make smaller groups and meshes. It sends nothing.
     dist.init_process_group("fake", rank=0, world_size=max(RANKS), store=FakeStore())
     try:
         yield from _graph_rows()
@@ -171,7 +178,7 @@ def _graph_rows() -> Iterator[Row]:
     """Yield what the models take for a collective in a graph: its size and its ranks.
 
     The size is that of which the models estimate the time, for collectives of 4 MiB. The ranks are on
-    one node or on eight, which makes two times.
+    one node or on eight nodes, for which the models estimate different times.
     """
     one_node = dist.new_group(list(range(8)))
     # A node has 8 GPUs, so that every eighth rank is on another node.
@@ -189,7 +196,7 @@ def _graph_rows() -> Iterator[Row]:
             yield "nccl", "priced_bytes", what, "H100", 8, 4 * MIB, n_bytes
         for what, group in (("one_node", one_node), ("eight_nodes", eight_nodes)):
             node = collective_node("all_reduce", 100 * MIB, 8, group.group_name)
-            # No other size, and not the estimate of NCCL itself.
+            # The size is that of the node (None), and the estimate is not NCCL's own (False).
             message_ms = model.estimate_nccl_collective_runtime_from_fx_node(
                 node, None, False
             )
@@ -208,6 +215,7 @@ def _mesh_rows() -> Iterator[Row]:
 
     meshes = {}
     topologies = {}
+    # A node shall have 8 GPUs. This machine may have another number.
     with patch.object(_mesh_resources, "num_devices_per_host", lambda _: 8):
         for ranks in RANKS:
             mesh = DeviceMesh("cpu", list(range(ranks)), _init_backend=False)
@@ -217,9 +225,11 @@ def _mesh_rows() -> Iterator[Row]:
     for ranks, size in product(RANKS, SIZES):
         message_us = model.allreduce_cost(size / GIB, topologies[ranks], 0)
         yield "mesh", "seconds", "all_reduce", "H100", ranks, size, message_us / 1e6
+    # The model has GB/s and GiB, and estimates microseconds.
     bytes_per_s = 1e9 * topologies[8].mesh_dim_bandwidth[0]
     yield "mesh", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
-    # The rate of large messages: what one more GiB takes, of which a link carries 14/8 in a ring of 8.
+    # The rate of large messages. In a ring of 8 ranks, each link carries 2 x 7/8 of a message's bytes. The
+    # time of an empty message is subtracted, so that the bytes alone count.
     gib_us = model.allreduce_cost(1, topologies[8], 0)
     empty_us = model.allreduce_cost(0, topologies[8], 0)
     bytes_per_s = GIB * 14 / 8 / (gib_us - empty_us) * 1e6
@@ -243,6 +253,8 @@ def profile_of(samples: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
     """
     from torch._inductor.fx_passes.profile_guided_estimation import ProfileData
 
+    # PyTorch reads a profile from a file of the profiler's events, which is made here. A number of float32
+    # has 4 bytes.
     events = []
     for collective, samples_by_size in samples.items():
         for size, samples_s in samples_by_size.items():
@@ -255,6 +267,7 @@ def profile_of(samples: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
                 "Collective name": collective,
             }
             events += [
+                # The profiler's durations are in microseconds.
                 {"cat": "kernel", "dur": 1e6 * seconds, "args": arguments}
                 for seconds in samples_s
             ]
@@ -269,9 +282,9 @@ def profile_of(samples: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
 def _profile_rows() -> Iterator[Row]:
     """Yield what a profile estimates for all_reduce.
 
-    The profiles are `SEEN`, one with three samples of 1 MiB, and one that has an all_gather, too. The
-    second one shows which of different samples count. The third one shows what the all_gather changes
-    for a message of more than twice the largest size that was seen.
+    There are three profiles. The first one is `SEEN`. The second one has three samples of 1 MiB, to show
+    which of different samples count. The third one has an all_gather, too, to show what this changes for a
+    message of just twice the largest size that was seen, and for a larger one.
     """
     three_samples = {MIB: (900e-6, 100e-6, 100e-6)}
     with_all_gather = {
@@ -286,6 +299,7 @@ def _profile_rows() -> Iterator[Row]:
     for what, (samples, sizes) in cases.items():
         profile = profile_of(samples)
         for size in sizes:
+            # Takes the ranks, and the number of elements, which have 4 bytes each.
             message_ms, _ = profile.lookup_collective(
                 "all_reduce", (0, 1), size // 4, "Float"
             )
@@ -293,7 +307,11 @@ def _profile_rows() -> Iterator[Row]:
 
 
 def _roofline_rows() -> Iterator[Row]:
-    """Yield the rate of a product of matrices on an H100, its peaks, and how many of `NAMES` are known."""
+    """Yield what PyTorch's tables of GPUs say.
+
+    The rows are the rate of a product of matrices on an H100, the H100's peak rates, and how many of `NAMES`
+    are known.
+    """
     from torch._inductor.analysis import device_info
     from torch.utils import _runtime_estimation as model
 
@@ -308,6 +326,7 @@ def _roofline_rows() -> Iterator[Row]:
             "bf16": device_info.datasheet_tops(torch.bfloat16) or 0,
             "fp32": device_info.datasheet_tops(torch.float32) or 0,
         }
+    # The rate does not depend on ranks and bytes, which are 0.
     for what, rate in tera_flops_per_s.items():
         yield "roofline", "flops_per_s", what, "H100", 0, 0, 1e12 * rate
     is_known = [device_info.lookup_device_info(name) is not None for name in NAMES]

@@ -84,13 +84,14 @@ def text(requirement: str, parse: Check) -> Check:
 
 
 def one_of(names: Sequence[str]) -> Check:
-    """Return a check for one of these words, of which an empty one is not named in an error."""
-    # The empty word stands for a key that is not given.
+    """Return a check for one of these words."""
+    # An empty word stands for a key that is not given. An error does not list it.
     listed = " or ".join(name for name in names if name)
 
     def check(value: Any) -> Any:
         if value in names:
             return value
+        # The most similar word, if it is similar enough to be meant.
         similar = difflib.get_close_matches(str(value), names, n=1, cutoff=0.75)
         if similar:
             raise ValueError(f"unknown: did you mean {similar[0]!r}?")
@@ -107,12 +108,14 @@ def budget(value: Any) -> Any:
     try:
         return Budget(**value)
     except TypeError:
+        # The value is no mapping, or has a key that `Budget` does not take.
         keys = ", ".join(signature(Budget).parameters)
         raise ValueError(f"must be a mapping of {keys}") from None
 
 
 def _checked(value: Any, check: Check | Many) -> Any:
     """Return the meaning of a value. Raises UserError that names a wrong value."""
+    # A key of many values takes a single value as well.
     if isinstance(check, Many):
         values = value if isinstance(value, (list, tuple)) else [value]
         if not values:
@@ -147,6 +150,7 @@ def sizes(value: Any) -> tuple[int, ...]:
         raise ValueError(
             "must be at least a byte, and rise from the first size to the last"
         )
+    # A single size is a range that ends where it begins.
     doubled = []
     size = low
     while size <= high:
@@ -339,17 +343,18 @@ def read(
     attributes = signature(Suite).parameters
     of_suite = {key: value for key, value in given.items() if key in attributes}
     of_points = {key: value for key, value in given.items() if key not in attributes}
-    # Of a key that no point can have, the error names the file and not the first point.
+    # A key that no point can have is refused here, so that the error names the file and not the first point.
     known = {*attributes, *KEYS, "measure"}
     for key in of_points:
         if key not in known:
             raise UserError(f"{file}: {key}: unknown key: {_advice_on_key(key, known)}")
-    # Of a wrong value at the top, the error names the file and not the first point, too.
+    # The values of the other keys are checked here for the same reason. Keys of `KEYS` have a check.
     for key, value in of_points.items():
         if key in KEYS:
             _checked_key(value, key, str(file))
-    # The first attribute is the file itself.
+    # The first attribute is the file itself, which is no key.
     arguments = read_keys(of_suite, Suite, str(file), skip=1)
+    # A point's own keys come last, so that they replace those of the file.
     arguments["points"] = [
         {**of_points, **described} for described in arguments["points"]
     ]
@@ -492,8 +497,8 @@ def points(
 def _ordered(listed: Sequence[Point]) -> PointList:
     """Return the points in the order of a session, with those of drift first and last.
 
-    A point of drift names its moment, "start" or "end", at the end of its name. A point that is listed
-    twice is measured once.
+    A point of drift is measured again at the end of a session, to show whether the machine became slower. Its
+    name ends with its moment, "start" or "end". A point that is listed twice is measured once.
     """
     body: dict[object, Point] = {}
     drifts: dict[str, list[Point]] = {}
@@ -521,6 +526,7 @@ def _points_and_grids(
     grids: list[Grid] = []
     for where, part, make, arguments, in_lab in wanted:
         try:
+            # The points of a campaign are made later, of all its grids at once.
             if make is Grid:
                 grids.append(Grid(**arguments))
                 continue
@@ -544,8 +550,9 @@ def with_predictions(points: Sequence[Point], out: Path, predict: bool) -> list[
     out : Path
         The directory of the session.
     predict : bool
-        Whether the points that ask for predictions are left out.
+        Whether the points that ask for predictions are left out after they are predicted.
     """
+    # These need torch, whose import takes seconds.
     from workbook.record.needs import PREDICTED
     from workbook.record.trained import predicted_trainings
 
@@ -592,6 +599,7 @@ def _wanted(
         else:
             is_wanted = part == part_of_point
         if networks:
+            # A point that does not name its ranks has one rank.
             is_wanted = is_wanted and arguments.get("ranks", [1]) == [1]
             arguments["networks"] = [_checked(name, network_of) for name in networks]
         if is_wanted and point.device in ("", device):

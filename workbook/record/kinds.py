@@ -41,14 +41,14 @@ The function takes a `Here` and the keys of a file as its arguments.
 
 
 def kind(part: str, needed: Needs[Any]) -> Callable[[Any], Any]:
-    """Return a decorator that registers a function as the kind of its name.
+    """Return a decorator that registers a function in `KINDS`, by its own name as the name of the kind.
 
     Parameters
     ----------
     part : str
-        The part that its points belong to.
+        The part of a suite to which the points of this kind belong.
     needed : Needs
-        What its points need. Those that this machine cannot measure are unavailable.
+        What these points need. A point that this machine cannot measure is offered as unavailable.
     """
 
     def register(make: Callable[..., Iterator[Point]]) -> Any:
@@ -74,10 +74,10 @@ for _part, _make in (
 
 @kind("drift", needs.DRIFT)
 def drift(here: Here, moment: str, side: int, size: Sequence[int]) -> Iterator[Point]:
-    """Yield what a session measures before all other points, or after them: moments start and end.
+    """Yield the point of a session's drift, which is measured before all other points or after them.
 
-    It is a product of matrices with ``side`` rows, and a copy of ``size`` bytes. A size in a file is read
-    as a sequence, here of one number.
+    The ``moment`` is then "start" or "end". The point times a product of matrices with ``side`` rows, and a
+    copy of ``size`` bytes. A size in a file is read as a sequence, here of one number.
     """
     measure = partial(speed.measure_drift, moment, here.device, side, *size)
     name = f"s{here.session}-{moment}"
@@ -143,7 +143,10 @@ def kernels_beside_messages(
 def training_beside_messages(
     here: Here, networks: Networks, budget: Budget, brief: bool = False
 ) -> Iterator[Point]:
-    """Yield training of each network next to the stand-in, which sends the gradients."""
+    """Yield training of each network next to the stand-in, a kernel that sends the gradients as NCCL would.
+
+    With ``brief``, few settings are compared.
+    """
     compared = sharing_training.sharing_settings(brief)
     for name, batch in networks:
         measure = partial(
@@ -152,6 +155,7 @@ def training_beside_messages(
         # In a round there is an iteration by each setting, and one that sends nothing.
         n_settings = 1 + len(compared)
         estimate_s = needs.TRAINING_BESIDE.seconds(budget, name, batch, n_settings)
+        # A network may need a package of its own. The decorator knows no network, so that it is asked here.
         point = Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
         yield needs.TRAINING_BESIDE.offer(point, here.on_gpu, network=name)
 
@@ -191,7 +195,8 @@ def sparse_convergences(
 ) -> Iterator[Point]:
     """Yield sparsified training to convergence (omgs Fig 3), seed by seed.
 
-    Each runs on one core of the processor. ``epochs`` above 0 replace each network's own.
+    Each training runs on one core of the processor. ``epochs`` above 0 replace the number of epochs of each
+    network's own recipe.
     """
     for seed, name in product(seeds, convergence.TASKS):
         _, own_recipe = convergence.TASKS[name]
@@ -204,6 +209,7 @@ def sparse_convergences(
         for method in convergence.plans(name):
             yield Point(
                 "convergence",
+                # Methods that have the same plan are joined by "+", in place of which the name has "-".
                 f"{name}-{method.replace('+', '-')}-e{recipe.epochs}-s{seed}",
                 partial(convergence.train_sparse, name, method, seed, recipe),
                 estimate_s=needs.SPARSE_CONVERGENCES.seconds(recipe.epochs),
@@ -226,8 +232,8 @@ def trainings(
 ) -> Iterator[Point]:
     """Yield training on several ranks, under the plans.
 
-    Training by DDP's own rule outside a lab needs no other table. All other training follows
-    the layers and messages that were measured in its place: they make its plans.
+    Training by DDP's own rule outside a lab needs no other table. The plans of all other training
+    are made from the layers and messages that were measured in the same place.
 
     Parameters
     ----------
@@ -236,7 +242,7 @@ def trainings(
     plans : sequence of str, optional
         Names of plans. By default the only one is DDP's own rule.
     predict : bool, optional
-        Whether models predict all cases of such points before the first of them is measured.
+        Whether models predict all cases of these points before the first of them is measured.
 
     Yields
     ------
@@ -351,7 +357,7 @@ def _replayed(
     with members.place() as place:
         for name, batch in networks:
             profile = store.read_profile(recorded(out, "layers", f"{name}-b{batch}-r1"))
-            # Of plans with the same groups, the last one is replayed.
+            # By the ends of the groups. Of plans with the same groups, the last one is replayed.
             distinct = {}
             for spec in plans:
                 case = replay.plan_case(profile, spec, cost, place)

@@ -104,8 +104,10 @@ def selections_s(budget: Budget, device: str, elements: int, densities: int) -> 
     densities : int
         How many shares of the elements are selected, one after the other.
     """
+    # A GPU is expected to spend the whole budget of each density.
     if device == "cuda":
         return densities * budget.max_s
+    # On a processor, the time grows with the elements, whatever the densities are.
     return SELECTION_S + ELEMENT_S * elements
 
 
@@ -129,7 +131,7 @@ def training_beside_s(budget: Budget, network: str, batch: int, settings: int) -
         How many settings are compared, of which each round has an iteration.
     """
     iteration_s = batch * IMAGE_S.get(network, IMAGE_S["resnet50"])
-    # The budget counts from the end of the warm-up, which `WARMTH` adds.
+    # The budget counts from the end of the warm-up. The factor `WARMTH` adds the warm-up to it.
     budget_s = WARMTH * budget.max_s
     # The fewest rounds are measured even where they exceed the budget. They follow the rounds of the
     # warm-up.
@@ -169,7 +171,9 @@ def campaign_s(iterations: int, message_s: float) -> float:
     """
     if not iterations:
         return 0.0
-    return LAB_LAUNCH_S + iterations * (AROUND_S + 2 * message_s)
+    # Computing and sending, one after the other.
+    iteration_s = 2 * message_s
+    return LAB_LAUNCH_S + iterations * (AROUND_S + iteration_s)
 
 
 def calibration_s(samples_s: Sequence[float], max_s: float) -> float:
@@ -182,7 +186,7 @@ def calibration_s(samples_s: Sequence[float], max_s: float) -> float:
     max_s : float
         The budget of each size.
     """
-    # The warm-up and two repeats, three samples, are measured even where they exceed the budget.
+    # One warm-up and two repeats are measured even where they exceed the budget. They are three samples.
     sizes_s = [max(3 * sample_s, max_s) for sample_s in samples_s]
     return LAB_LAUNCH_S + sum(sizes_s)
 
@@ -303,12 +307,13 @@ NEEDS: dict[str, Needs[Any]] = {
 
 
 def table() -> str:
-    """Return the table in Markdown."""
+    """Return the table of all kinds of points and their needs in Markdown, as docs/INSTALL.md shows it."""
     lines = [
         "| what is measured | on | ranks | lab | also needs | memory for | expected duration |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in NEEDS.items():
+        # The names of the packages, by the modules that are imported.
         also = [*(row.packages or {}).values()]
         if row.needs_network:
             also.append("torchvision, for its networks")

@@ -53,6 +53,7 @@ def preflight(device: str) -> int:
     if device == "cuda" and not machine.describe()["gpus"]:
         raise UserError("no GPU here: nothing can be checked: use --device cpu")
     start_s = time.monotonic()
+    # The checks leave no tables. Only their outcomes are read.
     with TemporaryDirectory() as out:
         # A check finds out whether others use the GPU, so the session shall start in spite of them.
         run_session(
@@ -70,7 +71,10 @@ def preflight(device: str) -> int:
 
 
 def checks(*, out: Path, session: int, device: str) -> PointList:
-    """Return each check of the device as a point. No check counts as done already."""
+    """Return each check of the device as a point of a session. No check counts as done already.
+
+    Every function that makes a session's points takes ``out`` and ``session``, which are not used here.
+    """
     named = dict(CHECKS)
     if device == "cuda":
         named |= GPU_CHECKS
@@ -95,7 +99,11 @@ def _run_check(name: str, check: Check, device: str) -> Tables:
 
 
 def environment(device: str) -> str:
-    """Return which commit runs. Raises UserError if a recording would be wrong or ranks could not talk."""
+    """Return which commit runs, and that ranks can talk.
+
+    Raises an error if an environment variable changes what is measured, if the commit is unknown, or if ranks
+    could not talk.
+    """
     harmful = [name for name in HARMFUL if os.environ.get(name)]
     # These values hide all GPUs. Without the variable, all are seen.
     if device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
@@ -122,7 +130,11 @@ def packages(device: str) -> str:
 
 
 def nvidia_smi(device: str) -> str:
-    """Return the state of the GPU. Raises UserError if others use it, or if nvidia-smi does not answer."""
+    """Return the load, the used memory and the mode of the first GPU, as nvidia-smi tells them.
+
+    Raises UserError if others use a GPU, or if nvidia-smi does not answer. The device is not used, as this
+    check is of GPUs only. Every `Check` takes it.
+    """
     fields = ("utilization.gpu", "memory.used", "persistence_mode")
     gpus = machine.cells(machine.ask_gpus(fields))
     if not gpus:
@@ -143,8 +155,8 @@ PRODUCT_SIZE = 2048
 def stand_in(device: str) -> str:
     """Return the compiled size of the stand-in, and its overlap with a product of matrices.
 
-    The stand-in is a kernel that loads the GPU as NCCL's communication kernel does. Points of contention and
-    of sharing need the two to run at the same time.
+    The stand-in is a kernel that loads the GPU as NCCL's communication kernel does. The measurements of
+    contention and of sharing need it to run at the same time as other kernels.
 
     Parameters
     ----------
@@ -180,7 +192,7 @@ def stand_in(device: str) -> str:
     # The first try loads the kernel, which takes turns with the product.
     for _ in range(neighbour.chances):
         _, read = neighbour.beside(footprint, multiply)
-        # The traffic can be read once the product has ended.
+        # What the stand-in sent can be read once the product has ended.
         torch.cuda.synchronize()
         overlap = read().overlap_share
         if overlap > OVERLAP:

@@ -39,7 +39,10 @@ class LoopSettings:
 
 @job(LoopSettings, "timeline")
 def loop_job(me: Rank, settings: LoopSettings) -> Iterator[Tables]:
-    """Run the loop on this rank, and yield a span for each gradient, which ends when it is ready."""
+    """Run the loop on this rank, and yield a span for each gradient of all ranks.
+
+    A span ends when the gradient is ready. Every rank yields the same table.
+    """
     # Defines the loop, and the functions that it calls, in a namespace of their own.
     namespace: dict[str, Any] = {}
     exec(settings.source, namespace)
@@ -54,7 +57,8 @@ def _spans(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row of table ``timeline`` for each gradient.
 
-    A span begins when the gradient before it was ready. The first span of a rank has no length.
+    A span begins when the gradient before it was ready. The first span of a rank has no length, because a
+    loop does not tell when its backward pass began.
 
     Parameters
     ----------
@@ -120,6 +124,7 @@ def watch(
         timeout_s=TIMEOUT_S,
     )
     spans = tables["timeline"]
+    # The first span of a rank has no length, and lies where the first gradient was ready.
     first_s = spans.groupby("rank")["start_s"].transform("first")
     return pd.DataFrame(
         {

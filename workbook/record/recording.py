@@ -97,6 +97,7 @@ def record(
         networks=networks,
         predict=predict,
     )
+    # Tables of the suite full may stand for those of quick, but not the other way round.
     is_full = listed.file == read("full").file
     if is_full:
         _refuse_short_tables(out)
@@ -116,6 +117,7 @@ def record(
         ignore_load=ignore_load,
         remark=LONG if is_full else "",
         strict=listed.strict,
+        # Only recorded tables are put into one file for each schema.
         pack_tables=out.resolve().is_relative_to(places.RECORDED.resolve()),
     )
 
@@ -123,8 +125,8 @@ def record(
 def _checked_device(suite: Suite, device: str) -> str:
     """Return the device of a suite, which may be left open as "".
 
-    The device of a suite whose points run in processes of their own is decided here. For other suites,
-    torch decides later. Raises UserError if a GPU is asked for and there is none.
+    If the points of the suite run in processes of their own (``isolate``), an open device is decided here.
+    For other suites, torch decides later. Raises UserError if a GPU is asked for and there is none.
     """
     has_gpus = bool(machine.describe()["gpus"])
     if suite.isolate:
@@ -149,6 +151,7 @@ def _default_out(suite: Suite, device: str) -> Path:
 
     A recording is named after the GPU, or after the processor with the ending "-suite".
     """
+    # Campaigns are recorded by default.
     if suite.is_campaign and not suite.out:
         return places.recorded_dir() / suite.folder
     if device == "cuda":
@@ -157,5 +160,6 @@ def _default_out(suite: Suite, device: str) -> Path:
         name = f"{machine.name('cpu')}-suite"
     if suite.out == "recorded":
         return places.recorded_dir(name)
+    # All other suites are measured into the folder of builds, which is not recorded.
     directory = places.BUILD / (suite.out or "measured")
     return directory / name if suite.isolate else directory

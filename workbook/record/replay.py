@@ -82,8 +82,8 @@ def plan_case(
 ) -> PlannedCase:
     """Return the case of a profile under a plan.
 
-    Compute is dilated so that an iteration computes as long as one message with all gradients takes. This
-    is where a model of their overlap has most to lose.
+    Compute is dilated so that an iteration computes as long as one message with all gradients takes. Where
+    compute and messages take equally long, an error of a model of their overlap shows most.
 
     Parameters
     ----------
@@ -116,6 +116,7 @@ def plan_case(
         network=profile.network,
         device=profile.device,
         batch=profile.batch,
+        # 0 stands for an unknown number of workers.
         workers=cost.workers or 0,
         link=place.name,
         link_bits_per_s=place.link_bits_per_s,
@@ -257,7 +258,8 @@ class Script:
         # An all-gather, by which sparse gradients are sent, brings a rank the bytes of all ranks.
         copies = case.workers if self.kept else 1
         bytes_s = sum(self.sent_bytes) * s_per_byte * copies
-        # A ring has about 2 N steps. A step asks first, so that it takes a round trip, which is two ways.
+        # A ring of N workers has about 2 N steps. In a step, a rank asks for data before it gets them. This
+        # takes a round trip, which is twice the delay of one way.
         steps = 2 * case.workers * len(self.bytes)
         delays_s = steps * 2 * one_way_delay_s(case.link)
         messages_s = bytes_s + delays_s
@@ -372,7 +374,8 @@ def replay(
             for repeat, number in product(range(rounds), range(len(cases)))
             if (cases[number].case.key, repeat) not in played
         ]
-        # A limit that only a replay which hangs exceeds, with a minute for the ranks to start.
+        # The ranks have a minute to start, and then three times the expected time of all tries, which only a
+        # replay that hangs exceeds.
         timeout_s = 60 + 3 * tries * rounds * round_s
         launch(
             replay_job,
@@ -391,7 +394,10 @@ def replay(
 
 @job(ReplaySettings)
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
-    """Play all turns on this rank. Rank 0 appends them to a file, which a kill leaves usable."""
+    """Play all turns, pairs of a repeat and a script, on this rank. No tables are returned.
+
+    Rank 0 appends each iteration to a file, which a kill leaves usable.
+    """
     retries = Retries(len(settings.turns) // TURNS_PER_RETRY)
     pending = deque(
         (repeat, settings.scripts[number], settings.tries)
@@ -423,8 +429,8 @@ class _Messages:
         self._script = script
         self._ranks = me.world_size
         self._works: list[dist.Work] = []
-        # Each rank sends its number, counted from 1, so that sums and gathered parts can be checked. Sums
-        # take the place of what was sent.
+        # Each rank sends its number, counted from 1, so that sums and gathered parts can be checked. An
+        # all-reduce writes the sum over what was sent, so that dense messages need no other memory.
         own_value = me.rank + 1.0
         self._dense: list[torch.Tensor] = []
         self._sparse: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
@@ -476,9 +482,12 @@ class _Messages:
         return waited_s, np.minimum(self._complete_s, waited_s)
 
     def check(self) -> None:
-        """Raise RuntimeError unless every sum is right and every gathered element is in its place."""
+        """Raise RuntimeError unless every sum is right and every gathered element is in its place.
+
+        A case has either dense or sparse messages.
+        """
         n = self._ranks
-        # Rank r has sent the number r + 1.
+        # Rank r has sent the number r + 1, so that the sum is 1 + 2 + ... + n. Floats hold it exactly.
         expected_sum = n * (n + 1) / 2
         is_right = [bool((sums == expected_sum).all()) for sums in self._dense]
         # A row for each sending rank.
@@ -503,10 +512,12 @@ class _Messages:
 def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
     """Play one iteration, which all ranks start at once.
 
+    Raises RuntimeError if what the ranks received is not what was sent, as `_Messages.check` finds it.
+
     Returns
     -------
     recorded_s : ndarray, shape (4 G + 3,)
-        The times of this rank, as in `make_timeline`.
+        The times of this rank, as in `make_timeline`, with G groups of gradients.
     usage : Usage
         How all ranks used the cores. Cores count as busy only from the first message to the last, because
         ranks mostly sleep over a whole iteration.
@@ -519,6 +530,7 @@ def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
     start_s = float(arrived_s[0]) + HEAD_START_S
     recorded_s, sending = _play(script, messages, start_s)
     usage = peers.usage_of_all(replace(watch.usage(), busy=sending.busy))
+    # Whether sums and gathered elements are right is checked after the iteration, to cost no time in it.
     messages.check()
     return recorded_s, usage
 
@@ -526,10 +538,19 @@ def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
 def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, Usage]:
     """Wait out the compute of a script and post its messages.
 
+    Parameters
+    ----------
+    script : Script
+        The script of this rank.
+    messages : _Messages
+        Its messages.
+    start_s : float
+        The clock's seconds at the common start of all ranks.
+
     Returns
     -------
     recorded_s : ndarray, shape (4 G + 3,)
-        Seconds since ``start_s``, as in `make_timeline`.
+        Seconds since ``start_s``, as in `make_timeline`, with G groups of gradients.
     sending : Usage
         How cores were used from the first message to the last.
     """
@@ -543,12 +564,13 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
     for group, planned_s in enumerate(script.ready_s):
         ready_s = start_s + planned_s + selecting_s
         awake_s[group] = sleep_until(ready_s)
+        # Without selection, a rank has selected when it wakes up.
         selected_s[group] = awake_s[group]
         if script.selection_s:
             selecting_s += script.selection_s[group]
             selected_s[group] = sleep_until(ready_s + script.selection_s[group])
         if group == 0:
-            # Cores count as busy from here on, as `_iterate` describes it.
+            # The use of the cores counts from the first message on. Before, ranks mostly sleep.
             times_before = processor_times()
         posted_s[group] = messages.post(group)
     waited_s, complete_s = messages.wait()
@@ -566,8 +588,9 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
 def make_timeline(script: Script, ranks_s: Floats) -> Timeline:
     """Return the spans of all ranks, in seconds from the common start.
 
-    A collective begins right before it is posted, or when the collective before it ends if that is later.
-    The ``bytes`` of a collective are those that a rank sends.
+    A span is a part of an iteration, such as the backward pass of a group. A collective begins right before
+    it is posted, or when the collective before it ends if that is later. The ``bytes`` of a collective are
+    those that a rank sends.
 
     Parameters
     ----------
@@ -592,7 +615,7 @@ def _spans(script: Script, recorded_s: Floats) -> Iterable[dict[str, Any]]:
     groups_s = recorded_s[:-3].reshape(4, -1).T.tolist()
     yield _span("forward", -1, 0.0, forward_end_s)
     backward_begin_s = forward_end_s
-    # When the collective before ended.
+    # When the collective before ended. Before the first one, the link is free from the start.
     link_free_s = 0.0
     for group, n_bytes in enumerate(script.bytes):
         awake_s, selected_s, posted_s, complete_s = groups_s[group]
@@ -621,14 +644,17 @@ def _span(
     stream: str = "compute",
     n_bytes: int = 0,
 ) -> dict[str, Any]:
-    """Return a row of table ``timeline``. The group is -1 where a span belongs to no group."""
+    """Return a row of table ``timeline``, without the columns of the rank and the case.
+
+    The group is -1 where a span belongs to no group. Bytes are 0 where it has none.
+    """
     return {
         "task": kind if group < 0 else f"{kind} {group}",
         "kind": kind,
         "stream": stream,
         "group": group,
         "start_s": start_s,
-        # A group may have been noted as complete before the rank went on.
+        # No span has a negative length.
         "end_s": max(start_s, end_s),
         "bytes": n_bytes,
     }
@@ -655,6 +681,7 @@ def append_iteration(
     usage : Usage
         How all ranks used the cores.
     """
+    # An iteration ends with the update of its slowest rank.
     iteration_s = float(ranks_s[:, -1].max())
     # The last rank is the straggler, if there is one.
     last_rank = len(ranks_s) - 1
@@ -675,18 +702,20 @@ def append_iteration(
         "disturbed": usage.disturbed,
     }
     spans = []
+    # Table ``timeline`` has the spans of the first round only.
     if repeat == 0:
         spans = make_timeline(script, ranks_s).to_frame().to_dict("records")
     append_text(out / ITERATIONS, json.dumps([row, spans]) + "\n")
 
 
 def keep_complete(out: Path) -> list[tuple[str, int]]:
-    """Return the key of the case and the repeat of each iteration in ``out``.
+    """Remove an incomplete last line, which a kill leaves, from the file of iterations in ``out``.
 
-    Half a line, which a kill leaves at the end, is removed from the file.
+    Returns the key of the case and the repeat of each iteration that the file holds.
     """
-    text = _complete(out)
+    text = _whole_lines(out)
     (out / ITERATIONS).write_text(text)
+    # Each line holds the row of an iteration and its spans.
     rows = [row for row, _ in map(json.loads, text.splitlines())]
     return [(row["case"], row["repeat"]) for row in rows]
 
@@ -699,7 +728,8 @@ def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
     columns_by_key = {case.key: asdict(case) for case in cases}
     runs = []
     timeline = []
-    for row, spans in map(json.loads, _complete(out).splitlines()):
+    # Each line holds the row of an iteration and its spans.
+    for row, spans in map(json.loads, _whole_lines(out).splitlines()):
         # The file may hold iterations of other cases, which an interrupted replay has left.
         if row["case"] not in columns_by_key:
             continue
@@ -712,7 +742,7 @@ def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
     return Replayed(pd.DataFrame(runs), pd.DataFrame(timeline, columns=columns))
 
 
-def _complete(out: Path) -> str:
+def _whole_lines(out: Path) -> str:
     """Return the whole lines of the file in ``out``, without half a line that a kill has left."""
     path = out / ITERATIONS
     text = path.read_text() if path.exists() else ""

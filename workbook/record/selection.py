@@ -51,13 +51,15 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
         If an element is NaN and NaN is looked for.
     """
     d = magnitudes.numel()
-    # Where many elements are selected, groups are small, and the best of them hold a large part of all.
+    # With few elements, torch.topk alone is as fast. Where many elements are selected, groups are small, and
+    # the best of them hold a large part of all elements.
     if d < SMALL or k > d // 32:
         return _topk(magnitudes, k, refuse_nan)
-    # With groups of sqrt(d / k) elements there are as many groups, d / size, as elements remain, k x size.
-    # The size is rounded to a power of two.
+    # With groups of sqrt(d / k) elements, as many groups are compared, d / size, as elements remain in the k
+    # best groups, k x size. The size is rounded to a power of two.
     group_size = min(GROUP, 2 ** round(np.log2(d / k) / 2))
     n_groups = d // group_size
+    # The elements that do not fill a last group are left over. All of them remain.
     grouped = magnitudes[: n_groups * group_size].view(n_groups, group_size)
     left_over = magnitudes[n_groups * group_size :]
     # The maximum of a group with NaN is NaN, so that its group is among the best.
@@ -131,13 +133,13 @@ def _selection_frames(
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of `measure_selection` for each density."""
     with compute_on(f"selecting from {elements} elements on {device}", device) as place:
-        # Small tensors are selected from in turn, so that a sample is long enough to be timed.
+        # A sample selects from several tensors in turn if they are small, to be long enough to be timed.
         n_tensors = max(1, min(MOST_IN_A_ROW, AT_ONCE // elements))
         random = torch.Generator(place).manual_seed(0)
         magnitudes = torch.randn(n_tensors, elements, generator=random, device=place)
         # The absolute values take the place of the numbers.
         magnitudes.abs_()
-        # Adding up as many numbers as the caches hold drives everything else out of them.
+        # Adding up as many numbers, of 4 bytes each, as the caches hold drives everything else out of them.
         cache_filler = torch.ones(clock.FLUSH_BYTES[place.type] // 4, device=place)
         flush = cache_filler.sum
         for density in densities:
@@ -157,6 +159,7 @@ def _selection_frames(
                 "device": place.type,
                 "dtype": "float32",
                 "elements": elements,
+                # On a GPU the threads of the processor do not count.
                 "threads": torch.get_num_threads() if place.type == "cpu" else 0,
                 "density": density,
                 "distribution": "normal",
@@ -175,9 +178,10 @@ def _select_from_each(
 def cases(
     device: str, brief: bool
 ) -> Iterator[tuple[str, Callable[[], pd.DataFrame], float]]:
-    """Yield the name, the measurement and the estimated seconds of each size, smallest first.
+    """Yield the name, the measurement and the estimated seconds of each size of tensors, smallest first.
 
-    With ``brief``, few sizes and densities are measured for a short time.
+    A measurement returns table ``selection``. With ``brief``, few sizes and densities are measured for a
+    short time.
     """
     if brief:
         sizes: Sequence[int] = (1_000, 8 * SMALL)
@@ -186,7 +190,7 @@ def cases(
     else:
         sizes = ELEMENTS
         densities = DENSITIES
-        # Kernels of a GPU take milliseconds, so that a well-known median costs little there.
+        # Kernels of a GPU take milliseconds, so that many repeats cost little there.
         on_gpu = Budget(warmup=1, min_repeats=10, max_repeats=40, max_s=1.0)
         on_cpu = Budget(warmup=1, min_repeats=6, max_repeats=15, max_s=5.0)
         budget = on_gpu if device == "cuda" else on_cpu
@@ -235,7 +239,7 @@ class Group:
         Raises UserError if a gradient is not finite.
         """
         for name, parameter, part in self.parts(self.residual):
-            # The part is a view, so that this changes the residual.
+            # The part is a view, so that this changes the residual. An unused tensor has no gradient.
             if parameter.grad is not None:
                 part.add_(parameter.grad)
             if not bool(part.isfinite().all()):
@@ -290,13 +294,15 @@ class PlayedExchange:
     @torch.no_grad()
     def finish(self) -> None:
         """Make each gradient the mean of what all ranks have sent, added up in the order of ranks."""
-        # The same group of each rank.
+        # The groups of the ranks that belong together, which have the same tensors.
         for group_of_ranks in zip(*self.ranks, strict=True):
+            # The ranks share the parameters, so that those of any rank do.
             first = group_of_ranks[0]
             total = torch.zeros_like(first.residual)
             for group in group_of_ranks:
                 total.index_add_(0, group.positions, group.values)
             for _, parameter, part in first.parts(total / len(group_of_ranks)):
+                # The part is a view of the whole group. The clone gives the gradient memory of its own.
                 parameter.grad = part.clone()
 
 

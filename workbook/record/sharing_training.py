@@ -70,8 +70,13 @@ GRID = ((1, 64), (1, 512), (2, 256), (4, 64), (4, 512), (16, 512))
 def sharing_settings(brief: bool) -> list[Setting]:
     """Return the settings to compare.
 
-    They are equal footprints, then the largest footprint for the last message alone, and 8 ranks. With
-    ``brief``, there are few equal footprints.
+    First all messages have the same footprint. Then the last message alone has the largest footprint, and
+    all others have the smallest one. At last the all-reduce of 8 ranks is emulated.
+
+    Parameters
+    ----------
+    brief : bool
+        Whether only the smallest footprint is compared as that of all messages.
     """
     settings = []
     for rate in RATES:
@@ -149,7 +154,7 @@ class Run:
             footprint.blocks * stand_in.chunk_bytes(footprint.threads)
             for footprint in self.footprints
         ]
-        # One rank alone sends nothing: 0 bytes.
+        # The bytes that a rank sends of each bucket. With one rank alone they are 0.
         all_reduce = COLLECTIVES["all_reduce"]
         wire_bytes = [all_reduce.wire_bytes(setting.ranks, size) for size in sizes]
         self.chunks = chunks_of_messages(wire_bytes, round_bytes)
@@ -173,7 +178,8 @@ class Run:
                 f"{expected_chunks.sum()} chunks in the time that a message may take; "
                 "ask for a higher rate"
             )
-        # The GPU's timer may see no time at all, by which bytes could not be divided.
+        # The messages follow one another. The GPU's timer may see no time at all, by which bytes could not be
+        # divided.
         communication_s = max(TICK_S, sum(messages_s))
         _, _, backward_end_s, waited_s, _ = self.marks.seconds().tolist()
         exposed_s = waited_s - backward_end_s
@@ -182,6 +188,7 @@ class Run:
             "bytes_per_s": self.n_bytes / communication_s,
             "communication_s": communication_s,
             "exposed_communication_s": exposed_s,
+            # Waiting may take longer than the messages. Then nothing of them was hidden.
             "overlap_share": max(0.0, 1 - exposed_s / communication_s),
         }
 
@@ -204,11 +211,12 @@ class SendingTraining:
         self.stand_in = stand_in
         # One iteration shows the order in which gradients become ready.
         ready: list[str] = []
+        # Nothing is done when a layer starts.
         with training.watched(lambda _: None, ready.append):
             training.iterate()
         parameters = dict(training.model.named_parameters())
         n_bytes = [parameters[tensor].nbytes for tensor in ready]
-        # The rule of DDP depends on sizes alone, so that times of 0 do.
+        # The rule by which DDP makes buckets depends on sizes alone, so that all times may be 0.
         workload = Workload.from_arrays(0, [0] * len(ready), n_bytes)
         plan = ddp(workload)
         self.sizes: list[int] = plan.group_bytes(workload).tolist()
@@ -240,7 +248,11 @@ class SendingTraining:
         return self._run
 
     def _ready(self, tensor: str) -> None:
-        """Send, in the order of the buckets, all that are complete now that this gradient is ready."""
+        """Count a gradient as ready, and send all buckets that can now be sent.
+
+        Buckets are sent in their order. One that is complete waits for those before it.
+        """
+        # How many gradients of its bucket are not ready yet.
         self._missing[self._bucket[tensor]] -= 1
         while self._next < len(self._missing) and self._missing[self._next] == 0:
             self.stand_in.send(
@@ -261,8 +273,8 @@ def measure_sharing(
 ) -> pd.DataFrame:
     """Return table ``sharing`` of one network on a GPU: iterations without messages, and by each setting.
 
-    Column ``seconds`` has the times of iterations by the device's own clock. Of quantity "compute", the
-    messages have no bytes. There are as many, so that the host issues the same calls. Column
+    Column ``seconds`` has the times of iterations by the device's own clock. In rows of quantity "compute",
+    the messages have no bytes. There are as many messages, so that the host issues the same calls. Column
     ``communication_s`` has the time in which messages were under way, and ``exposed_communication_s`` the
     time from the end of the backward pass to the update. ``overlap_share`` is the share of
     ``communication_s`` that is not exposed.
@@ -283,6 +295,15 @@ def measure_sending(
 
     Iterations with a message that was not sent completely are left out, and so are settings under which
     the host needs most of an iteration to issue it, because their times are those of the host.
+
+    Parameters
+    ----------
+    sending : SendingTraining
+        The training.
+    compared : sequence of Setting
+        The settings. They are compared with `EMPTY`, whose messages have no bytes.
+    budget : Budget
+        How long to measure all of them.
 
     Raises
     ------
@@ -319,6 +340,7 @@ def measure_sending(
             rows = _sent_rows(sending, setting, runs[setting][-len(seconds) :], seconds)
         frames.append(rows)
     whole = pd.concat(frames, ignore_index=True)
+    # The rows of `EMPTY` are of quantity "compute", and those of all other settings of quantity "iteration".
     if set(whole["quantity"]) == {"compute"}:
         raise UserError("no setting is left of which a message was sent completely")
     return whole
@@ -360,7 +382,20 @@ def _none_sent(setting: Setting, seconds: Floats) -> pd.DataFrame:
 def _sent_rows(
     sending: SendingTraining, setting: Setting, runs: Sequence[Run], seconds: Floats
 ) -> pd.DataFrame:
-    """Return the rows of iterations whose messages were sent completely."""
+    """Return the rows of iterations whose messages were sent completely.
+
+    Parameters
+    ----------
+    sending : SendingTraining
+        The training.
+    setting : Setting
+        How the messages were sent.
+    runs : sequence of Run
+        The iterations, one of each round.
+    seconds : ndarray, shape (rounds,)
+        Their times by the device's own clock.
+    """
+    # The columns that say what the stand-in takes.
     taken = sending.stand_in.columns(setting.footprint)
     columns = {
         **_NONE,
@@ -372,7 +407,8 @@ def _sent_rows(
         "buckets": len(sending.sizes),
     }
     sent = []
-    # The number of a sample is that of its round, by which settings are compared.
+    # A sample has the number of its round, by which settings are compared. The numbers therefore have gaps
+    # where an iteration is left out.
     for number, (run, taken_s) in enumerate(zip(runs, seconds, strict=True)):
         try:
             of_run = run.columns()

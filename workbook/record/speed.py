@@ -55,10 +55,24 @@ def product_s(
 ) -> Floats:
     """Return the seconds of one product of square matrices, shape (repeats,).
 
-    A sample is the mean over several sets of matrices, which together leave the caches.
+    A sample is the mean over several sets of matrices, which together exceed the caches if the side is large.
+
+    Parameters
+    ----------
+    device : torch.device
+        The device.
+    precision : str
+        "fp32", "tf32" or "bf16".
+    side : int
+        The side of the matrices.
+    budget : Budget
+        How long to measure.
     """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    # Two matrices and their product.
     set_bytes = 3 * side * side * dtype.itemsize
+    # With at least two sets, a product never takes the operands of the product before it. With at most
+    # `MOST_SETS`, small matrices all stay in the caches.
     n_sets = min(MOST_SETS, max(2, math.ceil(CACHE_BYTES / set_bytes)))
     what = f"{n_sets} x 3 matrices of {side} x {side} on {device}"
     with compute_on(what, device, precision):
@@ -88,6 +102,7 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
         The bytes of the copy.
     """
     place = torch.device(device)
+    # A number of float32 has 4 bytes.
     source = torch.randn(copy_bytes // 4, device=place)
     target = torch.empty_like(source)
     product_seconds = product_s(place, "fp32", side, DRIFT_BUDGET)
@@ -136,11 +151,14 @@ def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
     """
     width, height = shape
     random = np.random.default_rng(0)
+    # A few pictures are enough, because each file is read and decoded on its own, even if it repeats another.
     small_pictures, _ = drawn.draw_pictures(min(count, DISTINCT), seed=0)
     pictures = []
     for small in small_pictures:
         # Pillow takes (height, width, colours).
         large = pillow().fromarray(small.transpose(1, 2, 0)).resize(shape)
+        # Enlarged drawings are smoother than photographs. The noise makes JPEG files of them about twice as
+        # large.
         grain = GRAIN * random.standard_normal((height, width, 1), np.float32)
         grainy = np.clip(np.asarray(large) + grain, 0, 255)
         pictures.append(pillow().fromarray(grainy.astype(np.uint8)))
@@ -158,6 +176,7 @@ def decoded(content: bytes, side: int) -> torch.Tensor:
     """Return a JPEG file's picture as numbers about 0 with a deviation of about 1, shape (3, side, side)."""
     picture = pillow().open(io.BytesIO(content)).convert("RGB").resize((side, side))
     numbers = np.asarray(picture).transpose(2, 0, 1).astype(np.float32)
+    # Bytes from 0 to 255 become numbers from -2 to about 2.
     return torch.from_numpy(numbers / 64 - 2)
 
 
@@ -193,6 +212,15 @@ def _input_frames(
     """Yield the rows of decoding files, then those of reading them from the disk.
 
     Raises Unavailable if files cannot be read from the disk.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        The JPEG files of one batch.
+    side : int
+        The side of the decoded pictures.
+    budget : Budget
+        How long to measure decoding, and reading.
     """
     contents = [path.read_bytes() for path in paths]
     n_bytes = sum(map(len, contents))
@@ -209,10 +237,13 @@ def _input_frames(
             decoded(content, side)
 
     seconds = clock.measure(decode_all, budget)
+    # Decoding takes the contents from memory, so that nothing comes from the disk.
     decoding = {"quantity": "decode", "how": "one core", "from_disk": 0.0}
     yield clock.sample_rows({**labels, **decoding}, seconds)
     seconds, disk_bytes = _cold_reads(paths, budget)
     from_disk = disk_bytes / n_bytes
+    # The kernel reads whole blocks, and so at least as many bytes as the files have. With fewer bytes, some
+    # of the files came from its page cache.
     if from_disk.min() < 1:
         raise Unavailable(
             f"no cold reads: {from_disk.min():.0%} of a dropped file came from the disk"
@@ -238,6 +269,7 @@ def _cold_reads(paths: Sequence[Path], budget: Budget) -> tuple[Floats, Floats]:
     disk_bytes: list[float] = []
 
     def read_all() -> None:
+        # The kernel counts what it reads from disks, and not what it takes from its page cache.
         blocks_before = _blocks_read()
         for path in paths:
             path.read_bytes()

@@ -107,7 +107,8 @@ class Traffic:
 
     @property
     def overlap_share(self) -> float:
-        """Return the share of the computation's time in which every block of the kernel ran."""
+        """Return the share of the computation's time in which every block of the communication ran."""
+        # Nothing communicates beside a computation alone.
         if not len(self.begins_s):
             return 0.0
         overlap_begin_s = max(self.opened_s, *self.begins_s)
@@ -139,20 +140,23 @@ class GpuStandIn:
         image = cubin(f"sm_{gpu.major}{gpu.minor}")
         module = c_void_p()
         _driver("cuModuleLoadData", byref(module), c_char_p(image))
-        # Where torch does not tell the most that a block may have, what every block may have.
+        # The most shared memory of a block. Where torch does not tell it, 48 KiB, which every block may have.
         most_bytes = getattr(gpu, "shared_memory_per_block_optin", 48 * KIB)
         self._shared_bytes = min(SHARED_BYTES, most_bytes)
         # GPUs have clusters from Hopper on.
         self._has_clusters = gpu.major >= 9
         self._send = CudaFunction(module, "standin", self._shared_bytes)
         self._gate = CudaFunction(module, "gate")
-        # Whole loads of 16 bytes, which are 4 numbers.
+        # The kernel loads 16 bytes at a time, 4 numbers of float32, so that a buffer has a multiple of these.
         elements = buffer_bytes // 16 * 4
         self.a, self.b, self.c = torch.randn(3, elements, device="cuda")
         self._stream = torch.cuda.Stream()
 
     def columns(self, footprint: Footprint) -> dict[str, Any]:
-        """Return the columns of table ``contention`` that say what the kernel takes."""
+        """Return the columns of table ``contention`` that describe a footprint.
+
+        They say what NCCL is asked for, and what the kernel takes: as many threads as NCCL's kernel would.
+        """
         return {
             "blocks": footprint.blocks,
             "threads": footprint.threads,
@@ -191,7 +195,7 @@ class GpuStandIn:
         chunks_in_buffer = self.c.nbytes // chunk_bytes
         chunk_ns = 0.0
         if footprint.bytes_per_s:
-            # All blocks sum a chunk in this time.
+            # In this time each block sums a chunk. With 0, the rate has no limit.
             chunk_ns = _NS * chunk_bytes * footprint.blocks / footprint.bytes_per_s
         longest_ns = int(LONGEST_S * _NS)
         # In the order of the kernel's parameters.
@@ -207,6 +211,7 @@ class GpuStandIn:
         ]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
+            # Torch must not give the record's memory away before the kernel in this stream has ended.
             record.record_stream(self._stream)
             self._send.launch(
                 footprint.blocks,
@@ -236,7 +241,7 @@ class GpuStandIn:
             blocks = footprint.blocks
             chunk_bytes = self.chunk_bytes(footprint.threads)
             record = self.record(blocks)
-            # The most chunks that fit into 64 bits: the gate ends the kernel.
+            # So many chunks are never sent. The gate ends the kernel before.
             self.send(footprint, 2**63 - 1, record)
         else:
             blocks = 0
@@ -269,12 +274,14 @@ def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
     opened_ns, chunks_before, closed_ns, chunks_after = words[_OPENED:_HEAD]
     # Of all blocks: begins and ends in nanoseconds of the GPU's global timer, and chunks.
     blocks = np.reshape(np.array(words[_HEAD:], dtype=np.int64), (3, -1))
-    # The opening is taken off first, because a double does not hold the timer's nanoseconds.
+    # The opening is subtracted while all are whole numbers, because a double does not hold the timer's many
+    # digits to a nanosecond.
     begins_s, ends_s = (blocks[:2] - opened_ns) / _NS
     return Traffic(
         begins_s,
         ends_s,
         opened_s=0.0,
+        # The timer may see no time at all, by which bytes could not be divided.
         closed_s=max(TICK_S, (closed_ns - opened_ns) / _NS),
         sent_bytes=float((chunks_after - chunks_before) * chunk_bytes),
     )
@@ -344,7 +351,7 @@ class CudaFunction:
         _driver("cuModuleGetFunction", byref(self._function), module, function_name)
         registers = c_int()
         _driver("cuFuncGetAttribute", byref(registers), _REGISTERS, self._function)
-        # Without being allowed more, a block may ask for 48 KiB.
+        # Without this call, a block may have no more than 48 KiB.
         _driver(
             "cuFuncSetAttribute", self._function, _DYNAMIC_SHARED_BYTES, shared_bytes
         )
@@ -370,7 +377,7 @@ class CudaFunction:
         attributes[0].value[:3] = (cluster, 1, 1)
         attributes[1].id = _CLUSTER_POLICY
         attributes[1].value[0] = _SPREAD
-        # Neither attribute applies without clusters, and GPUs before Hopper refuse them.
+        # Without clusters, both attributes mean nothing. GPUs before Hopper would refuse them.
         n_attributes = len(attributes) if cluster > 1 else 0
         configuration = _Launch(
             (blocks, 1, 1),
@@ -382,6 +389,7 @@ class CudaFunction:
         )
         values = [_c_value(argument) for argument in arguments]
         addresses = (c_void_p * len(values))(*map(ctypes.addressof, values))
+        # The last argument would be another way to pass the arguments of the function.
         _driver(
             "cuLaunchKernelEx", byref(configuration), self._function, addresses, None
         )
@@ -452,11 +460,13 @@ def _nvrtc() -> ctypes.CDLL:
     paths = in_wheels(f"*/lib/libnvrtc.so.{version}")
     paths += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")
     for path in paths:
+        # A library that cannot be loaded raises OSError, and the next one is tried.
         with suppress(OSError):
             # NVRTC opens this second library by its name only, so it must be loaded before.
             for builtins in path.parent.glob("libnvrtc-builtins.so*"):
                 ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(str(path))
+    # The loader knows no patterns, so that of any version it looks for the name without a version.
     with suppress(OSError):
         return ctypes.CDLL(f"libnvrtc.so.{version}".removesuffix(".*"))
     raise UserError(

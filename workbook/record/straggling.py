@@ -188,9 +188,10 @@ class Scenario:
     remedy: Remedy | None
 
     def with_remedy(self) -> Scenario:
-        """Return the scenario after its remedy."""
+        """Return the scenario after its remedy, which is unchanged if it has none."""
         if self.remedy is None:
             return self
+        # A remedy changes the links, the size of the buckets, or both.
         return dataclasses.replace(
             self,
             link=self.remedy.link or self.link,
@@ -225,9 +226,11 @@ def _scenario(name: str, fields: Mapping[str, Any]) -> Scenario:
             layer=delay.get("layer"),
         )
         injections.append(injection)
+    # Without this field it is right to name no rank.
     right = None
     if "right" in fields:
         right = Right(rank=fields["right"]["rank"], phase=fields["right"]["phase"])
+    # What the remedy does not name stays as it is.
     remedy = None
     if "remedy" in fields:
         remedy = Remedy(
@@ -298,6 +301,7 @@ def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
     mapping of str to DataFrame
         Nothing. The job leaves traces and no tables.
     """
+    # The ranks share few cores, so that each computes by one thread.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     scenario = settings.scenario
@@ -310,6 +314,7 @@ def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
         process_group=process_group_of_users(me),
     )
     optimizer = SleepingSGD(ddp.parameters(), delays)
+    # The data set yields whole batches, which the loader shall not put together once more.
     loader = DataLoader(Batches(shape, delays), batch_size=None)
     batches = iter(loader)
 
@@ -323,6 +328,7 @@ def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
     trace_iterations(
         iterate, Path(settings.directory), me, iterations=ITERATIONS, warmup=WARMUP
     )
+    # This makes the function a generator, which yields no tables.
     yield from ()
 
 
@@ -356,11 +362,12 @@ class Delays:
         """
         total_s = 0.0
         for delay in self._own:
+            # A delay without a layer belongs to all layers.
             has_layer = delay.layer is None or delay.layer == layer
             if delay.phase == phase and has_layer:
                 total_s += delay.seconds
         if layer is not None:
-            # The jitter is drawn anew for each layer and phase.
+            # Layers also have a jitter, which is drawn anew for each layer and phase.
             total_s += self._random.uniform(0, self._jitter_s)
         if self.iteration % 2 == 0:
             return 0.0
@@ -471,9 +478,10 @@ def record(out: Path, names: Sequence[str] = ()) -> Path:
     Parameters
     ----------
     out : Path
-        The directory. Each scenario has a folder of its name in it, with a file for each
-        rank. If the scenario has a remedy, the folder ``remedy`` in it has the traces
-        with it in place, and ``collectives.csv`` the messages of the idle link.
+        The directory. Each scenario has a folder of its name in it, with a trace for each
+        rank. Two more things lie in the folder of a scenario with a remedy: the folder
+        ``remedy`` with the traces after the remedy, and ``collectives.csv`` with the times
+        of messages on the link while no training uses it.
     names : sequence of str, optional
         The scenarios; all by default.
 
@@ -516,6 +524,7 @@ def record_scenario(name: str, folder: Path, *, with_remedy: bool = False) -> No
     with_remedy : bool, optional
         Whether its remedy is in place.
     """
+    # The ranks write their traces here. Those that are kept are changed before, to name no machine.
     with scratch() as directory:
         settings = StragglingSettings(name, with_remedy, str(directory))
         settings.scenario.members().run(straggling_job, settings, ESTIMATE_S)
@@ -537,7 +546,7 @@ def without_names(trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def truth(out: Path) -> pd.DataFrame:
-    """Return what was injected, and how long iterations took with and without.
+    """Return which delays were injected, and how long iterations took with and without them.
 
     Parameters
     ----------
@@ -560,7 +569,7 @@ def truth(out: Path) -> pd.DataFrame:
 
 
 def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
-    """Return what was injected, and how long iterations took with and without.
+    """Return which delays were injected, and how long iterations took with and without them.
 
     Parameters
     ----------
@@ -618,8 +627,9 @@ def iterations_s(folder: Path) -> tuple[list[float], list[float]]:
     Returns
     -------
     even_s, odd_s : list of float
-        The iterations with even and with odd numbers, without the first iteration, whose
-        beginning no trace shows.
+        The iterations with even numbers, which have no delays, and those with odd numbers,
+        which have them. The first iteration is left out, because no trace shows the end of
+        the iteration before it.
     """
     # The end of an iteration on its last rank, in microseconds, by the iteration's number.
     ends_us: dict[int, float] = {}
@@ -627,6 +637,7 @@ def iterations_s(folder: Path) -> tuple[list[float], list[float]]:
         trace = json.loads(gzip.decompress(path.read_bytes()))
         for event in trace["traceEvents"]:
             _, is_step, number = event["name"].partition("ProfilerStep#")
+            # Of the profiler's events, those of phase "X" have a duration.
             if is_step and event.get("ph") == "X":
                 end_us = event["ts"] + event["dur"]
                 ends_us[int(number)] = max(end_us, ends_us.get(int(number), end_us))
@@ -639,7 +650,17 @@ def iterations_s(folder: Path) -> tuple[list[float], list[float]]:
 
 
 def _record_reference(scenario: Scenario, folder: Path) -> None:
-    """Time all-reduces on the idle link of a scenario, and save their table."""
+    """Time all-reduces on the link of a scenario, and save their table.
+
+    No training uses the link meanwhile.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        The scenario.
+    folder : Path
+        Where the table is written.
+    """
     settings = CollectivesSettings(["all_reduce"], REFERENCE_BYTES, REFERENCE_BUDGET)
     tables = scenario.members().run(collectives_job, settings, ESTIMATE_S)
     store.save_table(

@@ -103,7 +103,7 @@ class Trained:
         }
 
     def cases(self) -> list[Case]:
-        """Return the cases that will be measured if DDP makes the buckets that are asked of it."""
+        """Return a case for each plan, which will be measured if DDP makes the buckets of the plan."""
         # All rows are of one place, and so of one link.
         first = self.collectives.iloc[0]
         return [
@@ -128,8 +128,8 @@ class Trained:
         """Return the rows of table ``predicted`` of all cases, by our model and by each rival model.
 
         The predictions use the collectives, the layers and the samples that were measured in the place
-        before. They also use the slowdown, how much messages and compute slow each other down, if its table
-        is there.
+        before. If there is a table of slowdown, they also use how much messages and compute slow each other
+        down.
         """
         slowdown = None
         slowdown_path = table_path(self.out, "slowdown", self.key)
@@ -178,6 +178,7 @@ def predicted_trainings(
     """
     for name, _ in asked:
         path = table_path(out, "runs", name)
+        # A table of runs shows that the training was measured already.
         if store.has_table(path):
             raise UserError(f"a prediction comes before its runs: {path} is there")
     return pd.concat([trained.predicted() for _, trained in asked], ignore_index=True)

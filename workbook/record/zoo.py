@@ -97,7 +97,18 @@ def vgg16_cifar(classes: int = 10, narrower: int = 1) -> nn.Module:
 def vgg16_replaced(
     classes: int = 1000, narrower: int = 1, poolings: int = 5
 ) -> nn.Module:
-    """Return VGG-16 with two 1x1 convolutions and an average in place of its linear layers (osf Tab 3)."""
+    """Return VGG-16 with two 1x1 convolutions and an average in place of its linear layers (osf Tab 3).
+
+    Parameters
+    ----------
+    classes : int, optional
+        The number of classes.
+    narrower : int, optional
+        By which factor each convolution is narrower than published.
+    poolings : int, optional
+        How many blocks of convolutions end in a pooling. They are the first ones.
+    """
+    # The channels after the last block of convolutions.
     width = 512 // narrower
     return _named(
         features=_vgg16_features(norm=False, narrower=narrower, poolings=poolings),
@@ -111,10 +122,12 @@ def vgg16_replaced(
 
 def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
     """Return VGG-16 with an eighth of its channels and units, for 56x56 images."""
+    # The published linear layers have 4096 units.
     units = 4096 // EIGHTH
     return _named(
         features=_vgg16_features(norm=False, narrower=EIGHTH, poolings=EIGHTH_POOLINGS),
         flatten=nn.Flatten(),
+        # After the last pooling, a channel has 7 x 7 values.
         fc1=nn.Linear(512 // EIGHTH * 7**2, units),
         relu1=nn.ReLU(),
         drop1=nn.Dropout(dropout),
@@ -206,6 +219,7 @@ class SmallGpt(nn.Module):
     def __init__(self, width: int = 256, blocks: int = 4, heads: int = 4) -> None:
         super().__init__()
         self.words = nn.Embedding(TEXT, width)
+        # A vector for each position in the sequence, which is added to that of the word.
         self.places = nn.Embedding(STEPS, width)
         block = nn.TransformerEncoderLayer(
             width,
@@ -234,12 +248,14 @@ class SmallGpt(nn.Module):
 
 
 def _words(words: int) -> Callable[[int, torch.Generator], Batch]:
-    """Return a function that draws (batch, steps) words, and the word after each as (batch x steps) labels.
+    """Return a function that draws a batch of sequences of words, and the word after each word as its label.
 
-    ``words`` is the number of distinct words.
+    The words have shape (batch, `STEPS`), and the labels (batch x `STEPS`,). ``words`` is the number of
+    distinct words.
     """
 
     def sample(batch: int, generator: torch.Generator) -> Batch:
+        # The last word of a sequence is a label only.
         text = torch.randint(words, (batch, STEPS + 1), generator=generator)
         return text[:, :-1].contiguous(), text[:, 1:].flatten()
 
