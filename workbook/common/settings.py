@@ -107,6 +107,7 @@ class LeftOut:
         that are chosen for meeting it would agree with it by arithmetic.
         """
         never_holds = self.with_it < 0
+        # Or the others must give up at least APART statements for it.
         if never_holds or self.with_it <= self.most - APART:
             return "contradicted"
         if self.share >= HALF:
@@ -267,7 +268,8 @@ class SettingSearch:
         Parameters
         ----------
         name : str
-            The statement that does not count, or any other quantity.
+            The statement that does not count. If no statement has this name, all of them
+            count.
 
         Returns
         -------
@@ -291,6 +293,7 @@ class SettingSearch:
         """
         free = self.grid.free
         only = {}
+        # The scanned numbers are the last axes of the grid.
         first_axes = tuple(range(holds.ndim - len(free)))
         remaining = holds.any(axis=first_axes)
         # Each scanned number in turn is the first axis of what remains.

@@ -98,8 +98,10 @@ class GlooRing:
         # All pairs but the last take T. The last one may have a single segment.
         last_segments = np.where(segments % 2, 1, 2)
         pairs_s = (pairs - 1) * pair_s + round_trip_s + segment_s * last_segments
-        # The link rests once in each pair, and saves tokens of its burst meanwhile.
+        # The link rests once in each pair. Meanwhile a token bucket saves up a burst of
+        # bytes, which later pass at once.
         with_bursts_s = pairs_s - pairs * self.burst_s
+        # Bursts hide neither the bytes at the rate of the link nor the round trips.
         least_s = np.maximum(segments * segment_s, pairs * round_trip_s)
         seconds = 2 * np.maximum(least_s, with_bursts_s)
         if np.ndim(seconds) == 0:
@@ -145,6 +147,8 @@ def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
         A table of measured collectives. Only labs with equal links and one message in
         flight count.
     """
+    # STEPS begins the names of algorithms whose steps were sent one by one. They are not
+    # gloo's own.
     rows = rows[~rows["algorithm"].astype(str).str.startswith(STEPS)]
     rows = rows.query(
         "collective == 'all_reduce' and algorithm == 'ring' and in_flight == 1"
@@ -319,6 +323,7 @@ def ring_of(
     waking_per_delay = (waking or 0.0) / 4
     return GlooRing(
         software_s,
+        # 8 bits a byte. Framing is the share of the rate that is left for bytes of messages.
         byte_factor * 8 / (named.rate_bits_per_s * named.framing),
         workers,
         delay_s=named.delay_s * (1 + waking_per_delay),

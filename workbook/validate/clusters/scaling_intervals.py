@@ -61,6 +61,7 @@ def steps_in_sight() -> pd.DataFrame:
 
 def _predicted_steps(steps: pd.DataFrame) -> list[dict[str, float]]:
     """Return the rows of `steps_in_sight` of one curve, without its set and source."""
+    # Counts are in ascending order, so that the first is the smallest and the last the largest.
     medians_s = steps.groupby(["nodes", "gpus"])["step_s"].median()
     counts = medians_s.reset_index()
     nodes = counts["nodes"].to_numpy()
@@ -298,8 +299,9 @@ def compared() -> pd.DataFrame:
     -------
     DataFrame
         One row for each candidate: its attributes, its ``number`` from all sources, the ``mean`` and
-        the ``least`` share of steps inside over the sets, ``half``, ``answered`` and ``right``, and
-        whether it is ``admissible``.
+        the ``least`` share of steps inside over the sets, ``half``, ``answered`` and ``right`` as of
+        `Comparison.judged` (the median over the sets, and two means), and whether it is
+        ``admissible``.
     """
     steps = steps_in_sight()
     rows = []
