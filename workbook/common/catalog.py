@@ -172,7 +172,7 @@ def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
 def count_shown(cells: Sequence[Any]) -> Counter[str]:
     """Count what executed cells show to a reader.
 
-    Exercises do not count, nor what is folded, because that is looked up and not read.
+    Exercises do not count. Nor does folded output, which is looked up and not read.
 
     Parameters
     ----------

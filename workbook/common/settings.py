@@ -137,11 +137,14 @@ class _BestOthers(NamedTuple):
 class SettingSearch:
     """Which statements hold in which settings of a grid.
 
+    A setting is one combination of the numbers that a paper leaves open. A statement is
+    the interval in which the paper places a quantity.
+
     Attributes
     ----------
     grid : object
-        It has a ``shape``, and in ``free`` the scanned numbers of its last axes by
-        name, in the order of the axes.
+        All settings. It has a ``shape``, and ``free``, a mapping with an array for each of
+        its last axes, in their order: the numbers that are scanned along the axis, by name.
     stated : tuple of Stated
         The statements.
     holds : ndarray of bool, shape (statements, *grid.shape)
@@ -191,7 +194,7 @@ class SettingSearch:
         return mask
 
     def best_index(self, *required: str) -> tuple[int, ...]:
-        """Return the place of the best compromise in the grid.
+        """Return the index of the best compromise in the grid.
 
         Of the settings of ``most(*required)`` it has the smallest ``miss``.
         """

@@ -364,8 +364,8 @@ def joined(campaign: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Rows as of `validate`. In addition, ``covered`` of the ``runs`` single
-        iterations lie in the interval of the case.
+        Rows as of `validate`. In addition, ``runs`` is the number of single iterations of
+        the case, and ``covered`` how many of them lie in its interval.
 
     Raises
     ------
@@ -406,7 +406,10 @@ def _check_predicted_by(campaign: Source, runs: pd.DataFrame) -> None:
 
 
 def _covered_iterations(runs: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
-    """Return, by case, how many of its ``runs`` iterations its interval has ``covered``."""
+    """Return the number of iterations of each case (``runs``), and of those in its interval.
+
+    The latter column is ``covered``. ``cases`` are by case.
+    """
     case = runs["case"]
     # Each iteration is judged with its own compute time, if it really trains.
     drifted_s = runs["compute_s"] - case.map(cases["predicted_compute_s"])

@@ -231,6 +231,7 @@ def _residuals(
         workers=samples.workers,
         delay_s=samples.delay_s,
         burst_s=samples.burst_s,
+        # With a share of 0, no software waits for a core.
         core_share=share * waits_for_cores,
     )
     log_errors = np.log(ring(samples.bytes) / samples.seconds)
@@ -264,6 +265,7 @@ def fit_rings(
     from scipy.optimize import least_squares
 
     samples = _samples(labs, waking)
+    # The software of one rank is expected to take one core.
     log_share_prior = -np.log(cores)
 
     def residuals(values: Floats) -> Floats:
@@ -271,10 +273,11 @@ def fit_rings(
 
     def jacobian(values: Floats) -> Floats:
         """Return central differences, shape (n + 1, 3)."""
+        step = 1e-5
         # Each row changes one constant alone.
-        step = 1e-5 * np.eye(3)
-        differences = residuals(values + step) - residuals(values - step)
-        return np.asarray(differences.T / 2e-5)
+        changes = step * np.eye(3)
+        differences = residuals(values + changes) - residuals(values - changes)
+        return np.asarray(differences.T / (2 * step))
 
     # The software starts from the first lab's smallest message, which is all round trips.
     first = labs[0]
@@ -328,6 +331,7 @@ def ring_of(
         workers,
         delay_s=named.delay_s * (1 + waking_per_delay),
         burst_s=named.burst_s,
+        # With a share of 0, no software waits for a core.
         core_share=share * (waking is None),
     )
 

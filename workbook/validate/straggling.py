@@ -207,7 +207,8 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
     even_s = float(np.median(traced.measured_s[~odd]))
     right = stated.get("right") or {}
     named = explained.straggler or {}
-    # What explain says of the rank that is right to name, even if it names another one.
+    # What explain says of the rank that is right to name, even if it names another one. Each
+    # rank is in at most one cause.
     of_right = [
         cause
         for cause in explained.causes

@@ -197,7 +197,7 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
     curves : mapping of str to DataFrame
         Tables of steps.
     most_times : float
-        The most times the nodes of an anchor that are predicted.
+        Counts of at most so many times the nodes of the anchor are predicted.
 
     Returns
     -------
@@ -270,6 +270,7 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     least_s, _ = result.anchor_jobs_s
     if anchor.jobs == 1:
         least_s = min(least_s, anchor.step_s / (1 + SINGLE_JOB_SHARE))
+    fastest_one_s, slowest_one_s = result.smallest.range_s
     rival_errors = {}
     for law in scaling.RIVALS:
         rival_s = scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes)
@@ -289,8 +290,8 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
         "answered_today": answer_today != "open",
         "right_today": answer_today == ("yes" if is_met else "no"),
         "one_s": one_s,
-        "slowest_one_s": result.smallest.range_s[1],
-        "fastest_one_s": result.smallest.range_s[0],
+        "slowest_one_s": slowest_one_s,
+        "fastest_one_s": fastest_one_s,
         "lower_s": lower_s,
         "upper_s": upper_s,
         "least_s": least_s,
@@ -299,7 +300,7 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
 
 
 def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return each count of several nodes as its neighbours tell it while it is left out.
+    """Return each count of several nodes as predicted from its neighbours while it is left out.
 
     Parameters
     ----------

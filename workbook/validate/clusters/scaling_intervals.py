@@ -125,23 +125,30 @@ def quantile(values: Floats, sets: pd.Series, share: float) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A rule for the interval of a step, but for its calibrated number.
+    """A rule that makes the interval of a predicted step from one calibrated number.
+
+    The number is the width w of an interval on as many nodes as the anchor has, the measured count
+    that the step is predicted from. The loss is what the predicted step takes
+    longer than a step of fewer GPUs.
 
     Attributes
     ----------
     counted_from : {"smallest", "node, width from smallest", "node"}
-        From which count the law counts the loss, and from which the width does, where it differs.
+        Whether losses are counted from the step of the smallest measured count, or of one whole node.
+        In "node, width from smallest", the law counts from one node, and the interval from the
+        smallest count.
     form : {"share", "factor", "residual"}
-        "share" adds a share of the loss to the step and takes it away, "factor" multiplies and
-        divides the loss by a power of 2. Both add ``step_share`` of the step to either side. In
-        "residual", the logarithm of the step differs in proportion to the lost share of the step plus
-        ``step_share``.
+        How limits lie around the step. "share" adds w times the loss to the step, or takes it away.
+        "factor" multiplies the loss by 2^w, or divides it. Both then move the limit by ``step_share``
+        of itself. "residual" multiplies the step by exp(w (loss / step + ``step_share``)), or divides
+        it.
     uses_slowest : bool
-        Whether the upper limit takes the slowest of the smaller counts for the anchor.
+        Whether the upper limit is that of a prediction from the slowest step of the anchor and all
+        smaller counts, in place of the anchor's own step.
     step_share : float
-        The share of the step.
+        The share in ``form``.
     growth : float
-        How much the width grows with each doubling of the nodes.
+        By which share w grows with each doubling of the nodes of the anchor.
     """
 
     counted_from: str
@@ -254,7 +261,7 @@ class Comparison:
         return quantile(self._needed[used], self.steps.loc[used, "set"], law.NOMINAL)
 
     def judged(self) -> pd.DataFrame:
-        """Return how each set is predicted by a number from the other sources.
+        """Return how well each set is predicted, with the number calibrated on other sources.
 
         A wish asks whether the scaling factor, the step of the smallest count over that of the larger
         one, is at least `scaling.WISH`. It is answered if both limits of the step agree.
