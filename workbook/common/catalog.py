@@ -80,6 +80,7 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
     for item in own_yaml(store.files.read_text(path)):
         fields: dict[str, Any] = {}
         for name, value in item.items():
+            # Entries are immutable, so that their lists are tuples.
             fields[name] = tuple(value) if isinstance(value, list) else value
         try:
             entry = Entry(**fields)
@@ -171,7 +172,7 @@ def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
 def count_shown(cells: Sequence[Any]) -> Counter[str]:
     """Count what executed cells show to a reader.
 
-    Exercises do not count, nor what is folded, because that is looked up and not read.
+    Exercises do not count. Nor does folded output, which is looked up and not read.
 
     Parameters
     ----------
@@ -231,13 +232,15 @@ def find_long(executed: Sequence[Path]) -> list[str]:
     -------
     list of str
         One line for each problem. A notebook takes too long if it takes longer than it
-        may, or longer than it states.
+        may, or longer than it states. So does the course, which is all notebooks but
+        REFERENCE, and its core path, which is those of CORE_NUMBERS.
     """
     import nbformat
 
     minutes: dict[str, float] = {}
     problems = []
     for path in executed:
+        # The name of a notebook begins with its number of two digits.
         number = path.stem[:2]
         cells = nbformat.read(str(path), as_version=4).cells
         minutes[number] = _minutes(cells)
@@ -325,8 +328,8 @@ def command(
     Parameters
     ----------
     check : bool, optional
-        Whether to check the catalog, the page and the minutes of notebooks. Problems
-        are printed on standard error, one line each.
+        Whether to check the catalog, the page, and how many minutes notebooks take to
+        read. Problems are printed on standard error, one line each.
     write : bool, optional
         Whether to write the page. Without ``check`` and ``write``, entries are listed.
     reports : Path, optional

@@ -219,6 +219,7 @@ def confident(
     # SciPy's statistics take as long to import as pandas.
     from scipy.stats import bootstrap
 
+    # The fixed seed gives the same interval each time.
     drawn = bootstrap((samples,), statistic, n_resamples=500_000, rng=0)
     ends = drawn.confidence_interval
     result = _result(Evidence.MEASURED, [(ends.low, ends.high)], note, grade)
@@ -274,6 +275,7 @@ def by_model(
         lower = (low - offset) / scale
         upper = (high - offset) / scale
         left_out = search.without(quantity, lower, upper)
+        # The values are in ascending order.
         least, most = offset + scale * left_out.values[[0, -1]]
         outcome = Outcome(left_out.standing)
         return Verdict(outcome, _how_it_stands(left_out, least, most))
@@ -332,6 +334,7 @@ def by_readings(readings: Mapping[str, Result], note: str = "") -> Result:
             verdict = judged(result, low, high)
             outcomes.append(verdict.outcome)
             explanations = [text for text in (result.note, verdict.note) if text]
+            # Without explanations, nothing stands after the colon, which is cut off.
             text = f"{reading}, {verdict.outcome}: {', '.join(explanations)}"
             notes.append(text.removesuffix(": "))
         all_agree = len(set(outcomes)) == 1
@@ -534,15 +537,18 @@ def judged(result: Result, low: float, high: float) -> Verdict:
     Returns
     -------
     Verdict
-        As `Claim.verdict` describes it.
+        The outcome, by the rules that `Claim.verdict` states.
     """
     if result.judge:
         return result.judge(low, high)
+    # Measured or counted: all numbers must be accepted.
     if result.evidence in FIRM:
         all_accepted = low <= result.low and result.high <= high
         return Verdict(Outcome.REPRODUCED if all_accepted else Outcome.DIFFERS)
+    # All other evidence: one accepted number suffices.
     if not result.meets(low, high):
         return Verdict(Outcome.CONTRADICTED)
+    # Agreement with a bound that every possible value meets supports nothing.
     if result.evidence is Evidence.BOUND and result.excludes_nothing:
         return Verdict(Outcome.NOT_TESTABLE)
     return Verdict(Outcome.COMPATIBLE)
@@ -579,7 +585,9 @@ def paper_table(paper: str, name: str, **options: Any) -> pd.DataFrame:
         If the file is missing, or if it was edited since it was transcribed.
     """
     path = places.DATA / "papers" / paper / f"{name}.csv"
-    return _parsed(transcribed.read_transcribed(path), (*options.items(),)).copy()
+    # Parsed tables are cached. Keys must be hashable, and callers may change their copy.
+    content = transcribed.read_transcribed(path)
+    return _parsed(content, (*options.items(),)).copy()
 
 
 @cache
@@ -700,8 +708,9 @@ def symbols(paper: str, name: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The ``symbol``, its meaning in our words, and ``ddlkit``, its name below the
-        package.
+        The columns of the printed table, among them ``symbol`` and its meaning in our
+        words, and ``ddlkit``, where the package has the symbol, as a dotted name without
+        the leading "ddlkit".
     """
     names = paper_table(paper, "symbols").set_index("symbol")["ddlkit"].to_dict()
     printed = paper_table(paper, name)

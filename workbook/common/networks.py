@@ -69,12 +69,17 @@ def layers(network: str) -> tuple[Layer, ...]:
 
 
 def parameters(network: str) -> tuple[int, ...]:
-    """Return the elements of every parameter tensor in forward order.
+    """Return the number of elements of every parameter tensor in forward order.
+
+    Parameters
+    ----------
+    network : str
+        The name in any spelling.
 
     Raises
     ------
     UserError
-        As `layers`.
+        If the layers of the network are not counted here.
     """
     sizes: list[int] = []
     for layer in layers(network):
@@ -85,10 +90,15 @@ def parameters(network: str) -> tuple[int, ...]:
 def multiply_adds(network: str) -> int:
     """Return the multiply-adds of a forward pass of one image.
 
+    Parameters
+    ----------
+    network : str
+        The name in any spelling.
+
     Raises
     ------
     UserError
-        As `layers`.
+        If the layers of the network are not counted here.
     """
     return sum(layer.multiply_adds for layer in layers(network))
 
@@ -187,6 +197,7 @@ def _resnet(blocks: Sequence[int], stride_first: bool = False) -> Iterator[Layer
 
 
 def _alexnet() -> Iterator[Layer]:
+    """Yield the layers of AlexNet, of which three convolutions have two groups of channels."""
     yield conv(3, 96, 11, 55)
     yield conv(96, 256, 5, 27, groups=2)
     yield conv(256, 384, 3, 13)
@@ -226,6 +237,7 @@ def _googlenet(*, heads: bool) -> Iterator[Layer]:
     for number, module in enumerate(_INCEPTION):
         side, ones, before_threes, threes, before_fives, fives, pooled = module
         if heads and number in _AUXILIARY:
+            # The classifier first averages its input to a side of 4.
             yield conv(inputs, 128, 1, 4)
             yield dense(128 * 4 * 4, 1024)
             yield dense(1024, 1000)
@@ -331,6 +343,7 @@ def ptb_lstm(units: int = 1500, vocabulary: int = 10_000) -> Iterator[Layer]:
     output. Multiply-adds are those of one word.
     """
     gates = 4 * units * units
+    # The embedding is looked up, which multiplies nothing.
     yield Layer((vocabulary * units,), 0)
     for _ in range(2):
         yield Layer((gates, gates, 4 * units, 4 * units), 2 * gates)

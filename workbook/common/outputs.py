@@ -50,6 +50,15 @@ def write_numbers(
 ) -> Path:
     """Write the plotted numbers of a figure as CSV, each `rounded`.
 
+    Parameters
+    ----------
+    figure : str
+        The id of the figure.
+    frame : DataFrame
+        The numbers. Its index is not written.
+    reports : Path, optional
+        The reports directory. By default `reports_dir`.
+
     Returns
     -------
     Path

@@ -107,6 +107,7 @@ class LeftOut:
         that are chosen for meeting it would agree with it by arithmetic.
         """
         never_holds = self.with_it < 0
+        # Or the others must give up at least APART statements for it.
         if never_holds or self.with_it <= self.most - APART:
             return "contradicted"
         if self.share >= HALF:
@@ -136,11 +137,14 @@ class _BestOthers(NamedTuple):
 class SettingSearch:
     """Which statements hold in which settings of a grid.
 
+    A setting is one combination of the numbers that a paper leaves open. A statement is
+    the interval in which the paper places a quantity.
+
     Attributes
     ----------
     grid : object
-        It has a ``shape``, and in ``free`` the scanned numbers of its last axes by
-        name, in the order of the axes.
+        All settings. It has a ``shape``, and ``free``, a mapping with an array for each of
+        its last axes, in their order: the numbers that are scanned along the axis, by name.
     stated : tuple of Stated
         The statements.
     holds : ndarray of bool, shape (statements, *grid.shape)
@@ -190,7 +194,7 @@ class SettingSearch:
         return mask
 
     def best_index(self, *required: str) -> tuple[int, ...]:
-        """Return the place of the best compromise in the grid.
+        """Return the index of the best compromise in the grid.
 
         Of the settings of ``most(*required)`` it has the smallest ``miss``.
         """
@@ -267,7 +271,8 @@ class SettingSearch:
         Parameters
         ----------
         name : str
-            The statement that does not count, or any other quantity.
+            The statement that does not count. If no statement has this name, all of them
+            count.
 
         Returns
         -------
@@ -291,6 +296,7 @@ class SettingSearch:
         """
         free = self.grid.free
         only = {}
+        # The scanned numbers are the last axes of the grid.
         first_axes = tuple(range(holds.ndim - len(free)))
         remaining = holds.any(axis=first_axes)
         # Each scanned number in turn is the first axis of what remains.

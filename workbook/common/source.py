@@ -138,7 +138,8 @@ class Source:
         -------
         DataFrame
             The rows with their ``machine``. If several machines measured collectives
-            over one link, only those of the first count.
+            over one link with as many ranks, only those of the first machine are
+            returned, so that no cost is fitted to the times of two machines.
 
         Raises
         ------
@@ -307,6 +308,7 @@ class Source:
         """
         selections = {}
         for path in self._paths("selection"):
+            # Replays sleep for times of one density rho. Other tables have single sizes.
             if "-rho" in path.name:
                 times = store.read_selection_times(path)
                 selections[times.sha256] = times
@@ -383,8 +385,15 @@ def open_here(here: str) -> Source:
 def _place(data: str, name: str, *kinds: str) -> Path:
     """Return the first directory that has a table of one of the kinds.
 
-    It is ``data`` if that is given, else a recorded directory of that name. The
-    recording that teaches comes first.
+    Parameters
+    ----------
+    data : str
+        The only directory to search, or "" for the recorded ones.
+    name : str
+        The name that a recorded directory has below its machine. The recording that
+        teaches, from which lessons are made, is searched before other machines.
+    *kinds : str
+        The kinds of tables.
 
     Raises
     ------
@@ -420,6 +429,7 @@ def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
         If there are no such runs.
     """
     directory = _place(data, name, "runs")
+    # A recorded campaign lies in the recording of its machine, which has the profiles.
     profiles = teaching_recording() if data else directory.parent
     return Source((directory, profiles))
 
@@ -488,8 +498,8 @@ def recordings(kind: str) -> dict[str, Source]:
     Returns
     -------
     dict of str to Source
-        Recordings by the name of the machine. Nothing that was measured since is in
-        them.
+        Recordings by the name of the machine. What was measured on this machine, outside
+        data/recorded, is not among them.
     """
     return Source(tuple(places.list_recorded())).apart(kind)
 
@@ -562,8 +572,8 @@ def as_replayed(
     Returns
     -------
     workload : Workload
-        The profile with compute times as they were rescaled for the replays. If there
-        are no replays, the profile as it was measured.
+        The profile with its compute times multiplied by the ``dilation`` of the replays.
+        If there are no replays, the profile as it was measured.
     runs : DataFrame
         The replays of this workload, which may be none.
     """
@@ -578,6 +588,7 @@ def as_replayed(
         runs = runs[runs[column] == value]
     if runs.empty:
         return tables.profile(network).workload(), runs
+    # The first replay decides which profile and which rescaling are returned.
     profile, dilation = runs[["profile_sha256", "dilation"]].iloc[0]
     workload = tables.workloads()[profile].scaled(dilation)
     # Replays of another profile or another rescaling have another compute.

@@ -75,11 +75,22 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each case, with the medians of its iterations in seconds (columns
-        ``measured_...``), and ``repeatability``, how far its rounds differ relative to
-        the median. Disturbed iterations only count in a case that has no others. Such a
-        case is ``marked``, as is a case whose rounds differ by more than REPEATS_WITHIN
-        on average. Predictions are not judged by marked cases.
+        A row for each case. The columns are those of the case, ``origin``, and these:
+
+        measured_iteration_s, measured_exposed_communication_s, measured_compute_s
+            Medians in seconds. Disturbed iterations count only in a case that has no
+            others.
+        repeats
+            The number of rounds.
+        repeatability, repeatability_exposed
+            How far rounds differ in the iteration and in exposed communication, relative
+            to the median.
+        processor_load, stolen, copy_s_per_byte, processor_limited
+            The conditions of the runs. ``stolen`` is the largest value, and
+            ``processor_limited`` is whether the processor limited any iteration.
+        marked
+            Whether all iterations were disturbed, or rounds differ by more than
+            REPEATS_WITHIN on average. Predictions are not judged by marked cases.
     """
     quantities = ["iteration_s", "exposed_communication_s", "compute_s"]
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
@@ -106,12 +117,13 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     }
     cases = cases.join(runs.groupby("case").agg(conditions))
     cases["marked"] = all_disturbed.groupby(runs["case"]).any()
+    # Cases of older versions are never marked.
     cases["marked"] |= (cases["repeatability"] > REPEATS_WITHIN) & knows_disturbed
     return keys.join(cases).reset_index()
 
 
 def mean_difference(values: pd.Series) -> float:
-    """Return the mean absolute difference of two repeats, NaN for a single repeat."""
+    """Return the mean absolute difference over all pairs of repeats, NaN for a single repeat."""
     repeats = values.to_numpy()
     differences = np.abs(repeats[:, None] - repeats)
     # Each pair once, above the diagonal.
@@ -278,19 +290,22 @@ def sends_one_message(cases: pd.DataFrame) -> pd.Series:
 def judge(
     measurements: Source, profiles: Source, form: str = "table", *, marked: bool = False
 ) -> pd.DataFrame:
-    """Return the `labelled` cases of a recording, without disturbed ones.
+    """Return the `labelled` cases by which predictions are judged.
 
     Parameters
     ----------
     measurements : Source
-        The runs, and the collectives to which costs are fitted.
+        The runs, recorded or of this machine, and the collectives to which costs are
+        fitted.
     profiles : Source
         The layer profiles, and the selection times of sparse cases.
     form : str, optional
         The form of our model's cost.
     marked : bool, optional
-        Whether to return cases of this machine too that were disturbed, or that the
-        processor limited. Limited cases of recordings are never returned.
+        Of runs on this machine, whether to return the marked cases, too. These are those
+        that `measured` marks as disturbed, and those that the processor limited. By default
+        they are dropped. Of recordings, it changes nothing: cases that the processor
+        limited are dropped, and all others are returned.
 
     Returns
     -------
@@ -305,25 +320,30 @@ def judge(
     slowdown = None
     if measurements.has("slowdown"):
         slowdown = measurements.table("slowdown")
-    # The intervals of recorded cases are frozen, as they were first judged. Nothing is drawn
-    # if no case needs another interval.
-    ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
-    has_ends = runs["case"].isin(ends.dropna().index)
-    draws = 0 if form == "table" and has_ends.all() else DRAWS
+    # The intervals of recorded cases are frozen, as they were first judged. These were
+    # intervals of the form "table", and do not belong to the predictions of another form.
+    uses_frozen = form == "table"
+    frozen_ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
+    # Draws take time, and are needed only for intervals that are not frozen.
+    all_frozen = runs["case"].isin(frozen_ends.dropna().index).all()
+    draws = 0 if uses_frozen and all_frozen else DRAWS
     calibration = calibrated(
         measurements.table("collectives"), form, draws, slowdown=slowdown
     )
     cases = validate(
         runs, workloads, calibration, profiles.selections(), profiles.compute_scatter()
     )
-    if form == "table":
+    if uses_frozen:
+        # Cases without a frozen interval, such as those of this machine, have the drawn one.
         cases = cases.set_index("case")
-        cases.update(ends)
+        cases.update(frozen_ends)
         cases = cases.reset_index()
     limited = cases["processor_limited"]
     if not measurements.is_live("runs"):
-        # What was recorded before had no marks.
+        # The recordings that are judged so were made before disturbances were noted, so
+        # that none of their cases is marked.
         return labelled(cases[~limited])
+    # Of runs on this machine, a limited case is marked, too.
     cases["marked"] |= limited
     if not marked:
         cases = cases[~cases["marked"]]
@@ -344,8 +364,8 @@ def joined(campaign: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Rows as of `validate`. In addition, ``covered`` of the ``runs`` single
-        iterations lie in the interval of the case.
+        Rows as of `validate`. In addition, ``runs`` is the number of single iterations of
+        the case, and ``covered`` how many of them lie in its interval.
 
     Raises
     ------
@@ -386,7 +406,10 @@ def _check_predicted_by(campaign: Source, runs: pd.DataFrame) -> None:
 
 
 def _covered_iterations(runs: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
-    """Return, by case, how many of its ``runs`` iterations its interval has ``covered``."""
+    """Return the number of iterations of each case (``runs``), and of those in its interval.
+
+    The latter column is ``covered``. ``cases`` are by case.
+    """
     case = runs["case"]
     # Each iteration is judged with its own compute time, if it really trains.
     drifted_s = runs["compute_s"] - case.map(cases["predicted_compute_s"])
@@ -412,10 +435,12 @@ def live() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Rows by ``run`` and ``condition``, with the error of our model and ``inside``,
-        whether the measured iteration lies in its interval.
+        The rows of data/live.csv, with ``model_error``, the relative error of our model,
+        and ``inside``, whether the measured iteration lies in its interval. ``condition``
+        is "quiet", or "disturbed" if another program used the processor.
     """
     cases = pd.read_csv(places.DATA / "live.csv")
+    # STATISTICS know the prediction by this name.
     cases["model_iteration_s"] = cases["predicted_s"]
     cases["model_error"] = cases["predicted_s"] / cases["measured_s"] - 1
     return cases.assign(
@@ -491,8 +516,9 @@ def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
     Returns
     -------
     mean, lower, upper : float
-        The mean difference and its 95% bootstrap interval. Clusters are drawn, networks
-        on a link, because the cases of a cluster share errors.
+        The mean difference over all cases, and its 95% bootstrap interval. It is negative if
+        our model errs less. The bootstrap draws clusters, not single cases, because the
+        cases of one network on one link share errors.
     """
     ours = cases[f"{OURS}_paired_error"].abs()
     theirs = cases[f"{rival}_paired_error"].abs()
@@ -500,7 +526,8 @@ def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
     cluster = [cases["network"], cases["link"]]
     of_clusters = differences.groupby(cluster).agg(["sum", "size"])
     n = len(of_clusters)
-    # One row for each resample, of n clusters. Those with more cases weigh more.
+    # One row for each resample, of n clusters. Those with more cases weigh more. The fixed
+    # seed gives the same interval each time.
     drawn = np.random.default_rng(0).integers(0, n, (10_000, n))
     of_resamples = of_clusters.to_numpy()[drawn].sum(axis=1)
     sums, sizes = of_resamples.T
@@ -704,11 +731,12 @@ def goal_counts() -> dict[str, Any]:
     Returns
     -------
     dict
-        How many goals are ``preset`` and ``exploratory``, how many of them were met
-        (``preset_met``, ``exploratory_met``), the ``poor_sets`` by campaign, such as "1
-        of 7", which met less than half of their preset goals, and how many sets of sharded training met their
-        goal for intervals (``sharded_intervals_met`` of ``sharded_intervals``).
-        ``of_95`` has the rows of `coverage_of_95`.
+        ``preset`` and ``exploratory`` are the numbers of goals, and ``preset_met`` and
+        ``exploratory_met`` how many of them were met. ``poor_sets`` has the campaigns that
+        met less than half of their preset goals, each with a text such as "1 of 7".
+        ``sharded_intervals`` is how many sets of sharded training have a goal for their
+        intervals, and ``sharded_intervals_met`` how many met it. ``of_95`` has the rows of
+        `coverage_of_95`.
     """
     preset_met, preset = goals_met("confirmatory")
     exploratory_met, exploratory = goals_met("exploratory")

@@ -99,6 +99,7 @@ def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
     sizes = (10 ** rng.uniform(3, 7.5, n)).astype(np.int64)
     backward_s = 10 ** rng.uniform(-2, 0, n)
     backward_s *= 2 / 3 / backward_s.sum()
+    # All bytes together take 0.1 to 10 s, and a start-up for each tensor 0.01 to 10 s.
     s_per_byte = 10 ** rng.uniform(-1, 1) / sizes.sum()
     start_up_s = 10 ** rng.uniform(-2, 1) / n
     workload = Workload.from_arrays(1 / 3, backward_s, sizes)

@@ -64,6 +64,7 @@ def _scales_to_graph(source: Source) -> dict[tuple[object, ...], float]:
     for profile, samples in source.table("samples").groupby(key):
         medians = samples.groupby("quantity")["seconds"].median()
         if "graph_iteration" in medians and issue_share(samples) > HOST_BOUND:
+            # Unhooked iterations ran without the hooks that time single layers.
             scale = medians["graph_iteration"] / medians["unhooked_iteration"]
             # The host makes no iteration shorter.
             scales[profile] = min(1.0, float(scale))

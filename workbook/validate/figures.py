@@ -50,6 +50,8 @@ def every_case(
     """
     training = training[~sends_one_message(training)]
     is_trained = live["kind"] == TRAINING
+    # Errors of live trainings are paired too. Their recorded prediction already has the
+    # compute time that was measured around the run.
     kinds = [
         (f"{len(replays)} replays", replays, "error"),
         (f"{(~is_trained).sum()} live replays", live[~is_trained], "error"),
@@ -188,13 +190,16 @@ def _span(shares: pd.Series) -> str:
 
 # -- wb-training-campaign ------------------------------------------------------------
 
-KNOWING = {
+ROWS_BY_SLOWDOWNS = {
     "our model,\nwith slowdowns": (OURS, OURS),
     "straight line,\nwith slowdowns": (LINE, LINE_BESIDE),
     "our model,\nwithout": (f"{OURS}:without", BARE),
     "straight line,\nwithout": (f"{LINE}:without", LINE),
 }
-"""Names of rows, the role in whose look each is drawn, and the model whose errors it has."""
+"""The rows of the figure, from top to bottom, by the name beside the row.
+
+Each has a role, whose look it is drawn in, and the model whose errors it shows. The two
+rows with measured slowdowns come first, then the two without."""
 
 
 def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
@@ -206,19 +211,23 @@ def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
         Cases, as `accuracy.trained` returns them.
     """
     rows = {
-        name: cases[f"{model}_paired_error"] for name, (_, model) in KNOWING.items()
+        name: cases[f"{model}_paired_error"]
+        for name, (_, model) in ROWS_BY_SLOWDOWNS.items()
     }
-    styles = looks([role for role, _ in KNOWING.values()])
+    styles = looks([role for role, _ in ROWS_BY_SLOWDOWNS.values()])
     figure, ax = plots.canvas(height=3.2)
     label = f"error of the step time, {ERROR}"
     plots.error_rows(ax, rows, label=label, styles=styles)
-    # A line between the two rows with slowdowns and the two without.
+    # Rows are at 0 to 3. The line separates the two rows with slowdowns, which come first,
+    # from the two without.
     ax.axhline(1.5, color=SOFT, linewidth=0.8)
-    off = [errors.abs().median() for errors in rows.values()]
+    medians = [errors.abs().median() for errors in rows.values()]
+    ours_with, line_with, ours_without, line_without = medians
     plots.title(
         figure,
-        f"With measured slowdowns the median error is {off[0]:.1%} for our model and "
-        f"{off[1]:.1%} for a straight line; without them it is {off[2]:.1%} and {off[3]:.1%}",
+        f"With measured slowdowns the median error is {ours_with:.1%} for our model and "
+        f"{line_with:.1%} for a straight line; without them it is {ours_without:.1%} and "
+        f"{line_without:.1%}",
     )
     return figure
 
@@ -237,19 +246,22 @@ DECIDES = {
 
 
 def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
-    """Draw errors of messages in labs that were left out, by what decides there.
+    """Draw errors of messages in labs that were left out of the fit that predicts them.
+
+    Errors have a row for each of DECIDES.
 
     Parameters
     ----------
     errors : DataFrame
         Errors, as `labs.held_out` returns them.
     medians : Series
-        Medians of the absolute errors, by kind and lab.
+        Medians of the absolute errors, by kind and lab. Labs up to WELL count as predicted.
     """
     figure, axes = plots.canvas(columns=2, height=2.6, sharex=True, sharey=True)
     for ax, (kind, heading) in zip(axes, KINDS.items(), strict=True):
         own = errors[errors["kind"] == kind].set_index("decides")["error"]
-        rows = {name: own[[part]] for part, name in DECIDES.items()}
+        # A list of one label returns a series even if a single error has that label.
+        rows = {name: own[[decides]] for decides, name in DECIDES.items()}
         plots.error_rows(ax, rows, label="error of a message's time [%]")
         plots.heading(ax, heading)
     counts = []
@@ -266,8 +278,11 @@ def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
 
 # -- wb-advice -----------------------------------------------------------------------
 
-KEPT_STEP = 0.45
-"""The distance of rows of pairs for which no change is advised; other rows are 1 apart."""
+UNCHANGED_STEP = 0.45
+"""The distance of rows of pairs for which no change is advised. Other rows are 1 apart."""
+
+TOP = -0.6
+"""The upper limit of both panels, which leaves space above the first row at 0."""
 
 OWN_TITLES = {
     "gpt_small": "small GPT",
@@ -293,9 +308,11 @@ def advised_gains(before: pd.DataFrame, after: pd.DataFrame) -> Figure:
     for ax, (when, gains) in zip(axes, panels.items(), strict=True):
         _draw_gains(ax, gains)
         plots.heading(ax, f"{when}:\n{_in_interval(gains)} inside")
+    # Row numbers grow downwards. With the limits of the longer panel, rows are equally far
+    # apart in both.
     bottom = max(ax.get_ylim()[0] for ax in axes)
     for ax in axes:
-        ax.set_ylim(bottom, -0.6)  # rows are equally far apart in both panels
+        ax.set_ylim(bottom, TOP)
     every = pd.concat(panels.values())
     gained = every.loc[every["advised"], "measured"] > 0
     plots.title(
@@ -318,31 +335,40 @@ def _draw_gains(ax: Axes, gains: pd.DataFrame) -> None:
     """Draw one panel of `advised_gains`, the largest predicted gain of each group on top."""
     gains = gains.sort_values("gain", ascending=False)
     advised = gains[gains["advised"]]
-    kept = gains[~gains["advised"]]
-    kept_rows = [len(advised) + 0.3 + KEPT_STEP * row for row in range(len(kept))]
+    unchanged = gains[~gains["advised"]]
+    # The 0.3 separates the two groups.
+    first_unchanged = len(advised) + 0.3
+    unchanged_rows = [
+        first_unchanged + UNCHANGED_STEP * row for row in range(len(unchanged))
+    ]
 
-    case_rows(ax, [], 0.0)
+    # Rows are named below, because not each of them has a name of its own.
+    case_rows(ax, [], reference=0.0)
+    # Rows without an advised change share one name, in the middle of them.
     names = [_pair_title(pair) for pair in advised[["network", "link"]].to_numpy()]
-    middle = sum(kept_rows) / len(kept_rows)
-    names.append(f"keep the default:\n{len(kept)} other pairs")
+    middle = sum(unchanged_rows) / len(unchanged_rows)
+    names.append(f"keep the default:\n{len(unchanged)} other pairs")
     ax.set_yticks([*range(len(advised)), middle], names)
-    ax.set_ylim(kept_rows[-1] + 0.6, -0.6)
+    # Row numbers grow downwards.
+    ax.set_ylim(unchanged_rows[-1] + 0.6, TOP)
     ax.grid(False, axis="y")
 
     model = look("model")
     measured = look("measured")
+    # Matplotlib leaves labels that begin with an underscore out of the legend, so that it
+    # names each marker once.
     groups = (
         (advised, range(len(advised)), model.color, ""),
-        (kept, kept_rows, SOFT, "_"),  # matplotlib leaves such names out of the legend
+        (unchanged, unchanged_rows, SOFT, "_"),
     )
-    for shown, rows, color, unnamed in groups:
+    for shown, rows, color, prefix in groups:
         low = 100 * shown["low"]
         high = 100 * shown["high"]
         bars = ax.hlines(rows, low, high, color=color, linewidth=4, alpha=0.35)
-        bars.set_label(unnamed + "predicted interval")
-        predicted = replace(model, color=color, label=unnamed + "predicted")
+        bars.set_label(prefix + "predicted interval")
+        predicted = replace(model, color=color, label=prefix + "predicted")
         plots.points(ax, 100 * shown["gain"], rows, predicted, size=4)
-        circles = replace(measured, label=unnamed + "measured")
+        circles = replace(measured, label=prefix + "measured")
         plots.points(ax, 100 * shown["measured"], rows, circles, size=4)
     ax.set_xlabel("gain over PyTorch's default [%]")
 

@@ -43,6 +43,7 @@ def of_campaign(campaign: Source) -> pd.DataFrame:
     )
     rows = []
     for (network, link), runs in campaign.table("runs").groupby(PLACE):
+        # The runs of a pair differ in their plans alone. All have the profile of the first.
         case = Case.from_row(runs.iloc[0].to_dict())
         profile = case.profile_sha256
         workload = profiles[profile].accumulated(case.accumulate)

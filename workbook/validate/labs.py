@@ -44,7 +44,7 @@ def waking(echoes: pd.DataFrame) -> float:
     links = medians["link"].map(read_link)
     delay_s = links.map(lambda link: link.delay_s)
     rate_bits_per_s = links.map(lambda link: link.rate_bits_per_s)
-    # An echo passes two links on its way and two on its way back.
+    # An echo passes two links on its way and two on its way back. A byte has 8 bits.
     bytes_s = 8 * 4 * (medians["bytes"] + ECHO_BYTES) / rate_bits_per_s
     beyond_s = medians["seconds"] - 4 * delay_s - bytes_s
     has_delay = delay_s > 0
@@ -76,8 +76,8 @@ def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFr
     for kind, wake_up_of_kind in (("tbf", None), ("emulated", wake_up)):
         has_delay = wake_up_of_kind is not None
         labs = [lab for lab in all_labs if lab.kind == (kind, has_delay)]
-        # A kind with a single lab has no prediction, and no row.
         rings = held_out_rings(labs, cores, wake_up_of_kind)
+        # A single lab has no others, so that there are no rings, and the loop makes no row.
         for lab, ring in zip(labs, rings, strict=False):
             tables.append(_errors(kind, lab, ring))
     return pd.concat(tables, ignore_index=True)
@@ -101,7 +101,11 @@ def _errors(kind: str, lab: RingLab, ring: GlooRing) -> pd.DataFrame:
 
 
 def _what_decides(lab: RingLab) -> Floats:
-    """Return "start-up", "knee" or "bytes" for each size of a lab."""
+    """Return what decides the time of each size of a lab: "start-up", "bytes", or both ("knee").
+
+    One of the two decides if it takes more than twice as long as the other.
+    """
+    # Sizes ascend. The time of the smallest message is taken for the start-up.
     smallest_s = lab.seconds[0]
     link = lab.named
     s_per_byte = wire_s_per_byte(

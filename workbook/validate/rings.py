@@ -98,8 +98,10 @@ class GlooRing:
         # All pairs but the last take T. The last one may have a single segment.
         last_segments = np.where(segments % 2, 1, 2)
         pairs_s = (pairs - 1) * pair_s + round_trip_s + segment_s * last_segments
-        # The link rests once in each pair, and saves tokens of its burst meanwhile.
+        # The link rests once in each pair. Meanwhile a token bucket saves up a burst of
+        # bytes, which later pass at once.
         with_bursts_s = pairs_s - pairs * self.burst_s
+        # Bursts hide neither the bytes at the rate of the link nor the round trips.
         least_s = np.maximum(segments * segment_s, pairs * round_trip_s)
         seconds = 2 * np.maximum(least_s, with_bursts_s)
         if np.ndim(seconds) == 0:
@@ -145,6 +147,8 @@ def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
         A table of measured collectives. Only labs with equal links and one message in
         flight count.
     """
+    # STEPS begins the names of algorithms whose steps were sent one by one. They are not
+    # gloo's own.
     rows = rows[~rows["algorithm"].astype(str).str.startswith(STEPS)]
     rows = rows.query(
         "collective == 'all_reduce' and algorithm == 'ring' and in_flight == 1"
@@ -227,6 +231,7 @@ def _residuals(
         workers=samples.workers,
         delay_s=samples.delay_s,
         burst_s=samples.burst_s,
+        # With a share of 0, no software waits for a core.
         core_share=share * waits_for_cores,
     )
     log_errors = np.log(ring(samples.bytes) / samples.seconds)
@@ -260,6 +265,7 @@ def fit_rings(
     from scipy.optimize import least_squares
 
     samples = _samples(labs, waking)
+    # The software of one rank is expected to take one core.
     log_share_prior = -np.log(cores)
 
     def residuals(values: Floats) -> Floats:
@@ -267,10 +273,11 @@ def fit_rings(
 
     def jacobian(values: Floats) -> Floats:
         """Return central differences, shape (n + 1, 3)."""
+        step = 1e-5
         # Each row changes one constant alone.
-        step = 1e-5 * np.eye(3)
-        differences = residuals(values + step) - residuals(values - step)
-        return np.asarray(differences.T / 2e-5)
+        changes = step * np.eye(3)
+        differences = residuals(values + changes) - residuals(values - changes)
+        return np.asarray(differences.T / (2 * step))
 
     # The software starts from the first lab's smallest message, which is all round trips.
     first = labs[0]
@@ -319,10 +326,12 @@ def ring_of(
     waking_per_delay = (waking or 0.0) / 4
     return GlooRing(
         software_s,
+        # 8 bits a byte. Framing is the share of the rate that is left for bytes of messages.
         byte_factor * 8 / (named.rate_bits_per_s * named.framing),
         workers,
         delay_s=named.delay_s * (1 + waking_per_delay),
         burst_s=named.burst_s,
+        # With a share of 0, no software waits for a core.
         core_share=share * (waking is None),
     )
 

@@ -139,7 +139,8 @@ def real_times(
         bucket_s=0.0,
     )
     # The rivals take the iteration without slowdowns, copies and the time of buckets, too.
-    seconds = predicted_times(Forecast(bare, None), costs_by_form)
+    # They need no interval.
+    seconds = predicted_times(Forecast(bare, interval_s=None), costs_by_form)
     # What this calls our model is BARE.
     seconds[BARE] = seconds[OURS]
     seconds[OURS] = times(iteration.prediction)

@@ -85,12 +85,20 @@ class Blamed(NamedTuple):
 
 
 def by_sums_of_waits(traced: TracedTraining, judged: np.ndarray) -> Blamed:
-    """Blame the rank that waits least, for what the other ranks wait.
+    """Blame the rank that waits least, because the other ranks wait for a late one.
 
     The wait of a rank for a message is what the message takes longer on this rank than on
     the rank where it is the shortest. Profilers add such waits up over all messages. The
     gain is the difference between the ranks that wait longest and least.
+
+    Parameters
+    ----------
+    traced : TracedTraining
+        A training of R ranks.
+    judged : ndarray of bool
+        The iterations by which the rank is blamed.
     """
+    # Shape (J, R, K): iterations, ranks and messages.
     waits_s = _durations_s(traced, judged)
     waits_s -= waits_s.min(axis=1, keepdims=True)
     # Shape (R,): the median iteration of each rank, over all of its messages.
@@ -111,6 +119,13 @@ def by_backward_times(traced: TracedTraining, judged: np.ndarray) -> Blamed:
 
     Backward as a profiler shows it ends when the last message has ended. The gain is how
     much longer it takes than on the median of the other ranks.
+
+    Parameters
+    ----------
+    traced : TracedTraining
+        A training.
+    judged : ndarray of bool
+        The iterations by which the rank is blamed.
     """
     # One row for each rank, one column for each iteration.
     times_s = []
@@ -166,7 +181,7 @@ Each takes a training, and of each of its iterations whether it is judged."""
 
 
 def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return what explain and the rules of thumb say of a scenario, and the truth.
+    """Return what `ddlkit explain` and the rules of thumb say of a scenario, and the truth.
 
     Parameters
     ----------
@@ -180,17 +195,20 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
     Returns
     -------
     dict
-        A row of ``judged.csv``.
+        A row of ``judged.csv``. Values are None where nothing is named, predicted or to be
+        named.
     """
     traced = training(folder)
-    # The iterations with the delay. Those without it are the truth.
-    odd = np.isin(traced.numbers, numbers(traced, 1))
-    explained = explanation(traced, numbers(traced, 1))
+    # Iterations of odd numbers have the delay. Those of even numbers are the truth without it.
+    odd_numbers = numbers(traced, remainder=1)
+    odd = np.isin(traced.numbers, odd_numbers)
+    explained = explanation(traced, odd_numbers)
     odd_s = float(np.median(traced.measured_s[odd]))
     even_s = float(np.median(traced.measured_s[~odd]))
     right = stated.get("right") or {}
     named = explained.straggler or {}
-    # What explain says of the rank that is right to name, even if it names another one.
+    # What explain says of the rank that is right to name, even if it names another one. Each
+    # rank is in at most one cause.
     of_right = [
         cause
         for cause in explained.causes
@@ -227,10 +245,15 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
 def _remedy_columns(
     name: str, stated: Mapping[str, Any], folder: Path
 ) -> dict[str, float | None]:
-    """Return what a remedy takes as recorded, and as predicted, in seconds.
+    """Return the iteration with a remedy in seconds, as recorded and as predicted.
 
-    ``remedy_alone_s`` is predicted without a reference, and None where explain refuses to
-    say it.
+    Returns
+    -------
+    dict of str to float or None
+        ``remedy_s`` is recorded. ``remedy_with_s`` is predicted with a reference, which is
+        the cost of messages that were timed alone on the link, and ``remedy_alone_s``
+        without one. All are None if the scenario has no remedy, and a prediction is None
+        where explain refuses to make it.
     """
     if not stated.get("remedy"):
         return {"remedy_s": None, "remedy_with_s": None, "remedy_alone_s": None}
@@ -238,7 +261,9 @@ def _remedy_columns(
     sizes, seconds, _ = read_bytes_seconds(
         folder / "collectives.csv", collective="all_reduce", ranks=stated["ranks"]
     )
+    # No interval is asked for, so that nothing is drawn.
     cost = fit("table", sizes, seconds, draws=0, workers=stated["ranks"]).cost
+    # Costs may have a negative start-up, which no message has.
     startup_s = max(0.0, cost.startup_s())
     return {
         "remedy_s": float(np.median(recorded.measured_s)),
@@ -358,6 +383,7 @@ def _share_named(injected: pd.DataFrame) -> float:
     """Return in what share of large delays the right rank and phase are named."""
     delay_s = injected["odd_s"] - injected["even_s"]
     large = injected[delay_s >= LARGE * injected["odd_s"]]
+    # "any" stands where every phase of the right rank is right.
     is_phase_right = (large["right_phase"] == "any") | (
         large["right_phase"] == large["named_phase"]
     )
@@ -422,6 +448,7 @@ def gains(judged: pd.DataFrame) -> Figure:
     """
     shown = judged.set_index("scenario").loc[[*TITLES]]
     rows = np.arange(len(shown))
+    # Iterations of odd numbers have the delay, those of even numbers have not.
     truth_ms = 1e3 * (shown["odd_s"] - shown["even_s"])
     figure, ax = plots.canvas(height=1.4 + 0.42 * len(shown))
     case_rows(ax, [TITLES[name] for name in shown.index], reference=0.0)

@@ -96,6 +96,7 @@ def abci_iterations(path: Path) -> pd.DataFrame:
         entry = json.loads(line.removeprefix("DLLL "))
         if entry["type"] == "LOG":
             entries.append(entry)
+    # The first entry has the settings of the training.
     settings = entries[0]["data"]
     ranks = settings["world_size"]
     batch = settings["batch_size"]
@@ -295,7 +296,11 @@ def rules() -> dict[str, dict[str, Any]]:
 
 @cache
 def rows(name: str) -> Rows:
-    """Return the rows of a rule of data/external/rules.yml."""
+    """Return the rows of a rule of data/external/rules.yml.
+
+    The rule says which files are read, and which of their rows are each field of `Rows`. A
+    field of which it says nothing has no row.
+    """
     rule = rules()[name]
     read_file = READERS[rule["read"]]
     paths = sorted(EXTERNAL.glob(rule["files"]))

@@ -39,6 +39,7 @@ def costs() -> dict[tuple[str, int], Table]:
     for path in sorted((EXTERNAL / "abci").glob("allreduce_*.log.gz")):
         text = read(path)
         frame, log = read_log(read_tables(text, str(path)), str(path), "all_reduce")
+        # The log names the GPUs that it was measured on, as "A100-SXM".
         device = next(name for name in DEVICE.values() if f"{name}-SXM" in text)
         in_place = frame[frame["place"] == "in_place"]
         sizes = in_place["bytes"].to_numpy(float)
@@ -62,7 +63,8 @@ def _iteration_s(
     compute_s : float
         The seconds of an iteration on one GPU, to which the traced layers are scaled.
     number : float
-        The free number of the model.
+        The free number of the model: the slowdown of compute of "workbook_slowed", or the
+        seconds that "workbook_step" adds. Other models ignore it.
     """
     slowdown = 0.0
     if model == "workbook_slowed":
@@ -168,5 +170,6 @@ def step(predicted: pd.DataFrame) -> tuple[float, pd.Series]:
     """
     steps = predicted[predicted["model"] == "workbook_step"]
     errors = steps["predicted_s"] / steps["measured_s"] - 1
+    # Both rules of STEPS calibrate on the same rows, so that all rows have one constant.
     constant_s = float(steps["free"].iloc[0])
     return constant_s, errors.groupby(_configuration(steps)).median()

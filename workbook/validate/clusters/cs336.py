@@ -187,7 +187,8 @@ def _order_in_buckets(layer: str) -> tuple[int, int]:
     block, _, kind = layer.partition(".")
     if kind:
         return -int(block), -REGISTERED.index(kind)
-    # The keys of blocks begin with 0 or a negative number.
+    # The keys of blocks begin with 0 or a small negative number. So 1 comes after all blocks,
+    # and a very low number, that of the head and the last norm, before them.
     if block == "tokens":
         return 1, 0
     return -(10**9), 0

@@ -113,7 +113,8 @@ def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
     update_share = workload.update_s / workload.compute_s
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        # The last axis of ready_s, message_s and ends_s has the buckets.
+        # The last axis of ready_s, message_s and ends_s has the buckets. Messages take no
+        # processor time, as W is all that a message takes.
         shape = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
         ready_s = np.multiply.outer(np.broadcast_to(compute_s, shape), ready_share)
         message_s = np.multiply.outer(np.broadcast_to(wire_s, shape), bytes_share)
@@ -195,10 +196,10 @@ def pipedream_workload(network: str) -> Workload:
 
 
 def bert() -> Workload:
-    """Return BERT-base with its published sizes, of which the embedding is the last.
+    """Return BERT-base with its published sizes, in the order in which gradients are ready.
 
-    Backward takes 1 s, which the tensors but the embedding share by their elements.
-    Forward takes 0.5 s.
+    The embedding is the last. Backward takes 1 s, which all other tensors share by their
+    elements. Forward takes 0.5 s.
     """
     # 768 wide, with biases in attention.
     attention = [768 * 769] * 4
@@ -266,6 +267,9 @@ def timings(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
 
 def predict(timed_s: Floats, model: Model) -> Floats:
     """Return predicted iterations in seconds, shape (..., n).
+
+    The seconds that all bytes take on the link are those with which the model predicts the
+    calibrating row of the same placement.
 
     Parameters
     ----------

@@ -56,8 +56,8 @@ def anemoi_steps(statistic: str = "mean") -> pd.DataFrame:
     Parameters
     ----------
     statistic : {"mean", "median"}, optional
-        Which step of a job is taken. The mean leaves out the longest step, which is the
-        launch.
+        Which step of a job is taken. The mean leaves out the longest step, in which the job
+        is launched.
 
     Returns
     -------
@@ -66,7 +66,8 @@ def anemoi_steps(statistic: str = "mean") -> pd.DataFrame:
 
     Notes
     -----
-    On 100 nodes, 8 of 24 steps had half a batch. The mean step there is the reconstructed one.
+    On 100 nodes, 8 of 24 steps had half a batch. The mean step there is RECONSTRUCTED_S, as if all
+    steps had whole batches.
     """
     column = {"mean": "step_mean_without_longest_ms", "median": "step_median_ms"}
     frame = table(EXTERNAL / "anemoi" / "steps.csv")
@@ -123,7 +124,7 @@ def pollux_curves(network: str) -> dict[str, pd.DataFrame]:
     ]
     frame = pd.concat([pollux_iterations(path) for path in files], ignore_index=True)
     frame["per_node"] = frame["ranks"] / frame["nodes"]
-    # In a placement such as 1124 nodes have different numbers of GPUs.
+    # In a placement such as "1124", nodes have different numbers of GPUs. Such are left out.
     is_even = frame["placement"].map(lambda text: len({*text}) <= 1)
     frame = frame[is_even & (frame["per_node"] % 1 == 0)]
     columns = {"ranks": "gpus", "iteration_s": "step_s"}
@@ -168,7 +169,8 @@ def sets() -> dict[str, dict[str, pd.DataFrame]]:
     Returns
     -------
     dict of str to dict of str to DataFrame
-        The curves of each set.
+        The curves of each set by name, with steps as `anemoi_steps` returns them. A single curve
+        has the name "".
     """
     chosen_on = {
         "Anemoi, mean": {"": anemoi_steps("mean")},
@@ -195,7 +197,7 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
     curves : mapping of str to DataFrame
         Tables of steps.
     most_times : float
-        The most times the nodes of an anchor that are predicted.
+        Counts of at most so many times the nodes of the anchor are predicted.
 
     Returns
     -------
@@ -242,26 +244,33 @@ def _shown_and_targets(
 
 
 def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]:
-    """Return one predicted count of a result, compared with the measured steps."""
+    """Return the row of `cases` of one predicted count.
+
+    ``result`` predicts ``nodes`` nodes from some of the measured ``steps``.
+    """
     predicted = result.target
     is_target = (steps["nodes"] == nodes) & (steps["gpus"] == predicted.gpus)
     measured_s = float(steps.loc[is_target, "step_s"].median())
     one_s = result.smallest.step_s
     factor = one_s / measured_s
+    # For the type checker: a predicted count has an interval, and a wish was given.
     assert predicted.interval_s and result.wish
     lower_s, upper_s = predicted.interval_s
     is_met = factor >= WISH
     answer_today = result.wish.answer
     answer = answer_today
-    # That no larger count undercuts the anchor's step adds answers with "no" alone.
+    # The command of today also knows that more nodes do not shorten a step. This only adds
+    # answers with "no", which the interval alone left open when the goals were tested.
     if answer == "no" and one_s / lower_s >= WISH:
         answer = "open"
-    # More nodes do not shorten a step, so that the fastest job of the anchor limits it. Beside
-    # a single job, another one may be faster by `SINGLE_JOB_SHARE` at least.
+    # More nodes do not shorten a step, so that no step is shorter than that of the anchor's
+    # fastest job. If one job alone measured the anchor, another one may be faster by
+    # `SINGLE_JOB_SHARE`, or by more if jobs on other counts scatter more.
     anchor = result.anchor
     least_s, _ = result.anchor_jobs_s
     if anchor.jobs == 1:
         least_s = min(least_s, anchor.step_s / (1 + SINGLE_JOB_SHARE))
+    fastest_one_s, slowest_one_s = result.smallest.range_s
     rival_errors = {}
     for law in scaling.RIVALS:
         rival_s = scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes)
@@ -281,8 +290,8 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
         "answered_today": answer_today != "open",
         "right_today": answer_today == ("yes" if is_met else "no"),
         "one_s": one_s,
-        "slowest_one_s": result.smallest.range_s[1],
-        "fastest_one_s": result.smallest.range_s[0],
+        "slowest_one_s": slowest_one_s,
+        "fastest_one_s": fastest_one_s,
         "lower_s": lower_s,
         "upper_s": upper_s,
         "least_s": least_s,
@@ -291,7 +300,7 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
 
 
 def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return each count of several nodes as its neighbours tell it while it is left out.
+    """Return each count of several nodes as predicted from its neighbours while it is left out.
 
     Parameters
     ----------
@@ -339,6 +348,7 @@ def later_cases() -> pd.DataFrame:
         The columns of `cases`, after ``source``, the name of the source's folder, and
         ``is_blind``, which is False for the curves of `NOT_BLIND`.
     """
+    # The table is cached, and callers may change their copy.
     return _own_later_cases().copy()
 
 
@@ -349,7 +359,9 @@ def _own_later_cases() -> pd.DataFrame:
 
 
 def blind_cases(further: Path | None = None) -> pd.DataFrame:
-    """Return the cases of the blind test, or of further curves as well.
+    """Return the cases of the blind test, and of further curves if a folder is given.
+
+    Nobody had seen the curves of the blind test when the law was committed.
 
     Parameters
     ----------
@@ -399,8 +411,8 @@ def resampled(own_cases: pd.DataFrame, draws: int, seed: int) -> pd.DataFrame:
     own_cases : DataFrame
         Cases with the columns ``source`` and ``curve``.
     draws : int
-        How many times as many curves are drawn, with replacement. All cases of a curve are drawn
-        together.
+        The number of resamples. Each has as many curves as there are, drawn with replacement. All
+        cases of a curve are drawn together.
     seed : int
         The seed of the draws.
 
@@ -470,9 +482,10 @@ def collective_cases(times: pd.DataFrame, collective: str, ratio: int) -> pd.Dat
     Returns
     -------
     DataFrame
-        One row for each table with a table of ``ratio`` times its nodes, and each size. The columns
-        are ``anchor``, ``nodes``, ``ranks``, ``bytes``, ``measured_s``, ``predicted_s``, ``error``
-        and ``unchanged``.
+        One row for each size of each table that can be compared, because a table of ``ratio`` times
+        its nodes was measured, too. The columns are ``anchor`` (the nodes of the first table),
+        ``nodes``, ``ranks``, ``bytes``, ``measured_s``, ``predicted_s``, ``error`` (relative, of the
+        prediction) and ``unchanged`` (the error if the time of the first table is taken for it).
     """
     times = times[times["collective"] == collective]
     per_node = times["ranks"] / times["nodes"]
@@ -485,18 +498,22 @@ def collective_cases(times: pd.DataFrame, collective: str, ratio: int) -> pd.Dat
 def _extrapolated(
     times: pd.DataFrame, collective: str, ratio: int
 ) -> Iterator[pd.DataFrame]:
-    """Yield the cases of each anchor among tables with as many GPUs on each node."""
+    """Yield the rows of `collective_cases` of each anchor, the table that predicts a larger one.
+
+    All ``times`` have as many GPUs on each node.
+    """
     costs = NodeCosts.of(times)
     for anchor in costs.tables:
         nodes = ratio * anchor.nodes
         measured = costs.measured(collective, nodes, ratio * anchor.ranks)
+        # Anchors have several nodes, and their target was measured.
         if anchor.nodes == 1 or measured is None:
             continue
         shown = NodeCosts.of(times[times["nodes"] <= anchor.nodes])
         try:
             cost = shown.cost(collective, nodes, measured.ranks)
         except UserError:
-            # Gathers are promised to four times only.
+            # Gathers are predicted for at most four times the nodes.
             continue
         is_asked = (measured.sizes >= 2**20) & (measured.sizes <= 2**26)
         # Only sizes of the smaller tables, so that none is interpolated.

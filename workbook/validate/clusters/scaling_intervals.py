@@ -61,6 +61,7 @@ def steps_in_sight() -> pd.DataFrame:
 
 def _predicted_steps(steps: pd.DataFrame) -> list[dict[str, float]]:
     """Return the rows of `steps_in_sight` of one curve, without its set and source."""
+    # Counts are in ascending order, so that the first is the smallest and the last the largest.
     medians_s = steps.groupby(["nodes", "gpus"])["step_s"].median()
     counts = medians_s.reset_index()
     nodes = counts["nodes"].to_numpy()
@@ -124,23 +125,30 @@ def quantile(values: Floats, sets: pd.Series, share: float) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A rule for the interval of a step, but for its calibrated number.
+    """A rule that makes the interval of a predicted step from one calibrated number.
+
+    The number is the width w of an interval on as many nodes as the anchor has, the measured count
+    that the step is predicted from. The loss is what the predicted step takes
+    longer than a step of fewer GPUs.
 
     Attributes
     ----------
     counted_from : {"smallest", "node, width from smallest", "node"}
-        From which count the law counts the loss, and from which the width does, where it differs.
+        Whether losses are counted from the step of the smallest measured count, or of one whole node.
+        In "node, width from smallest", the law counts from one node, and the interval from the
+        smallest count.
     form : {"share", "factor", "residual"}
-        "share" adds a share of the loss to the step and takes it away, "factor" multiplies and
-        divides the loss by a power of 2. Both add ``step_share`` of the step to either side. In
-        "residual", the logarithm of the step differs in proportion to the lost share of the step plus
-        ``step_share``.
+        How limits lie around the step. "share" adds w times the loss to the step, or takes it away.
+        "factor" multiplies the loss by 2^w, or divides it. Both then move the limit by ``step_share``
+        of itself. "residual" multiplies the step by exp(w (loss / step + ``step_share``)), or divides
+        it.
     uses_slowest : bool
-        Whether the upper limit takes the slowest of the smaller counts for the anchor.
+        Whether the upper limit is that of a prediction from the slowest step of the anchor and all
+        smaller counts, in place of the anchor's own step.
     step_share : float
-        The share of the step.
+        The share in ``form``.
     growth : float
-        How much the width grows with each doubling of the nodes.
+        By which share w grows with each doubling of the nodes of the anchor.
     """
 
     counted_from: str
@@ -253,7 +261,7 @@ class Comparison:
         return quantile(self._needed[used], self.steps.loc[used, "set"], law.NOMINAL)
 
     def judged(self) -> pd.DataFrame:
-        """Return how each set is predicted by a number from the other sources.
+        """Return how well each set is predicted, with the number calibrated on other sources.
 
         A wish asks whether the scaling factor, the step of the smallest count over that of the larger
         one, is at least `scaling.WISH`. It is answered if both limits of the step agree.
@@ -298,8 +306,9 @@ def compared() -> pd.DataFrame:
     -------
     DataFrame
         One row for each candidate: its attributes, its ``number`` from all sources, the ``mean`` and
-        the ``least`` share of steps inside over the sets, ``half``, ``answered`` and ``right``, and
-        whether it is ``admissible``.
+        the ``least`` share of steps inside over the sets, ``half``, ``answered`` and ``right`` as of
+        `Comparison.judged` (the median over the sets, and two means), and whether it is
+        ``admissible``.
     """
     steps = steps_in_sight()
     rows = []

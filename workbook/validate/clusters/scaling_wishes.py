@@ -87,9 +87,12 @@ def later_cases() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The columns of `workbook.validate.clusters.scaling.cases`, with ``set`` and ``source``.
+        The columns of `workbook.validate.clusters.scaling.cases`, with ``source`` (the name of its
+        folder) and ``set`` (what is judged together).
     """
     cases = scaling.later_cases()
+    # Curves of the machine p2.8xlarge are a set of their own, as the criterion in
+    # docs/studies.md has it.
     is_p2 = cases["curve"].str.startswith("p2.8xlarge")
     return cases.assign(set=cases["source"].where(~is_p2, "p2.8xlarge"))
 
@@ -100,12 +103,14 @@ def cases_in_sight() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The columns of `later_cases`.
+        The columns of `workbook.validate.clusters.scaling.cases`, with ``set`` (what is judged
+        together) and ``source`` (who published it).
     """
     tables = []
     for name, curves in scaling.sets().items():
-        # As in `steps_in_sight`, the networks of Pollux are judged apart, and other sets of one
-        # source together.
+        # A name is the source and, after a comma, what its sets differ in. As in
+        # `steps_in_sight`, the networks of Pollux are judged apart, and other sets of one source
+        # together.
         source = name.partition(",")[0]
         own = scaling.cases(curves, scaling.MOST_TIMES)
         judged_as = name if source == "Pollux" else source
@@ -121,15 +126,17 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
     cases : DataFrame
         Cases with ``source``, as `later_cases` returns them, of n rows.
     level : float
-        The one-sided level.
+        The one-sided level, on which the width of the intervals depends.
 
     Returns
     -------
     DataFrame
         The columns ``answered`` and ``right``, a row for each case. ``right`` is NaN without an answer.
     """
-    is_answered, is_yes = _answered(cases, np.ones(len(cases)))
-    # What the command leaves open at its own level has to be measured again.
+    # At the level of the command, whose intervals are not scaled, the command still leaves some
+    # wishes open that the interval answers, because a step has to be measured again. They stay
+    # open at every level.
+    is_answered, _ = _answered(cases, np.ones(len(cases)))
     is_doubtful = is_answered & ~cases["answered_today"].to_numpy(bool)
     # A source does not choose the width by which it is judged.
     ratios = {name: width_ratio(level, name) for name in cases["source"].unique()}
@@ -143,6 +150,8 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
 def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[np.ndarray, np.ndarray]:
     """Return which wishes are answered, and which of them with yes.
 
+    A wish asks whether the scaling factor, the step of the smallest count over that of the larger
+    one, is at least `scaling.WISH`. It is answered if all likely steps give the same answer.
     ``ratio``, shape (n,), multiplies the half-widths of the interval of each case.
     """
     predicted_s = cases["predicted_s"]
@@ -156,7 +165,7 @@ def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[np.ndarray, np.ndarra
 
 
 def compared(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the shares of answers and of right ones at each level.
+    """Return which share of wishes each of LEVELS answers, and which share of answers is right.
 
     Parameters
     ----------
@@ -166,8 +175,9 @@ def compared(cases: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each level and group, with the columns ``level``, ``kind`` ("set", "source" or
-        `TOGETHER`), ``name``, ``cases``, ``answers`` (a number), ``answered`` and ``right`` (shares).
+        One row for each level and group of cases. The columns are ``level``, ``kind`` ("set",
+        "source" or `TOGETHER`), ``name`` (of the set or source), ``cases`` and ``answers``
+        (numbers), and ``answered`` and ``right`` (shares).
     """
     rows = []
     for level in LEVELS:
@@ -210,8 +220,9 @@ def admissible(table: pd.DataFrame) -> list[float]:
     table = table.assign(meets_both=meets_both)
     levels = []
     for level, own in table.groupby("level"):
-        # All sets together and most sets meet both goals, and each source with enough
-        # answers meets that for right ones.
+        # All cases together and most sets meet both goals, the least share of answers and the
+        # least share of right ones. Each source with at least LEAST_ANSWERS answers meets the
+        # second goal.
         together = own.loc[own["kind"] == TOGETHER, "meets_both"].all()
         is_source = (own["kind"] == "source") & (own["answers"] >= LEAST_ANSWERS)
         sources = (own.loc[is_source, "right"] >= LEAST_RIGHT).all()
