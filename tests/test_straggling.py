@@ -9,9 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+import yaml
 
 from ddlkit.core.errors import UserError
 from ddlkit.formats.kineto import iterations, parse_kineto
+from workbook.common import places
 from workbook.record import straggling
 from workbook.record.straggling import MODELS, Delays, Layer, scenarios
 from workbook.validate import straggling as straggling_judged
@@ -178,6 +180,12 @@ def test_what_is_recorded_of_a_judgement_is_what_explain_says(name: str) -> None
             assert recorded[column] == value
         else:
             assert recorded[column] == pytest.approx(value, rel=1e-4)
+
+
+def test_every_goal_has_its_statistic() -> None:
+    goals = yaml.safe_load((places.DATA / "goals.yml").read_text())
+    named = {goal["statistic"] for goal in goals["straggling_third"]}
+    assert set(straggling_judged.statistics(straggling_judged.judged())) == named
 
 
 def test_every_rank_with_a_large_delay_is_named_and_no_other() -> None:

@@ -71,7 +71,7 @@ def test_a_damaged_table_is_told_not_measured_over(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     damaged = tmp_path / "layers-lenet5-b4-r1.csv"
     damaged.write_text(damaged.read_text().replace("conv1", "conv9"))
-    with pytest.raises(UserError, match="differs from its stamp"):
+    with pytest.raises(UserError, match="was changed after it was recorded"):
         record(tiny, out=tmp_path)
 
 

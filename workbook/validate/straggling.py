@@ -369,7 +369,7 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
         "false_names": float(healthy["named_rank"].notna().sum()),
         "without_error": float(without_error.median()),
         "without_error_95": float(np.percentile(without_error, 95)),
-        "interval_includes": float(holds.mean()),
+        "interval_holds": float(holds.mean()),
         "replay_error": float(
             (judged["replay_s"] / judged["odd_s"] - 1).abs().median()
         ),
