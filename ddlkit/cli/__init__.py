@@ -240,7 +240,8 @@ def _refused(program: Program, line: object) -> int:
 def _interrupted(program: Program, interrupt: KeyboardInterrupt) -> int:
     """Print that the command was interrupted, and return the exit status for that.
 
-    As in a shell, the status is 128 plus the number of the first signal.
+    As in a shell, the status is 128 plus the number of the first signal. SIGHUP, which a
+    closing terminal sends, counts as SIGTERM, because both ask the command to end.
     """
     # A command that keeps what it measured says so in the arguments of the exception.
     facts = [f"{program.name}: interrupted", *map(str, interrupt.args)]
@@ -251,7 +252,6 @@ def _interrupted(program: Program, interrupt: KeyboardInterrupt) -> int:
     # ends the process by SIGINT whatever the exit status is. Running code anew clears that mark.
     exec("")
     number = _signals_received[0] if _signals_received else signal.SIGINT
-    # A closing terminal sends SIGHUP. The status is then that of SIGTERM.
     if number == signal.SIGHUP:
         number = signal.SIGTERM
     return 128 + number

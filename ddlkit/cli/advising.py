@@ -1074,13 +1074,13 @@ def _reason_lines(reasons: Sequence[str]) -> list[str]:
 
 def _headline(result: Mapping[str, Any]) -> str:
     """Return in a few words what to do, and whether that was tried or only predicted."""
-    from ddlkit.model.advice import WORTH
+    from ddlkit.model.advice import KEEP, WORTH
 
     # "decided_by" is "trial" if plans were tried, and "prediction" if none was.
     was_tried = result["decided_by"] == "trial"
-    # The name of a plan, or "keep the default".
+    # The name of a plan other than the default, or "keep the default".
     advised = result["advice"]
-    is_plan = advised in ("ddp", *result["gains_of_plans"])
+    is_plan = advised != KEEP
     # The trial has confirmed the plan.
     if is_plan and was_tried:
         return f"use {in_words(advised)}"

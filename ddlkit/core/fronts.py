@@ -74,8 +74,10 @@ class Groups(NamedTuple):
     def mirrored(self) -> Groups:
         """Return the groups read from the last tensor to the first.
 
-        Selecting and sending change places. In the formula of this module, selection
-        counts from the first group to group k, and sending from group k to the last.
+        A result for the first groups of plans then holds for the last groups, too. The last
+        message arrives at the largest sum, over groups k, of the selections up to group k,
+        its ready time, and the messages from group k on. Read from the last group, the sum
+        has the same form with selecting and sending exchanged.
         """
         # An element [last, first] is the group from tensor `first` to tensor `last`. In
         # reversed order the last tensor of a group becomes its first one, so rows and
@@ -138,19 +140,21 @@ class Front(NamedTuple):
 
         Parameters
         ----------
-        selected_s, arrived_s : ndarray, shape (m,)
+        selected_s, arrived_s : ndarray, shape (k,)
             The coordinates (a, b) of points of the prefix.
 
         Returns
         -------
-        ndarray, shape (m,)
+        ndarray, shape (k,)
             For each point (a, b), the minimum of max(a + q, b + p) over all points
             (p, q) of this front, in seconds.
         """
         a = selected_s
         b = arrived_s
-        # The suffix is read from its end, where selecting and sending change places. So
-        # p is the time of its messages, and q the end of its selections.
+        # The suffix is read from its end, where selecting and sending change places. So p is
+        # the time of all its messages, and q is what it takes from its first selection to its
+        # last message if the link is free at its beginning. The iteration ends at a + q if
+        # the selections of the prefix delay the suffix, and at b + p if its messages do.
         p = self.selected_s
         q = self.arrived_s
         # Along this front p rises and q falls, so p - q rises, as `searchsorted` needs.

@@ -294,7 +294,10 @@ class _Simulation:
     An event is the moment at which a message is admitted, has moved its bytes, or has
     done its software, or at which compute ends. Between two events everything advances
     at a constant pace. Lists have one value for each message. An element of ``ready_s`` is
-    an amount of compute: a message is ready when ``computed_s`` has reached it.
+    an amount of compute: a message is ready when ``computed_s`` has reached it. ``wire_s``
+    and ``software_s`` are the times of the link and of the processor that a message takes
+    alone. ``slowdown`` is how much longer compute takes while the message is under way (0.1
+    is a tenth), and ``message_slowdown`` how much longer the message takes beside compute.
     """
 
     def __init__(

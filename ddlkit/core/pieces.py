@@ -173,14 +173,14 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
     losses = np.full((n + 1, n + 1), np.inf)
     for first in range(0, n, RUNS_AT_ONCE):
         last = min(first + RUNS_AT_ONCE, n)
-        # The losses of the runs that begin at the points ``first`` to ``last - 1``, with a row
-        # for each newest point of a run, and a column for each run.
+        # The element [e, b] is the loss of the run from point first + b to point first + e,
+        # both included.
         unexplained = _unexplained(x[first:], y[first:], weight[first:], last - first)
-        # A run that ends with the newest point is long enough if it begins at one of the
-        # points 0 to newest + 1 - least.
+        # A run has e - b + 1 points, so that b is at most e + 1 - least in a long enough one.
         is_long_enough = np.tri(n - first, last - first, 1 - least, dtype=bool)
         own_losses = np.where(is_long_enough, unexplained, np.inf)
-        # The result has a row for each run. A run ends one point behind its newest point.
+        # The result has a row for the beginning of a run, and its end is the point behind the
+        # last one, hence `first + 1`.
         losses[first:last, first + 1 :] = own_losses.T
     return losses
 

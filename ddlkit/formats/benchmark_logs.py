@@ -628,8 +628,8 @@ def read_log(
     Returns
     -------
     rows : DataFrame
-        The columns bytes (of a message), seconds, place, collective and ranks (0 if it
-        is unknown).
+        The columns bytes (of a message), seconds, place (in place or out of place),
+        collective and ranks (0 if it is unknown).
     table : Table
         The table that was read.
 
@@ -659,7 +659,8 @@ def read_log(
         _check_rates(sheet, frame, factors or {1.0})
     name = _decided_collective(chosen, file, possible, collective, ranks)
     bytes_factor = possible[name].bytes_factor
-    # A factor of 0 stands for the number of ranks where that is unknown.
+    # The log may have the bytes of one rank. The factor is then the number of ranks, or 0 if
+    # that is unknown.
     if bytes_factor == 0:
         problem = f"the bytes of {name} are those of one rank: give --ranks"
         raise UserError(f"{file}: {problem}")

@@ -334,6 +334,7 @@ class Lab(Place):
             raise UserError(NEEDS_TUN)
         config = {
             "namespaces": [str(NAMESPACES / name) for name in self.namespaces],
+            # The process of the link counts in this file what has crossed the link.
             "crossed": str(self._link_file),
             "prefix": PREFIX,
             "rate_bits_per_s": self.link_bits_per_s,

@@ -475,11 +475,12 @@ def _ranks_by_table(
     rates_bits_per_s: Sequence[float],
     delays_s: Sequence[float],
 ) -> dict[str, Ranks]:
-    """Return the ranks of each table of collectives, by the name of the table.
+    """Return which ranks measure each table of collectives, by the name of the table.
 
-    The arguments are those of `collectives`. There is a table for ``link``, if it is not
-    empty, and one for each lab, if there are rates. With neither, there is one for each
-    number of ranks on the machine's own link.
+    There is a table for ``link``, a key of `_LINKS`, unless it is empty. There is one for
+    each lab, that is, for each of ``ranks`` (numbers of ranks, by default 2), of the rates
+    and of the delays. With neither a link nor rates, there is one for each number of ranks
+    on the machine's own link.
     """
     ranks_by_table: dict[str, Ranks] = {}
     if link:

@@ -460,9 +460,11 @@ def shared_link(samples: pd.DataFrame) -> Link:
     # limited has the rate 0.
     if is_lab(name) and rate_bits_per_s:
         burst_s = read_link(name).burst_s
-    # Without a burst, the cost alone says how long bytes use the link.
+    # Without a burst, the fitted cost of a message says how long its bytes use the link.
     if not burst_s:
         return Link(software=messages_at_once)
+    # With a burst, saved tokens let bytes pass faster, so that the fitted cost does not say it.
+    # The time of a byte then follows from the rate, and from the headers of packets.
     wire_s = wire_s_per_byte(
         str(first["collective"]), int(first["ranks"]), rate_bits_per_s, _framing(name)
     )

@@ -396,7 +396,7 @@ def strange_times(
 
 
 def strange_rows(rows: DataFrame, remedy: str | None = None) -> Iterator[str]:
-    """Yield a warning for each way in which a table's times do not depend on the size.
+    """Yield a warning for each way in which a table's times do not depend on size as usual.
 
     Parameters
     ----------
@@ -405,7 +405,7 @@ def strange_rows(rows: DataFrame, remedy: str | None = None) -> Iterator[str]:
         Rows with several messages in flight are ignored, and so are rows during which
         other programs used the cores.
     remedy : str, optional
-        As of `strange_times`.
+        What the user can do about all of them. By default, each warning says so itself.
 
     Yields
     ------

@@ -803,10 +803,11 @@ class _InOneClock(NamedTuple):
 
     @property
     def iteration_s(self) -> Floats:
-        """Return how long iterations took until their last rank ended, shape (I,).
+        """Return how long iterations took, shape (I,), in seconds.
 
-        As in `ddlkit.core.replay.Replay.iteration_s`, the delay of a rank in its update
-        counts in the iteration in which the rank is late.
+        An iteration lasts from the start of the last rank that starts it to the end of the
+        last rank that ends it. A rank that is late in its update ends that iteration late
+        and starts the next one late, so that its delay counts in the former alone.
         """
         last_start_s = self.iteration_starts_s.max(axis=1)
         last_end_s = self.iteration_ends_s.max(axis=1)

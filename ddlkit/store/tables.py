@@ -261,14 +261,19 @@ def own_output(path: Path | str, *sources: Path | str) -> Path:
 
 
 def _is_recorded(path: Path) -> bool:
-    """Return whether a path is of a recorded table, of a stamp, or of a pack in use."""
+    """Return whether a path is of a recorded table, of a stamp, or of a pack in use.
+
+    A stamp is the JSON file beside a recorded table. A pack is a file with the rows of many
+    tables, whose stamps are together in one file.
+    """
     if path.suffix == ".json" and os.path.isfile(path):
         is_stamp = _read_stamp(path) is not None
         if is_stamp:
             return True
     if is_stamped(path):
         return True
-    # The name of a pack, or of the file of stamps, is free in a folder without packs.
+    # `is_pack` goes by the name alone. A folder without packs may have a file of the user
+    # with the name of a pack, or of the file of its stamps.
     return is_pack(path.name) and bool(packed(path.parent))
 
 
