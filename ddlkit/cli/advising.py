@@ -975,8 +975,7 @@ def screen(result: dict[str, Any]) -> list[str]:
         if plan not in ("ddp", best):
             iteration = units.format_seconds(measured_s[plan])
             lines.append(_line("also tried", f"{in_words(plan)}: measured {iteration}"))
-    # Without a trial, and if the predicted best plan also gained the most in the trial,
-    # neither of these cases applies.
+    # Without a trial, this is the predicted best plan, and no line follows.
     plan_of_largest_gain = result.get("plan_of_largest_measured_gain", best)
     # The default was the fastest plan in the trial, against the prediction.
     if plan_of_largest_gain == "ddp" and best != "ddp":

@@ -311,8 +311,8 @@ def _readable(value: Any) -> str:
         return f"{value:.0f}"
     if isinstance(value, float):
         return f"{value:.6g}"
-    # A text, for example.
-    if not is_numbers(value):
+    # A text, a whole number, or a collection of other things than numbers.
+    if not is_collection_of_numbers(value):
         return str(value)
     if isinstance(value, dict):
         items = [f"{name} {_readable(inner)}" for name, inner in value.items()]
@@ -327,7 +327,7 @@ def _readable(value: Any) -> str:
     return ", ".join(map(_readable, value)) or "none"
 
 
-def is_numbers(value: Any) -> bool:
+def is_collection_of_numbers(value: Any) -> bool:
     """Return whether a value is a list or tuple of numbers, or a dictionary of numbers."""
     if isinstance(value, dict):
         value = [*value.values()]

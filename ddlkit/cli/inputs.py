@@ -976,7 +976,8 @@ def _refuse_other_collective(arguments: argparse.Namespace, cost: Any) -> None:
 def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any, Any]:
     """Return the `Communication` that is fitted to tables, and what they have measured.
 
-    The latter is a `Measured`: the sizes of the messages, and the devices that sent them. Doubts about the rows, and what --assume-ring assumes, are added to ``warnings``.
+    The latter is a `Measured`: the sizes of the messages, and the devices that sent them.
+    Doubts about the rows, and what --assume-ring assumes, are added to ``warnings``.
     """
     from ddlkit import store
     from ddlkit.core.collective import of_gradients

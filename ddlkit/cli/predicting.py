@@ -21,7 +21,7 @@ from ddlkit.cli.command import (
     command,
     flag,
     group,
-    is_numbers,
+    is_collection_of_numbers,
     parsed_name,
     refuse_given,
     show,
@@ -259,7 +259,9 @@ def _without_nested(description: dict[str, Any]) -> dict[str, Any]:
     """
     readable = {}
     for name, value in description.items():
-        is_nested = isinstance(value, (list, dict)) and not is_numbers(value)
+        is_nested = isinstance(value, (list, dict)) and not is_collection_of_numbers(
+            value
+        )
         if not is_nested:
             readable[name] = value
     return readable

@@ -639,6 +639,8 @@ def read_log(
         If no table fits, or several do, or if the table is damaged or contradicts
         itself.
     """
+    # A benchmark that was built without MPI runs once in each process, so that its tables are
+    # of no collective between the processes.
     are_all_of_one_rank = all(table_of_log.ranks == 1 for table_of_log in tables)
     if len(tables) > 1 and are_all_of_one_rank:
         raise _without_mpi(f"{len(tables)} processes print a table each", file)
@@ -657,6 +659,7 @@ def read_log(
         factors = {convention.algbw_factor for convention in possible.values()}
         # Without a possible collective, algbw is taken for the plain size over time.
         _check_rates(sheet, frame, factors or {1.0})
+    # This refuses the table if no collective is possible.
     name = _decided_collective(chosen, file, possible, collective, ranks)
     bytes_factor = possible[name].bytes_factor
     # The log may have the bytes of one rank. The factor is then the number of ranks, or 0 if

@@ -114,6 +114,7 @@ class Lab(Place):
         self.label = label
         self.persistent = persistent
         self.ranks = shape.workers
+        # The name of a place is how tables name its link.
         self.name = shape.link
         self.link_bits_per_s = shape.rate_bits_per_s
         # The id of the process that has the lab up, or 0 while the lab is not up. In any

@@ -351,7 +351,8 @@ def _calibrated(
 ) -> Communication:
     """Return what the rows of one collective on one link show of its messages.
 
-    The other arguments are those of `Calibration.of`.
+    ``form`` is the form of the cost, ``draws`` is how many times it is fitted to resampled
+    rows, and ``also`` are other forms that are fitted for comparison.
     """
     # The cost is the time of a message while no other message is under way. Rows with
     # several messages in flight only show what messages share.
@@ -362,8 +363,8 @@ def _calibrated(
         for other_form in also
         if other_form != UNFITTED
     }
-    # The line UNFITTED follows from the rate of the link. A link without a limit has the
-    # rate 0 in tables.
+    # The form UNFITTED is no fit, but the straight line that follows from the rate of the
+    # link. A link without a limit has the rate 0 in tables.
     if UNFITTED in also and alone["link_bits_per_s"].all():
         costs_by_form[UNFITTED] = _unfitted(alone)
     noise = Noise.of(

@@ -1030,11 +1030,12 @@ def _straggler(
 ) -> tuple[dict[str, Any] | None, str]:
     """Return the rank and the phase for which the others wait, None if none stands out.
 
-    ``causes`` are those of `_causes_by_rank`, the slowest rank first. That rank is
-    called a straggler if it stands out by the median gain, by the lower end of its interval, and in
-    most single iterations. ``gains_by_rank_s``, shape (R, J), has the gains of all
-    ranks. The second result says which of these conditions a rank does not meet that
-    costs much. It is empty if there is a straggler, and if no rank costs much.
+    ``causes`` are those of `_causes_by_rank`, the slowest rank first. ``gains_by_rank_s``, shape
+    (R, J), is how much shorter each judged iteration would be without the delay of each rank. The
+    slowest rank is called a straggler if it stands out by its median gain, by the lower end of the
+    interval of that gain, and in most single iterations. If its delay costs much and it is no
+    straggler, the second result says which of these conditions it does not meet. Otherwise the
+    second result is empty.
     """
     # Ranks are causes only if they cost something.
     if not causes or causes[0].gain_share <= LEAST_SHARE:
@@ -1047,7 +1048,8 @@ def _straggler(
             f"judged iterations, and there are {n_judged}"
         )
     medians_s = np.median(gains_by_rank_s, axis=1)
-    # The ranks that cost the most and the next most, and their gains by iteration.
+    # The ranks that cost the most and the next most, and their gains by iteration. The first is
+    # the rank of `slowest`.
     first, second, *_ = np.argsort(-medians_s)
     first_s = gains_by_rank_s[first]
     second_s = gains_by_rank_s[second]

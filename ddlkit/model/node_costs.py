@@ -366,12 +366,14 @@ class NodeCosts:
     def _predicted_s(self, anchor: NodeTable, nodes: int, ranks: int) -> Floats:
         """Return the predicted seconds of each size of a table, shape (k,).
 
-        ``anchor`` is the table, and ``nodes`` and ``ranks`` are what is predicted for. The
-        seconds are NaN where the table does not allow a prediction, which all-reduces always do.
+        ``anchor`` is the table, and ``nodes`` and ``ranks`` are what is predicted for. An
+        all-reduce is predicted at all sizes. Of other collectives, the seconds are NaN at sizes
+        that the table does not allow to predict.
         """
         # All-gathers and reduce-scatters follow another law than all-reduces.
         if anchor.collective != "all_reduce":
             ratio = nodes / anchor.nodes
+            # The last sizes are those that are predicted.
             return scaling.gathered_s(anchor.sizes, anchor.seconds, anchor.sizes, ratio)
         # The best bandwidth may have been measured on fewer nodes than the anchor has, but
         # not on one node, whose GPUs do not use the network.

@@ -70,8 +70,9 @@ class Buckets:
         # A message begins when the last rank has posted it, so plans are made for the
         # slowest rank of each iteration. The median over iterations is a typical one.
         typical_s = np.median(ready_s.max(axis=1), axis=0)
-        # What a workload states of backward is the time from one gradient to the next.
-        backward_s = np.maximum(np.diff(typical_s, prepend=0.0), 0.0)
+        # What a workload states of backward is the time from one gradient to the next. It is
+        # not below 0, because `_ready_of_all_s` returns times that never decrease.
+        backward_s = np.diff(typical_s, prepend=0.0)
         # Nothing is planned for forward, so its time is left out.
         workload = Workload.from_arrays(0.0, backward_s, sizes)
         return cls(

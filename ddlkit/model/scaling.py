@@ -1704,9 +1704,9 @@ def _origin_of_likely_factors(
 ) -> str:
     """Return in words why the scaling factor of a count is likely to lie where it does.
 
-    ``limiting`` are the measured counts that limit the interval of a predicted count. ``scatter``
-    is the share by which jobs of a count scatter. ``likely_factors`` are the lowest and the highest
-    likely factor.
+    The factor is the step on ``smallest`` over the step on ``asked``. ``limiting`` are the measured
+    counts that limit the interval of a predicted count. ``scatter`` is the share by which jobs of a
+    count scatter. ``likely_factors`` are the lowest and the highest likely factor.
     """
     if asked.measured and asked.jobs > 1:
         origin = "the range of the jobs that measured it"
@@ -1732,12 +1732,15 @@ def _origin_of_likely_factors(
                     f", whose {change}: more nodes do not raise the factor, "
                     f"{_measured_factor(count, scatter)}"
                 )
-    # The range of the smallest count is explained by the same cases as in `_smallest_range_s`.
+    # What follows explains the range that `_smallest_range_s` returns, by the same cases.
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"{origin}; the step on {on_smallest} has the range of its jobs"
+    # The range of several jobs on ``asked`` makes no allowance for another job, so that one is
+    # made for the smallest count.
     if asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE:
         return f"{origin}; the one job on {on_smallest} may differ by {SINGLE_JOB_SHARE:.0%}"
+    # Jobs were seen to differ. Otherwise there is no allowance to explain.
     if scatter > LEAST_SCATTER:
         return (
             f"{origin}; the one job on {on_smallest} may differ as much as those on other numbers "
