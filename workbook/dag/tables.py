@@ -73,7 +73,8 @@ def table6() -> pd.DataFrame:
         The printed columns, and the size of each layer's float32 gradients counted from
         the architecture. Of the layers that have parameters, there are two rates by the
         printed times: ``forward_flops_per_s_computed`` of the forward pass of a batch,
-        and ``communication_bytes_per_s_computed`` of the exchange of gradients.
+        and ``communication_bytes_per_s_computed`` of the exchange of gradients, whose
+        bytes are the printed ones.
     """
     printed = claims.paper_table("dag", "tab06")
     # Rows without a size, such as pooling, have no layer in the architecture.
@@ -81,8 +82,8 @@ def table6() -> pd.DataFrame:
     without_parameters = networks.Layer(tensors=(), multiply_adds=0)
     size_bytes = []
     flops = []
-    for printed_bytes in printed["size_bytes"]:
-        layer = next(layers) if printed_bytes else without_parameters
+    for layer_bytes in printed["size_bytes"]:
+        layer = next(layers) if layer_bytes else without_parameters
         size_bytes.append(4 * sum(layer.tensors))
         flops.append(2.0 * BATCH["AlexNet"] * layer.multiply_adds)
     table = claims.recomputed(printed, size_bytes=size_bytes)
@@ -90,11 +91,11 @@ def table6() -> pd.DataFrame:
     batch_flops = pd.Series(flops)
     has_parameters = batch_flops > 0
     counted_flops = batch_flops.where(has_parameters)
-    counted_bytes = printed["size_bytes"].where(has_parameters)
+    printed_bytes = printed["size_bytes"].where(has_parameters)
     # Times are printed in microseconds.
     return table.assign(
         forward_flops_per_s_computed=1e6 * counted_flops / printed["forward_us"],
         communication_bytes_per_s_computed=(
-            1e6 * counted_bytes / printed["communication_us"]
+            1e6 * printed_bytes / printed["communication_us"]
         ),
     )

@@ -66,8 +66,9 @@ def _mgs(workload: Workload, cost: MessageCost | None, threshold: str) -> Fusion
             f"plan 'mgs:{threshold}': write mgs:8192, elements from which a group is sent"
         )
     message_sizes = merge_up_to(workload.parameters.tolist(), int(threshold))
-    # Up to the last gradient of a group, as many elements are ready as its message and those
-    # before it have together.
+    # The layers are in ready order. A message ends at the layer up to which as many elements
+    # are ready as this message and those before it have together. An end is the number of
+    # layers up to and including this one.
     sent = np.cumsum(message_sizes)
     ready = np.cumsum(workload.parameters)
     ends = np.searchsorted(ready, sent) + 1

@@ -54,6 +54,7 @@ def numbers() -> pd.DataFrame:
         this change.
     """
     model = settings.over(modelled, [*by_buffer.KEYS, "quantity"], unit="tensor")
+    # The paper prints a gain for ResNet-101 and a loss for VGG-16.
     printed_percent = {
         "ResNet101": claimed("osf-fig06-resnet101"),
         "VGG16": -claimed("osf-fig06-vgg16"),

@@ -55,11 +55,14 @@ def in_labs() -> list[pd.DataFrame]:
         the one with expensive start-ups. The column ``buffer`` names the size of the
         buffer, and ``look`` is the key of the link in `workbook.osf.lab.LABS`.
     """
+    # This campaign has no networks but TWO.
     cheap = phases.in_lab(Lab.load(LAB))
-    # A stable sort keeps the phases of a case in their order.
+    # Bars are drawn in the order of the rows, here that of the buffers. A stable sort keeps the
+    # phases of a case in their order.
     cheap = cheap[cheap["workers"] == 4].sort_values("buffer_bytes", kind="stable")
 
-    # The replays with expensive start-ups are in two campaigns, without a negotiation.
+    # The replays with expensive start-ups are in two campaigns, without a negotiation. These
+    # also have ResNet-50, and VGG-16 with replaced layers.
     regimes = []
     for campaign in (REGIMES, REGIMES_VGG):
         regimes.append(phases.in_lab(Lab.load(campaign), negotiated=False))

@@ -127,21 +127,21 @@ def quantities(
     dict of str to ndarray
         An array by statement, which broadcasts to ``grid.shape``.
     """
-    families = {
-        network: _family(network, grid, WORKERS) for network in (*FIVE, REPLACED)
+    by_network = {
+        network: _over_grid(network, grid, WORKERS) for network in (*FIVE, REPLACED)
     }
-    resnet = families["ResNet101"]
-    vgg = families["VGG16"]
-    fig4 = _family("ResNet101", grid, of_fig4)
+    resnet = by_network["ResNet101"]
+    vgg = by_network["VGG16"]
+    fig4 = _over_grid("ResNet101", grid, of_fig4)
 
-    # In a family, "sf_<bytes>" is the scaling factor with a buffer of that size, and "sf_0"
+    # Of each network, "sf_<bytes>" is the scaling factor with a buffer of that size, and "sf_0"
     # the one without a buffer.
     # The relative error of CSF, which has no overlap, against the overlapping model. It
     # is computed without a buffer for each network, and for ResNet-101 with each buffer.
     csf_errors = []
     for network in FIVE:
-        family = families[network]
-        csf_errors.append(family["csf"] / family["sf_0"] - 1)
+        numbers = by_network[network]
+        csf_errors.append(numbers["csf"] / numbers["sf_0"] - 1)
     # `reduce` combines two errors at a time. All of them in one array would need several
     # times the memory of the grid.
     error_sizes = [np.abs(error) for error in csf_errors]
@@ -159,7 +159,7 @@ def quantities(
     communication_growth = vgg[f"update_{GB}"] / vgg["update_0"] - 1
     return {
         "VGG-16: scaling factor": vgg[f"sf_{of_fig8[0]}"],
-        "VGG-16 replaced: scaling factor": families[REPLACED][f"sf_{of_fig8[1]}"],
+        "VGG-16 replaced: scaling factor": by_network[REPLACED][f"sf_{of_fig8[1]}"],
         "VGG-16: change of the factor with 100 MB": vgg_100_mb / vgg_0 - 1,
         "VGG-16: share of one layer": _largest_share(grid),
         "VGG-16: loss of the factor with 1 GB": 1 - vgg_1_gb / vgg_0,
@@ -183,9 +183,9 @@ def quantities(
     }
 
 
-def _factors(family: dict[str, Floats]) -> tuple[Floats, Floats, Floats]:
+def _factors(numbers: dict[str, Floats]) -> tuple[Floats, Floats, Floats]:
     """Return the scaling factors without a buffer, with 100 MB, and with 1 GB."""
-    return family["sf_0"], family[f"sf_{100 * MB}"], family[f"sf_{GB}"]
+    return numbers["sf_0"], numbers[f"sf_{100 * MB}"], numbers[f"sf_{GB}"]
 
 
 def _largest_share(grid: Grid) -> Floats:
@@ -209,8 +209,11 @@ def _largest_share(grid: Grid) -> Floats:
 
 # One entry for each network, and one for each number of workers of Fig 4a that is tried.
 @lru_cache(maxsize=16)
-def _family(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
-    """Return the times of one network over the grid.
+def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
+    """Return the scaling factors and the communication of one network over the grid.
+
+    A network is of the family of VGG-16 or of ResNet-101, whose compute times the grid has.
+    Its own compute time is that of its family's network, times the ratio of their FLOP.
 
     Parameters
     ----------

@@ -305,6 +305,13 @@ def measure_sending(
     budget : Budget
         How long to measure all of them.
 
+    Returns
+    -------
+    DataFrame
+        A row for each iteration: its ``quantity`` ("compute" or "iteration"), the columns that
+        say how messages were sent (``ranks``, ``policy`` and those of `_NONE`), ``sample``, the
+        number of its round, and ``seconds``.
+
     Raises
     ------
     Unavailable
@@ -333,10 +340,12 @@ def measure_sending(
     for setting, seconds in samples.items():
         # Runs of the warm-up come first, and are no samples.
         issue_s = issued_s[setting][-len(seconds) :]
+        # If `EMPTY` itself is bound by the host, this raises.
         if on_gpu and is_host_bound(issue_s, seconds, setting):
             continue
-        rows = _none_sent(setting, seconds)
-        if setting != EMPTY:
+        if setting == EMPTY:
+            rows = _none_sent(setting, seconds)
+        else:
             rows = _sent_rows(sending, setting, runs[setting][-len(seconds) :], seconds)
         frames.append(rows)
     whole = pd.concat(frames, ignore_index=True)

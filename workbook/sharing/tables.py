@@ -139,6 +139,9 @@ def _threads_fall() -> Result:
     # The first batch has no smaller one to be compared with.
     steps = _best_threads().diff(axis=1).iloc[:, 1:]
     constant = ", ".join(steps.index[(steps == 0).all(axis=1)])
+    # In Figure 8, four configurations of VGG-19 tie at batch 32. Table 2 prints 4x64, with the
+    # 256 threads of batch 16. Of the other three, 1x512 and 3x128 have more threads. With one
+    # of these, VGG-19's number would rise, and 6 networks would be left.
     note = (
         f"from Table 2: all fall but {constant}; "
         "by two of three ties of VGG-19 at batch 32 it would be 6"

@@ -290,7 +290,7 @@ def sends_one_message(cases: pd.DataFrame) -> pd.Series:
 def judge(
     measurements: Source, profiles: Source, form: str = "table", *, marked: bool = False
 ) -> pd.DataFrame:
-    """Return the `labelled` cases by which predictions are judged.
+    """Return the cases by which predictions are judged, as `labelled` returns them.
 
     Parameters
     ----------
@@ -302,15 +302,19 @@ def judge(
     form : str, optional
         The form of our model's cost.
     marked : bool, optional
-        Of runs on this machine, whether to return the marked cases, too. These are those
-        that `measured` marks as disturbed, and those that the processor limited. By default
-        they are dropped. Of recordings, it changes nothing: cases that the processor
-        limited are dropped, and all others are returned.
+        Whether to return marked cases, too, if the runs are live.
+
+        Live, on this machine: the cases that `measured` marks are marked, and so are those
+        that the processor limited. By default they are dropped.
+
+        Recorded: the argument changes nothing. Cases that the processor limited are
+        dropped, and all others are returned.
 
     Returns
     -------
     DataFrame
-        A row for each case, or no row if there is no profile for any run.
+        A row for each case, with the columns of `validate`, ``lab`` and ``inside``. There
+        is no row if there is no profile for any run.
     """
     workloads = profiles.workloads()
     runs = measurements.table("runs")
@@ -340,8 +344,8 @@ def judge(
         cases = cases.reset_index()
     limited = cases["processor_limited"]
     if not measurements.is_live("runs"):
-        # The recordings that are judged so were made before disturbances were noted, so
-        # that none of their cases is marked.
+        # The recordings that this function is asked about were made before disturbances
+        # were noted, so that none of their cases is marked.
         return labelled(cases[~limited])
     # Of runs on this machine, a limited case is marked, too.
     cases["marked"] |= limited

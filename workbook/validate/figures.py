@@ -248,7 +248,7 @@ DECIDES = {
 def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
     """Draw errors of messages in labs that were left out of the fit that predicts them.
 
-    Errors have a row for each of DECIDES.
+    There is a panel for each of KINDS, in which errors have a row for each of DECIDES.
 
     Parameters
     ----------
@@ -264,14 +264,14 @@ def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
         rows = {name: own[[decides]] for decides, name in DECIDES.items()}
         plots.error_rows(ax, rows, label="error of a message's time [%]")
         plots.heading(ax, heading)
-    counts = []
+    counts = {}
     for kind in KINDS:
         well = medians.loc[kind] <= WELL
-        counts.append(f"{well.sum()} of {len(well)}")
+        counts[kind] = f"{well.sum()} of {len(well)}"
     plots.title(
         figure,
-        f"Of the labs that were left out, {counts[0]} are predicted within {WELL:.0%} "
-        f"where links have a delay, and {counts[1]} where they have none",
+        f"Of the labs that were left out, {counts['emulated']} are predicted within "
+        f"{WELL:.0%} where links have a delay, and {counts['tbf']} where they have none",
     )
     return figure
 

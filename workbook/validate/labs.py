@@ -60,9 +60,12 @@ def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFr
     collectives : DataFrame
         Measured collectives of all labs.
     cores : int
-        The number of cores of the machine.
+        The number of cores of the machine. The software of a rank is expected to take one
+        of them, which counts for links without a delay.
     wake_up : float
-        The seconds that `waking` returns. They count for links with a delay.
+        The slope that `waking` returns: how many seconds longer a round trip takes for each
+        second of a link's delay, because ranks that sleep must wake. It counts for links
+        with a delay.
 
     Returns
     -------

@@ -179,14 +179,19 @@ class _Samples(NamedTuple):
 
 
 def _samples(labs: Sequence[RingLab], waking: float | None) -> _Samples:
-    """Return the medians of all labs in one table. ``waking`` is as for `fit_rings`."""
+    """Return the medians of all labs in one table.
+
+    ``waking`` is how many seconds longer a round trip takes for each second of a link's
+    delay, or None if ranks do not sleep.
+    """
     counts = [lab.bytes.size for lab in labs]
     sizes = np.concatenate([lab.bytes for lab in labs])
     # Errors are squared after they are weighted, so that the squares of a lab's weights add
     # up to the same sum for every lab. The mean square of all weights is 1.
     lab_weights = np.repeat([count**-0.5 for count in counts], counts)
     mean_count = sizes.size / len(labs)
-    # Logarithms of 0: the plain rate of each link.
+    # `ring_of` takes the three constants of the law as logarithms. With zeros every constant
+    # is 1, so that ``link_s_per_byte`` is that of the link's rate, before any fit.
     rings = [ring_of(np.zeros(3), lab.named, lab.workers, waking) for lab in labs]
     return _Samples(
         bytes=sizes,

@@ -300,7 +300,11 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
 
 
 def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return each count of several nodes as predicted from its neighbours while it is left out.
+    """Return each count of several nodes as predicted while it is left out.
+
+    The prediction is interpolated between the measured neighbours of the count. The largest
+    count has no larger neighbour, and is left out of the table. So are counts with partly used
+    nodes.
 
     Parameters
     ----------
@@ -310,8 +314,9 @@ def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each curve and count of several nodes but the largest. The columns are ``curve``,
-        ``nodes``, the relative ``error``, and whether the step is ``inside`` its interval.
+        One row for each curve and count. The columns are ``curve``, ``nodes``, the relative
+        ``error`` of the predicted step, and whether the measured step is ``inside`` the interval
+        of the predicted one.
     """
     rows = []
     for name, steps in curves.items():
@@ -324,6 +329,7 @@ def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
                 continue
             is_left_out = (steps["nodes"] == nodes) & (steps["gpus"] == gpus)
             result = scale(steps[~is_left_out], int(nodes))
+            # All other counts are measured, and none but the one asked for is interpolated.
             (count,) = (count for count in result.counts if count.interpolated)
             assert count.interval_s
             measured_s = float(steps.loc[is_left_out, "step_s"].median())
