@@ -32,6 +32,7 @@ from ddlkit.cli.command import (
     minutes,
     only_command_in,
     parsed_name,
+    print_starting,
     ranks_to_start,
     refuse_given,
     refuse_impossible_outputs,
@@ -435,6 +436,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
         # Ranks take a while to start. A mistake in the model is found here before that.
         check(arguments.model)
+        print_starting(ranks)
         made = _to_be_made(out)
         with only_command_in(out):
             with _removing_leftovers(out, made):

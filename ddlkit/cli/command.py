@@ -891,6 +891,13 @@ def ranks_to_start(ranks: int | None, default: int, program: str) -> int:
     return ranks
 
 
+def print_starting(ranks: int) -> None:
+    """Say on standard error that ranks are started, which takes seconds without a line."""
+    print(
+        f"ddlkit: starting {ranks} ranks, each of which loads PyTorch", file=sys.stderr
+    )
+
+
 def device_of_own_ranks() -> str:
     """Return the device on which ranks run: ``"cuda"`` if torch sees a GPU, else ``"cpu"``.
 

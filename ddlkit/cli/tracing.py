@@ -15,6 +15,7 @@ from ddlkit.cli.command import (
     command,
     device_of_own_ranks,
     group,
+    print_starting,
     ranks_to_start,
     refuse_unwritable,
     require_model_file,
@@ -152,6 +153,7 @@ def _record_here(arguments: argparse.Namespace, ranks: int) -> None:
 
     # Ranks take a while to start. A mistake in the model is found here before that.
     check(arguments.model)
+    print_starting(ranks)
     members = Ranks.of(ranks, device_of_own_ranks())
     members = replace(members, join={**members.join, "timeout_s": MEETING_S})
     iterations = arguments.warmup + arguments.iterations
