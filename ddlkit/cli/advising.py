@@ -436,7 +436,6 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
         # Ranks take a while to start. A mistake in the model is found here before that.
         check(arguments.model)
-        print_starting(ranks)
         made = _to_be_made(out)
         with only_command_in(out):
             with _removing_leftovers(out, made):
@@ -584,6 +583,7 @@ def _launch(
     members = replace(members, join={**members.join, "timeout_s": MEETING_S})
     # Ranks that take several times as long as this are ended.
     estimate_s = MEETING_S + settings.measure_s + settings.confirm_s
+    print_starting(ranks)
     members.run(advise_job, settings, estimate_s=estimate_s, out=out)
 
 

@@ -128,7 +128,10 @@ class SeveralValuesError(UserError):
     ) -> None:
         self.key = key
         problem = f"{path}: has several values of {key} ({_listed(values)})"
-        self.without_option = f"{problem}: keep the rows of one of them, or correct the value where it is wrong"
+        self.without_option = (
+            f"{problem}: keep the rows of one of them, or correct the value where it is "
+            "wrong"
+        )
         line = self.without_option
         if option is not None:
             line = f"{problem}: choose one with --{option}"
