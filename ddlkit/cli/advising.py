@@ -322,7 +322,7 @@ def origin() -> dict[str, str]:
 def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
     """Print ways to divide a model into units for sharded training, the fastest first.
 
-    They are the ways that --units lists, separated by semicolons, and units of some sizes.
+    They are the ways that --units lists, separated by semicolons, and those of `UNIT_SIZES`.
     """
     from pandas import DataFrame
 
@@ -345,6 +345,7 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
         "ranks",
         "contention",
     ]
+    # With --assume-ring, rows also have a column that says so.
     same_for_all += list(assumption(arguments))
     table = DataFrame(rows).drop(columns=same_for_all)
     if not table["iteration_interval_s"].notna().any():

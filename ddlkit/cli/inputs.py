@@ -385,9 +385,9 @@ def forecast_of(
     level : float, optional
         The share of single iterations that the interval should contain.
     notes : list of str, optional
-        A list to which the notes on the inputs are added. Neither they nor the warnings
-        are then printed, so that the caller can refuse other arguments before, and calls
-        `print_remarks` afterwards. By default both are printed here.
+        A list to which the notes on the inputs are added. Then neither notes nor warnings
+        are printed here: the caller first checks its other arguments, and then calls
+        `print_remarks`. By default both are printed here.
 
     Returns
     -------
@@ -413,7 +413,7 @@ def forecast_of(
     printed_here = notes is None
     notes = [] if notes is None else notes
     _refuse_wrong_dilation(arguments.dilation)
-    _refuse_half_of_selection(arguments)
+    _refuse_density_or_selection_alone(arguments)
     _refuse_wrong_copies(arguments)
     refuse_other_kinds(arguments)
     warnings: list[str] = []
@@ -421,8 +421,8 @@ def forecast_of(
     workload = profile.workload()
     workload = workload.scaled(arguments.dilation).accumulated(arguments.accumulate)
     communication, fitted_messages = read_communication(arguments, warnings)
-    # Selection comes first, because it replaces the all-reduce of the gradients by an
-    # all-gather, which is what contention then slows down.
+    # With --density, a share of the gradients is selected and sent. This comes first, because
+    # it replaces the all-reduce by an all-gather, which is what contention then slows down.
     communication = _with_selection(arguments, communication, workload)
     communication = _with_contention(arguments, communication, profile, warnings, notes)
     predicted = forecast(
@@ -573,7 +573,7 @@ def _takes(arguments: argparse.Namespace, name: str) -> bool:
     return hasattr(arguments, name) and not is_left_out
 
 
-def _refuse_half_of_selection(arguments: argparse.Namespace) -> None:
+def _refuse_density_or_selection_alone(arguments: argparse.Namespace) -> None:
     """Raise UserError if only one of --density and --selection is given."""
     if (arguments.density is None) != (arguments.selection is None):
         raise UserError("give --density and --selection together, or neither")

@@ -387,7 +387,8 @@ def predict(arguments: argparse.Namespace) -> None:
     else:
         _put_in_words(result)
         if result["interval_includes"] is None:
-            # The level alone says what the interval is.
+            # This text is there only if the interval has no level. A person needs no line
+            # without it, while JSON has null.
             del result["interval_includes"]
         result["contention"] = _contention_in_words(result["contention"])
     show(result, arguments.json)

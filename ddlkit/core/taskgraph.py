@@ -804,6 +804,7 @@ def _one_iteration(
         fetched = tasks.add_for_each_rank("decode", "cpu", decode_s, after=io)
     h2d = tasks.add_for_each_rank("h2d", "copy", times.h2d_s, after=fetched)
 
+    # Each has a range of tasks for every layer, with one task for each rank.
     forward, backward = _add_compute(tasks, times, after=h2d)
     messages = _add_messages(tasks, times, strategy, ends, backward)
     update = tasks.add_for_all("update", "all", times.update_s, after=messages)
@@ -813,7 +814,8 @@ def _one_iteration(
     # of the iterations before.
     to_fetch = []
     if strategy.batches_ahead:
-        # An update frees a buffer, into which a later iteration reads its batch.
+        # An update frees a buffer, into which a later iteration reads its batch. The caller
+        # knows which one it is, by ``batches_ahead``.
         to_fetch = [(update, later_read) for later_read in io]
     return _OneIteration(
         tasks=np.array(tasks.rows),

@@ -560,8 +560,8 @@ class _TableCollector:
         """
         table = self.following
         if self.current is not None and not self.current.rows:
-            # Several runs print into one log. Their heads follow one another, and belong
-            # to one table.
+            # Several runs print into one log at the same time. Their heads follow one another,
+            # and belong to one table. What a later run says of itself repeats the first one.
             table = self.current
         else:
             self.tables.append(table)
@@ -1021,9 +1021,10 @@ class _Rates(NamedTuple):
 
 
 def _measured_rates(frame: DataFrame) -> _Rates:
-    """Return the ratios of the rates in a table.
+    """Return algbw over size per time, and busbw over algbw, as a table has them printed.
 
-    ``frame`` has the columns size (bytes), time (seconds), algbw and busbw (GB/s).
+    The errors of the result are shares by which rounding may have changed them. ``frame``
+    has the columns size (bytes), time (seconds), algbw and busbw (GB/s).
     """
     # Bandwidths are printed to 0.01 GB/s. Only the ratio of large ones is precise.
     fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
@@ -1035,7 +1036,8 @@ def _measured_rates(frame: DataFrame) -> _Rates:
     # The two bandwidths of a ratio are rounded by 0.01 GB/s together. The term 0.001 leaves
     # some room.
     busbw_error = 0.001 + 0.01 / mean_algbw_gb_per_s
-    # Times of seconds are printed to two digits, so rounding changes them by up to 5%.
+    # Times of a second and more are printed to two digits, so that rounding changes them by up
+    # to 5%.
     algbw_error = busbw_error + 0.05
     return _Rates(algbw_factor, busbw_factor, algbw_error, busbw_error)
 

@@ -415,9 +415,9 @@ def _forward_start_s(iteration: TracedIteration) -> float:
     """Return when forward starts by the processor's clock, in seconds.
 
     DDP marks its forward, which begins with the broadcast of buffers. Without this mark,
-    forward starts with the first operator that backward refers to. That can be an
-    operator on the input: operators without a gradient have the number of the next one
-    that has a gradient.
+    forward starts with the first operator whose sequence number a function of backward has.
+    This can be slightly too early, with an operator on the input: autograd gives an operator
+    without a gradient the sequence number of the next one that has a gradient.
     """
     for event in iteration.events:
         if event.name == "DistributedDataParallel.forward":
@@ -473,6 +473,8 @@ def _messages(
     messages: list[Message] = []
     for post in posts:
         _refuse_other_training(trace, iteration, post)
+        # ``launched_s`` is when the processor issued the message, so that it compares with
+        # ``backward_s``. ``posted_s`` is when the rank, on a GPU its stream, was ready for it.
         started_s = _earliest_start_s(messages, post.posted_s, in_flight)
         messages.append(
             Message(

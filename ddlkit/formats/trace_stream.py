@@ -55,7 +55,9 @@ _NEEDED_CATEGORIES = (
 
 
 def read_trace(path: Path | str) -> KinetoTrace:
-    """Return the spans of a trace that a reader of ranks needs.
+    """Return the spans of a trace from which iterations of a rank can be told.
+
+    The file is read piece by piece, because a trace can be larger than the memory.
 
     Parameters
     ----------

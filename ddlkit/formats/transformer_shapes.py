@@ -234,8 +234,9 @@ class Decoder:
         Names of layers begin with ``prefix``, and ``tokens`` are those of a sample.
         """
         width = self.d_model
-        # Two products of matrices, of 2 T d_model FLOP for each of T tokens. Their FLOP
-        # count at the last matrix before attention, whose gradient waits for them first.
+        # Two products of matrices, of 2 T d_model FLOP for each of T tokens. Attention has no
+        # tensor of its own, so its FLOP are counted with the last matrix before it. Backward
+        # goes in reverse order, so that the gradient of this matrix waits for attention first.
         attention_flops = 4.0 * tokens * tokens * width
         yield from self._norm(f"{prefix}attention_norm")
         if self.attention_matrices == 2:

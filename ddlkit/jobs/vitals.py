@@ -264,10 +264,11 @@ class Watch:
         self._own_before_s = own_user_s()
 
     def usage(self) -> Usage:
-        """Return the usage since the watch was created, as this rank sees it."""
+        """Return how busy the cores and the link were since the watch was created."""
         counts = self._counts_of_link() - self._counts_before
         packets, late_packets, seconds, processor_s = counts
-        # The process of the link is a program of this library, too.
+        # Time of this library's programs, which `processor_usage` tells from that of others.
+        # The process of the link is one of them.
         own_s = own_user_s() - self._own_before_s + float(processor_s)
         used = processor_usage(self._times_before, processor_times(), own_s)
         if not packets:

@@ -48,6 +48,8 @@ from ddlkit.model.advice import DEFAULT, Advice, is_decided, measured_gain
 from ddlkit.model.contention import Contention
 from ddlkit.model.predictor import scatter_of
 
+GLOO_MESSAGES = 4
+"""How many messages a sample has with gloo, as `NCCL_MESSAGES` has it for NCCL."""
 MEETING_S = 300.0
 """Seconds until all ranks must have built the model."""
 ITERATIONS_TO_REBUILD = 3
@@ -594,7 +596,8 @@ def _measure_messages(me: Rank, training: Training, max_s: float) -> Iterator[Ta
         budget=Budget(
             warmup=1, min_repeats=4, max_repeats=100, max_s=max_s / len(sizes)
         ),
-        messages_per_sample=NCCL_MESSAGES if me.backend == "nccl" else 4,
+        # The mean of several messages hides how exactly the ranks begin together.
+        messages_per_sample=NCCL_MESSAGES if me.backend == "nccl" else GLOO_MESSAGES,
     )
     # This process is a rank already. So it does its part of the job, which is not launched.
     yield from collectives_job.part(me, settings)

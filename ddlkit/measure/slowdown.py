@@ -321,12 +321,12 @@ class _TrainingAndMessages:
         """Train for an iteration, and add a mark where each phase begins and ends.
 
         ``buckets``, a key of ``ddp``, is the number of buckets. ``fill_buckets`` says
-        whether DDP copies gradients into them.
+        whether DDP copies gradients into them. In either case DDP sends nothing.
         """
         ddp = self.training.use(self.ddp[buckets])
         # Within `no_sync`, DDP does not copy gradients into buckets.
-        exchange = nullcontext() if fill_buckets else ddp.no_sync()
-        with exchange:
+        use_of_buckets = nullcontext() if fill_buckets else ddp.no_sync()
+        with use_of_buckets:
             self.training.iterate(marks.mark)
 
     def _time_messages(self, buffer: torch.Tensor, count: int) -> float:

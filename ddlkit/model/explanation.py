@@ -677,7 +677,10 @@ def _finding_of_few_iterations(n_judged: int) -> Iterator[Finding]:
 
 
 def _finding_of_profiler(trace: RankTrace) -> Finding:
-    """Return what is known of the times of a trace as a whole."""
+    """Return the caveat on all times of a trace.
+
+    The profiler makes iterations longer, and explain is not validated on NCCL.
+    """
     if trace.uses_nccl:
         text = "explain has not been validated on NCCL, and the profiler costs some percent"
         return Finding("not validated", layers=(), text=text)

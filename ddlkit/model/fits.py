@@ -349,7 +349,8 @@ def strange_times(
         linearly between neighbouring sizes, and is rarely far off if times depend on
         the size at all.
     remedy : str, optional
-        What the user can do about all of them. By default, each warning says so itself.
+        What the user can do about all of them but a wrong unit. By default, each warning
+        says so itself.
 
     Yields
     ------

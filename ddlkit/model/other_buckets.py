@@ -213,8 +213,8 @@ def costed_messages_s(
     traced_sum_s = training.schedule.message_s[:, traced].sum(axis=1)
     startup_factor = np.ones_like(traced_sum_s)
     wire_factor = np.ones_like(traced_sum_s)
-    # The messages of an iteration may have been faster than one part of their cost. The
-    # other part then takes no time.
+    # The messages of an iteration may have taken less than the part of their cost that keeps
+    # its factor 1. The part with the other factor then takes no time.
     if startup_sum_s > wire_sum_s:
         startup_factor = np.maximum(traced_sum_s - wire_sum_s, 0.0) / startup_sum_s
     else:

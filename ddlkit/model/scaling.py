@@ -733,6 +733,8 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
     all GPUs.
     """
     samples = steps["samples"]
+    # The most frequent number of samples on each measured number of GPUs and nodes, so that a
+    # few odd steps do not matter.
     usual = _usual_samples(steps, samples)
     if usual.nunique() == 1:
         return samples, (

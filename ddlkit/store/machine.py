@@ -684,6 +684,8 @@ def _cudnn(cuda: str) -> str:
 
     ``cuda`` is the version of CUDA that torch uses.
     """
+    # To import torch takes seconds, so that only a torch that is loaded already is asked. It
+    # says None without cuDNN.
     torch = sys.modules.get("torch")
     if torch is not None:
         return cudnn_version(torch.backends.cudnn.version() or 0)

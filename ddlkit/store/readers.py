@@ -501,9 +501,11 @@ def read_timeline(
     if is_stamped(path):
         frame = load_table(path, "timeline")
     else:
+        # A pack holds several tables in one file, so it is no timeline.
         refuse_pack(path)
         frame = SCHEMAS["timeline"].read(files.read_text(path), str(path), exact=False)
     if case is None:
+        # `choose` would refuse several cases, too, but without what is known of each.
         _refuse_several_cases(frame, path)
     frame, _ = choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
     if len(frame) > MOST_SPANS:

@@ -820,7 +820,8 @@ def pack(folder: Path) -> list[Path]:
             packed_now += tables
             parts = {**parts, **_write_pack(folder, kind, header, tables)}
         if packed_now:
-            # The packs and their stamps are on the disk, so the loose files can go.
+            # The new packs are on the disk. They are listed in the file of stamps, and only
+            # then do the loose files go.
             _write_index(folder / STAMPS, parts)
             _remove_replaced(folder)
     return sorted(packed_now)
