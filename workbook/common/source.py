@@ -460,6 +460,8 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
 def open_sharing(data: str = "") -> Source | None:
     """Return the recording of training during messages on one machine.
 
+    Its tables lie in a directory or in the folder ``sharing`` of the directory.
+
     Parameters
     ----------
     data : str, optional
@@ -478,6 +480,8 @@ def open_sharing(data: str = "") -> Source | None:
         # A machine has no slash in its name, and a directory one at least.
         named = Path(data) if "/" in data else places.RECORDED / data
         candidates += [named / "sharing", named]
+    # A GPU's tables are expected among its others, and a processor's in ``sharing``. Every
+    # recorded GPU therefore comes before every processor. Above, ``sharing`` comes first.
     candidates += recorded
     candidates += [directory / "sharing" for directory in recorded]
     for directory in candidates:

@@ -193,7 +193,12 @@ def _draw_measured(ax: Axes, rows: pd.DataFrame) -> None:
 def _draw_printed_error(
     ax: Axes, by_quantity: pd.DataFrame, largest_error: float
 ) -> None:
-    """Shade the factors from which CSF differs by at most the printed error."""
+    """Shade, around CSF, where the factor lies if CSF errs by at most the printed error.
+
+    Here the paper prints no factors, only the largest error of CSF. ``by_quantity`` has a
+    row for each size of the buffer in MB. Its columns have two levels: the column of the
+    figure's table, such as "paper_low", and the quantity.
+    """
     ax.fill_between(
         by_quantity.index,
         by_quantity["paper_low"]["CSF"],

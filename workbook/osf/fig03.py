@@ -210,7 +210,9 @@ def _draw_errors(
 ) -> None:
     """Draw the least and the largest error of a formula, a row for each network.
 
-    On the cluster they are over all compatible settings, and in the lab over all cases.
+    In the lab they are over all cases. On the cluster they are over all compatible
+    settings of what the paper leaves open, which are those that give VGG-16 its stated
+    factor and agree with the most of the paper's other statements.
 
     Parameters
     ----------
@@ -243,6 +245,7 @@ def _draw_errors(
         {"model": _ends_percent(model, cases)},
         label=label,
         printed={"size of the error": printed},
+        # The paper prints errors without a sign, so its range is shaded on both sides of 0.
         mirrored=True,
     )
     plots.intervals(

@@ -27,9 +27,9 @@ Clock = Callable[[Callable[[], Any], Callable[[], Any]], float]
 def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     """Measure for a few seconds, and write the tables into a directory.
 
-    The tables are ``layers`` and ``samples`` of the network, ``peaks`` with the two products, and
-    ``collectives`` with all-reduces between two processes. All are measured on a GPU if PyTorch sees one,
-    else on the processor.
+    The tables are ``layers`` and ``samples`` of the network, ``peaks`` with a product of two square
+    matrices for each of two sizes, and ``collectives`` with all-reduces between two processes. All
+    are measured on a GPU if PyTorch sees one, else on the processor.
 
     Parameters
     ----------
@@ -40,7 +40,8 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     batch : int
         The number of samples in its batch.
     clock : callable
-        What times the products.
+        What times the products. It is called with a function that multiplies and one that waits
+        until the device is done, and returns seconds.
 
     Returns
     -------

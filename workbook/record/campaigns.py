@@ -553,8 +553,9 @@ class LabPoints:
         """
         # On a link without a delay, a sample has as many messages as a replay posts at once.
         messages = MESSAGES_PER_SAMPLE
-        # With a delay they could take minutes. A sample then has as many messages of 1 byte, which take the
-        # start-up alone, as fit into `SAMPLE_S`, but at least one.
+        # With a delay they could take minutes. A sample, whose messages have any of the sizes, then
+        # has only as many as would fit into `SAMPLE_S` if each had 1 byte and so took the start-up
+        # alone, but at least one.
         if one_way_delay_s(self.shape.link):
             messages = int(np.clip(SAMPLE_S / float(cost(1)), 1, MESSAGES_PER_SAMPLE))
         budget = Budget(
@@ -563,7 +564,13 @@ class LabPoints:
             max_repeats=30,
             max_s=EXTENTS[self.extent].max_s,
         )
-        return CollectivesSettings([collective], sizes, budget, messages, vitals.TRIES)
+        return CollectivesSettings(
+            [collective],
+            sizes,
+            budget,
+            messages_per_sample=messages,
+            tries=vitals.TRIES,
+        )
 
     def _calibration_estimate_s(
         self, settings: CollectivesSettings, cost: MessageCost

@@ -258,7 +258,13 @@ def fitted(slowdowns: str) -> Fitted:
 
 
 def _model_of(unknowns: Floats, networks: list[str], slowdowns: str) -> Fitted:
-    """Return the model of a vector of unknowns, whose order `fitted` states."""
+    """Return the model of a vector of unknowns.
+
+    As `fitted` states, the vector has the logarithm of ``allreduce_s``, then ``felt`` and
+    ``messages``, then the logarithms of ``start_s`` of all networks (the part of an
+    iteration's compute that no image adds to), and last those of ``image_s`` (the compute
+    of each image). Logarithms keep times above 0.
+    """
     # The model "none" ignores the two unknowns of slowdowns.
     felt = 0.0
     messages = 0.0

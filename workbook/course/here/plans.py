@@ -169,9 +169,13 @@ def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
 def _draw_panel(
     ax: Axes, plans: Sequence[str], recorded: pd.DataFrame, here: pd.DataFrame
 ) -> None:
-    """Draw the ratios of one network and link, with a row for each plan."""
+    """Draw each plan's step over that of the model's best plan, with a row for each plan.
+
+    ``recorded`` and ``here`` are rows of `ratios`, of one network, link and number of
+    workers. Their column ``other`` is the plan.
+    """
     row_of = {plan: row for row, plan in enumerate(plans)}
-    case_rows(ax, [look(plan).label for plan in plans], 1.0)
+    case_rows(ax, [look(plan).label for plan in plans], reference=1.0)
     # Every panel has numbers on its axis, because the one below may be hidden.
     ax.tick_params(labelbottom=True)
     for style, ratios in ((RECORDED, recorded), (MEASURED_HERE, here)):

@@ -148,7 +148,7 @@ class Candidate:
     step_share : float
         The share in ``form``.
     growth : float
-        By which share w grows with each doubling of the nodes of the anchor.
+        By which share of its value at the anchor w grows with each doubling of the nodes.
     """
 
     counted_from: str
@@ -173,10 +173,13 @@ class Candidate:
             Seconds.
         """
         smallest_s = steps["smallest_s"].to_numpy()
+        # The law counts losses from one whole node in two cases of ``counted_from``, and the
+        # width in one of them. Otherwise both count from the smallest count.
         counted_s = smallest_s
         if self.counted_from != "smallest":
             counted_s = steps["node_s"].to_numpy()
         width_from_s = counted_s if self.counted_from == "node" else smallest_s
+        # The nodes of the step over those of its anchor.
         ratio = steps["ratio"].to_numpy()
         predicted_s = law.step_s(counted_s, steps["anchor_s"], ratio)
         slow_s = predicted_s
@@ -185,6 +188,8 @@ class Candidate:
         width = number * (1 + self.growth * np.log2(ratio))
         lower_s = self._limit(predicted_s, width_from_s, -width)
         upper_s = self._limit(slow_s, width_from_s, width)
+        # This changes no limit of `CANDIDATES`, whose limits lie around the prediction already:
+        # no width is negative, and the slowest step is never shorter than the anchor's.
         return np.minimum(lower_s, predicted_s), np.maximum(upper_s, predicted_s)
 
     def _limit(self, step_s: Floats, counted_s: Floats, width: Floats) -> Floats:
