@@ -143,10 +143,11 @@ def build(arguments: argparse.Namespace) -> None:
         "what to do (by default, list)",
         flag(
             "--check",
-            "Fail if a figure lacks its image, its CSV or a tolerance, or if "
-            "FIGURES.md is not current.",
+            "Fail if a figure has no image or no CSV, if the catalog does not say how far "
+            "its numbers may differ when they are computed again, or if "
+            "reports/FIGURES.md is not current.",
         ),
-        flag("--write", "Write reports/FIGURES.md."),
+        flag("--write", "Write the list into reports/FIGURES.md of the clone."),
     ),
     *group(
         "input",
@@ -154,7 +155,8 @@ def build(arguments: argparse.Namespace) -> None:
             "--reports",
             type=Path,
             metavar="DIRECTORY",
-            help="The directory that holds figures/. [default: reports of the clone]",
+            help="With --check: the directory that holds figures/. [default: reports of "
+            "the clone]",
         ),
     ),
     example="python -m workbook figures --check",
@@ -230,20 +232,16 @@ _PREDICT = """Measure the messages of the emulated links and write down what the
 predict, before anything is replayed or trained. No case is run."""
 
 
-def _session_options(predict: str, names_directory: str) -> tuple[Argument, ...]:
+def _session_options(predict: str, default_out: str) -> tuple[Argument, ...]:
     """Return the options of commands that measure for a long time.
 
     Parameters
     ----------
     predict : str
         The help of --predict.
-    names_directory : str
-        What may name the directory of the tables, such as "the suite".
+    default_out : str
+        The default of --out, in words.
     """
-    default_out = (
-        f"the directory below data/recorded that {names_directory} names, if it names "
-        "one, or else build/measured; both are in the clone"
-    )
     return (
         *group("how to measure", flag("--predict", predict)),
         *session_options(default_out),
@@ -286,7 +284,9 @@ def _session_options(predict: str, names_directory: str) -> tuple[Argument, ...]
     ),
     *_session_options(
         f"With the file of a campaign: {_PREDICT[0].lower()}{_PREDICT[1:]}",
-        "the suite",
+        "data/recorded/MACHINE of the clone for the suites cpu, gpu and gpu-long, "
+        "data/recorded/MACHINE/campaign-NAME for a file NAME.yml of campaigns alone, and "
+        "else a directory in build/ of the clone; --dry-run prints it",
     ),
     example="python -m workbook record gpu --budget 8m --dry-run",
 )
@@ -371,7 +371,11 @@ def _record_straggling(arguments: argparse.Namespace) -> None:
             help="The file that lists the cases, as examples/campaign.yml.",
         ),
     ),
-    *_session_options(_PREDICT, "the file"),
+    *_session_options(
+        _PREDICT,
+        "data/recorded/MACHINE/campaign-NAME of the clone for a file NAME.yml of campaigns "
+        "alone, and else build/measured of the clone; --dry-run prints it",
+    ),
     example="sudo python -m workbook campaign examples/campaign.yml --dry-run",
 )
 def campaign(arguments: argparse.Namespace) -> None:

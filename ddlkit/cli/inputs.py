@@ -77,7 +77,7 @@ _PLANS = """none (a message for each gradient), single (one message), ddp
 (PyTorch's buckets), buffer:25MB (a message once so many bytes are there), mg_wfbp
 (the rule of MG-WFBP, which merges a gradient if that saves time), cuts:3,40 (messages
 end after the 3rd and the 40th gradient that is ready), exact (the plan that is proven
-best), search"""
+best if compute and messages do not slow each other down), search"""
 PLAN_NAMES = f"""{_PLANS} (with --slowdown or --copies the best plan that is found, and
 otherwise exact). docs/GLOSSARY.md has all names."""
 PLAN_NAMES_OF_WHAT_IF = f"""{_PLANS} (the same as exact in this command).

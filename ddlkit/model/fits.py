@@ -510,7 +510,7 @@ def _fall(sizes: Floats, medians_s: Floats, remedy: str | None = None) -> Iterat
         f"{_size_and_time(sizes[smaller], medians_s[smaller])}, but "
         f"{_size_and_time(sizes[larger], medians_s[larger])}, so that predictions for "
         "messages of such sizes are unreliable: "
-        f"{remedy or 'measure all sizes again on an idle machine, into a new file'}"
+        f"{remedy or 'measure all sizes again on an idle machine'}"
     )
 
 
