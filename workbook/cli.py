@@ -285,8 +285,9 @@ def _session_options(predict: str, default_out: str) -> tuple[Argument, ...]:
     *_session_options(
         f"With the file of a campaign: {_PREDICT[0].lower()}{_PREDICT[1:]}",
         "data/recorded/MACHINE of the clone for the suites cpu, gpu and gpu-long, "
-        "data/recorded/MACHINE/campaign-NAME for a file NAME.yml of campaigns alone, and "
-        "else a directory in build/ of the clone; --dry-run prints it",
+        "data/recorded/MACHINE/campaign-NAME for a file whose entries all have 'measure: "
+        "campaign', where NAME is the name of the file, and else a directory in build/ of "
+        "the clone; --dry-run prints the directory",
     ),
     example="python -m workbook record gpu --budget 8m --dry-run",
 )
@@ -373,8 +374,9 @@ def _record_straggling(arguments: argparse.Namespace) -> None:
     ),
     *_session_options(
         _PREDICT,
-        "data/recorded/MACHINE/campaign-NAME of the clone for a file NAME.yml of campaigns "
-        "alone, and else build/measured of the clone; --dry-run prints it",
+        "data/recorded/MACHINE/campaign-NAME of the clone if every entry of the file has "
+        "'measure: campaign', where NAME is the name of the file (campaign.yml has no NAME), "
+        "and else build/measured of the clone; --dry-run prints the directory",
     ),
     example="sudo python -m workbook campaign examples/campaign.yml --dry-run",
 )

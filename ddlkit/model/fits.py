@@ -484,6 +484,8 @@ def _other_unit(sizes: Floats, medians_s: Floats) -> Iterator[str]:
 
     ``sizes``, shape (s,), increase, and ``medians_s`` has the median time of each of them.
     """
+    if not sizes.size:
+        return
     if sizes[0] <= SMALL_BYTES and medians_s[0] >= LONG_STARTUP_S:
         yield (
             f"{_size_and_time(sizes[0], medians_s[0])}: check that the times are in the "
@@ -508,9 +510,9 @@ def _fall(sizes: Floats, medians_s: Floats, remedy: str | None = None) -> Iterat
     yield (
         "smaller messages take longer than larger ones: "
         f"{_size_and_time(sizes[smaller], medians_s[smaller])}, but "
-        f"{_size_and_time(sizes[larger], medians_s[larger])}, so that predictions for "
-        "messages of such sizes are unreliable: "
-        f"{remedy or 'measure all sizes again on an idle machine'}"
+        f"{_size_and_time(sizes[larger], medians_s[larger])}, so that predictions are "
+        f"unreliable for messages of up to {format_bytes(sizes[larger])}: "
+        f"{remedy or 'measure again on an idle machine, into a new directory'}"
     )
 
 
