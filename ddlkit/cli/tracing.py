@@ -153,9 +153,9 @@ def _record_here(arguments: argparse.Namespace, ranks: int) -> None:
 
     # Ranks take a while to start. A mistake in the model is found here before that.
     check(arguments.model)
-    print_starting(ranks)
     members = Ranks.of(ranks, device_of_own_ranks())
     members = replace(members, join={**members.join, "timeout_s": MEETING_S})
+    print_starting(ranks)
     iterations = arguments.warmup + arguments.iterations
     # Ranks that take several times as long as this are ended.
     estimate_s = MEETING_S + iterations * LONGEST_ITERATION_S
