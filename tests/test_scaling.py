@@ -400,6 +400,16 @@ def test_what_cannot_be_predicted_is_refused_with_what_to_measure() -> None:
     refuse("settings", steps=table_of(COUNTS, settings="none"), collectives=ring)
 
 
+def test_the_count_with_another_number_of_samples_per_gpu_is_named() -> None:
+    steps = table_of(COUNTS)
+    odd = sorted(set(steps["gpus"]))[1]
+    samples = 64 * steps["gpus"]
+    refuse(
+        f"65 on {odd} GPUs",
+        steps.assign(samples=samples.where(steps["gpus"] != odd, 65 * odd)),
+    )
+
+
 def test_equal_times_are_a_copy_unless_they_have_few_digits() -> None:
     rows = table_of(COUNTS)
     # A short time has no more digits than a long one.

@@ -24,6 +24,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan, improved
+from ddlkit.core.units import format_seconds
 from ddlkit.core.workload import Workload
 from ddlkit.jobs import vitals
 from ddlkit.jobs.launch import Loopback, launch
@@ -341,6 +342,14 @@ def test_the_command_says_what_it_takes_compute_for(
     assert answers[1]["iteration_s"] > answers[0]["iteration_s"]
     assert any(
         "the slowdown was measured on" in line for line in answers[1]["warnings"]
+    )
+    # A list of other buckets has messages of its own, and so has the default.
+    given = ["--profile", str(profile), "--cost", str(cost), "--slowdown", str(table)]
+    assert cli.main(["export", "--to", "ddp", *given, "--planner", "none"]) == 0
+    default_s = answers[1]["iteration_s"]
+    assert (
+        f"{format_seconds(default_s)} under PyTorch's default"
+        in capsys.readouterr().err
     )
     store.save_table(
         rows(ranks=4), tmp_path, "slowdown-net", schema="slowdown", command=["test"]

@@ -51,6 +51,11 @@ def test_smaller_messages_that_take_longer_are_named_with_larger_ones() -> None:
     assert "128 KiB takes 4.2 ms, but 256 KiB takes 1 ms" in first
 
 
+def test_small_messages_that_take_long_may_have_another_unit() -> None:
+    (warning,) = strange_times(SIZES, 1e3 * LINE_S * 2)
+    assert "64 KiB takes" in warning and "unit" in warning
+
+
 def test_a_form_that_is_off_by_a_quarter_at_sizes_left_out_is_told() -> None:
     curved_s = 1e-6 * (SIZES / KIB) ** 2
     (warning,) = strange_times(SIZES, curved_s, "alpha_beta:least_squares")
