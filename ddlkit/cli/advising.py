@@ -639,7 +639,7 @@ def _result_and_advice(
         return result, advice
     trials = store.load_table(trials_path, "trials")
     result = {**facts, **_result_of_trial(advice, trials, messages)}
-    # The lines for a person say the same beside the plan, so these warnings are not printed.
+    # The lines for a person say this with the plan, so these warnings are not printed.
     contradictions = [
         f"plan {plan['plan']}: {_contradiction(plan)}"
         for plan in (result["default_plan"], result["best_plan"])

@@ -774,7 +774,7 @@ def _do_job(name: str, path: Path) -> None:
     started_by_others = jobs.PARENT not in os.environ
     machine_facts = shared_facts(me) if started_by_others else {}
     if me.rank == 0:
-        # The times in the tables depend on these facts, so a file beside the tables
+        # The times in the tables depend on these facts, so a file next to the tables
         # records them.
         facts = {
             **machine_facts,

@@ -263,7 +263,7 @@ def own_output(path: Path | str, *sources: Path | str) -> Path:
 def _is_recorded(path: Path) -> bool:
     """Return whether a path is of a recorded table, of a stamp, or of a pack in use.
 
-    A stamp is the JSON file beside a recorded table. A pack is a file with the rows of many
+    A stamp is the JSON file that lies next to a recorded table. A pack is a file with the rows of many
     tables, whose stamps are together in one file.
     """
     if path.suffix == ".json" and os.path.isfile(path):

@@ -102,7 +102,7 @@ def numbers() -> pd.DataFrame:
         frame[f"{name}_over_unfused"] = frame[column] / total_unfused_s
     growth = 1 + claimed("osf-fig07-vgg16") / 100
     printed = printed_at(frame, growth, network="VGG16", buffer_bytes=GB)
-    # The paper's number is not drawn beside the link with cheap start-ups ("measured"),
+    # The paper's number is not drawn next to the link with cheap start-ups ("measured"),
     # because start-ups on the cluster are more expensive.
     return frame.assign(paper_over_unfused=printed.where(frame["look"] != "measured"))
 

@@ -186,7 +186,7 @@ def stand_in(device: str) -> str:
     def multiply() -> object:
         return matrix @ matrix
 
-    # Alone first, because the first product loads and allocates, which it cannot do beside the stand-in.
+    # Alone first, because the first product loads and allocates, which it cannot do while the stand-in runs.
     neighbour.beside(None, multiply)
     footprint = Footprint(blocks=8, threads=512)
     # The first try loads the kernel, which takes turns with the product.

@@ -108,7 +108,7 @@ class Traffic:
     @property
     def overlap_share(self) -> float:
         """Return the share of the computation's time in which every block of the communication ran."""
-        # Nothing communicates beside a computation alone.
+        # Nothing communicates while a computation runs alone.
         if not len(self.begins_s):
             return 0.0
         overlap_begin_s = max(self.opened_s, *self.begins_s)

@@ -196,7 +196,7 @@ ROWS_BY_SLOWDOWNS = {
     "our model,\nwithout": (f"{OURS}:without", BARE),
     "straight line,\nwithout": (f"{LINE}:without", LINE),
 }
-"""The rows of the figure, from top to bottom, by the name beside the row.
+"""The rows of the figure, from top to bottom, by the name next to the row.
 
 Each has a role, whose look it is drawn in, and the model whose errors it shows. The two
 rows with measured slowdowns come first, then the two without."""
