@@ -20,7 +20,7 @@ from ddlkit.formats.profiles import save_profile
 from ddlkit.model import forecast
 from ddlkit.model.calibration import Communication, Noise
 from ddlkit.model.contention import Contention
-from ddlkit.model.fits import strange_times, warnings_of_fit
+from ddlkit.model.fits import other_unit, strange_times, warnings_of_fit
 
 SIZES = np.array([64, 128, 256, 512, 1024, 2048, 4096]) * KIB
 LINE_S = 5e-5 + 2e-11 * SIZES
@@ -52,8 +52,9 @@ def test_smaller_messages_that_take_longer_are_named_with_larger_ones() -> None:
 
 
 def test_small_messages_that_take_long_may_have_another_unit() -> None:
-    (warning,) = strange_times(SIZES, 1e3 * LINE_S * 2)
+    (warning,) = other_unit(SIZES, 1e3 * LINE_S * 2)
     assert "64 KiB takes" in warning and "unit" in warning
+    assert not other_unit(SIZES, LINE_S) and not other_unit([2 * MIB], [9.0])
 
 
 def test_a_form_that_is_off_by_a_quarter_at_sizes_left_out_is_told() -> None:

@@ -467,8 +467,9 @@ def _plan_of(
             for name in ("plan", "planner"):
                 if getattr(arguments, name, None) == spec:
                     by_option = f"{option_of(name)} {shown(spec)}"
-                    problem = str(error).replace(f"plan {shown(spec)}", by_option, 1)
-                    raise UserError(problem) from error
+                    named = f"plan {shown(spec)}: "
+                    problem = str(error).removeprefix(named)
+                    raise UserError(f"{by_option}: {problem}") from error
             raise
     plan = formats.read_plan(Path(spec))
     try:
@@ -1033,7 +1034,9 @@ def _rows_of_messages(
     """
     import pandas as pd
 
+    from ddlkit import store
     from ddlkit.formats.messages import read_collectives
+    from ddlkit.model.fits import other_unit
 
     ranks_in_files = arguments.ranks
     if_ranks_unknown = "give their number with --ranks"
@@ -1057,6 +1060,12 @@ def _rows_of_messages(
             notes=warnings,
             if_ranks_unknown=if_ranks_unknown,
         )
+        # A recorded table has no other unit than seconds.
+        if not store.tables.is_stamped(path):
+            warnings += [
+                f"{path}: {text}"
+                for text in other_unit(frame["bytes"], frame["seconds"])
+            ]
         frames.append(frame)
     return pd.concat(frames).reset_index(drop=True)
 

@@ -205,6 +205,9 @@ def _description_of_fit(
         about_fit["median_abs_held_out_error"] = median_error
     measured = fits.Measured.of(sizes, facts.get("backend"), facts["source"])
     warnings = [*fits.several_populations(about_fit)]
+    # A recorded table has no other unit than seconds.
+    if facts["source"] != "recorded":
+        warnings += fits.other_unit(sizes, seconds)
     warnings += fits.strange_times(sizes, seconds, fitted.form)
     about_fit |= measured._asdict()
     about_fit |= _place_if_known(facts)
@@ -850,8 +853,8 @@ def _notes_of_idle_changes(
             continue
         if not graph.duration_s[tasks_named(graph, what)].any():
             notes.append(
-                f"--scale {what}={factor:g} changes nothing, because these tasks take no "
-                "time here: reads and copies of the input have times with --inputs only"
+                f"--scale {what}={factor:g} has no effect on tasks that take no time before "
+                "the change (reads and copies of the input have times with --inputs only)"
             )
     return notes
 

@@ -164,9 +164,10 @@ def _without_extra(sheet: Sheet) -> list[str]:
     positions = [
         position for position, name in enumerate(sheet.header) if not _is_extra(name)
     ]
-    text = io.StringIO()
-    # A cell may contain a comma, and is then written in quotes.
-    writer = csv.writer(text, lineterminator="\n")
+    lines = []
     for row in (sheet.header, *sheet.rows):
-        writer.writerow([row[position] for position in positions])
-    return text.getvalue().splitlines()
+        line = io.StringIO()
+        # A cell may contain a comma, and is then written in quotes.
+        csv.writer(line, lineterminator="").writerow(row[k] for k in positions)
+        lines.append(line.getvalue())
+    return lines

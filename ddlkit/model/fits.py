@@ -349,16 +349,14 @@ def strange_times(
         linearly between neighbouring sizes, and is rarely far off if times depend on
         the size at all.
     remedy : str, optional
-        What the user can do about all of them but a wrong unit. By default, each warning
-        says so itself.
+        What the user can do about all of them. By default, each warning says so itself.
 
     Yields
     ------
     str
-        Up to four warnings, each with the sizes it is about: the time of one size is
-        far from the times of its neighbours, the smallest message takes so long that the
-        unit may be wrong, smaller messages take longer than larger ones, or the fit is far
-        off at sizes that are held out of it.
+        Up to three warnings, each with the sizes it is about: the time of one size is
+        far from the times of its neighbours, smaller messages take longer than larger
+        ones, or the fit is far off at sizes that are held out of it.
 
     Examples
     --------
@@ -391,7 +389,6 @@ def strange_times(
         row_seconds = row_seconds[is_other]
         distinct = np.delete(distinct, outlier)
         medians_s = np.delete(medians_s, outlier)
-    yield from _other_unit(distinct, medians_s)
     yield from _fall(distinct, medians_s, remedy)
     yield from _far_off_held_out(form, row_sizes, row_seconds, remedy)
 
@@ -479,18 +476,33 @@ LONG_STARTUP_S = 0.1
 """From this time of a small message on, the unit of the times may be wrong."""
 
 
-def _other_unit(sizes: Floats, medians_s: Floats) -> Iterator[str]:
-    """Yield a warning if the smallest message takes so long that the unit may be wrong.
+def other_unit(sizes: ArrayLike, seconds: ArrayLike) -> list[str]:
+    """Return a warning if a small message takes so long that the unit may be wrong.
 
-    ``sizes``, shape (s,), increase, and ``medians_s`` has the median time of each of them.
+    Parameters
+    ----------
+    sizes : array_like, shape (n,)
+        The sizes of messages in bytes, of a file that ddlkit has not written.
+    seconds : array_like, shape (n,)
+        The time of each message.
+
+    Returns
+    -------
+    list of str
+        No warning if the fastest message of the smallest size is quick, or large.
     """
-    if not sizes.size:
-        return
-    if sizes[0] <= SMALL_BYTES and medians_s[0] >= LONG_STARTUP_S:
-        yield (
-            f"{_size_and_time(sizes[0], medians_s[0])}: check that the times are in the "
-            "unit that the file says, as in seconds in a column seconds"
-        )
+    row_sizes = np.asarray(sizes, float)
+    row_seconds = np.asarray(seconds, float)
+    if not row_sizes.size or row_sizes.min() > SMALL_BYTES:
+        return []
+    smallest = row_sizes.min()
+    shortest_s = row_seconds[row_sizes == smallest].min()
+    if shortest_s < LONG_STARTUP_S:
+        return []
+    return [
+        f"{_size_and_time(smallest, shortest_s)}: check that the times are in the unit that "
+        "the file says, as in seconds in a column seconds"
+    ]
 
 
 def _fall(sizes: Floats, medians_s: Floats, remedy: str | None = None) -> Iterator[str]:
@@ -512,7 +524,7 @@ def _fall(sizes: Floats, medians_s: Floats, remedy: str | None = None) -> Iterat
         f"{_size_and_time(sizes[smaller], medians_s[smaller])}, but "
         f"{_size_and_time(sizes[larger], medians_s[larger])}, so that predictions are "
         f"unreliable for messages of up to {format_bytes(sizes[larger])}: "
-        f"{remedy or 'measure again on an idle machine, into a new directory'}"
+        f"{remedy or 'measure again on an idle machine, into a new file or directory'}"
     )
 
 

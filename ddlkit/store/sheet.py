@@ -38,6 +38,8 @@ MOST_COLUMNS = 1_000
 
 MOST_COLUMNS_NAMED = 12
 """How many columns of a file an error names."""
+MOST_OF_A_NAME = 40
+"""How many characters of a column's name an error has."""
 _BEGIN_OF_JSON = re.compile(r'\s*(\{\s*"|\[\s*[\[{])')
 """How a document of JSON begins. No line of column names begins in this way."""
 
@@ -177,7 +179,7 @@ def columns_in_words(header: Sequence[str]) -> str:
     'bytes, rate'
     """
     # The first names show what kind of table a file is.
-    first = ", ".join(header[:MOST_COLUMNS_NAMED])
+    first = ", ".join(name[:MOST_OF_A_NAME] for name in header[:MOST_COLUMNS_NAMED])
     n_more = len(header) - MOST_COLUMNS_NAMED
     return f"{first} and {n_more} more" if n_more > 0 else first
 
