@@ -131,6 +131,7 @@ class Collective:
         Returns
         -------
         float or ndarray
+            Bytes/s for each message.
         """
         return self.bus_factor(ranks) * (np.asarray(n_bytes) / np.asarray(seconds))
 

@@ -523,7 +523,7 @@ class Table(MessageCost):
     def __post_init__(self) -> None:
         super().__post_init__()
         # A file may have a single number in the place of a list. It counts as a list of
-        # one number, which the second check refuses.
+        # one number, and fewer than two sizes are refused below.
         sizes = np.atleast_1d(self.bytes)
         seconds = np.atleast_1d(self.seconds)
         # `Form` has checked above that all numbers are finite.
@@ -550,9 +550,10 @@ class Table(MessageCost):
 
     @cached_property
     def _s_per_byte_beyond(self) -> float:
-        """Return the time of a byte beyond the last size, that of the last two sizes.
+        """Return seconds per byte beyond the last size: the slope between the last two sizes.
 
-        Measured times may fall from one size to the next, but extrapolated ones never do.
+        Measured times may fall from one size to the next. Extrapolated times never do, so
+        a negative slope counts as 0.
         """
         last_s_per_byte = (self.seconds[-1] - self.seconds[-2]) / (
             self.bytes[-1] - self.bytes[-2]
@@ -973,7 +974,8 @@ def _draws_of_held_out(
 ) -> list[MessageCost]:
     """Return the draws of a cost that are computed from errors at held-out sizes.
 
-    ``description`` has the fields of a `HeldOut` and the number of draws ("draws").
+    ``description`` has the fields of a `HeldOut` and the number of draws ("draws"). If
+    it lacks this number, there are DRAWS of them, and never more than MOST_DRAWS.
     """
     # All entries but "draws" are fields of the errors.
     held_out_fields = dict(description)

@@ -38,7 +38,8 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     Returns
     -------
     str
-        The text, in which characters that cannot be printed are escaped.
+        The text, in which characters that cannot be printed are escaped. The note about
+        the characters left out can make the line longer than a small ``most``.
 
     Examples
     --------
@@ -47,8 +48,8 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     >>> one_line("a" * 100, most=12)
     'aaaaaaaa ... (100 characters) ... aaa'
     """
-    # The head and the tail that are kept of a long text. The rest of the line, a twelfth,
-    # is for the note about what is left out.
+    # The characters that are kept at the head and at the tail of a long text. The rest of
+    # the line, a twelfth, is for the note about what is left out.
     n_head = 2 * most // 3
     n_tail = most // 4
     # `str.translate` takes characters by their number.
@@ -61,8 +62,8 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
         escaped = text.translate(escapes)
         if len(escaped) <= most:
             return escaped
-    # Only the two ends are escaped, because the text can be much longer than they are.
-    # Escapes make the ends longer again, hence the second cut.
+    # The text is cut before it is escaped, because it can be much longer than its two ends.
+    # The escaped ends are cut again, because escapes make them longer.
     head = text[:n_head].translate(escapes)[:n_head]
     tail = text[-n_tail:].translate(escapes)[-n_tail:]
     return f"{head} ... ({len(text)} characters) ... {tail}"

@@ -110,7 +110,7 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
     draws : array_like, shape (B, ...)
         Draws of one or more values.
     level : float, optional
-        The share of the draws that lie in the interval.
+        The share of the draws that lie in the interval, strictly between 0 and 1.
 
     Returns
     -------
@@ -359,7 +359,8 @@ def fit(
     seconds : array_like, shape (n,)
         The measured time of each.
     draws : int, optional
-        How many draws the fit has. With 0 the fit has no interval.
+        How many draws the fit has: costs that show how uncertain the fitted one is. With
+        0 the fit has no interval.
     collective, workers, algorithm, samples : optional
         What a cost of messages holds for, as `MessageCost` describes it. None leaves
         the default of `MessageCost`.
@@ -393,6 +394,7 @@ def fit(
         form, why = chosen_because(by_form)
         errors = by_form.get(form)
 
+    # The class of the cost, the function that fits it, and how many sizes it needs.
     kind, fitter, least_sizes = _method(form)
     if collective is not None and issubclass(kind, SelectionCost):
         raise UserError(
@@ -490,7 +492,7 @@ class _Method(NamedTuple):
 
 
 def _method(form: str) -> _Method:
-    """Return how a form is fitted.
+    """Return how a form is fitted: its class, its fitter, and the sizes that it needs.
 
     ``form`` is a name, or a name and a variant, as in "piecewise:45KB". Raises UserError
     for an unknown form or variant.
@@ -711,12 +713,13 @@ def errors_by_form(
     Returns
     -------
     dict of str to HeldOutErrors
-        The errors of each form, in the order of ``forms``. A form that cannot be fitted
-        without any of the sizes is left out.
+        The errors of each form, in the order of ``forms``. A form is missing if no size
+        could be held out, because the other sizes are too few to fit the form.
     """
     by_form = {}
     for form in forms:
         errors = held_out_errors(form, sizes, seconds)
+        # Without a size that was held out, there is no error.
         if errors.sizes.size:
             by_form[form] = errors
     return by_form
@@ -756,10 +759,11 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
     limit = AS_GOOD * min(compared.values()) + NEGLIGIBLE
     chosen = next(form for form, error in compared.items() if error <= limit)
 
-    errors = [f"{form} {_percent(median)}" for form, median in medians.items()]
-    why = f"median errors at sizes left out of the fit: {', '.join(errors)}."
+    stated = [f"{form} {_percent(median)}" for form, median in medians.items()]
+    why = f"median errors at sizes left out of the fit: {', '.join(stated)}."
     through_all = [form for form in THROUGH_ALL if form in compared]
     if through_all:
+        # DISCOUNT_THROUGH_ALL is a quarter.
         quarters = [_percent(compared[form]) for form in through_all]
         why += (
             f" {' and '.join(through_all)}, which pass through every size, are compared by a "
@@ -851,6 +855,8 @@ def _error_model(
     # to grow by the largest known error for each factor of two beyond them. Growth is
     # stated for each factor of e, hence the division.
     growth_if_too_few = float(row_errors.max()) / math.log(2)
+    # At either end, the form is fitted to rows whose sizes differ from the end by the factor
+    # FAR or more, and predicts the rows at the end.
     growth_below = _growth_beyond(
         form,
         sizes,
@@ -952,7 +958,7 @@ def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
     sizes : ndarray, shape (m,)
         The sizes at which errors are known.
     errors : ndarray, shape (m,)
-        The known errors, relative and not negative.
+        The known errors: absolute logarithms of measured over predicted time.
 
     Returns
     -------

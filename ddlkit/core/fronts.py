@@ -147,7 +147,7 @@ class Front(NamedTuple):
         -------
         ndarray, shape (k,)
             For each point (a, b), the minimum of max(a + q, b + p) over all points
-            (p, q) of this front, in seconds.
+            (p, q) of this front, in seconds. It is infinite if this front is empty.
         """
         a = selected_s
         b = arrived_s
@@ -257,6 +257,7 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
             limit_s=best_s,
             step=step,
         )
+        # Without a plan that may be better than the best one so far, there are no ends.
         if ends and step.side == SUFFIXES:
             # The plan was found from the last tensor to the first.
             ends = _mirrored_ends(ends)
@@ -362,12 +363,14 @@ class _States:
         self.begin = np.zeros(n + 1, np.int64)
         self.points = np.zeros(n + 1, np.int64)
         self.count = 0
-        self.add(0, NOTHING_SENT, np.zeros(1, np.int64))
+        # No state is before the one of the empty prefix. Its ``previous`` is never read.
+        self.add(0, NOTHING_SENT, previous=np.zeros(1, np.int64))
 
     def add(self, prefix: int, front: Front, previous: Ints) -> None:
-        """Add the points of a front, each with the state from which it was reached.
+        """Add the points of a front as states.
 
         ``prefix`` is the number of tensors of the prefix. ``front`` may be empty.
+        ``previous`` has for each point the state from which it was reached.
         """
         new = slice(self.count, self.count + len(previous))
         self.selected_s[new] = front.selected_s
@@ -410,7 +413,7 @@ def _fronts(
     limit_s: float,
     step: _Pass,
 ) -> tuple[list[Front], tuple[int, ...]]:
-    """Return the fronts of all prefixes, and the plan that looks best along the way.
+    """Return the fronts of all prefixes, and the best plan that is found along the way.
 
     Parameters
     ----------
@@ -436,12 +439,14 @@ def _fronts(
         The plan to which the most promising points lead, empty if no point is left.
     """
     n = len(suffixes) - 1
+    # Whether a plan with each group may end by the limit, by last and first tensor.
     useful = _useful(groups, prefixes, suffixes, limit_s)
     fronts = [NOTHING_SENT]
     states = _States(n, step.most)
     for last in range(n):
-        # Branch: the last group begins at one of the tensors `firsts`, behind one of the
-        # states of the prefix before it. Each of these states leads to a point.
+        # Branch: the last group ends with tensor `last`, and begins at one of the tensors
+        # `firsts`. It follows one of the states of the prefix before it. Each of these
+        # states leads to a point.
         firsts = useful[last].nonzero()[0]
         before = states.indices(firsts)
         # The times of the last group, for each of these states.
@@ -461,6 +466,8 @@ def _fronts(
         kept = kept[in_time]
         front = Front(selected_s[kept], arrived_s[kept])
 
+        # A front with too many points keeps one point for each run of neighbours. The most
+        # promising point of the run, its representative, says how this point is reached.
         if len(kept) > step.most:
             front, representatives = _thinned(front, ends_s[in_time], step)
             kept = kept[representatives]
@@ -495,20 +502,25 @@ def _thinned(front: Front, ends_s: Floats, step: _Pass) -> tuple[Front, Ints]:
         the front.
     """
     begins = front.runs(step.most)
+    # Plans go through the representatives, whatever point stands for a run in the front.
     representatives = _smallest_of_each(ends_s, begins)
-    if not step.is_lower_bound:
-        selected_s = front.selected_s[representatives]
-        return Front(selected_s, front.arrived_s[representatives]), representatives
-    # A run is replaced by its corner: the least selected_s, which its first point has,
-    # and the least arrived_s, which its last point has.
-    lasts = np.append(begins[1:], len(front.selected_s)) - 1
-    return Front(front.selected_s[begins], front.arrived_s[lasts]), representatives
+    if step.is_lower_bound:
+        # The corner of a run is a lower bound. It has the least selected_s, that of the
+        # first point, and the least arrived_s, that of the last point.
+        lasts = np.append(begins[1:], len(front.selected_s)) - 1
+        thinned = Front(front.selected_s[begins], front.arrived_s[lasts])
+    else:
+        # A front for a plan needs points that plans reach: the representatives.
+        thinned = Front(
+            front.selected_s[representatives], front.arrived_s[representatives]
+        )
+    return thinned, representatives
 
 
 def _smallest_of_each(values: Floats, begins: Ints) -> Ints:
     """Return the index of the smallest value in each run.
 
-    Of values of a run that are equal to rounding, the last one is taken.
+    Of several smallest values that are equal up to rounding, the last one is taken.
 
     Parameters
     ----------
@@ -618,5 +630,6 @@ def _useful(
         # This is max(b + p, a + q) of the module's docstring, with the point (a, b) of
         # the prefix that ends with the group, and the corner (p, q) of the suffix.
         ends_s = np.maximum(arrived_s + after_sent_s, selected_s + after_arrived_s)
-    # Where the first tensor comes after the last one, there is no group.
+    # The margin ROUNDING keeps a group whose end equals the limit but for rounding. Where
+    # the first tensor comes after the last one, there is no group, and `np.tril` is False.
     return np.asarray(np.tril(ends_s <= limit_s * (1 + ROUNDING)))

@@ -98,7 +98,11 @@ def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
 
     Notes
     -----
-    With S the running sum of ``communication_s``, the recursion of this module is
+    A message starts when it is ready and the message before it has ended:
+
+        end[k] = max(end[k-1], ready[k]) + communication[k].
+
+    With S as the running sum of ``communication_s``, this recursion has the solution
 
         end[k] = S[k] + max over j <= k of (ready[j] - S[j-1]),
 
@@ -194,7 +198,7 @@ class Iteration:
         """Return when each gradient is ready and in its message, in seconds, shape (n,)."""
         if not self._copies:
             return self.workload.ready_s
-        # Compute after the backward of each gradient, to copy it into its message.
+        # After the backward of each gradient, compute copies it into its message.
         packing_s = self.copy_s_per_byte * self.workload.bytes
         # The last gradient that a message needs also brings the fixed time of the message.
         # Several messages may wait for one gradient if types are kept apart. Unlike +=,
@@ -285,7 +289,8 @@ class Iteration:
             costs_s = np.array([self._message_costs_s(cost) for cost in costs])
             ends_s = group_ends(ready_s, costs_s * message_factors)
         else:
-            # Messages share the link, the processor or the device with compute.
+            # Messages share the link or the processor with one another, or the device with
+            # compute. `play` says how long they take then.
             parts_of_draw = [link.parts(cost, self.group_bytes) for cost in costs]
             software_s = np.stack([parts.software_s for parts in parts_of_draw])
             wire_s = np.stack([parts.wire_s for parts in parts_of_draw])
@@ -384,7 +389,7 @@ class Iteration:
         """
         if not self.copy_s_per_byte:
             return np.asarray(ends_s.max(axis=-1))
-        # The same copies in every scenario.
+        # Every scenario has the same copies.
         copies_s = np.broadcast_to(
             self.copy_s_per_byte * self.group_bytes, ends_s.shape
         )

@@ -140,6 +140,7 @@ def read_link(link: str) -> LinkConditions:
     rate, _, _ = conditions.partition("-")
     rate_bits_per_s = parse_bits_per_s(rate)
     if kind == "lab":
+        # The kernel limits the rate of a "lab:" link with a token bucket, called tbf.
         burst_bits = 8 * burst_bytes(rate_bits_per_s)
         burst_s = burst_bits / rate_bits_per_s
         return LinkConditions(
@@ -151,12 +152,13 @@ def read_link(link: str) -> LinkConditions:
             framing_bytes=TBF_FRAMING_BYTES,
         )
     # A condition that the name leaves out has its default.
+    framing = _condition(link, "framing", default=str(FRAMING_BYTES))
     return LinkConditions(
         engine=kind,
         rate_bits_per_s=rate_bits_per_s,
-        delay_s=parse_seconds(_condition(link, "delay", "0s")),
-        burst_s=parse_seconds(_condition(link, "burst", "0s")),
-        framing_bytes=int(_condition(link, "framing", str(FRAMING_BYTES))),
+        delay_s=parse_seconds(_condition(link, "delay", default="0s")),
+        burst_s=parse_seconds(_condition(link, "burst", default="0s")),
+        framing_bytes=int(framing),
     )
 
 

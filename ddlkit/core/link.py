@@ -142,10 +142,10 @@ class Link:
         from the rate.
         """
         cost_s = np.asarray(cost(n_bytes))
-        # A fitted line can have a negative start-up.
+        # A fitted line can have a negative start-up, which counts as none.
         startup_s = max(0.0, cost.startup_s())
         if not self.burst_s:
-            # A measured time can be below the start-up. All of it is software then.
+            # A measured time can be below the start-up. The whole time is software then.
             software_s = np.minimum(startup_s, cost_s)
             return Parts(software_s, cost_s - software_s)
 
@@ -334,7 +334,8 @@ class _Simulation:
     def run(self) -> tuple[list[float], list[float]]:
         """Return when each message starts and ends, in seconds."""
         # Time advances only when no message can end or be admitted at this moment. The
-        # loop ends when all messages are admitted and none is under way.
+        # loop ends when all messages are admitted and none is under way. The keys of
+        # ``wire_left_s`` are the messages under way.
         while self.admitted < len(self.ready_s) or self.wire_left_s:
             self._end_finished()
             if self._has_room() and self.ready_s[self.admitted] <= self.computed_s:
@@ -363,7 +364,8 @@ class _Simulation:
     def _admit_next(self) -> None:
         """Start the next message, and spend saved tokens on its link time."""
         k = self.admitted
-        # Bytes for which there are tokens pass at once, so that their link time is saved.
+        # A link with a token bucket saved tokens while it rested. Bytes for which there are
+        # tokens pass at once, so their link time does not count.
         saved_s = min(self.tokens_s, self.wire_s[k])
         self.tokens_s -= saved_s
         self.starts_s[k] = self.now_s
@@ -396,7 +398,7 @@ class _Simulation:
             until_computed_s = compute_left_s * compute_factor
         step_s = min([*until_done_s, until_computed_s, until_ready_s])
         if math.isinf(step_s):
-            return  # the last message has just ended
+            return  # there is no further event, since the last message has just ended
 
         # A link saves tokens only while it rests.
         if not any(self.wire_left_s.values()):
@@ -434,8 +436,8 @@ class _Simulation:
                 moving.append(k)
             if software_left_s[k] and (software_overlaps or not wire_left_s[k]):
                 working.append(k)
-        # Messages that move bytes share the link equally. Messages whose software runs
-        # share the processor equally, if they are more than it serves at once.
+        # Messages that move bytes share the link equally. ``software`` messages can use the
+        # processor at once. More messages than that share it equally.
         link_factor = len(moving)
         processor_factor = max(1.0, len(working) / self.link.software)
         on_link = [_Demand(wire_left_s, k, link_factor * factor[k]) for k in moving]
@@ -500,7 +502,8 @@ def one_by_one(
         slowdown_of_compute = compute_slowdowns[..., k]
         slowdown_of_message = message_slowdowns[..., k]
 
-        # While the link rested, it saved up tokens. They let bytes through at once.
+        # The link has rested since the last message ended, and has saved up tokens. They
+        # let bytes of this message through at once.
         tokens_s = np.minimum(burst_s, tokens_s + start_s - link_free_s)
         on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
         took_s = _alone_s(software_s[..., k], on_link_s, software_overlaps=burst_s > 0)
@@ -553,8 +556,8 @@ def _compute_delay_s(
     still to be computed when it starts. ``slowdown`` is how much longer compute takes
     meanwhile.
     """
-    # Compute advances at the pace 1 / (1 + slowdown). Each second of compute is late by
-    # ``slowdown`` seconds.
+    # Compute advances at the pace 1 / (1 + slowdown) meanwhile. Each second of compute takes
+    # 1 + slowdown seconds, so it delays later compute by ``slowdown`` seconds.
     work_during_message_s = np.minimum(compute_left_s, took_s / (1 + slowdown))
     return slowdown * work_during_message_s
 

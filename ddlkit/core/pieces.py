@@ -88,8 +88,8 @@ def least_squares(
         unit_s = seconds
     # Every row, which stands for one measured time, is divided by its unit.
     weighted = design / unit_s[:, None]
-    # Columns differ by many orders of magnitude: a constant, and bytes. Without a
-    # common scale the rank would be judged too low.
+    # Columns differ by many orders of magnitude, such as a constant and bytes. Without a
+    # common scale, `lstsq` would take small columns for zero, and find too low a rank.
     scale = np.linalg.norm(weighted, axis=0)
     scaled_values = np.zeros_like(scale)
     rank = 0
@@ -131,8 +131,8 @@ def grouped(sizes: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
         sizes, return_inverse=True, return_counts=True
     )
     by_size = seconds[np.argsort(size_index, kind="stable")]
-    # The times of a size end where as many samples have passed as it and all smaller
-    # sizes have. The last end is the end of the array, where nothing is cut.
+    # The times of a size end after as many samples as this size and all smaller ones have.
+    # The last end is the end of the array, where nothing is cut.
     ends = np.cumsum(counts)
     return distinct, np.split(by_size, ends[:-1])
 
@@ -166,72 +166,86 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
     Returns
     -------
     ndarray, shape (n + 1, n + 1)
-        The element [i, j] is the weighted sum of squared errors of the run of points i
-        to j - 1. Runs of fewer than ``least`` points have an infinite loss.
+        The element [i, j] is the loss of the run of points i to j - 1: the weighted sum
+        of squared errors. Runs of fewer than ``least`` points have an infinite loss, also
+        the empty ones with j <= i.
     """
     n = x.size
     losses = np.full((n + 1, n + 1), np.inf)
+    # All runs that begin at one of the points first to stop - 1 are computed at once.
+    # There are RUNS_AT_ONCE such points, which limits the memory.
     for first in range(0, n, RUNS_AT_ONCE):
-        last = min(first + RUNS_AT_ONCE, n)
+        stop = min(first + RUNS_AT_ONCE, n)
         # The element [e, b] is the loss of the run from point first + b to point first + e,
         # both included.
-        unexplained = _unexplained(x[first:], y[first:], weight[first:], last - first)
-        # A run has e - b + 1 points, so that b is at most e + 1 - least in a long enough one.
-        is_long_enough = np.tri(n - first, last - first, 1 - least, dtype=bool)
+        unexplained = _unexplained(
+            x[first:], y[first:], weight[first:], n_begins=stop - first
+        )
+        # This run has e - b + 1 points, which are enough if b <= e + 1 - least. `np.tri` is
+        # True in these elements.
+        is_long_enough = np.tri(n - first, stop - first, k=1 - least, dtype=bool)
         own_losses = np.where(is_long_enough, unexplained, np.inf)
-        # The result has a row for the beginning of a run, and its end is the point behind the
-        # last one, hence `first + 1`.
-        losses[first:last, first + 1 :] = own_losses.T
+        # In the result, rows are beginnings of runs, hence the transposed matrix. Columns
+        # are exclusive ends, so the run that ends with point first + e is in column
+        # first + e + 1.
+        losses[first:stop, first + 1 :] = own_losses.T
     return losses
 
 
-def _unexplained(x: Floats, y: Floats, weight: Floats, runs: int) -> Floats:
+def _unexplained(x: Floats, y: Floats, weight: Floats, n_begins: int) -> Floats:
     """Return the residual sum of squares of the best line through each run of points.
+
+    Runs begin at the first ``n_begins`` points, and end at any point.
 
     Parameters
     ----------
     x, y, weight : ndarray, shape (n,)
         The points, and the weight of the squared error of each.
-    runs : int
-        At how many points runs begin: the first ``runs`` points.
+    n_begins : int
+        The number of points at which a run begins, at most n.
 
     Returns
     -------
-    ndarray, shape (n, runs)
-        The element [j, i] is of the run of points i to j. It is 0 if j < i.
+    ndarray, shape (n, n_begins)
+        The element [j, i] belongs to the run from point i to point j, both included. It
+        is 0 if j < i.
     """
     n = x.size
-    # In all matrices, column i is for the run that begins at point i. From row to row, the run
-    # grows by its newest point. Points are added one by one (Welford), because differences of
-    # plain sums would lose the digits of short runs.
-    has_begun = np.tri(n, runs, dtype=bool)
+    # In all matrices, column i belongs to the run that begins at point i, and in row j this
+    # run has grown up to point j. Points are added one by one (Welford's algorithm), because
+    # differences of plain sums would lose the digits of short runs.
+    has_begun = np.tri(n, n_begins, dtype=bool)
     own_weight = np.where(has_begun, weight[:, None], 0.0)
     run_weight = np.cumsum(own_weight, axis=0)
     points = np.stack([x, y])
-    # How far the newest point is from the weighted means of x and of y of each run before it
-    # joins the run.
-    off = np.zeros((n, 2, runs))
-    means = np.zeros((2, runs))
+    # The distances of each newest point from the weighted means of x and y of each run
+    # without this point. The first point of a run has no such means. Zeros stand for them,
+    # and its distances do not count below, because the weight before it is 0.
+    off = np.zeros((n, 2, n_begins))
+    means = np.zeros((2, n_begins))
     for newest in range(n):
-        begun = slice(newest + 1)
+        # The runs that have begun: those that begin at the newest point or before it.
+        begun = slice(min(newest + 1, n_begins))
         own_off = points[:, newest, None] - means[:, begun]
         off[newest, :, begun] = own_off
+        # The first point of a run moves the means from 0 to the point itself.
         means[:, begun] += own_off * weight[newest] / run_weight[newest, begun]
-    # A point of weight w that joins a run of weight W adds w W / (w + W) times the product of
-    # its distances to a second moment of the run about its means.
-    weight_before = np.zeros((n, runs))
+    # If a point of weight w joins a run of weight W, each second moment of the run about its
+    # means grows by w W / (w + W) times the product of two distances of the point.
+    weight_before = np.zeros((n, n_begins))
     weight_before[1:] = run_weight[:-1]
-    growth = np.zeros((n, runs))
+    growth = np.zeros((n, n_begins))
     np.divide(own_weight * weight_before, run_weight, out=growth, where=has_begun)
     off_x = off[:, 0]
     off_y = off[:, 1]
     growth_x = growth * off_x
+    # The second moments: the sums of squares of x and of y, and the sum of products.
     xx = np.cumsum(growth_x * off_x, axis=0)
     xy = np.cumsum(growth_x * off_y, axis=0)
     yy = np.cumsum(growth * off_y * off_y, axis=0)
-    # The best line explains xy^2 / xx of the spread yy. A run of a single x has no spread in x,
-    # and its best line is the mean of y.
-    explained = np.divide(xy * xy, xx, out=np.zeros((n, runs)), where=xx > 0)
+    # The best line explains xy^2 / xx of the spread yy. If all points of a run have one x,
+    # its best line is the mean of y, which explains nothing.
+    explained = np.divide(xy * xy, xx, out=np.zeros((n, n_begins)), where=xx > 0)
     # Where a line fits exactly, rounding can make the difference slightly negative.
     return np.maximum(yy - explained, 0.0)
 
@@ -262,8 +276,8 @@ def best_breaks(
 
     Notes
     -----
-    The breaks are exact. A dynamic programme over pieces combines the losses of all
-    runs of sizes.
+    No other breaks have a smaller error. A dynamic programme over pieces combines the
+    losses of the best lines through all runs of sizes.
     """
     distinct, groups = grouped(sizes, seconds)
     needed = minimum * len(designs)
@@ -317,10 +331,11 @@ def _best_starts(losses: Sequence[Floats]) -> list[int]:
     list of int, length k - 1
         Indices of sizes, increasing.
     """
-    # least_loss[j] is the least loss of the first j sizes, by the pieces so far. The
-    # first piece begins at size 0, so its losses are row 0.
+    # least_loss[j] is the least loss of the first j sizes if they are divided between the
+    # pieces so far. The first piece begins at size 0, so its losses are row 0.
     least_loss = losses[0][0]
-    # For each further piece, the best size i at which it begins, by j.
+    # An array for each further piece. Its element j is the best size i at which the piece
+    # begins if it ends before size j.
     best_starts = []
     for loss_of_piece in losses[1:]:
         # If the piece begins at size i, the sizes before i belong to earlier pieces. The
@@ -371,8 +386,8 @@ def _fitted_pieces(
     with the two parameters is the time. There is one more piece than there are ``breaks``.
     ``sizes``, in bytes, and ``seconds`` have the shape (n,).
     """
-    # The number of breaks up to the size of each row. By "right", a size that equals a
-    # break belongs to the piece that begins there.
+    # The index of the piece of each row is the number of breaks up to its size. By "right",
+    # a size that equals a break belongs to the piece that begins there.
     piece_of_row = np.searchsorted(breaks, sizes, side="right")
     values = []
     for piece, design in enumerate(designs):
@@ -451,14 +466,16 @@ def _fit_line_in_seconds(
         # The first and the last point are the smallest and the largest size.
         points = points[[0, -1]]
         times_s = times_s[[0, -1]]
-    # A unit of one second for every row makes the errors count in seconds, not relatively.
+    # `least_squares` divides the error of each row by a unit. A unit of one second for
+    # every row makes errors count in seconds, and not relative to the time. The design
+    # matrix `straight` has a constant and the size, whose factors are alpha and beta.
     one_second = np.ones_like(times_s)
     alpha_s, beta = least_squares(straight(points), times_s, one_second).tolist()
     if alpha_s < 0:
         # In seconds the errors of the largest messages dominate, and a slight bend there
         # can make the start-up ``alpha_s`` negative. The line is then replaced by the best
-        # line through the origin. This line has one parameter, so the only column of its
-        # design matrix is the sizes.
+        # line through the origin. This line has one parameter, so its design matrix has
+        # one column, the sizes.
         alpha_s = 0.0
         (beta,) = least_squares(points[:, None], times_s, one_second).tolist()
     return {"alpha_s": alpha_s, "beta_s_per_byte": beta}

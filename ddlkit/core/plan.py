@@ -308,6 +308,7 @@ def buffer(
         raise UserError(
             f"buffer of {capacity_bytes} bytes: a fusion buffer must be above zero"
         )
+    # The comparison is negated, so that NaN is refused, too.
     if not timeout_s > 0:
         raise UserError(f"buffer timeout is {timeout_s} s: must be above zero")
     backward_s = workload.backward_s.tolist()
@@ -478,8 +479,9 @@ def _with_a_change(
     Returns
     -------
     tuple of int or None
-        None if the plan has no such cut to be moved, or if the moved cut would not lie
-        between two gradients.
+        The exclusive end of each group after the change. A cut that is moved onto its
+        neighbour is lost, so there is one group fewer. None if the plan has no such cut
+        to be moved, or if the moved cut would not lie between two gradients.
     """
     # The last end is the end of the network, and is no cut between two groups.
     n = ends[-1]
@@ -491,6 +493,7 @@ def _with_a_change(
     moved = cut + shift
     if cut not in cuts or not 0 < moved < n:
         return None
+    # If another cut lies there already, the set has it once, and two groups are merged.
     return (*sorted(cuts - {cut} | {moved}), n)
 
 
@@ -519,10 +522,11 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     Notes
     -----
     This is a dynamic programme over prefixes. Let E[i] be the earliest time at which
-    the first i gradients can have been communicated. The last of their groups begins
-    with some gradient j, hence
+    the first i gradients can have been communicated, with E[0] = 0. The last of their
+    groups has the gradients j to i - 1, counted from 0, for some j < i. The j gradients
+    before have been communicated at E[j]. Hence
 
-        E[i] = min over j < i of  max(E[j], ready[i]) + cost(bytes of j..i).
+        E[i] = min over j < i of  max(E[j], ready[i-1]) + cost(bytes of j to i-1).
 
     An earlier E[j] never makes a later message end later, so it is enough to know the
     best plan of each prefix. This takes O(n**2) time and O(n) memory. If several plans
@@ -549,17 +553,18 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     last_group_start = np.zeros(n + 1, dtype=int)
     for last, costs_by_first_s in enumerate(_costs_by_last_gradient(workload, cost)):
         end = last + 1
-        # One value for each possible first gradient of the last group.
+        # When the last group starts and arrives, for each possible first gradient of it.
         start_s = np.maximum(earliest_s[:end], ready_s[last])
-        ends_s = start_s + costs_by_first_s
-        least_s = ends_s.min()
+        arrived_s = start_s + costs_by_first_s
+        least_s = arrived_s.min()
         earliest_s[end] = least_s
         # Processors sum in different orders, so times that ought to be equal may differ
         # in the last digit. With the margin ROUNDING they count as equal on every
         # processor, and `argmax` takes the first of them.
-        ties = ends_s <= least_s * (1 + ROUNDING)
+        ties = arrived_s <= least_s * (1 + ROUNDING)
         last_group_start[end] = np.argmax(ties)
-    # From the last group back to the first: a group ends where the next one begins.
+    # Follow the groups from the last one back to the first, which begins with gradient 0.
+    # A group ends where the next one begins.
     ends = [n]
     while last_group_start[ends[-1]] > 0:
         ends.append(int(last_group_start[ends[-1]]))
@@ -1043,7 +1048,7 @@ def adafusion(workload: Workload, cost: MessageCost | None, variant: str) -> Fus
     backward_s = workload.backward_s.tolist()
 
     def joins(tensor: int, group_bytes: float, start_s: float) -> bool:
-        """Return whether a gradient joins, whenever the group's message could start."""
+        """Return whether a gradient joins. ``start_s`` plays no part in osf Eq 17."""
         waited_s = backward_s[tensor] if variant == "repaired" else 0.0
         return fusing_pays(message_cost, group_bytes, sizes[tensor], waited_s)
 

@@ -133,6 +133,7 @@ class Schedule:
                 f"a schedule of {n_iterations} iterations with {n_messages} messages "
                 f"has times of messages of shape {self.message_s.shape}"
             )
+        # Start-ups and lags may be left out, and a lag may be negative.
         for name, values_s, shape in (
             ("start-up", self.startup_s, (n_iterations, n_messages)),
             ("lag", self.lag_s, (n_iterations, n_ranks, n_messages)),
@@ -248,11 +249,13 @@ class Schedule:
         -----
         Let t be the time of a rank. A segment of work w moves it to t + w. A post of
         message k at t makes the message ready at the maximum of t over ranks. A wait for
-        message k moves t to the maximum of t and the end of k.
+        message k moves t to the maximum of t and the end of k plus the lag of this rank. A
+        wait for a message in ``rooted`` ends as the class describes.
         """
         n_iterations, n_ranks, _ = self.work_s.shape
         n_messages = self.message_s.shape[1]
-        # The start-up of a message takes the place of the software in the parts of a link.
+        # A link divides a message into software, which does not use the link, and link time.
+        # The start-up of a message takes the place of its software.
         parts = Parts(self.startups_s, self.message_s - self.startups_s)
         lags_s = self.lags_s
         starts_s = np.empty((n_iterations + 1, n_ranks))
@@ -261,8 +264,8 @@ class Schedule:
         starts_s[0] = self.first_start_s
         for i in range(n_iterations):
             parts_of_iteration = Parts(parts.software_s[i], parts.wire_s[i])
-            # An iteration starts when the one before it has ended. The rows of posted_s
-            # and ends_s are filled in by the call.
+            # On each rank, an iteration starts when the one before it has ended. The call
+            # also fills in the rows of posted_s and ends_s.
             starts_s[i + 1] = self._play_iteration(
                 self.work_s[i],
                 parts_of_iteration,
@@ -312,9 +315,12 @@ class Schedule:
         ends_are_current = False
         for s, segment in enumerate(self.segments):
             now_s += work_s[:, s]
-            # What the ranks do after the work. A segment that ends with a mark has only work.
+            # After its work, a segment posts message k or waits for it. A segment that ends
+            # with a mark does neither.
             k = segment.message
             if segment.action == POST:
+                # Messages are posted in the order of their numbers, so those posted so far
+                # are the first ``n_posted``.
                 posted_s[:, k] = now_s
                 n_posted += 1
                 ends_are_current = False
@@ -322,8 +328,8 @@ class Schedule:
                 if not ends_are_current:
                     ends_s[:n_posted] = self._ends_s(posted_s[:, :n_posted], parts)
                     ends_are_current = True
-                # The start-up is in ``software_s``. Together with the link time it is the
-                # time that the message takes by itself.
+                # The time that the message takes by itself is its start-up, which is in
+                # ``software_s``, and its link time.
                 time_s = parts.software_s[k] + parts.wire_s[k]
                 ends_on_ranks_s = ends_s[k] + lag_s[:, k]
                 now_s = self._after_wait_s(
@@ -409,9 +415,11 @@ class Schedule:
         ends_s = replay.ends_s[i] - origin_s
         lags_s = self.lags_s[i]
         now_s = replay.starts_s[i] - origin_s
+        # When each rank starts each segment, ends its work, and ends its wait.
         instants = []
         for s, segment in enumerate(self.segments):
             worked_s = now_s + self.work_s[i, :, s]
+            # Only a segment that ends with a wait goes on later than its work ends.
             waited_s = worked_s
             k = segment.message
             if segment.action == WAIT:
@@ -419,10 +427,12 @@ class Schedule:
                     k,
                     worked_s,
                     posted_s[:, k],
-                    ends_s[k] + lags_s[:, k],
-                    self.message_s[i, k],
+                    end_s=ends_s[k] + lags_s[:, k],
+                    time_s=self.message_s[i, k],
                 )
-            instants.append(_Instants(now_s, worked_s, waited_s))
+            instants.append(
+                _Instants(start_s=now_s, work_end_s=worked_s, wait_end_s=waited_s)
+            )
             now_s = waited_s
 
         rows = []
@@ -529,6 +539,8 @@ class Replay:
         makes the other ranks wait in the next iteration only. Its delay counts in the
         iteration in which it is late, because this rank ends it late.
         """
+        # A rank starts an iteration when it ends the one before it. So these are E_(i-1) for
+        # each iteration, and at last the end of the last iteration.
         last_start_s = self.starts_s.max(axis=1)
         return np.asarray(np.diff(last_start_s))
 
@@ -565,12 +577,14 @@ def alone_s(
     >>> alone_s(np.array([0.0, 3.0]), np.array([4.0, 5.0]), np.zeros(2), in_flight=2).tolist()
     [3.5, 1.5]
     """
-    # Messages start and end at knots. Between two knots the same ones are under way.
+    # Knots are the times at which a message starts or ends. Between two knots the set of
+    # messages under way does not change.
     knots_s = np.unique(np.concatenate([starts_s, ends_s]))
     # One row for each interval between two knots, and one column for each message.
     begin_s = knots_s[:-1, None]
     under_way = (starts_s <= begin_s) & (begin_s < ends_s)
-    # At least 1: in some intervals no message is under way, and 0 would divide their length.
+    # In an interval without any message, 1 avoids a division by 0. No message counts this
+    # interval.
     n_sharing = np.maximum(under_way.sum(axis=1), 1)
     # The sum over the intervals in which a message is under way, for each message.
     own_share_s = (np.diff(knots_s) / n_sharing) @ under_way

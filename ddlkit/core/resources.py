@@ -128,7 +128,7 @@ def jointly(
         What one iteration computes, n tensors in the order in which their gradients
         become ready.
     choices : sequence of Resources
-        What each message may use.
+        The resources among which each message may choose.
     plan : FusionPlan, optional
         Which gradients share a message. By default all plans are tried, too.
 
@@ -265,11 +265,12 @@ def _with_one_more_message(
     _States
         C states for each state of ``before``, one for each of the choices.
     """
-    # The states of all prefixes, one prefix after the other, and the prefix of each.
+    # The states of all prefixes, one prefix after the other.
     counts = [len(states.end_s) for states in before.values()]
     end_s = np.concatenate([states.end_s for states in before.values()])
     work_before_s = np.concatenate([states.work_s for states in before.values()])
-    prefix = np.arange(len(before)).repeat(counts)
+    # The column of ``costs_s`` for each state: that of its prefix.
+    column_of_state = np.arange(len(before)).repeat(counts)
 
     # Compute lags behind the clock by the time that earlier messages have cost it. The
     # message starts when the one before it has ended and its last gradient is ready.
@@ -282,7 +283,7 @@ def _with_one_more_message(
     # each state of ``before``. The slowdowns have the shape (C, 1).
     slowdown = np.array([[resources.slowdown] for resources in choices])
     message_slowdown = np.array([[resources.message_slowdown] for resources in choices])
-    alone_s = costs_s[:, prefix]
+    alone_s = costs_s[:, column_of_state]
     compute_left_s = last_ready_s - work_at_start_s
     took_s = overlapped_s(alone_s, compute_left_s, slowdown, message_slowdown)
     # Where the message outlasts compute, the work is exactly all work. The sum below

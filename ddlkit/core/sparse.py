@@ -273,7 +273,8 @@ def sparse_timeline(
     """
     iteration = sparse_iteration(workload, plan, cost)
     spans = iteration.timeline().to_frame()
-    # The rows of all backward spans, in ready order, and of the last one of each group.
+    # The rows of all backward spans, in ready order. Of these, the row of the last gradient
+    # of each group.
     backward = np.flatnonzero(spans["kind"] == "backward")
     last_of_group = backward[np.array(plan.ends) - 1]
 
@@ -285,8 +286,8 @@ def sparse_timeline(
     # Without the maximum, a rounding error could move the cut before the start of the
     # backward.
     cut_s = np.maximum(spans["end_s"] - selection_s, spans["start_s"])
-    # Spans without a selection keep their end.
-    shortened = spans.assign(end_s=np.where(selection_s > 0, cut_s, spans["end_s"]))
+    # A span without a selection is cut at its end, so it stays as it is.
+    shortened = spans.assign(end_s=cut_s)
     # A selection has the other columns of the span from which it is cut.
     selections = spans.iloc[last_of_group].assign(
         start_s=cut_s.iloc[last_of_group], kind="sparsify"
@@ -495,12 +496,14 @@ class SelectionTimes(SelectionCost):
         """
         last = len(self.density) - 1
         # Where each density lies among the measured ones, counted from 0: 1.5 is halfway
-        # between numbers 1 and 2. The last one is its own neighbour above.
+        # between numbers 1 and 2. Outside the measured densities, `np.interp` returns the
+        # first or the last number.
         position = np.interp(np.log(rho), np.log(self.density), np.arange(last + 1))
-        below = np.minimum(position.astype(int), last)
+        below = position.astype(int)
+        # The last density is its own neighbour above.
         above = np.minimum(below + 1, last)
-        # For every element, the time at the measured density below or above. The indices
-        # need the axis of densities, too, hence the shape (1, ...) in between.
+        # The time of every element at the measured density below it, and at the one above.
+        # `take_along_axis` needs indices with the axis of densities, here of length 1.
         log_s_below = np.take_along_axis(log_s, below[None], axis=0)[0]
         log_s_above = np.take_along_axis(log_s, above[None], axis=0)[0]
         fraction = position - below

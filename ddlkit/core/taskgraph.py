@@ -95,8 +95,8 @@ class TaskGraph:
     edges: Ints
 
     def __post_init__(self) -> None:
-        # Arrays take the place of the columns. A frozen dataclass lets its fields be set
-        # only in this way.
+        # The columns may be given as any sequences, and become arrays. A frozen dataclass
+        # lets its fields be set only in this way.
         for name in ("kind", "resource", "rank", "layer", "iteration", "edges"):
             object.__setattr__(self, name, np.array(getattr(self, name), np.int64))
         object.__setattr__(self, "duration_s", np.array(self.duration_s, float))
@@ -271,12 +271,15 @@ def _first_ready_first_served(
     start_s : ndarray, shape (n,)
         When each task begins, in seconds.
     order : ndarray, shape (at most n,)
-        Tasks in the order in which they begin. Tasks on a cycle of edges never begin.
+        Tasks in the order in which they begin. Tasks on a cycle of edges never begin,
+        and are missing here.
     """
     n = len(duration_s)
-    # Python floats and lists: element by element, arrays would be several times slower.
+    # The loop reads single elements, which is several times faster in Python lists than
+    # in arrays.
     seconds_of = duration_s.tolist()
     resource_of = resource.tolist()
+    # The tasks that follow task i are followers[first[i] : first[i + 1]].
     first_array, followers_array = _followers(edges, n)
     first = first_array.tolist()
     followers = followers_array.tolist()
@@ -287,8 +290,9 @@ def _first_ready_first_served(
     # When each resource has done all tasks that it was given so far.
     resource_free_s = [0.0] * (max(resource_of, default=0) + 1)
     order = []
-    # A heap of pairs yields the task that is ready first, and among equals the
-    # smallest. A list of equal times with rising tasks is a heap already.
+    # A heap of pairs yields the task that is ready first, and of several tasks that are
+    # ready at the same time the one with the smallest number. A list of equal times with
+    # rising tasks is a heap already.
     ready = [(0.0, task) for task in range(n) if not pending[task]]
     while ready:
         task_ready_s, task = heappop(ready)
@@ -431,8 +435,8 @@ class Schedule:
             if first_counted <= graph.iteration[task] <= last_counted:
                 resource = graph.resources[graph.resource[task]]
                 seconds_of[_class_of(resource)] += float(graph.duration_s[task])
-        # If the path takes no time, all seconds are 0. Divided by 1 they stay shares of
-        # 0.
+        # If the path takes no time, all its seconds are 0. They are divided by 1 then, and
+        # all shares are 0.
         whole_s = sum(seconds_of.values()) or 1.0
         largest_first = sorted(seconds_of, key=seconds_of.__getitem__, reverse=True)
         return {name: seconds_of[name] / whole_s for name in largest_first}
@@ -639,23 +643,25 @@ def s_sgd(
     else:
         ends = plan.ends_in_ready_order
     names, resource_of = gpus.resources()
+    # Without decoding on the CPU, samples are read decoded, and there is no such task.
     if not strategy.decodes_on_cpu:
         decode_s = 0.0
     template = _one_iteration(times, strategy, ends, resource_of, decode_s)
 
-    # An update frees the buffer of its own batch. What is read into this buffer is the
-    # next batch that has not been fetched ahead. A lag is by how many iterations the second
-    # task of an edge comes after the first one.
+    # An update frees the buffer of its own batch. The next ``batches_ahead`` batches have
+    # been fetched by then, so the batch after them is read into this buffer. Without
+    # fetching ahead, ``to_fetch`` has no edges.
     fetch_lag = 1 + strategy.batches_ahead
     n = len(template.tasks)
+    # A lag is by how many iterations the second task of an edge comes after the first.
     edges = [
         _repeated(template.within, n, iterations, lag=0),
         _repeated(template.to_next, n, iterations, lag=1),
         _repeated(template.to_fetch, n, iterations, lag=fetch_lag),
     ]
 
-    # The tasks of the template are repeated for each iteration. All columns are floats
-    # in the template. `TaskGraph` makes integers of indices.
+    # The template has a row for each task, and the rows are repeated for each iteration.
+    # All its columns are floats. `TaskGraph` makes integers of those that are indices.
     columns = np.tile(template.tasks, (iterations, 1)).T
     kind, resource, duration_s, rank, layer = columns
     return TaskGraph(
@@ -693,8 +699,9 @@ def _repeated(edges: Ints, n: int, iterations: int, lag: int) -> Ints:
     """
     # Only the second task of each edge lies in a later iteration.
     to_later = np.array([0, lag * n])
+    # The number of the first task of each iteration that has such edges.
     first_tasks = n * np.arange(max(iterations - lag, 0))
-    # The shape is (iterations, m, 2) until the edges of all iterations are joined.
+    # The sum has the shape (iterations with edges, m, 2).
     in_graph = edges + to_later + first_tasks[:, None, None]
     return in_graph.reshape(-1, 2)
 
@@ -797,25 +804,25 @@ def _one_iteration(
     """
     tasks = _Tasks(resource_of)
 
-    # Input: each of these variables is a range of tasks, one for each rank.
+    # Each variable of the input is a range of tasks, one task for each rank.
     io = tasks.add_for_each_rank("io", "disk", times.io_s, after=())
     fetched = io
     if decode_s:
         fetched = tasks.add_for_each_rank("decode", "cpu", decode_s, after=io)
     h2d = tasks.add_for_each_rank("h2d", "copy", times.h2d_s, after=fetched)
 
-    # Each has a range of tasks for every layer, with one task for each rank.
+    # Both lists have a range of tasks for every layer, with one task for each rank.
     forward, backward = _add_compute(tasks, times, after=h2d)
     messages = _add_messages(tasks, times, strategy, ends, backward)
     update = tasks.add_for_all("update", "all", times.update_s, after=messages)
 
     # In an edge to a later iteration, the second task belongs to the later iteration. Both
-    # tasks are numbered within their own iterations. The caller adds the number of all tasks
-    # of the iterations before.
+    # tasks are numbered within their own iterations. The caller turns these numbers into
+    # numbers of the whole graph.
     to_fetch = []
     if strategy.batches_ahead:
         # An update frees a buffer, into which a later iteration reads its batch. The caller
-        # knows which one it is, by ``batches_ahead``.
+        # computes from ``batches_ahead`` which iteration this is.
         to_fetch = [(update, later_read) for later_read in io]
     return _OneIteration(
         tasks=np.array(tasks.rows),
@@ -909,17 +916,20 @@ def _pairs_to_next(
     list of (int, int)
         Pairs of tasks, both numbered as in their own iteration.
     """
-    # A disk reads one batch after the other: a read of this iteration precedes the same
-    # read of the next one. The first forward of the next iteration needs new weights.
+    # In each pair, the first task belongs to this iteration and the second one to the
+    # next. A disk reads one batch after the other, so a read precedes the read of the same
+    # rank in the next iteration.
     pairs = list(zip(io, io, strict=True))
+    # The first forward of the next iteration needs the updated weights.
     pairs += [(update, task) for task in first_forward]
-    # Whatever the framework does not do ahead waits for the update, too.
+    # Reads and copies that the framework does not do ahead wait for the update, too.
     if not strategy.reads_ahead:
         pairs += [(update, task) for task in io]
     if not strategy.copies_ahead:
         pairs += [(update, task) for task in h2d]
     if strategy.one_buffer:
-        # A read overwrites the buffer, so the copy out of the buffer comes first.
+        # A read of the next iteration overwrites the buffer, so the copy of this iteration
+        # out of the buffer comes first.
         pairs += zip(h2d, io, strict=True)
     return pairs
 
@@ -974,13 +984,14 @@ def of_iteration(
         of tasks can express that.
     """
     iteration.refuse_if_not_a_graph()
+    # `of_workload` assumes a message for each tensor, and a forward that is not divided
+    # between tensors.
     times = IterationTimes.of_workload(
         iteration.workload, iteration.cost, io_s=io_s, h2d_s=h2d_s
     )
-    # These are the times of a message for each tensor, and of forward as a whole. With a
-    # plan, `s_sgd` takes the time of each message of the plan, and forward by tensor. An
-    # iteration lists its messages in the order of sending, and `IterationTimes` in the
-    # reverse order, because it lists layers in forward order.
+    # With a plan, `s_sgd` needs the time of each message of the plan, and forward by tensor.
+    # An iteration lists its messages in the order of sending. `IterationTimes` lists them
+    # in the reverse order, because it lists layers in forward order.
     times = replace(
         times, communication_s=iteration.communication_s[::-1], forward_s=forward_s
     )
@@ -1026,9 +1037,9 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     # no kind.
     kind_of_spelling = {name.replace("_", ""): name for name in kinds}
     kind = kind_of_spelling.get(head.replace("_", ""))
-    # The class of each resource: "gpu" for "gpu 3".
+    # The class of each resource, such as "gpu" for "gpu 3".
     classes = [_class_of(name) for name in graph.resources]
-    # No task is chosen if none of the cases below applies.
+    # No task is chosen if the name is of none of the kinds below.
     chosen = np.zeros(graph.n, bool)
     if head == "layer" and number.strip().isdigit():
         chosen = graph.layer == int(number)
@@ -1037,8 +1048,9 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     elif kind and not number:
         chosen = graph.kind == KINDS.index(kind)
     elif head in classes and not number:
+        # Whether each resource is of this class, and then whether the resource of each
+        # task is.
         resource_is_meant = np.array([name == head for name in classes])
-        # By the resource of each task.
         chosen = resource_is_meant[graph.resource]
     if not chosen.any():
         raise _no_such_task(graph, what)

@@ -241,6 +241,7 @@ class Timeline:
         # The number of each thread, by its rank, stream and track.
         thread_numbers: dict[tuple[int, str, int], int] = {}
         events: list[dict[str, Any]] = []
+        # Spans of one rank and stream that overlap have different tracks, counted from 0.
         for row, track in enumerate(self._tracks(continuous_start_s)):
             rank = int(self.rank[row])
             thread = (rank, str(self.stream[row]), track)

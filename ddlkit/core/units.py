@@ -106,16 +106,17 @@ def _parsed(
         raise UserError(
             f"{what} {text!r} is not a number with a unit: write for example {example}"
         )
-    value = float(match[1])
-    unit = spelled(match[2])
+    number, written_unit = match.groups()
+    value = float(number)
+    unit = spelled(written_unit)
     if value > MOST_WHOLE:
         raise UserError(f"{what} {text!r} is too large: write for example {example}")
     if unit not in units:
-        # The empty unit, for a number without one, is not listed.
-        # Binary prefixes are in capital letters in BYTES, and have a small i in print.
+        # The error does not list the empty unit of a number without a unit. It prints binary
+        # prefixes with a small i, and BYTES has them in capital letters.
         known_units = [known.replace("IB", "iB") for known in units if known]
         *others, last = known_units
-        fault = f"has unit {match[2]!r}" if match[2] else "has no unit"
+        fault = f"has unit {written_unit!r}" if written_unit else "has no unit"
         raise UserError(f"{what} {text!r} {fault}: use {', '.join(others)} or {last}")
     return value * units[unit]
 
@@ -126,7 +127,8 @@ def parse_bytes(text: str) -> int:
     Parameters
     ----------
     text : str
-        A number with one of the units BYTES in any letters, or without a unit.
+        A number with one of the units BYTES, or without a unit. Letters may be capital or
+        small, but a small b at the end stands for bits.
 
     Returns
     -------
@@ -143,7 +145,14 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("25MB"), parse_bytes("1 KiB")
     (25000000, 1024)
     """
-    return round(_parsed(text, "size", "25MB or 64MiB", BYTES, _unit_of_bytes))
+    size = _parsed(
+        text,
+        what="size",
+        example="25MB or 64MiB",
+        units=BYTES,
+        spelled=_unit_of_bytes,
+    )
+    return round(size)
 
 
 def _unit_of_bytes(unit: str) -> str:
@@ -159,7 +168,7 @@ def _unit_of_bytes(unit: str) -> str:
 def is_small_number(text: str) -> bool:
     """Return whether a size is a number below 1024 without a unit.
 
-    Nobody wants a bucket of so few bytes. Whoever writes 25 for one means 25 MB.
+    Nobody wants a bucket of so few bytes. Whoever writes 25 for a bucket means 25 MB.
 
     Parameters
     ----------
@@ -238,7 +247,13 @@ def parse_bits_per_s(text: str) -> float:
     >>> parse_bits_per_s("25 Gbit/s")
     25000000000.0
     """
-    rate = _parsed(text, "rate", "1gbit or 200mbit", _BITS_PER_S, _unit_of_bits)
+    rate = _parsed(
+        text,
+        what="rate",
+        example="1gbit or 200mbit",
+        units=_BITS_PER_S,
+        spelled=_unit_of_bits,
+    )
     if rate <= 0:
         raise UserError(f"rate {text!r} must be above zero")
     return rate
@@ -277,7 +292,7 @@ def parse_seconds(text: str) -> float:
     terms = re.split(r"(?<=[hms])(?=[0-9])", text)
     if len(terms) > 1:
         return sum(parse_seconds(term) for term in terms)
-    return _parsed(text, "time", "2ms, 90s or 8m30s", _SECONDS)
+    return _parsed(text, what="time", example="2ms, 90s or 8m30s", units=_SECONDS)
 
 
 def format_bytes(n_bytes: float) -> str:
@@ -312,6 +327,7 @@ def format_seconds(seconds: float) -> str:
         # written as 1 s, and not as 1e+03 ms.
         if abs(seconds) >= _ROUNDS_TO_1 * size:
             return f"{_three_digits(seconds / size)} {unit}"
+    # Any shorter time is in nanoseconds.
     return f"{seconds / 1e-9:.3g} ns"
 
 
