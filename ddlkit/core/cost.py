@@ -783,7 +783,8 @@ class HeldOut(Form):
         fitted_log_bytes = np.log(self.at_bytes)
         # Outside the fitted sizes `np.interp` returns the error at the nearest one.
         error = np.interp(log_bytes, fitted_log_bytes, self.normalized_log_errors)
-        # The errors of a table were divided by the gap around their size, to this power.
+        # The stored errors of a table were divided by the gap around their size, to this
+        # power. The errors of any other cost do not depend on gaps.
         if self.gap_power and isinstance(cost, Table):
             error = error * gap(cost.bytes, sizes) ** self.gap_power
         # How far each size lies outside the fitted ones, 0 for a size within them.

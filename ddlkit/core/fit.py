@@ -312,10 +312,10 @@ class Fit(Generic[C]):
         if self.held_out:
             # These draws can be made again from the errors, so only their number is
             # written.
-            own_errors = self.held_out.to_dict()
+            described_errors = self.held_out.to_dict()
             # The form of `HeldOut` is "held_out", which the key says already.
-            del own_errors["form"]
-            summary["held_out"] = {"draws": len(self.draws), **own_errors}
+            del described_errors["form"]
+            summary["held_out"] = {"draws": len(self.draws), **described_errors}
         elif self.draws:
             summary["draws"] = self._described_draws()
         return {**self.cost.to_dict(), "fit": summary}
@@ -392,10 +392,12 @@ def fit(
     if form == AUTO:
         by_form = errors_by_form(SIMPLE_FIRST, sizes, seconds)
         form, why = chosen_because(by_form)
+        # If no size could be held out, there are no errors of any form.
         errors = by_form.get(form)
 
     # The class of the cost, the function that fits it, and how many sizes it needs.
     kind, fitter, least_sizes = _method(form)
+    # Only a cost of messages is the cost of a collective.
     if collective is not None and issubclass(kind, SelectionCost):
         raise UserError(
             f"cost form {form!r} is of selections: use {', '.join(SIMPLE_FIRST)}"
@@ -524,8 +526,8 @@ def _method(form: str) -> _Method:
 def _checked(sizes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
     """Return sizes and seconds as arrays of shape (n,), sorted by size.
 
-    Raises UserError if lengths differ, if there are too many rows, or if a value is not
-    a number above zero.
+    Raises UserError if lengths differ, if there are too many rows or distinct sizes, or
+    if a value is not a number above zero.
     """
     sizes = np.asarray(sizes, dtype=float).ravel()
     seconds = np.asarray(seconds, dtype=float).ravel()

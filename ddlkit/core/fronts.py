@@ -152,9 +152,9 @@ class Front(NamedTuple):
         a = selected_s
         b = arrived_s
         # The suffix is read from its end, where selecting and sending change places. So p is
-        # the time of all its messages, and q is what it takes from its first selection to its
-        # last message if the link is free at its beginning. The iteration ends at a + q if
-        # the selections of the prefix delay the suffix, and at b + p if its messages do.
+        # the time of all its messages, and q is when its last message would arrive if the
+        # prefix selected nothing and left the link free. The iteration ends at a + q if the
+        # selections of the prefix delay the suffix, and at b + p if its messages do.
         p = self.selected_s
         q = self.arrived_s
         # Along this front p rises and q falls, so p - q rises, as `searchsorted` needs.
@@ -249,6 +249,7 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     best_s = np.inf
     least_s = -np.inf
     for step in _passes():
+        # The sides are 0 and 1.
         opposite = 1 - step.side
         fronts, ends = _fronts(
             problems[step.side],

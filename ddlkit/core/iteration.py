@@ -316,7 +316,8 @@ class Iteration:
         list of (str, str, float)
             Edges: a task, the task that follows it, and the duration of the first one
             in seconds. The backward of gradient i is the task "b{i}", and message k is
-            the task "c{k}".
+            the task "c{k}". The other tasks are "forward" and "update", and "start" and
+            "end", which take no time.
 
         Raises
         ------
@@ -430,6 +431,7 @@ class Iteration:
             # Messages that slow compute down delay the end of each backward.
             starts_s, ends_s = self.played_s
             backward_ends_s = self.link.computed_s(backward_ends_s, starts_s, ends_s)
+        # ``members`` has the gradients of each group, in ready order or in any other order.
         group_of_gradient = np.empty(workload.n, int)
         for group, gradients in enumerate(self.plan.members):
             group_of_gradient[gradients] = group
@@ -523,7 +525,7 @@ def predict(
 
 
 def no_overlap(iteration: Iteration) -> Prediction:
-    """Return the prediction of a model without overlap, the CSF model (osf Eq 2).
+    """Return the prediction of a model without overlap, which osf calls CSF (osf Eq 2).
 
     The iteration is compute plus communication.
 

@@ -205,7 +205,7 @@ class Link:
                 would_be_ready_s,
                 software_s,
                 wire_s,
-                self.burst_s,
+                burst_s=self.burst_s,
                 slowdown=slowdown,
                 message_slowdown=message_slowdown,
             )
@@ -506,6 +506,7 @@ def one_by_one(
         # let bytes of this message through at once.
         tokens_s = np.minimum(burst_s, tokens_s + start_s - link_free_s)
         on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
+        # On a link with a token bucket, software runs while bytes wait for tokens.
         took_s = _alone_s(software_s[..., k], on_link_s, software_overlaps=burst_s > 0)
         bytes_delayed_s: Floats | float = 0.0  # by how much compute delays the bytes
         if slows_messages:

@@ -363,6 +363,7 @@ def _refuse_one_size(sizes: Floats, piece: int, breaks: Sequence[float]) -> None
     n_sizes = np.unique(sizes).size
     if n_sizes >= 2:
         return
+    # There is a limit here. A single piece has enough sizes, as `best_breaks` has checked.
     limits = [f"{limit:.0f} B" for limit in breaks]
     if piece == 0:
         where = f"below {limits[0]}"
@@ -513,6 +514,8 @@ def _fit_piecewise(
         # of a piece.
         (threshold_bytes,) = best_breaks(designs, sizes, seconds, minimum=2)
     small, large = _fitted_pieces(designs, [threshold_bytes], sizes, seconds)
+    # The values in the order of the parameters of `Piecewise`: the threshold, then slope
+    # and intercept below it, then slope and intercept from it on.
     values = (threshold_bytes, *small.tolist(), *large.tolist())
     return dict(zip(parameters(Piecewise), values, strict=True))
 
@@ -523,10 +526,14 @@ def _piecewise(threshold: str) -> Fitter:
 
 
 def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-    """Return the parameters of as many pieces as sizes allow, at most MOST_PIECES."""
+    """Return the parameters of `Segments` by name.
+
+    There are as many pieces as sizes allow, at most MOST_PIECES. Each piece is a straight
+    line through SIZES_PER_PIECE distinct sizes or more.
+    """
     possible = np.unique(sizes).size // SIZES_PER_PIECE
-    # Each piece is a straight line. With too few sizes for one piece, try one: the error of
-    # `best_breaks` then says how many sizes it needs.
+    # With too few sizes for one piece, one is tried nevertheless. The error that
+    # `best_breaks` raises says how many sizes it needs.
     designs = [straight] * max(1, min(MOST_PIECES, possible))
     breaks = best_breaks(designs, sizes, seconds, minimum=SIZES_PER_PIECE)
     lines = _fitted_pieces(designs, breaks, sizes, seconds)

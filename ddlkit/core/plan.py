@@ -762,15 +762,15 @@ def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
 
 
 def refuse_unknown_plan(name: str, *further: str) -> None:
-    """Raise UserError if no planner has a name.
+    """Raise UserError if no planner has the given name.
 
     Parameters
     ----------
     name : str
         The name of a plan, without a colon and what follows it.
     *further : str
-        Names that are not of planners, but that the caller takes as well. The error lists
-        them, too.
+        Names of no planners that the caller itself takes. They are only listed in the
+        error.
 
     Raises
     ------

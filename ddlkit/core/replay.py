@@ -391,6 +391,7 @@ class Schedule:
             # has no others, and goes on at once.
             received_s[0] = received_s[1:].max(initial=posted_s[0])
         else:
+            # Rank 0 goes on as soon as it has posted the message.
             received_s[0] = posted_s[0]
         return np.maximum(now_s, received_s)
 
@@ -441,10 +442,10 @@ class Schedule:
             for k in range(self.message_s.shape[1]):
                 row = _row(
                     rank,
-                    f"message {k}",
+                    task=f"message {k}",
                     # A timeline has no kind for a broadcast, which counts as an all-reduce.
-                    "all_reduce",
-                    "communication",
+                    kind="all_reduce",
+                    stream="communication",
                     # A message starts when the last rank has posted it.
                     start_s=posted_s[:, k].max(),
                     end_s=ends_s[k],

@@ -108,6 +108,7 @@ def step_s(smallest_s: ArrayLike, anchor_s: ArrayLike, ratio: ArrayLike) -> Floa
     """
     smallest_squared = np.square(np.asarray(smallest_s, float))
     anchor_squared = np.square(np.asarray(anchor_s, float))
+    # The power GROWTH of the law is 1/2, hence the square root in the notes.
     growth = np.power(np.asarray(ratio, float), GROWTH)
     # If the anchor shows no loss, nothing is added that could grow.
     added = np.maximum(anchor_squared - smallest_squared, 0.0)
@@ -245,8 +246,8 @@ def interpolated_step_s(
     # Where both counts have the same position, the step of the larger one is taken.
     weight = 1.0
     if distance > 0:
-        # A target outside of both takes the step of the nearer one. The smallest measured
-        # count can have more GPUs than the target.
+        # A target whose position is outside of both takes the step of the nearer count. This
+        # happens if the smallest measured count has more GPUs than the target, on fewer nodes.
         weight = min(1.0, max(0.0, position / distance))
     square = smaller_s**2 + weight * (larger_s**2 - smaller_s**2)
     return math.sqrt(square)
@@ -382,6 +383,7 @@ def rival_step_s(
     >>> [float(rival_step_s(law, 1.0, 1.1, 16, 4).round(3)) for law in RIVALS]
     [1.1, 1.167, 1.2, 1.4]
     """
+    # RIVALS has a function of these four arguments for each law.
     return RIVALS[law](
         np.asarray(one_s, float),
         np.asarray(anchor_s, float),
@@ -553,7 +555,7 @@ def bad_day_factor(nodes: int) -> float:
     Returns
     -------
     float
-        A factor on the times of messages of another day.
+        A factor on the times of messages that were measured on another day.
 
     Notes
     -----

@@ -67,7 +67,9 @@ def selected(elements: int, density: float) -> int:
 
 
 def elements_of(n_bytes: ArrayLike) -> Floats:
-    """Return the number of float32 elements of gradients, rounded up.
+    """Return the number of float32 elements of gradients.
+
+    Bytes that do not fill an element count as one.
 
     Parameters
     ----------
@@ -120,10 +122,11 @@ class SparseGather(MessageCost, described=False):
         # `super().__post_init__` is not called. Its checks are for parameters that are
         # numbers, and the parameter `gather` is a cost, which has checked itself.
         gather = self.gather
-        needed = of_gradients(sparse=True)
+        all_gather = of_gradients(sparse=True)
+        # `check` raises the error in its second argument unless the first one is true.
         self.check(
-            gather.workers is not None and gather.collective == needed,
-            f"needs the cost of an {needed} that knows its workers",
+            gather.workers is not None and gather.collective == all_gather,
+            f"needs the cost of an {all_gather} that knows its workers",
         )
         self.check(
             0 < self.density <= 1,
@@ -190,6 +193,7 @@ class SparseGather(MessageCost, described=False):
         ndarray
             Bytes in the shape of ``n_bytes``.
         """
+        # The number that `selected` returns, here for arrays.
         selected_elements = np.maximum(
             1.0, np.rint(self.density * elements_of(n_bytes))
         )
@@ -245,7 +249,7 @@ def sparse_iteration(
     Returns
     -------
     Iteration
-        The messages follow one another, as in the dense model.
+        The messages follow one another, as they do without selection.
     """
     selection_s = cost.selection_s(plan.group_bytes(workload))
     return Iteration(with_selection(workload, plan, selection_s), plan, cost)

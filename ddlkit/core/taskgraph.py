@@ -1016,8 +1016,8 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     graph : TaskGraph
         The tasks.
     what : str
-        A kind ("all_reduce"), a resource ("disk"), "layer:2", or "rank:3" for all that
-        a rank computes.
+        A kind ("all_reduce" or "allreduce"), a class of resources ("disk"), "layer:2",
+        or "rank:3" for all that a rank computes.
 
     Returns
     -------
@@ -1033,13 +1033,12 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     # names have no number.
     head, _, number = what.replace(":", " ").partition(" ")
     kinds = {KINDS[code] for code in np.unique(graph.kind)}
-    # Kinds may be written without underscores: "allreduce". This is None if the head is
-    # no kind.
+    # Kinds may be written without underscores. ``kind`` is None if the head is no kind.
     kind_of_spelling = {name.replace("_", ""): name for name in kinds}
     kind = kind_of_spelling.get(head.replace("_", ""))
     # The class of each resource, such as "gpu" for "gpu 3".
     classes = [_class_of(name) for name in graph.resources]
-    # No task is chosen if the name is of none of the kinds below.
+    # No task is chosen if none of the cases below holds.
     chosen = np.zeros(graph.n, bool)
     if head == "layer" and number.strip().isdigit():
         chosen = graph.layer == int(number)

@@ -327,7 +327,7 @@ def format_seconds(seconds: float) -> str:
         # written as 1 s, and not as 1e+03 ms.
         if abs(seconds) >= _ROUNDS_TO_1 * size:
             return f"{_three_digits(seconds / size)} {unit}"
-    # Any shorter time is in nanoseconds.
+    # All shorter times are in nanoseconds.
     return f"{seconds / 1e-9:.3g} ns"
 
 

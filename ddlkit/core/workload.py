@@ -511,7 +511,7 @@ class LayerProfile:
             layer_and_tensor = zip(self.layer, self.tensor, strict=True)
             is_meant = np.array([name in names for names in layer_and_tensor])
             if not is_meant.any():
-                # Some layers without repetition, in their order.
+                # The examples are the layers of the first three tensors, each once.
                 examples = ", ".join(dict.fromkeys(self.layer[:3]))
                 raise UserError(
                     f"no layer or tensor {name!r}: use one of the profile's, such "
