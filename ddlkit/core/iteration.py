@@ -431,7 +431,7 @@ class Iteration:
             # Messages that slow compute down delay the end of each backward.
             starts_s, ends_s = self.played_s
             backward_ends_s = self.link.computed_s(backward_ends_s, starts_s, ends_s)
-        # ``members`` has the gradients of each group, in ready order or in any other order.
+        # ``members`` has the gradients of each group. Spans need the group of each gradient.
         group_of_gradient = np.empty(workload.n, int)
         for group, gradients in enumerate(self.plan.members):
             group_of_gradient[gradients] = group

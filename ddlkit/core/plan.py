@@ -769,8 +769,8 @@ def refuse_unknown_plan(name: str, *further: str) -> None:
     name : str
         The name of a plan, without a colon and what follows it.
     *further : str
-        Names of no planners that the caller itself takes. They are only listed in the
-        error.
+        Names of plans that the caller makes itself, without a planner. The error lists
+        them, too.
 
     Raises
     ------

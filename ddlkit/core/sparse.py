@@ -69,7 +69,7 @@ def selected(elements: int, density: float) -> int:
 def elements_of(n_bytes: ArrayLike) -> Floats:
     """Return the number of float32 elements of gradients.
 
-    Bytes that do not fill an element count as one.
+    A last element that the bytes fill only in part counts as a whole one.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class SparseGather(MessageCost, described=False):
         # numbers, and the parameter `gather` is a cost, which has checked itself.
         gather = self.gather
         all_gather = of_gradients(sparse=True)
-        # `check` raises the error in its second argument unless the first one is true.
+        # `check` raises an error with the given text unless its first argument is true.
         self.check(
             gather.workers is not None and gather.collective == all_gather,
             f"needs the cost of an {all_gather} that knows its workers",
