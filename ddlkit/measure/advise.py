@@ -98,6 +98,8 @@ def measure_model(
         longest = format_seconds(budget.max_s)
         me.say(f"timing iterations of {training.network}; --budget is {longest}")
         tables, profile = layers_of(training, budget, me)
+        # The comparison wraps the model in DDP with default buckets, and trains until DDP
+        # has rebuilt them. `other_than_predicted` looks at these buckets.
         order = order_compared_with_ddp(training, profile)
         notes += other_than_predicted(training, profile)
     # Only rank 0 saves tables and shows the result.
@@ -110,9 +112,10 @@ def measure_model(
             "pass, and forward_s is all that comes before it"
         )
     facts = _facts_to_show(profile, tables["samples"], me.world_size)
-    notes += _scattered(facts["timing_overhead_factor"])
+    notes += _note_on_scatter(facts["timing_overhead_factor"])
     for note in notes:
         me.say(note)
+    # The stamps of both tables repeat all notes.
     origin = Origin(remark="; ".join([*notes, f"order: {order}"]))
     name = f"{profile.network}-b{profile.batch}-r{me.world_size}"
     for schema, rows in tables.items():
@@ -124,10 +127,12 @@ def measure_model(
     }
 
 
-def _scattered(timing_overhead_factor: float) -> list[str]:
+def _note_on_scatter(timing_overhead_factor: float) -> list[str]:
     """Return a note if iterations with hooks seem to be clearly shorter than without.
 
-    Hooks take the times of single layers, which costs time and saves none.
+    ``timing_overhead_factor`` is the duration of an iteration with hooks over that of one
+    without. Hooks take the times of single layers, which costs time and saves none. So a
+    factor clearly below 1 shows that the times scatter. Otherwise the list is empty.
     """
     # By chance the factor may be a little less than 1.
     if timing_overhead_factor >= LEAST_HOOKED:
@@ -145,12 +150,16 @@ def _facts_to_show(
 ) -> dict[str, Any]:
     """Return what a profile is of, its size, and the times of an iteration in seconds.
 
-    ``samples`` is the table ``samples`` that was measured with the profile.
+    ``samples`` is the table ``samples`` that was measured with the profile. It has a row
+    for each repeat (column ``sample``) of each quantity. The times are medians over the
+    repeats. ``timing_overhead_factor`` is the duration of an iteration in which layers
+    are timed over that of one without.
     """
     median_s = samples.groupby("quantity")["seconds"].median()
     # Hooks take the times of single layers, and slow an iteration down. Iterations with
     # and without hooks were run in turn. Drift of the machine is nearly the same in two
-    # iterations that follow one another, so the ratio is formed for each such pair.
+    # iterations that follow one another, so the ratio is formed for each such pair. A
+    # row of `pairs` has the seconds of all quantities in one repeat.
     pairs = samples.pivot(index="sample", columns="quantity", values="seconds")
     timing_overhead_factor = pairs["hooked_iteration"] / pairs["unhooked_iteration"]
     return {
@@ -245,6 +254,8 @@ def loaded_together(
     summary_of_rank_0, *other_summaries = everyones(own_summary).tolist()
     if failure:
         raise failure
+    # Ranks whose own model is good raise the error below if another rank has failed,
+    # because `_NO_MODEL` differs from the summary of every model.
     for rank, summary in enumerate(other_summaries, start=1):
         if summary != summary_of_rank_0:
             text_of_rank_0 = f"rank 0's has {_in_words(summary_of_rank_0)}"
@@ -268,15 +279,18 @@ def _summary(training: Training) -> list[int]:
     """
     trained = training.trained()
     text = repr([(name, p.shape, p.dtype) for name, p in trained.items()])
-    # Ranks exchange float64 numbers, which hold integers of 12 hexadecimal digits
-    # exactly.
+    # Ranks exchange float64 numbers, which hold integers up to 2**53 exactly. So the hash
+    # is cut to 12 hexadecimal digits, which are 48 bits.
     digest = int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
     elements = sum(p.numel() for p in trained.values())
     return [digest, len(trained), elements]
 
 
 def _in_words(summary: Sequence[float]) -> str:
-    """Return a result of `_summary` in words, without the hash."""
+    """Return a result of `_summary` in words, without the hash.
+
+    The numbers are floats, because ranks exchange floats.
+    """
     _digest, tensors, elements = summary
     return f"{tensors:.0f} tensors of {elements:.0f} elements"
 
@@ -322,12 +336,14 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
     trained = training.trained()
     # A profile has tensors in forward order. Gradients become ready in reverse order.
     ready = profile.tensor[::-1]
+    # Only tensors that get a gradient are in a profile.
     if len(trained) > len(ready):
         return (
             "not compared: some parameters get no gradient, so that DDP needs "
             "find_unused_parameters=True and rebuilds no buckets"
         )
     try:
+        # A compiled model was wrapped in DDP when it was loaded.
         if not training.ddp:
             wrap_alone(training)
         for _ in range(ITERATIONS_TO_REBUILD):
@@ -347,7 +363,8 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
 
     profiled_order = sorted(ready, key=type_of)
     ddp_order = sorted(_order_in_rebuilt_buckets(training), key=type_of)
-    # Every tensor that DDP did not log counts as differing.
+    # Every tensor that DDP did not log counts as differing. If DDP logged none, `zip`
+    # yields no pair, and all tensors differ.
     n_differing = len(profiled_order) - len(ddp_order)
     for profiled, logged_by_ddp in zip(profiled_order, ddp_order, strict=False):
         if profiled != logged_by_ddp:
@@ -365,7 +382,10 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
 
 
 def _order_in_rebuilt_buckets(training: Training) -> list[str]:
-    """Return the names of the tensors in the buckets that DDP has rebuilt, in order."""
+    """Return the names of the tensors in the buckets that DDP has rebuilt, in order.
+
+    The list is empty if DDP has rebuilt no buckets.
+    """
     ddp: Any = training.ddp
     # DDP logs the parameters of each bucket in one text, as in "5 4 3,2 1 0". The numbers
     # are positions in the order of definition.
@@ -406,7 +426,9 @@ def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
     if missing:
         examples = ", ".join(missing[:3])
         yield f"{len(missing)} tensors get no gradient and have no row: {examples}"
-    # The last tensor in forward order has the first gradient that is ready.
+    # The last tensor in forward order has the first gradient that is ready. Its
+    # `backward_s` is the time from the start of backward until then. Messages can only
+    # overlap with what follows.
     share = profile.backward_s[-1] / profile.backward_s.sum()
     if share > TOO_LATE:
         yield (
@@ -483,7 +505,8 @@ class AdviseSettings:
 def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
     """Measure what is not there yet, then try the default and the best plans in turn.
 
-    Nothing is tried without time for it, or if no plan but the default is left.
+    A plan says which gradients share a bucket of DDP. Nothing is tried if
+    ``settings.confirm_s`` is 0, or if no plan but the default can be tried.
 
     Parameters
     ----------
@@ -500,7 +523,9 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
     Raises
     ------
     UserError
-        If there is too little time, and for training whose buckets cannot be chosen.
+        If the model cannot be loaded or trained on any rank, if ``settings.measure_s`` is
+        too short, and if DDP would not send exactly the buckets of a plan: the loss runs
+        backward several times, or a parameter gets no gradient.
     """
     notes: list[str] = []
     begun_s = time.monotonic()
@@ -513,8 +538,8 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
             notes.append(
                 "messages are timed as fp32 of as many bytes; other sums may take longer"
             )
-        # Only rank 0 has tables, so all ranks take the answer of rank 0, which is the
-        # first one.
+        # Only rank 0 has tables, so all ranks take the answer of rank 0. This is row 0
+        # of the answers of all ranks.
         present = everyones(_measured_before(me, training))[0]
         for schema, is_present in zip(MEASURED, present, strict=True):
             if is_present:
@@ -582,6 +607,8 @@ def _measure_layers(
     budget = Budget(warmup=1, min_repeats=4, max_repeats=200, max_s=max_s)
     tables, profile = layers_of(training, budget, me)
     notes += remarks(training, profile)
+    # The comparison wraps the model in DDP with default buckets, and trains until DDP
+    # has rebuilt them. `other_than_predicted` looks at these buckets.
     notes.append(f"order: {order_compared_with_ddp(training, profile)}")
     notes += other_than_predicted(training, profile)
     return tables
@@ -654,12 +681,15 @@ def _measured_before(me: Rank, training: Training) -> list[float]:
     all other ranks return 0.0. Tables of another model do not count.
     """
     none_measured = [0.0] * len(MEASURED)
+    # Only table ``layers`` names the tensors of the model. Without it, nothing shows
+    # whether the other tables belong to this model.
     layers_path = me.out / "layers.csv"
     if me.rank != 0 or not store.has_table(layers_path):
         return none_measured
     profile = store.read_profile(layers_path)
     profiled = dict(zip(profile.tensor, profile.parameters.tolist(), strict=True))
     trained = {name: p.numel() for name, p in training.trained().items()}
+    # The name of the network also says how many batches an iteration has.
     if profiled != trained or profile.network != training.network:
         return none_measured
     # A precision such as "bf16+fp32" says that gradients have several types, which DDP puts
@@ -729,7 +759,8 @@ def _median_s(training: Training, action: Callable[[], object]) -> float:
     """Run an action three times on all ranks, and return its median in seconds.
 
     Each of the three times is that of the rank that takes longest. The action must be the
-    same on all ranks, because it may send messages.
+    same on all ranks, because it may send messages. As in a user's training, time counts
+    in which a GPU waits for the host.
     """
     seconds = clock.measure_on(training.device, action, THREE_TIMES, host_counts=True)
     return float(np.median(slowest(seconds)))
@@ -768,8 +799,10 @@ def read_advice(out: Path, suffix: str = "") -> Advice:
     # The profile is of whole iterations, with all batches that they accumulate. So the
     # workload is not accumulated once more.
     work = store.read_profile(out / f"layers{suffix}.csv").workload()
+    # The time of each iteration of one rank alone over their median.
+    scatter = scatter_of(samples)
     # If this torch takes no lists of bucket sizes, only a bucket cap can be advised.
-    return Advice.of(work, with_contention, scatter_of(samples), lists=DDP_TAKES_LISTS)
+    return Advice.of(work, with_contention, scatter, lists=DDP_TAKES_LISTS)
 
 
 def _plans_to_try(me: Rank, training: Training) -> dict[str, list[int]]:
@@ -789,6 +822,7 @@ def _plans_to_try(me: Rank, training: Training) -> dict[str, list[int]]:
         ranked = read_advice(me.out).ranked
         best = [option for option in ranked if option.name != DEFAULT][:PLANS_TRIED]
         for number, option in enumerate(best):
+            # The bytes of each group of gradients that shares a bucket.
             group_bytes = option.iteration.group_bytes
             names[number] = option.name
             sizes[number, : len(group_bytes)] = group_bytes
@@ -809,9 +843,10 @@ def trial(
     After each number of rounds in `LOOKS`, the trial ends if the gain of the best plan
     over the default is decided (`ddlkit.model.advice.is_decided`). The best plan is the
     first one after the default. The trial also ends when ``max_s`` is over, but not
-    before the first look. A round that other programs disturb is repeated, but not on a
-    GPU, whose kernels hardly suffer from what others do on the cores. A plan is left out if
-    DDP makes other buckets for it, and there is no trial if only the default is left.
+    before the first number in `LOOKS`, and in any case after the last one. A round that
+    other programs disturb is repeated, but not on a GPU, whose kernels hardly suffer from
+    what others do on the cores. A plan is left out if DDP makes other buckets for it, and
+    there is no trial if only the default is left.
 
     Parameters
     ----------
@@ -839,6 +874,8 @@ def trial(
     if not candidates:
         me.say("only PyTorch's default is left, so nothing is tried")
         return
+    # This iteration uses the plan that was wrapped last. The duration only serves to
+    # choose the number of iterations in a round.
     iteration_s = _median_s(training, training.iterate)
     count = _iterations_per_round(max_s, len(ddp_by_plan), iteration_s)
     me.say(f"the plans {', '.join(ddp_by_plan)} are tried in turn")
@@ -848,7 +885,8 @@ def trial(
     medians_s: dict[str, list[float]] = {plan: [] for plan in ddp_by_plan}
     repeat = 0
     while repeat < LOOKS[-1]:
-        # Each round needs all ranks, and their clocks differ. So they decide together.
+        # Each round needs all ranks, and their clocks differ. So they decide together: the
+        # trial goes on only while every rank has time.
         in_time = time.monotonic() - begun_s < max_s
         if repeat >= LOOKS[0] and not peers.agree_all(in_time):
             me.say(
@@ -856,7 +894,7 @@ def trial(
                 "--confirm-minutes is over"
             )
             return
-        watch = Watch(me.rank)
+        watch = Watch(me.rank)  # notes how busy the machine is during the round
         # Every other round is in reverse order, so that drift within rounds cancels.
         order = [*ddp_by_plan]
         if repeat % 2:
@@ -927,11 +965,12 @@ def _wrapped_by_plan(
 ) -> dict[str, DistributedDataParallel]:
     """Return the training in DDP with the buckets of each plan, by plan.
 
-    A plan is left out if DDP makes other buckets than the plan has.
+    ``plans`` has the bytes of each bucket by plan. A plan is left out if DDP makes other
+    buckets than the plan has.
     """
     ddp_by_plan = {}
     for plan, sizes in plans.items():
-        ddp, buckets, _ = wrap_and_rebuild(training, sizes)
+        ddp, buckets, _tensor_counts = wrap_and_rebuild(training, sizes)
         # The default has no sizes, and cannot differ from them.
         if sizes and buckets != [*sizes]:
             counts = f"asked for {len(sizes)} buckets, DDP made {len(buckets)}"

@@ -82,14 +82,16 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
     if not missing:
         me.say(f"{path.name} has all sizes already: nothing is left to do")
         return path
-    # Each size of each collective gets an equal share of the time, whether or not the
-    # table has other sizes already.
+    # Each size of each collective gets an equal share of the time. The share is no larger
+    # if the table has some of the sizes already.
     budget = _budget(60.0 * minutes / (len(COLLECTIVES) * len(sizes)))
     for collective, missing_sizes in missing.items():
         settings = CollectivesSettings(
             collectives=(collective,),
             sizes=missing_sizes,
             budget=budget,
+            # A single small message of NCCL would mostly show how exactly the GPUs begin
+            # together.
             messages_per_sample=messages.NCCL_MESSAGES if me.backend == "nccl" else 1,
         )
         # This process is a rank already. So it does its part of the job, which is not
@@ -117,8 +119,9 @@ def _append_rows(
 ) -> None:
     """Add rows to the table, and the clock rates after their measurement to its stamp.
 
-    ``facts`` are those of all ranks. ``clocks_after`` names the collective and its sizes,
-    and has the clock rates of each rank.
+    The stamp is a file beside the table that says where its rows come from. ``facts`` are
+    the hardware and software of all ranks. ``clocks_after`` names the collective and its
+    sizes, and has the clock rates of each rank's GPU.
     """
     described = {
         **this_machine(),
@@ -132,7 +135,8 @@ def _append_rows(
 def _refuse_tables_of_others(path: Path, facts: dict[str, str]) -> None:
     """Raise UserError if a directory has tables of another machine or other settings.
 
-    ``path`` is the table that is measured, and ``facts`` are those of all ranks.
+    ``path`` is the table that is measured. ``facts`` are the hardware and software of all
+    ranks, which must be those that the stamp of the table has.
     """
     refuse_other_machines(path.parent, machine.name())
     if store.has_table(path):
@@ -181,11 +185,14 @@ def _missing_sizes(
     table, and all ranks return the answer of rank 0.
     """
     rows = pd.DataFrame()
+    # If the table is damaged, all ranks raise the error of rank 0.
     with peers.failing_together(me):
         if me.rank == 0 and store.has_table(path):
             rows = store.load_table(path, "collectives")
     missing = {}
     for collective in COLLECTIVES:
+        # On all ranks but rank 0 there are no rows, and all sizes are lacking. This
+        # answer of theirs is not used.
         lacking = messages.missing_sizes(rows, collective, sizes, me.world_size)
         # Ranks exchange numbers only, so each size has a flag: 1 if it is missing, else
         # 0.
@@ -226,7 +233,8 @@ def link_of(me: Rank, layout: Layout) -> str:
         return "network"
     if me.backend != "nccl":
         return "loopback"
-    # Each rank tells all others its GPU, and the links of this GPU that it can see.
+    # Each rank tells all others its GPU, and the links of this GPU that it can see. `links`
+    # has, for each GPU, the word of nvidia-smi for its link to each other GPU.
     own_gpu = _gpu_uuid(me)
     links = machine.links_between_gpus(machine.topology(), machine.gpu_uuids())
     known_to_rank = json.dumps({"gpu": own_gpu, "links": links.get(own_gpu, {})})
@@ -255,6 +263,7 @@ def _clocks_of_all(me: Rank) -> list[str]:
     """
     settings: dict[str, Any] = {}
     if me.device.type == "cuda":
-        # There is one row for this GPU, and none if nvidia-smi does not answer.
+        # The option -i limits nvidia-smi to this GPU. So there is one row, and none if
+        # nvidia-smi does not answer.
         settings = next(iter(machine.gpu_settings("-i", _gpu_uuid(me))), {})
     return peers.everyones_text(json.dumps(settings))

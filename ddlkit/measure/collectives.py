@@ -181,7 +181,9 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     mapping of str to DataFrame
         Table ``collectives`` of one collective: a row per sample, with ``seconds`` of
         the slowest rank, and ``fastest_s`` of the fastest. ``stolen``, ``late`` and
-        ``others`` are shares that say how much the machine was disturbed meanwhile.
+        ``others`` say how much the machine was disturbed meanwhile: which share of the
+        cores' time other virtual machines took, which share of packets an emulated link
+        carried too late, and which share of the cores' time other programs used.
         All-reduces are in place, and so are all collectives of NCCL.
 
     Raises
@@ -210,6 +212,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
             make_collective = partial(
                 CheckedCollective, me, collective, size, seed=seed, count=count
             )
+            # Seconds on the slowest and on the fastest rank, and how busy the machine was.
             spread, usage = _measure_undisturbed(me, make_collective, settings, retries)
             labels = {
                 "collective": collective,
@@ -242,7 +245,8 @@ def _columns_of_all_rows(me: Rank, settings: CollectivesSettings) -> dict[str, A
         "ranks": me.world_size,
         "nodes": layout.nodes,
         "ranks_per_node": layout.ranks_per_node,
-        # gloo has one thread here and NCCL one stream, so messages follow one another.
+        # How many messages are under way at once. gloo has one thread here and NCCL one
+        # stream, so messages follow one another.
         "in_flight": 1,
         "apart_s": settings.apart_s,
         # NCCL's messages are work of the device, gloo's are work of threads.
@@ -350,7 +354,9 @@ def _measure(
 
     In a sample each rank posts one message for each buffer of ``checked``. Each rank
     starts ``settings.apart_s`` later than the rank before it, and times count from the
-    last start. The results that the last sample leaves in the buffers are checked.
+    last start. With NCCL ``apart_s`` is 0, because `collectives_job` refuses anything
+    else. The results that the last sample leaves in the buffers are checked, and
+    UserError is raised on all ranks if one is wrong.
     """
     synchronize = synchronizer(me.device)
 
@@ -366,14 +372,17 @@ def _measure(
         # Rank 0 starts at once, and each other rank `apart_s` after the rank before it.
         sleep_until(perf_counter() + me.rank * settings.apart_s)
 
+    # `measure` times gloo by the clock of the host.
     action: Action = checked.run
     if me.backend == "nccl":
+        # `timed` has the GPU take its time before and after the messages, so that its own
+        # clock counts. Each rank leaves the barrier at another time. So the GPUs meet in
+        # a tiny all-reduce just before the first of the two times.
         meeting = torch.zeros(1, device=me.device)
-        # Each rank leaves the barrier at another time. The GPUs themselves meet in a tiny
-        # all-reduce, so that all of them take the first mark together.
         meet = partial(dist.all_reduce, meeting)
         action = timed(checked.run, me.device, before=meet)
 
+    # Seconds of all messages of a sample on this rank, shape (samples,).
     seconds = measure(
         action,
         settings.budget,
@@ -389,14 +398,16 @@ def _measure(
         raise checked.error(int(n_wrong_on_ranks[rank]), f" on rank {rank}")
     # The rank with the largest number starts last, and no collective can end before all
     # ranks have started. What an earlier rank waited for the last start does not count.
+    # With NCCL all start together, and this time is 0.
     started_before_last_s = (me.world_size - 1 - me.rank) * settings.apart_s
     messages_per_sample = len(checked.buffers)
     own_s = (seconds - started_before_last_s) / messages_per_sample
     seconds_of_ranks = peers.everyones(own_s)  # shape (ranks, samples)
     slowest_s = seconds_of_ranks.max(axis=0)
     fastest_s = seconds_of_ranks.min(axis=0)
-    # A rank that starts later than it should has waited less than what is subtracted,
-    # so its time may come out below zero.
+    # A rank that starts later than it should has waited less than what is subtracted.
+    # Its time may come out below zero, and 0 takes its place. The time of the slowest rank
+    # cannot, because nothing is subtracted on the rank that starts last.
     return _Spread(slowest_s, np.maximum(fastest_s, 0.0))
 
 
@@ -435,8 +446,9 @@ class CheckedCollective:
         self._posting = POSTINGS[collective]
         # NCCL's own benchmarks and FSDP run in place.
         self._in_place = self._posting.in_place or me.backend == "nccl"
-        # The size of an all-gather is that of its result, and each rank's input is one part
-        # of the result. The input of an all-reduce has the whole size.
+        # How many inputs, and how many results, of a rank make up the size of the
+        # collective. For an all-gather these are (ranks, 1), because its size is that of
+        # its result. For a reduce-scatter they are (1, ranks), for an all-reduce (1, 1).
         definition = COLLECTIVES[collective]
         self._input_parts = definition.input_parts(me.world_size)
         self._output_parts = definition.output_parts(me.world_size)
@@ -449,11 +461,13 @@ class CheckedCollective:
         inputs = (vector.roll(rank * _ROTATION) for rank in range(me.world_size))
         self.mine = vector.roll(me.rank * _ROTATION)
         self.expected = self._posting.result(inputs, me)
+        # A row holds the result of one message. `_initial` is a row before the collective.
         # An element that the collective does not write must not look right. So all of a
-        # buffer but the input is NaN before the collective.
+        # row but the input is NaN before.
         row_elements = elements if self._in_place else self.expected.numel()
         self._initial = self.mine.new_full((row_elements,), float("nan"))
-        # In place, the input lies in the buffer itself, next to the NaN.
+        # In place, the input lies in the row itself, next to the NaN. `_source` returns
+        # this part of the row.
         if self._in_place:
             self._source(self._initial).copy_(self.mine)
         # A row for each of the messages that are posted at once. `reset` fills the rows.
@@ -517,6 +531,10 @@ class CheckedCollective:
             How many elements of the results of a rank are wrong.
         where : str, optional
             Words that name the rank, with a blank before them.
+
+        Returns
+        -------
+        UserError
         """
         # The size of a collective is that of its longer buffer.
         size = format_bytes(max(self.expected.nbytes, self.mine.nbytes))
@@ -559,6 +577,7 @@ def random_integers(
     # The integers of 64 bits take twice the memory of their part of the vector. So they
     # are made chunk by chunk.
     for begin in range(0, elements, _CHUNK_ELEMENTS):
+        # A view, which `copy_` fills below.
         chunk = vector[begin : begin + _CHUNK_ELEMENTS]
         # Each seed begins 2**40 positions after the one before it, so that no two seeds
         # share positions.
@@ -566,10 +585,11 @@ def random_integers(
         bits = torch.arange(first_position, first_position + len(chunk), device=device)
         for multiplier in _MULTIPLIERS:
             # The product wraps at 64 bits. Its high bits depend on all bits of the
-            # factor, and are mixed into the low ones.
+            # position, and are mixed into the low ones.
             bits = bits * multiplier
             bits = bits ^ (bits >> 32)
-        # The remainder is from 0 to 8191, and the difference from -4096 to 4095.
+        # The remainder is from 0 to 8191, also of a negative number. The difference is
+        # from -4096 to 4095.
         chunk.copy_(bits.remainder(2 * _LARGEST_INTEGER) - _LARGEST_INTEGER)
     return vector
 

@@ -60,9 +60,11 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     Partial
         If it holds only some of the sizes. The exception has the table of these.
     """
+    # Up to two pools lie in the host's memory, and each may take an eighth of it.
     largest_possible = psutil.virtual_memory().available // _MEMORY_PARTS
     fitting = [size for size in sizes if size <= largest_possible]
     too_large = [format_bytes(size) for size in sizes if size > largest_possible]
+    # Why sizes are left out. It is used only if some are too large.
     reason = (
         f"no copies of {', '.join(too_large)}: an eighth of the host's free memory "
         f"is {format_bytes(largest_possible)}"
@@ -169,9 +171,11 @@ def _copy_s(
 
     def copy_all_pairs() -> None:
         for into, out_of in pairs:
+            # With pinned memory the host does not wait for a copy, so that the copies of
+            # a sample follow one another on the GPU.
             into.copy_(out_of, non_blocking=True)
 
-    # If one of the pools is on the GPU, the GPU does the copy.
+    # If one of the pools is on the GPU, the GPU does the copy, and its clock is used.
     device = target.device if target.is_cuda else source.device
     seconds = clock.measure_on(device, copy_all_pairs, budget, setup=choose_next_slots)
     return copies_per_sample, seconds / copies_per_sample

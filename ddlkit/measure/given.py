@@ -117,7 +117,8 @@ class Training:
     @property
     def compiled(self) -> bool:
         """Return whether torch.compile made the loss or any module of the model."""
-        # torch.compile leaves these attributes on functions and on modules.
+        # torch.compile leaves the first attribute on functions, and the second on modules.
+        # The second is None on a module that is not compiled.
         signs = ("_torchdynamo_orig_callable", "_compiled_call_impl")
         for loss_or_module in (self.loss, *self.model.modules()):
             if any(getattr(loss_or_module, sign, None) is not None for sign in signs):
@@ -148,7 +149,8 @@ class Training:
         dict of str to Parameter
             Each parameter once, by its name, in the order of definition.
         """
-        # torch.compile puts "_orig_mod." into the names of what it wraps.
+        # torch.compile puts "_orig_mod." into the names of what it wraps. A parameter
+        # that several modules share is yielded once, under its first name.
         named = self.model.named_parameters()
         return {
             name.replace("_orig_mod.", ""): p for name, p in named if p.requires_grad
@@ -170,15 +172,16 @@ class Training:
             self.refuse_unless_scalar(loss)
             loss.backward()
         self._refuse_sparse_gradients()
+        # The gradients of this trial must not add to those of the first iteration.
         self.optimizer.zero_grad()
 
     def refuse_unless_scalar(self, loss: Any) -> None:
-        """Refuse what a loss returned if no backward pass can start from it.
+        """Refuse what ``loss()`` returned if no backward pass can start from it.
 
         Parameters
         ----------
         loss : object
-            The value that the loss returned.
+            The value that ``loss()`` returned.
 
         Raises
         ------
@@ -228,8 +231,9 @@ class Training:
         # `backward_calls` calls `mark` before and after the last pass.
         with backward_calls(mark, last=backward_passes) as calls:
             for batch in range(self.accumulate):
+                # Only the last batch exchanges gradients between ranks.
                 is_last_batch = batch == self.accumulate - 1
-                with self._exchange(is_last_batch):
+                with self._exchange_if(is_last_batch):
                     loss = self.loss()
                     if not self.backwards:
                         loss.backward()
@@ -241,10 +245,11 @@ class Training:
         self.optimizer.zero_grad()
         mark()
 
-    def _exchange(self, is_last_batch: bool) -> AbstractContextManager[None]:
+    def _exchange_if(self, is_last_batch: bool) -> AbstractContextManager[None]:
         """Return a context in which the backward pass exchanges gradients, or adds them up.
 
-        Gradients add up without exchange until the last batch of an iteration.
+        Gradients add up without exchange until the last batch of an iteration. Without
+        DDP nothing is ever exchanged.
         """
         if self.ddp is None or is_last_batch:
             return nullcontext()
@@ -331,6 +336,7 @@ class Training:
         if self._forward_before_ddp is None:
             self._forward_before_ddp = self.model.forward
         self.model.forward = self._forward_before_ddp
+        # DDP takes the id of the device of a model on a GPU, and None for the CPU.
         device_ids = None
         if self.device.type == "cuda":
             device_ids = [self.device.index]
@@ -383,7 +389,7 @@ def _sent_of_sparse(gradient: Tensor) -> str:
         return "an unknown part"
     # Gloo and NCCL add up the entries of equal rows before they send.
     added_up = gradient.coalesce()
-    indices = added_up.indices()
+    indices = added_up.indices()  # shape (1, rows) for the gradient of an embedding
     n_bytes = indices.nbytes + added_up.values().nbytes
     return f"{format_bytes(n_bytes)} (indices and values of {indices.shape[1]} rows)"
 
@@ -508,8 +514,8 @@ def known(
     model : Module, optional
         An instance of the network to train. By default a new one is built.
     rank : int, optional
-        The number of this rank. Each rank has the same random batch, but shifted by its
-        number along the last axis, so that gradients differ between ranks.
+        The number of this rank. All ranks draw the same random inputs. Each shifts them by
+        its number along the last axis, so that gradients differ between ranks.
 
     Returns
     -------
@@ -569,13 +575,14 @@ def load(user_model: str, device: torch.device, notes: list[str]) -> Training:
     Raises
     ------
     UserError
-        If there is no such function, if the function fails (after the user's
-        traceback), if its result is neither (model, loss) nor (model, loss, optimizer),
+        If there is no such function, if the function fails (its traceback is printed
+        before), if its result is neither (model, loss) nor (model, loss, optimizer),
         if no parameter is trained, or if the model is on several devices.
     """
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
+    # The match of a network of torchvision, None for "FILE.py:function".
     torchvision = _TORCHVISION.fullmatch(user_model)
     if torchvision:
         batch = int(torchvision["batch"] or DEFAULT_BATCH)
@@ -612,6 +619,7 @@ def check(user_model: str) -> None:
         trained, and if the loss neither runs backward nor returns a scalar that needs a
         gradient. What cannot be seen without values is not refused.
     """
+    # The match of a network of torchvision, None for "FILE.py:function".
     torchvision = _TORCHVISION.fullmatch(user_model)
     if torchvision:
         # On the device "meta" tensors have no memory. Building shows whether torchvision
@@ -652,12 +660,16 @@ def check(user_model: str) -> None:
 
 
 def _function_of_user(user_model: str) -> Callable[..., Any]:
-    """Return the function that a user names as ``"FILE.py:function"``."""
+    """Return the function that a user names as ``"FILE.py:function"``.
+
+    Raises UserError if there is none, or if it needs a parameter other than ``device``.
+    """
     file, _, name = user_model.rpartition(":")
     module = _imported(file, user_model)
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{file} has no function {shown(name)}")
+    # A model is callable, too, and may be named by mistake.
     if isinstance(function, nn.Module):
         raise UserError(
             f"{user_model} is a model: name a function that returns (model, loss)"
@@ -692,13 +704,16 @@ def _call_with_device(function: Callable[..., Any], device: torch.device) -> Any
 def _imported(file: str, user_model: str) -> ModuleType:
     """Import a user's file, and return its module.
 
-    ``user_model`` is the model as the user names it, for the error message.
+    ``user_model`` is the model as the user names it, for the error message. Raises
+    UserError if the file does not exist, is not Python, or fails when it is run.
     """
     # With this prefix, a user's file torch.py does not take the place of torch.
     name = f"given_{Path(file).stem}"
+    # How Python imports the file. It is None if the suffix is not one of Python's.
     spec = importlib.util.spec_from_file_location(name, file)
     if Path(file).suffix == ".py" and not Path(file).is_file():
         raise UserError(f"model {shown(user_model)}: there is no file {file}")
+    # The user may have named neither a file nor a network of torchvision.
     if not (spec and spec.loader and Path(file).is_file()):
         raise UserError(
             f"model {shown(user_model)}: name a file and its function, as in mine.py:net, "
@@ -724,7 +739,7 @@ def _training_from_result(result: Any, user_model: str, notes: list[str]) -> Tra
     Raises UserError if the result cannot be trained.
     """
     _refuse_result(result, user_model)
-    # The third value may be left out.
+    # The third value, the optimizer, may be left out.
     model, users_loss, *optimizers = result
     file, _, function = user_model.rpartition(":")
     _refuse_parameters(model, user_model)
@@ -786,7 +801,7 @@ def missing_gradients(names: Sequence[str]) -> str:
 
 
 def _described(loss: Any) -> str:
-    """Return in words what a loss has returned that is no scalar with a gradient.
+    """Return in words what ``loss()`` has returned that is no scalar with a gradient.
 
     The words end with what it should return.
     """
@@ -796,6 +811,7 @@ def _described(loss: Any) -> str:
     if loss.numel() != 1:
         shape = tuple(loss.shape)
         return f"a tensor of shape {shape}: return a scalar tensor, such as its mean"
+    # What remains is a scalar from which no backward pass can start.
     return (
         "a scalar that depends on no trained parameter: compute it from the model, without "
         ".detach() or torch.no_grad()"
@@ -807,6 +823,7 @@ def _refuse_result(result: Any, user_model: str) -> None:
 
     Whether the third value is an optimizer is checked by the caller.
     """
+    # Whatever is no tuple counts as a single value.
     items = result if isinstance(result, tuple) else (result,)
     # Several optimizers are a likely mistake, which gets a message of its own.
     if len(items) > 3 and isinstance(items[-1], torch.optim.Optimizer):
@@ -831,7 +848,7 @@ def _refuse_result(result: Any, user_model: str) -> None:
 
 
 def _types_of(result: Any) -> str:
-    """Return in words of which types a result is that is no model and loss."""
+    """Return in words of which types a result is that is not (model, loss)."""
     if result is None:
         return "None"
     if not isinstance(result, tuple):
@@ -844,7 +861,8 @@ def _types_of(result: Any) -> str:
 def _without_torch_log() -> Iterator[None]:
     """Keep torch from logging a traceback of its own for each operator that fails.
 
-    The ranks show the user's mistake once, without torch's inner frames.
+    That happens on fake tensors. If the cause is a mistake of the user, the ranks show it
+    later, once and without torch's inner frames.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled = log.disabled
@@ -915,6 +933,7 @@ def _line_of_user(frames: Sequence[traceback.FrameSummary]) -> str:
     Frames of installed packages, such as those of torch, are not the user's. Neither are
     those without a file, whose name may be "<string>".
     """
+    # The frames begin with the outermost call, so the last one to run is the last one.
     for frame in reversed(frames):
         is_installed = "site-packages" in Path(frame.filename).parts
         if not is_installed and Path(frame.filename).is_file():

@@ -142,9 +142,15 @@ class _HookedIteration:
         self._marks.mark()
 
     def read(self) -> _Shares:
-        """Return how the iteration is shared among its tensors."""
-        # Seconds from the first mark to each mark. If the marks count FLOPs, these are
-        # FLOPs, despite the name of the method.
+        """Return how the iteration is shared among its tensors.
+
+        An iteration that accumulates several batches, or whose loss runs backward several
+        times, has several forward and backward passes. Only the last backward pass and the
+        forward pass before it are shared. All values are seconds, or FLOPs if the marks
+        count FLOPs.
+        """
+        # What has passed from the first mark to each mark. Despite the name of the method
+        # these may be FLOPs.
         passed = self._marks.seconds()
         phase_numbers = [
             k for k, (event, _) in enumerate(self._events) if event == _PHASE
@@ -152,6 +158,8 @@ class _HookedIteration:
         # The four phase events are the start of the iteration, the start and the end of
         # the last backward pass, and the end of the iteration.
         backward_begin = phase_numbers[1]
+        # When each gradient becomes ready, counted from the start of the last backward
+        # pass, and how long the forward pass of each layer takes.
         ready = self._ready(passed, backward_begin)
         layers = self._layers(passed, backward_begin, ready)
         return _Shares(layers, ready, whole=float(passed[-1]))
@@ -159,8 +167,9 @@ class _HookedIteration:
     def _ready(self, passed: Floats, backward_begin: int) -> dict[str, float]:
         """Return when each gradient is ready, counted from the last backward pass.
 
-        ``passed`` has the value of each mark. ``backward_begin`` is the number of the
-        event at which the last backward pass begins.
+        ``passed`` has the seconds, or the FLOPs, from the first mark to each mark.
+        ``backward_begin`` is the number of the event at which the last backward pass
+        begins.
         """
         # A gradient may become ready several times, if several batches are accumulated
         # or if checkpointing computes a segment anew. Only the last time counts,
@@ -173,7 +182,8 @@ class _HookedIteration:
         # Tensors are sorted by the number of their last mark, which is the order in time.
         for tensor in sorted(last_mark, key=last_mark.__getitem__):
             since_begin = float(passed[last_mark[tensor]] - passed[backward_begin])
-            # A gradient may be ready before the last backward pass begins.
+            # A gradient that only earlier backward passes compute is ready before the
+            # last one begins.
             ready[tensor] = max(0.0, since_begin)
         return ready
 
@@ -182,19 +192,19 @@ class _HookedIteration:
     ) -> dict[str, float]:
         """Return how long the last forward pass of each layer takes.
 
-        The keys are the first tensors of the layers. ``passed`` has the value of each
-        mark, and ``backward_begin`` is the number of the event at which the last
-        backward pass begins. ``ready`` has the tensors in the order in which their
-        gradients become ready.
+        The keys are the first tensors of the layers. ``passed`` has the seconds, or the
+        FLOPs, from the first mark to each mark. ``backward_begin`` is the number of the
+        event at which the last backward pass begins. ``ready`` has the tensors in the
+        order in which their gradients become ready.
         """
-        # Earlier forward passes belong to batches that are accumulated. Between them and
-        # the last one there are gradients, and before the first one the iteration
-        # starts. So the last forward pass begins with the last event that is no layer.
+        # The last forward pass begins after the last event that is no start of a layer.
+        # This event is the last gradient of the backward pass before or, if there is no
+        # such pass, the start of the iteration.
         forward_begin = max(
             k for k in range(backward_begin) if self._events[k][0] != _LAYER
         )
-        # A layer whose first tensor gets no gradient has no row in a profile. Its time
-        # counts to the layer before it.
+        # The events at which layers start. A layer whose first tensor gets no gradient has
+        # no row in a profile. Its time counts to the layer before it.
         starts = [
             k
             for k in range(forward_begin + 1, backward_begin)
@@ -206,8 +216,11 @@ class _HookedIteration:
             # Layers of a compiled model are not seen. The first tensor of the model
             # then has all of forward. It is the one whose gradient is ready last.
             tensors = [list(ready)[-1]]
-        # The time before the first layer counts to the first layer. So the start of the
-        # first layer is no boundary.
+        # The share of a layer ends where the next layer starts, and that of the last layer
+        # where backward begins. What passes before the first layer counts to the first
+        # layer, so the first share begins with forward and not at `starts[0]`. There is
+        # one boundary more than there are tensors. Without any start the two boundaries
+        # enclose all of forward, which is the share of the only tensor.
         boundaries = passed[[forward_begin, *starts[1:], backward_begin]]
         layers = dict.fromkeys(tensors, 0.0)
         # A layer that is used several times has the sum of its shares.
@@ -243,8 +256,8 @@ class _Order:
         The iteration also allocates the state of the optimizer. ``me`` is this rank if
         all ranks of a job profile at the same time, and None if this process is alone.
         """
-        # Operations within compiled code cannot be counted. For a compiled model there
-        # is therefore no counter, and all FLOPs are 0.
+        # Operations within compiled code cannot be counted. For a compiled model
+        # `counter` is therefore None, and all FLOPs are 0.
         counting = nullcontext() if training.compiled else networks.flop_counter()
         with counting as counter:
             first_iteration = _HookedIteration(_FlopMarks(counter))
@@ -254,9 +267,10 @@ class _Order:
         # layer.
         flop_shares = first_iteration.read()
         first_tensors = list(flop_shares.layers)
+        # Only the order of the gradients is needed here.
         ready = list(flop_shares.ready)
         if me:
-            # Ranks compare their spans one by one, so all must have the same order.
+            # Ranks compare their spans one by one, so all take the order of rank 0.
             names = [*training.trained()]
             first_tensors = _as_rank_0(first_tensors, names)
             ready = _as_rank_0(ready, names)
@@ -363,7 +377,8 @@ def compute_on(
         )
     # TF32 has a switch for products of matrices, and another one for convolutions.
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    # The stack calls each callback when the block ends, also after an exception.
+    # The stack calls each callback when the block ends, also after an exception. Each
+    # restores a setting as it is now.
     with ExitStack() as restore:
         restore.callback(torch.set_num_threads, torch.get_num_threads())
         for switch in switches:
@@ -464,7 +479,8 @@ def profile_training(
         Times in seconds by tensor, in forward order.
     samples : DataFrame
         Table ``samples``: a row per repeat of each quantity. On a GPU the quantity
-        ``"issue"`` is the time in which the host issued an iteration without hooks.
+        ``"issue"`` is the time in which the host started all kernels of an iteration
+        without hooks.
 
     Notes
     -----
@@ -476,13 +492,15 @@ def profile_training(
     # `peers.slowest` returns the largest value over all ranks of each number. A process
     # that profiles alone keeps its own values.
     slowest: Callable[[Floats], Floats] = peers.slowest if me else np.asarray
+    # In which order layers start and gradients become ready, as the spans below have it.
     order = _Order.of_first_iteration(training, me)
     measured = _measure_undisturbed(training, budget or Budget(), me)
-    # A row for each repeat. The differences of its four marks are the columns: forward,
-    # backward and update.
+    # Shape (repeats, 3). The differences of the four marks of an iteration are its
+    # forward, backward and update.
     phases = _spans_to_slowest_end(np.diff(measured.marks_s), slowest)
     hooked = np.array([order.spans(iteration) for iteration in measured.hooked])
-    # The last column is the whole iteration. The others are its spans.
+    # A row for each repeat. The last column is the whole iteration. The others are spans
+    # of layers and gradients.
     hooked_iterations = hooked[:, -1]
     spans = _spans_to_slowest_end(hooked[:, :-1], slowest)
     quantities = {
@@ -526,7 +544,8 @@ def _profile(
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     span_medians = np.median(spans, axis=0)
     # The s spans of the layers come first, then the n spans of the gradients. Hooks slow
-    # an iteration down, so the spans are scaled to the phases without hooks.
+    # an iteration down. So the spans of the layers are scaled to add up to forward
+    # without hooks, and those of the gradients to backward without hooks.
     n_layers = len(order.first_tensors)
     layers = span_medians[:n_layers]
     gradients = span_medians[n_layers:]
@@ -596,12 +615,13 @@ def layer_tables(
     profile, samples = profile_layers(
         network, batch, device, precision, budget, threads, me
     )
-    share = issue_share(samples)
+    # The time in which the host starts the kernels of an iteration, over the iteration.
     # Above `HOST_BOUND`, the host and not the GPU decides how long an iteration takes. On
     # the CPU the share is NaN, which is above no number.
-    if share > HOST_BOUND:
+    host_share = issue_share(samples)
+    if host_share > HOST_BOUND:
         name = f"{network}, batch {batch}, {precision}"
-        say(f"{name}: the host needs {share:.0%} of an iteration to issue it")
+        say(f"{name}: the host needs {host_share:.0%} of an iteration to issue it")
     frame = store.profile_frame(
         profile, precision, _rank_count(me), threads or torch.get_num_threads()
     )
@@ -645,11 +665,12 @@ def _measure_undisturbed(
     # A process alone watches the machine as rank 0 does.
     rank = me.rank if me else 0
     while True:
-        watch = Watch(rank)
+        watch = Watch(rank)  # notes how busy the machine is from now on
         measured = _measure(training, budget, me)
         used = watch.usage()
         if me:
             used = peers.usage_of_all(used)
+        # `again` is false if nothing disturbed the measurement, or if no repeat is left.
         if not retries.again(used):
             return measured
 
@@ -705,14 +726,16 @@ def _spans_to_slowest_end(spans: Floats, slowest: Callable[[Floats], Floats]) ->
     # add up to more than any rank took, so the ends of spans are compared.
     ends = np.cumsum(spans, axis=-1)
     last_ends = slowest(ends.ravel()).reshape(ends.shape)
+    # Each span begins where the one before it ends, and the first one at 0.
     return np.diff(last_ends, prepend=0.0, axis=-1)
 
 
 def _graph(training: Training) -> dict[str, Floats]:
     """Return the quantity ``graph_iteration``: seconds of iterations as one CUDA graph.
 
-    The result is empty if no graph can be captured, because the network waits for the
-    GPU within its iteration, or because there is too little memory for a graph.
+    A CUDA graph is a recording of all kernels of an iteration, which the GPU replays
+    without the host. The result is empty if no graph can be captured, because the network
+    waits for the GPU within its iteration, or because there is too little memory.
     """
     # Memory of the GPU that is freed during a capture makes the capture fail. So what
     # is garbage already is freed before.

@@ -39,7 +39,7 @@ def network_of(value: Any) -> tuple[str, int]:
     (('resnet50', 8), ('resnet50', 4))
     """
     name, colon, digits = str(value).partition(":")
-    # A colon must be followed by digits.
+    # A colon must be followed by digits. Without a colon, `digits` is empty.
     if not name or (colon and not re.fullmatch("[0-9]{1,9}", digits)):
         raise ValueError(
             "must be a network, with its batch size as in resnet50:4 or without"

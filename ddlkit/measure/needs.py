@@ -139,7 +139,8 @@ class Needs(Generic[Settings]):
         UserError
             If the network is unknown.
         """
-        # A point that needs the session's own device or the processor lacks neither.
+        # How many GPUs the point needs. A point that is measured on the session's own
+        # device, or on the processor, lacks none.
         n_needed = 0
         if self.gpus is Gpus.ONE:
             n_needed = 1
@@ -155,7 +156,7 @@ class Needs(Generic[Settings]):
             if find_spec(module) is None:
                 return f"needs {package}, which is not installed: pip install {package}"
         if network:
-            # Networks that the library or a user defines need no package, which is "".
+            # The package is "" if the network needs none besides torch.
             package = networks.find(network).package
             if package and find_spec(package) is None:
                 return f"{network} needs {package}; {networks.INSTALL_IT}"

@@ -243,7 +243,7 @@ def require(name: str) -> None:
     UserError
         If the name is unknown, or if the network needs a package that is not installed.
     """
-    package = find(name).package
+    package = find(name).package  # "" if the network needs none besides torch
     if package and find_spec(package) is None:
         raise UserError(f"{name} needs {package}; {INSTALL_IT}")
 
@@ -284,6 +284,7 @@ def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> B
     -------
     inputs : Tensor, shape (batch, ...)
     labels : Tensor
+        A label for each row of the network's output.
 
     Raises
     ------
@@ -293,6 +294,7 @@ def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> B
     network = find(name)
     if batch < 1:
         raise UserError(f"batch {batch} of {name}: must be at least 1")
+    # A new generator with a fixed seed gives the same data at every call.
     inputs, labels = network.sample(batch, torch.Generator().manual_seed(0))
     return inputs.to(device), labels.to(device)
 
@@ -325,7 +327,7 @@ def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
     >>> recurrence_flops((7, 3, 6), [(20, 6), (20, 5), (20,)])
     9240
     """
-    matrices = [shape for shape in weights if len(shape) == 2]
+    matrices = [shape for shape in weights if len(shape) == 2]  # without biases
     elements = sum(math.prod(shape) for shape in matrices)
     # The product of the numbers of samples and of time steps.
     applications = math.prod(inputs[:2])

@@ -82,14 +82,14 @@ class Here(NamedTuple):
 def rank_counts(here: Here) -> list[int]:
     """Return the numbers of ranks between which messages are measured by default.
 
-    There are always two ranks and, where there are more than two GPUs, also one rank on
-    each GPU.
+    Two ranks are always among them. With more than two GPUs there is also the number of
+    GPUs, for one rank on each. The numbers are in ascending order.
     """
     if not here.on_gpu:
         return [2]
     # With fewer than two GPUs the result is still [2], and not [1]: a single rank has
     # nobody to send to. `Needs.offer` then refuses the point and says what the machine
-    # lacks.
+    # lacks. With exactly two GPUs the set has a single number.
     return sorted({2, torch.cuda.device_count()} - {0, 1})
 
 
@@ -151,6 +151,7 @@ class Ranks:
         backend = "nccl" if device == "cuda" else "gloo"
         # More processes that start at the same time need longer until all have met.
         timeout_s = MEETING_OF_MANY_S if count > 2 else MEETING_S
+        # Arguments of `Rank.join`.
         join: dict[str, Any] = {"backend": backend, "timeout_s": timeout_s}
         if not link:
             link = _link_of_first_gpus(count) if backend == "nccl" else "loopback"
@@ -207,7 +208,10 @@ class Ranks:
 
 
 def _link_of_first_gpus(count: int) -> str:
-    """Return what joins the GPUs that as many ranks of this machine take."""
+    """Return the name of what joins the first ``count`` GPUs that CUDA may use.
+
+    The name is "nvlink" or "pcie", or "nccl" if nvidia-smi does not say.
+    """
     uuids = machine.gpu_uuids()
     # Each rank takes the GPU of its own number among those that CUDA may use.
     visible = machine.visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
@@ -242,7 +246,7 @@ def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, 
     conditions = Conditions(delay_s) if delay_s else None
     shape = lab.LabShape(count, rate, conditions=conditions)
     # The names of tables have ranks, rate and delay, but not whether links are
-    # emulated.
+    # emulated. The delay says so already.
     name = f"lab-{shape.name.replace('emulated-', '')}"
     return Ranks(count, partial(lab.Lab, shape), {"backend": "gloo"}), name
 
@@ -310,7 +314,8 @@ def layers(
     budget : Budget
         How long to measure each.
     precisions : sequence of str, optional
-        ``"fp32"``, ``"tf32"`` or ``"bf16"``. Several ranks always compute in fp32.
+        ``"fp32"``, ``"tf32"`` or ``"bf16"``. Several ranks always compute in fp32,
+        whatever is given here.
     ranks : sequence of int, optional
         How many ranks measure at the same time, and share all cores. One rank runs in
         the session's process. Without this argument each network is measured alone,
@@ -359,7 +364,8 @@ def layers(
         key = f"{name}-b{batch}-{suffix}"
         tables = ["layers", "samples"]
         point = Point("layers", key, measure, estimate_s, tables)
-        # `offer` returns the point, or a refusal if the machine lacks what it needs.
+        # `offer` returns the point, or a refusal if the machine lacks what it needs. A
+        # network that is measured alone, for which `count` is 0, needs what one rank needs.
         yield needs.LAYERS.offer(point, here.on_gpu, max(1, count), network=name)
 
 
@@ -439,7 +445,8 @@ def collectives(
         tries = 1
         if not on_nccl:
             messages = 1
-    sizes = sizes or (messages_alone.NCCL_SIZES if on_nccl else messages_alone.SIZES)
+    default_sizes = messages_alone.NCCL_SIZES if on_nccl else messages_alone.SIZES
+    sizes = sizes or default_sizes
     estimate_s = needs.COLLECTIVES.seconds(budget, len(collectives), len(sizes))
     # The constructor of the settings refuses wrong ones. It is called when a point is
     # measured, so that a mistake fails one point only, and not the list of all points.
@@ -453,13 +460,13 @@ def collectives(
     ranks_by_table = _ranks_by_table(here, link, ranks, rate, delay)
     for name, members in ranks_by_table.items():
         path = table_path(here.out, "collectives", name)
-        # Which sizes the table lacks is found out when the point is measured. An
-        # earlier session may have been interrupted after some of them.
+        # Returns which sizes the table lacks, as an earlier session may have been
+        # interrupted after some of them. It is called when the point is measured.
         to_measure = partial(
             _collectives_to_measure, path, collectives, sizes, members.count
         )
         run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
-        # The point is done when nothing is left to measure.
+        # The point is done when `to_measure` returns nothing.
         point = Point("collectives", name, run, estimate_s, left=to_measure)
         # Ranks need a GPU each if they are joined by the link between the GPUs. A link
         # of `_LINKS` needs one device only.
@@ -477,13 +484,18 @@ def _ranks_by_table(
 ) -> dict[str, Ranks]:
     """Return which ranks measure each table of collectives, by the name of the table.
 
-    There is a table for ``link``, a key of `_LINKS`, unless it is empty. There is one for
-    each lab, that is, for each of ``ranks`` (numbers of ranks, by default 2), of the rates
-    and of the delays. With neither a link nor rates, there is one for each number of ranks
-    on the machine's own link.
+    There are these tables:
+
+    * One for ``link``, a key of `_LINKS`, unless ``link`` is empty. Such a link has its own
+      number of ranks, whatever ``ranks`` says.
+    * One for each lab: for each combination of a number of ranks (by default 2), a rate
+      and a delay.
+    * With neither a link nor rates, one for each number of ranks (by default those of
+      `rank_counts`) on the machine's own link.
     """
     ranks_by_table: dict[str, Ranks] = {}
     if link:
+        # The number of ranks is fixed by the link, so `ranks` is not used.
         ranks_by_table[link] = _LINKS[link](here.device)
     elif not rates_bits_per_s:
         for count in ranks or rank_counts(here):
@@ -507,7 +519,9 @@ def _collectives_to_measure(
 ) -> CollectivesBySizes:
     """Return the collectives of which a table lacks sizes, by these missing sizes.
 
-    ``path`` is the table, and ``ranks`` the number of ranks.
+    ``path`` is the table, and ``ranks`` the number of ranks. The result is empty if the
+    table has all ``sizes`` of all ``collectives``. All sizes are missing if there is no
+    table.
     """
     rows = pd.DataFrame()
     if store.has_table(path):
@@ -533,6 +547,7 @@ def _measure_lacking(
     names of collectives and their sizes. ``estimate_s`` is the expected duration of
     each launch of the ranks ``members``.
     """
+    # At least one frame follows, because a point with nothing left is not measured.
     frames = []
     # A launch of ranks takes seconds. Collectives that lack the same sizes share one.
     for sizes, names in to_measure().items():
@@ -669,6 +684,8 @@ def memory_copies(
     Point
         The only point.
     """
+    # `Needs.offer` is not asked, because copies need no GPU, package or network besides
+    # the device itself. `measure_copies` refuses sizes for which memory is lacking.
     measure = partial(copies.measure_copies, here.device, sizes, budget)
     estimate_s = needs.MEMORY_COPIES.seconds(budget, here.device, len(sizes))
     yield Point("copies", here.device, measure, estimate_s)
@@ -789,7 +806,10 @@ def _train(
     make_settings: Callable[[], training.TrainingSettings],
     estimate_s: float,
 ) -> Tables:
-    """Make the settings, run the job that trains, and return its tables."""
+    """Make the settings, run the job that trains, and return its tables.
+
+    ``members`` are the ranks, which are expected to take ``estimate_s`` seconds.
+    """
     return members.run(training.training_job, make_settings(), estimate_s)
 
 
@@ -818,8 +838,8 @@ def training_by_own_rule(
     Point
     """
     key = f"{case.network}-b{case.batch}-p{case.members.count}"
-    # In labs, the tables of training were first recorded under names of this other
-    # form. The form is kept, so that a session finds them.
+    # In labs, the tables of training were first recorded under names of the form below.
+    # The form is kept, so that a session finds these tables.
     if case.in_lab:
         key = f"training-{case.network}-{case.place}"
     # An empty list of bucket sizes leaves the buckets to DDP.
@@ -945,11 +965,12 @@ def points(
     if not device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     here = Here(device, session, out)
-    # 0 ranks stand for the default. `collectives` takes an empty list for it.
+    # 0 ranks stand for the default number, and the rate 0 for no lab. `collectives` takes
+    # an empty list for each of these.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
     # Slowdown and training need at least one number of ranks, and at least one rate.
-    # For them the rate 0 stands for no lab.
+    # Their lists hold the default number, and the rate 0.
     counts_or_default = counts or rank_counts(here)
     rates_or_no_lab = rates or [0.0]
     wanted = PARTS if part == "quick" else (part,)

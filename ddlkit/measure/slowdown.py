@@ -153,7 +153,8 @@ def slowdown_rounds(
     UserError
         If the loss does not call the model itself, so that DDP sees no backward pass.
     """
-    columns = ["quantity", "beside", "bytes", "messages", "seconds"]  # as in `Row`
+    # The columns of a `Row`. "beside" is what went on at the same time.
+    columns = ["quantity", "beside", "bytes", "messages", "seconds"]
     labels = {
         "network": training.network,
         "batch": training.batch,
@@ -171,7 +172,7 @@ def slowdown_rounds(
     # Each round needs all ranks, and their clocks differ. So all of them go on until
     # every rank has run out of time.
     while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
-        watch = Watch(me.rank)
+        watch = Watch(me.rank)  # notes how busy the machine is during the round
         rows = list(compared.measure_round())
         # If others disturbed the round, `again` pauses and has it repeated, as long as
         # repeats are left.
@@ -236,10 +237,11 @@ class _TrainingAndMessages:
             if not module_in_ddp.called:
                 reason = "loss() does not call the model itself, as DDP needs"
                 raise UserError(f"{training.network}: {reason}")
-        # Seconds of an iteration, the sum of its phases, of the slowest rank. `slowest`
-        # takes and returns an array, here of one number.
+        # Seconds of an iteration without messages, the sum of its phases, of the slowest
+        # rank. `slowest` takes and returns an array, here of one number.
         alone_s = float(slowest([sum(self._phases())])[0])
         self.messages: dict[int, tuple[torch.Tensor, int]] = {}
+        # Each size gets a buffer, and as many messages as last longer than an iteration.
         for size in sizes:
             # An element of float32 has 4 bytes.
             buffer = torch.zeros(size // 4, device=me.device)
@@ -262,6 +264,7 @@ class _TrainingAndMessages:
             _, messages_s = self._time_both(buffer, pilot_count)
             longest_s = max(longest_s, float(slowest([messages_s])[0]))
         message_s = longest_s / pilot_count
+        # At least one message is sent, even if the iteration were to take no time.
         return max(1, math.ceil(LASTING * alone_s / message_s))
 
     def measure_round(self) -> Iterator[Row]:
@@ -277,6 +280,8 @@ class _TrainingAndMessages:
         copy_s = self.gradient_bytes * copy_s_per_byte(self.me, self.training.model)
         yield "copy", NOTHING, self.gradient_bytes, 1, copy_s
         phases_alone_s: list[Floats] = []
+        # For each size: phases alone, messages alone, then both at the same time. A message
+        # has the mean time of all `count` messages, which follow one another.
         for size, (buffer, count) in self.messages.items():
             phases_alone_s.append(self._phases())
             alone_s = slowest([self._time_messages(buffer, count)])[0]
@@ -289,6 +294,8 @@ class _TrainingAndMessages:
         # on the size. So they have one row with the mean.
         mean_alone_s = np.mean(phases_alone_s, axis=0)
         yield from self._phase_rows(NOTHING, size=0, count=0, seconds=mean_alone_s)
+        # Phases in which DDP fills its buckets, with one bucket and with one for each
+        # gradient.
         for buckets in self.ddp:
             phases_s = self._phases(buckets, fill_buckets=True)
             yield from self._phase_rows(BUCKETS, self.gradient_bytes, buckets, phases_s)
@@ -355,8 +362,8 @@ class _TrainingAndMessages:
             # Without waiting for the GPU, the host would issue many iterations ahead, and
             # most of them would run when the messages have long arrived.
             synchronize()
-        # The last message arrived during the last iteration, a part of which therefore
-        # ran without messages. That iteration counts only if there is no other.
+        # The last message arrived during the last iteration. So a part of this iteration
+        # ran without messages, and it counts only if there is no other.
         if len(iterations) > 1:
             iterations.pop()
         phases_s = [np.diff(marks.seconds()) for marks in iterations]
@@ -473,9 +480,9 @@ def send_nothing(ddp: DistributedDataParallel) -> None:
     ddp : DistributedDataParallel
         A wrapped model, whose gradients are then not averaged over ranks.
     """
-    # DDP calls the hook in place of its own all-reduce, and goes on when the future is
-    # complete. The hook is a lambda, because torch refuses a function whose annotations
-    # are texts, as all annotations are in this module.
+    # DDP calls the hook in place of its own all-reduce, and goes on when the future that
+    # the hook returns is complete. The hook is a lambda, because torch refuses a function
+    # whose annotations are texts, as all annotations are in this module.
     ddp.register_comm_hook(None, lambda _, bucket: _completed_future(bucket.buffer()))
 
 

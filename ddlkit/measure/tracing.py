@@ -103,8 +103,9 @@ def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
 def process_group_of_users(me: Rank) -> dist.ProcessGroup | None:
     """Return the process group that a user's own training would have.
 
-    The gloo of this library's ranks has one thread. A user's gloo has two threads, so
-    that two messages may share the link. Between GPUs there is no such difference.
+    The default group of this library's ranks has one gloo thread. The new group that is
+    made here has the two threads of torch's default, as a user's gloo has, so that two
+    messages may share the link. Between GPUs there is no such difference.
 
     Parameters
     ----------
@@ -114,7 +115,7 @@ def process_group_of_users(me: Rank) -> dist.ProcessGroup | None:
     Returns
     -------
     ProcessGroup or None
-        A group of all ranks, or None for the default group.
+        A new group of all ranks, or None with NCCL. DDP uses the default group for None.
     """
     if me.backend != "gloo":
         return None
@@ -182,14 +183,14 @@ def trace_iterations(
     activities = [ProfilerActivity.CPU]
     if me.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    # With `repeat=1` the profiler goes once through warm-up and recording. Otherwise it
-    # would begin anew with the last step, and discard what it has recorded.
+    # With `repeat=1` the profiler goes once through warm-up and recording. Otherwise the
+    # last call of `step` would begin a second round, and discard what is recorded.
     steps = schedule(wait=0, warmup=warmup, active=iterations, repeat=1)
     # Readers of a trace need shapes to find which copy belongs to which message.
     with profile(activities=activities, schedule=steps, record_shapes=True) as profiler:
         for number in range(warmup + iterations):
             iterate(number)
-            profiler.step()
+            profiler.step()  # ends the span of this iteration, and begins the next one
     _write_trace(profiler, directory, me)
 
 
@@ -205,6 +206,7 @@ def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:
         uncompressed = folder / name
         packed = folder / f"{name}.gz"
         failure: OSError | None = None
+        # The file is written into a temporary folder, and moved only when all are written.
         try:
             profiler.export_chrome_trace(str(uncompressed))
             _pack(uncompressed, packed)
@@ -236,7 +238,8 @@ def _remove_traces_of_others(directory: Path, me: Rank) -> None:
 
 def _pack(uncompressed: Path, packed: Path) -> None:
     """Compress a file piece by piece, because a trace may have a gigabyte."""
-    # Without a time of modification, the same trace always gives the same file.
+    # A gzip file holds a time of modification. With 0 in its place, the same trace always
+    # gives the same file.
     with (
         uncompressed.open("rb") as source,
         gzip.GzipFile(packed, "wb", compresslevel=COMPRESSION, mtime=0) as target,

@@ -256,7 +256,8 @@ def wrap_and_rebuild(
         raise UserError(
             "training: gradients are not finite and the same on all ranks: not timed"
         )
-    # The indices of a bucket's tensors are separated by blanks, and buckets by commas.
+    # DDP logs the indices of the tensors of each bucket in one text, as in "5 4 3,2 1 0".
+    # Blanks separate tensors, and commas separate buckets.
     log: Any = ddp._get_ddp_logging_data()
     indices_by_bucket = log.get("rebuilt_per_bucket_param_indices", "").split(",")
     tensor_counts = [len(indices.split()) for indices in indices_by_bucket]
@@ -300,6 +301,7 @@ def other_than_predicted(training: Training, profile: LayerProfile) -> list[str]
         A line that says how they differ. The list is empty if they are equal, and if
         DDP has rebuilt no buckets.
     """
+    # A training that is not wrapped in DDP has no buckets to compare.
     bucket_bytes = rebuilt_bytes(training.ddp) if training.ddp else []
     work = profile.workload()
     predicted_bytes = make_plan(OWN_PLAN, work).group_bytes(work).tolist()
@@ -377,7 +379,7 @@ class _PlannedTraining:
         self.ddp, self.bucket_bytes, tensor_counts = wrap_and_rebuild(
             self.training, imposed_bytes
         )
-        # The case names a plan by the number of tensors up to the end of each bucket,
+        # The case describes a plan by the number of tensors up to the end of each bucket,
         # which is the cumulative sum of the numbers of tensors in buckets.
         ends = np.cumsum(tensor_counts)
         self.synchronize = clock.synchronizer(me.device)
@@ -403,6 +405,8 @@ class _PlannedTraining:
         ``timeline``. If DDP made other buckets than the plan asks for, the first round
         has no table ``runs``, by which the caller knows that the plan is to be left out.
         """
+        # Seconds of each iteration, the median iteration without exchange, and how busy the
+        # machine was.
         seconds, compute_s, used = self._measure_undisturbed()
         tables = {}
         if repeat == 0:
@@ -460,21 +464,24 @@ class _PlannedTraining:
 
         def mark() -> None:
             """End the span of the phase that ends here, and begin that of the next."""
-            # The first mark ends no phase, and the last one begins none. All others end
-            # a phase and begin the next one.
+            # The span of a phase also covers the work that the phase has given to a GPU.
             self.synchronize()
+            # At the first mark no span is open, and `close` does nothing.
             phase_block.close()
+            # At the last mark no phase is left.
             phase = next(phases, "")
             if phase:
                 phase_block.enter_context(record_function(phase))
 
+        # `iterate` calls `mark` at four points: the start of the iteration, before and
+        # after the backward pass, and at the end.
         dist.barrier()
         trace = clock.chrome_trace(lambda: self.training.iterate(mark), self.me.device)
         events = parse_kineto(trace, "profile of an iteration")
         # The k-th message of the iteration sends the k-th bucket, and gets its size.
         spans = timeline(events, self.bucket_bytes)
-        # The cross product with a table of one row adds the labels to every span.
-        # Only the first round, number 0, is profiled.
+        # Only the first round, number 0, is profiled. The cross product with a table of
+        # one row adds the labels to every span.
         labels = pd.DataFrame({"case": [self.case.key], "repeat": 0})
         return labels.merge(spans.to_frame(), "cross")
 
@@ -492,13 +499,14 @@ class _PlannedTraining:
         compute_s : float
             The median of the iterations without exchange, in seconds.
         usage : Usage
-            The usage of the machine in the meantime, of all ranks.
+            How busy the machine was in the meantime, from what all ranks saw.
         """
         while True:
-            watch = Watch(self.me.rank)
+            watch = Watch(self.me.rank)  # notes how busy the machine is from now on
+            # Iterations without exchange run before and after those with exchange, so that
+            # drift of the machine affects both alike.
             before = self._timed_without_exchange()
             seconds = self._timed()
-            # Before and after, so that drift of the machine affects both alike.
             around = np.append(before, self._timed_without_exchange())
             used = usage_of_all(watch.usage())
             # `again` is false if nothing disturbed the times, or if no repeat is left.
@@ -516,7 +524,8 @@ class _PlannedTraining:
         The seconds are those of the slowest rank.
         """
         count = self.settings.iterations
-        # All ranks have to do equally many iterations, so nothing ends the loop early.
+        # All ranks have to do equally many iterations, because they exchange gradients in
+        # each. So neither time nor a narrow interval ends the loop early.
         exactly_count = Budget(
             warmup=0,
             min_repeats=count,

@@ -101,6 +101,8 @@ def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
             # The frame that failed has some rows of its own, which are kept, too.
             measured_frames += error.tables.values()
         reason = str(error)
+        # The message of any other error than a UserError is not written for users, and may
+        # be empty. The type of the error precedes it.
         if not isinstance(error, UserError):
             reason = f"{type(error).__name__}: {reason}"
         rows = pd.concat(measured_frames, ignore_index=True)
@@ -323,7 +325,10 @@ class Point:
         return self.row().key
 
     def row(self) -> Row:
-        """Return the point's row in the table of outcomes, before it is measured."""
+        """Return the point's row in the table of outcomes, before it is measured.
+
+        The row names the point by its folder, name and moment, as far as it has them.
+        """
         words = [word for word in (self.folder, self.name, self.moment) if word]
         return Row(self.what, " ".join(words), estimate_s=self.estimate_s)
 
@@ -364,21 +369,24 @@ class Point:
         Returns
         -------
         bool
+            True if all tables exist and are of this version. If the point has ``left``,
+            True if nothing is left to measure.
 
         Raises
         ------
         UserError
             If a table is damaged.
         """
-        # A table that grows may exist, and still lack rows.
+        # A table that grows may exist, and still lack rows. Only the point itself knows.
         if self.left is not None:
             nothing_left = not self.left()
             return nothing_left
         paths = [self.path(out, schema) for schema in self.schemas]
         if not all(store.has_table(path) for path in paths):
             return False
-        # Numbers of two versions of the benchmark cannot be compared, so a point that an
-        # earlier version measured is measured again.
+        # The stamp of a table, a file beside it, says which version measured it. Numbers of
+        # two versions cannot be compared, so a point that another version measured is
+        # measured again.
         versions = {store.load_stamp(path)["benchmark_version"] for path in paths}
         return versions == {store.BENCHMARK_VERSION}
 
@@ -395,7 +403,7 @@ class Point:
         Row
             The outcome is measured, pending, or failed if a table is damaged.
         """
-        row = self.row()
+        row = self.row()  # its outcome is pending
         try:
             done = self.done(out)
         except UserError as error:
@@ -423,6 +431,7 @@ class Point:
             What became of the point.
         """
         row = self.row_from_tables(out)
+        # The point is measured already, or a table is damaged.
         if row.outcome != PENDING:
             return row
         start_s = time.monotonic()
@@ -452,7 +461,7 @@ class Point:
             result = self.measure()
         except Exception as error:
             return _outcome_of(error)
-        # A point with a single table may return its rows alone.
+        # A point with a single table may return its rows without the schema.
         if isinstance(result, pd.DataFrame):
             tables: Tables = {self.schemas[0]: result}
         else:

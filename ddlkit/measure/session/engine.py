@@ -157,11 +157,11 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     Parameters
     ----------
     make : callable
-        Returns the points.
+        Returns the points, as `ddlkit.measure.session.MakePoints`.
     out : Path
         The directory of the session.
     budget_s : float, optional
-        How long the session may measure, in seconds.
+        How long the session may measure, in seconds. By default it is not limited.
 
     Returns
     -------
@@ -277,7 +277,8 @@ class _Session:
         """
         sections = self._to_measure(worker.make_rows())
         # Time for the closing points, `RESERVE` times as long as expected, is kept free
-        # until all others are done.
+        # until all others are done. Before each point the time that is left is computed
+        # anew. It is infinite without a budget.
         reserved_s = RESERVE * sum(row.estimate_s for row in sections.closing)
         any_begun = False
         for row in (*sections.opening, *sections.body):
@@ -286,7 +287,7 @@ class _Session:
                 any_begun = True
         for row in sections.closing:
             # The closing points show how far the machine has drifted in the meantime.
-            # So they are worth the overtime, if any other point was measured.
+            # So they may run beyond the budget, if any other point was begun.
             overtime_s = OVERTIME_S if any_begun else 0.0
             left_s = self.deadline_s + overtime_s - time.monotonic()
             if self._measure_in_time(worker, row, left_s):
@@ -335,9 +336,10 @@ class _Session:
         replaced by the one that an earlier session recorded.
         """
         body, opening, closing = sections
-        # A point that this machine can only refuse, such as one for two GPUs where
-        # there is one, is expected to take 0 s. If all pending points are such, nothing
-        # is measured, so nothing needs to be measured before or after.
+        # Opening and closing points only serve the points of the body. A point that this
+        # machine can only refuse, such as one for two GPUs where there is one, is expected
+        # to take 0 s. If all pending points are such, nothing is measured, so nothing needs
+        # to be measured before or after.
         pending = [row for row in body if row.outcome == sessions.PENDING]
         if not any(row.estimate_s > 0 for row in pending):
             opening = []
@@ -353,8 +355,9 @@ class _Session:
         to_go_s = sum(row.estimate_s for row in (*opening, *missing, *closing))
         if to_go_s:
             say(f"{_counted(len(missing))} to do, about {to_go_s / 60:.1f} min")
-        # What failed before may fail again, and comes last. False sorts before True, and
-        # `sorted` keeps the order of all rows with False, and of all with True.
+        # What failed in an earlier session may fail again, and comes last. False sorts
+        # before True, and `sorted` keeps the order of all rows with False, and of all with
+        # True.
         faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
         missing = sorted(missing, key=lambda row: row.key in faulty)
         return _Sections(missing, opening, closing)
@@ -385,6 +388,7 @@ class _Session:
         n_with_tables = sum(
             other.outcome in HAVE_TABLES for other in self.rows.values()
         )
+        # How many of all points have tables, as in "3/12".
         progress = f"{n_with_tables}/{len(self.rows)}"
         left_s = self.deadline_s - time.monotonic()
         # Without a budget, `left_s` is infinite. It is negative if the point ran beyond the
@@ -429,7 +433,7 @@ class _Session:
         by_outcome: dict[str, list[str]] = {}
         for row in self.rows.values():
             by_outcome.setdefault(row.outcome, []).append(row.key)
-        # The outcomes of points that have tables are taken out and counted. What
+        # The points that have tables are taken out of `by_outcome` and counted. What
         # remains is missing.
         n_with_tables = sum(len(by_outcome.pop(outcome, ())) for outcome in HAVE_TABLES)
         say(f"{n_with_tables} of {_counted(len(self.rows))} done")
@@ -563,6 +567,7 @@ class _IsolatedWorker:
             )
         except _WorkerLost as error:
             answer = f"nothing is measured: {error} before its first point"
+        # A text instead of rows is an error.
         if isinstance(answer, str):
             self.close()
             raise UserError(answer)
@@ -576,8 +581,8 @@ class _IsolatedWorker:
             # The empty list hides all GPUs from the child.
             environment["CUDA_VISIBLE_DEVICES"] = ""
         own_end, childs_end = socket.socketpair()
-        # The connection will close this file descriptor, so the socket must not do so,
-        # too.
+        # `detach` takes the file descriptor from the socket, because the connection will
+        # close it.
         self._pipe = Connection(own_end.detach())
         # This process closes the child's end after the start. Otherwise it would never
         # see the end of the pipe.
@@ -598,7 +603,8 @@ class _IsolatedWorker:
         """Have the child measure a point, and return its row with what became of it.
 
         The point fails if no child can be started. It counts as killed if the child
-        dies or hangs, and had no time left if the session's time ends meanwhile.
+        dies or hangs. If the session's time and the overtime end while the child measures,
+        the outcome is that no time was left.
         """
         if not self._process:
             try:
@@ -646,9 +652,9 @@ class _IsolatedWorker:
         # If the pipe breaks, the child is dying, and its exit status below says how.
         with contextlib.suppress(OSError, EOFError):
             self._pipe.send(request)
-            # `poll` waits for an answer for `POLL_S`. Whether the child still runs is
-            # asked as well. If it has died, children of its own may still hold the pipe
-            # open.
+            # `poll` of the pipe waits for an answer for `POLL_S`. `poll` of the process
+            # returns None while the child runs. It is asked as well, because children of
+            # a child that has died may still hold the pipe open.
             while not self._pipe.poll(POLL_S) and self._process.poll() is None:
                 self._session.pack_if_due()
                 if time.monotonic() > overtime_ends_s:
@@ -766,7 +772,7 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     # An earlier session may have died while it wrote the archive.
     files.remove_unfinished(file.parent, file.name)
     restore(out, file)
-    # A file that cannot be written is found before anything is measured.
+    # If the archive cannot be written, this call raises before anything is measured.
     pack_into(out, file)
     due_s = time.monotonic() + PACK_PERIOD_S
 
@@ -859,14 +865,16 @@ def restore(out: Path, file: Path) -> None:
                     "name another file"
                 )
             if not _tables_and_stamps(out):
-                # The filter refuses members that would lie outside the directory.
+                # The paths of the members begin with the name of `out`, so they are
+                # unpacked into the folder above. The filter refuses members that would
+                # lie outside of it.
                 archive.extractall(out.parent, filter="data")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(
             f"{file}: no whole archive ({error}): name another file"
         ) from error
     # If the directory was left as it is, each table of the archive must be in it,
-    # because the next pack overwrites the archive.
+    # because the next pack overwrites the archive. Stamps end in .json.
     packed_tables = [path for path in members if ".csv" in path.name]
     lost = [path for path in packed_tables if not store.has_table(out.parent / path)]
     if lost:
@@ -890,7 +898,7 @@ def with_tables(folder: Path) -> list[Path]:
         The directories in order, without hidden ones. The tables of each are packed on
         their own.
     """
-    parents = {path.parent for path in folder.rglob("*.csv*")}
+    parents = {path.parent for path in folder.rglob("*.csv*")}  # .csv and .csv.gz
     return sorted(path for path in parents if not path.name.startswith("."))
 
 
