@@ -708,7 +708,8 @@ def _refuse_other_buckets_than_given(training: Training, model: str) -> None:
     this function, which runs an iteration.
     """
     # DDP sends its buckets in each backward pass. With several passes in an iteration it
-    # would send them several times.
+    # would send them several times. The number is 0 if loss() returns the loss, on which
+    # backward is then run once.
     backward_passes = training.backwards
     if backward_passes > 1:
         remedy = "let it run one batch, and give --accumulate"
@@ -793,6 +794,7 @@ def read_advice(out: Path, suffix: str = "") -> Advice:
     # All rows have one link and one number of ranks, because one job left them.
     link = str(messages["link"].iloc[0])
     ranks = int(messages["ranks"].iloc[0])
+    # What messages between these ranks cost, fitted to their times.
     calibrated = Calibration.of(messages).between(link, ranks)
     # Contention is by how much compute and messages slow each other down.
     with_contention = replace(calibrated, contention=Contention.of(slowdown))

@@ -331,18 +331,18 @@ def _measure_undisturbed(
     spread : _Spread
         Seconds of a message in each sample of the last try.
     usage : Usage
-        What the processor did during that try.
+        How busy the machine was during that try.
     """
     tries_left = settings.tries
     while True:
-        watch = Watch(me.rank)
+        watch = Watch(me.rank)  # notes how busy the machine is from now on
         spread = _measure(me, make_collective(), settings)
         # All ranks know the largest usage of any, so that all decide alike whether to
         # try again. A single rank that went on would wait for the others for ever.
         usage = peers.usage_of_all(watch.usage())
         tries_left -= 1
         # `again` is false if nothing disturbed the measurement, or if the job may repeat no
-        # more. Otherwise it pauses, in which others may end what disturbs.
+        # more. Otherwise it pauses first, because the disturbance may end meanwhile.
         if not tries_left or not retries.again(usage):
             return spread, usage
 
@@ -390,7 +390,8 @@ def _measure(
         setup=reset_and_meet,
         agree=peers.agree_all,
     )
-    # A rank that left alone after a wrong result would let all others wait for it.
+    # A rank that left alone after a wrong result would let all others wait for it. So all
+    # ranks exchange their numbers of wrong elements: shape (ranks,).
     n_wrong_on_ranks = peers.everyones([checked.n_wrong()])[:, 0]
     if n_wrong_on_ranks.any():
         # The error names the rank with the most wrong elements.

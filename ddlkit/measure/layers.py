@@ -354,8 +354,8 @@ def compute_on(
     device : str or torch.device
         The device.
     precision : str, optional
-        Only ``"tf32"`` lets CUDA use TF32. An empty string leaves torch's settings as
-        they are.
+        ``"tf32"`` lets CUDA use TF32, and any other name forbids it. For ``"bf16"`` nothing
+        else is set here. An empty string leaves torch's settings as they are.
     threads : int, optional
         The number of CPU threads, by default as many as torch uses already.
 
@@ -367,10 +367,10 @@ def compute_on(
     Raises
     ------
     UserError
-        If TF32 is asked for on the CPU, and if memory runs out within the block.
+        If TF32 is asked for on the CPU, which has none, and if memory runs out within the
+        block.
     """
     torch_device = torch.device(device)
-    # The CPU has no TF32.
     if precision == "tf32" and torch_device.type != "cuda":
         raise UserError(
             "precision 'tf32' needs a CUDA device: use fp32 or bf16 on the CPU"
@@ -390,7 +390,8 @@ def compute_on(
         try:
             yield torch_device
         except (MemoryError, RuntimeError) as error:
-            # torch raises a RuntimeError when a GPU's memory runs out.
+            # torch raises a RuntimeError when a GPU's memory runs out. Any other
+            # RuntimeError is raised as it is.
             if not ran_out_of_memory(error):
                 raise
             raise UserError(f"out of memory: {what}; choose a smaller batch") from None
@@ -708,8 +709,8 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         # its own decision.
         agree=peers.agree_all if me else bool,
     )
-    # The lists begin with the repeats that warmed up. `samples` has only the repeats that
-    # count.
+    # Marks give the times, so only the number of the samples is needed. The lists begin
+    # with the repeats that warmed up. `samples` has only the repeats that count.
     repeats = len(samples["unhooked"])
     marks_s = np.array([marks.seconds() for marks in unhooked[-repeats:]])
     return _Measured(marks_s, hooked[-repeats:], np.array(issue_s[-repeats:]))

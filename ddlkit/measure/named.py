@@ -18,7 +18,7 @@ def network_of(value: Any) -> tuple[str, int]:
     Parameters
     ----------
     value : str
-        ``"NAME"`` or ``"NAME:BATCH"``. Another type is taken for its text.
+        ``"NAME"`` or ``"NAME:BATCH"``. A value of another type is read as its text.
 
     Returns
     -------
@@ -45,6 +45,7 @@ def network_of(value: Any) -> tuple[str, int]:
             "must be a network, with its batch size as in resnet50:4 or without"
         )
     batch = int(digits or DEFAULT_BATCH)
+    # The pattern above lets pass at most nine digits, but also a batch of 0.
     if not 1 <= batch <= MOST_BATCH:
         raise ValueError(f"must have a batch of 1 to {MOST_BATCH} samples")
     return name, batch

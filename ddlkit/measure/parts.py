@@ -243,6 +243,7 @@ def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, 
     >>> ranks_in_lab(2, 1e9)[1], ranks_in_lab(4, 5e8, delay_s=0.002)[1]
     ('lab-p2-1gbit', 'lab-p4-500mbit-delay2ms')
     """
+    # Without conditions the kernel limits the rate, and adds no delay.
     conditions = Conditions(delay_s) if delay_s else None
     shape = lab.LabShape(count, rate, conditions=conditions)
     # The names of tables have ranks, rate and delay, but not whether links are
@@ -582,7 +583,8 @@ def slowdowns(
     ranks : sequence of int, optional
         Numbers of ranks.
     rate : sequence of float, optional
-        Rates of a lab's links in bit/s; 0 for no lab.
+        Rates in bit/s of the links of a lab, an artificial network on this machine; 0 for
+        no lab.
     delay : sequence of float, optional
         Delays of a lab's links in seconds. They have no effect without a lab.
     budget : Budget, optional
@@ -652,7 +654,8 @@ def bucket_sizes(network: str) -> list[int]:
     parameters.reverse()
     no_times_s = [0.0] * len(parameters)
     sizes = [p.nbytes for p in parameters]
-    # Buckets depend on sizes and types alone, not on times.
+    # Buckets depend on sizes and types alone, not on times. The plan "ddp" groups tensors
+    # as DDP fills its buckets.
     work = replace(
         Workload.from_arrays(forward_s=0.0, backward_s=no_times_s, n_bytes=sizes),
         dtype=tuple(dtype_name(p) for p in parameters),
@@ -734,7 +737,8 @@ def training_cases(
     ranks : sequence of int, optional
         Numbers of ranks, by default those of `rank_counts`.
     rate : sequence of float, optional
-        Rates of a lab's links in bit/s; 0 for no lab.
+        Rates in bit/s of the links of a lab, an artificial network on this machine; 0 for
+        no lab.
     delay : sequence of float, optional
         Delays of a lab's links in seconds.
 
@@ -890,7 +894,8 @@ def trainings(
     ranks : sequence of int, optional
         Numbers of ranks, by default those of `rank_counts`.
     rate : sequence of float, optional
-        Rates of a lab's links in bit/s; 0 for no lab.
+        Rates in bit/s of the links of a lab, an artificial network on this machine; 0 for
+        no lab.
     delay : sequence of float, optional
         Delays of a lab's links in seconds.
     accumulate : int, optional
@@ -969,8 +974,8 @@ def points(
     # an empty list for each of these.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
-    # Slowdown and training need at least one number of ranks, and at least one rate.
-    # Their lists hold the default number, and the rate 0.
+    # Slowdown and training need at least one number of ranks, and at least one rate. By
+    # default their lists hold the default numbers of ranks, and the rate 0.
     counts_or_default = counts or rank_counts(here)
     rates_or_no_lab = rates or [0.0]
     wanted = PARTS if part == "quick" else (part,)

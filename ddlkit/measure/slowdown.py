@@ -181,7 +181,8 @@ def slowdown_rounds(
         frame = pd.DataFrame(rows, columns=columns).assign(**labels, repeat=repeat)
         yield {"slowdown": frame}
         repeat += 1
-    # The line of progress only shows the last round, which is still in `frame`.
+    # The line of progress only shows the last round, which is still in `frame`. The median
+    # is over the sizes of messages.
     medians = frame.groupby(["quantity", "beside"])["seconds"].median()
     alone = format_seconds(medians["backward", NOTHING])
     with_messages = format_seconds(medians["backward", MESSAGES])
@@ -224,6 +225,7 @@ class _TrainingAndMessages:
         self.gradient_bytes = training.gradient_bytes
         one_bucket = training.wrap(bucket_cap_mb=CAP_OF_ONE_BUCKET_MIB)
         single_gradients = training.wrap(bucket_cap_mb=CAP_OF_SINGLE_GRADIENTS_MIB)
+        # A model of a single tensor has only one entry, because both keys are 1.
         self.ddp = {1: one_bucket, len(training.trained()): single_gradients}
         for ddp in self.ddp.values():
             # Only what DDP does besides sending is timed.
@@ -255,7 +257,7 @@ class _TrainingAndMessages:
         size of the buffer in bytes.
         """
         # A pilot run shows how long a message takes while this process trains. It has as
-        # many messages as both its limits allow, but at least two.
+        # many messages as the limits of number and of bytes allow, but at least two.
         pilot_count = max(2, min(PILOT_MESSAGES, PILOT_BYTES // size))
         # The first of two runs also warms up. The longer one counts: it gives the
         # smaller number of messages, so that a round does not take too long.
@@ -271,9 +273,9 @@ class _TrainingAndMessages:
         """Yield a row for each quantity that is timed in a round.
 
         A row has the quantity, what went on at the same time, the bytes of a message or of
-        all buckets, the number of messages or buckets, and seconds.
+        all buckets, the number of messages or buckets, and the seconds of the slowest rank.
         Quantities that are compared are timed one right after the other, so that drift of
-        the machine affects both. All rows have the seconds of the slowest rank.
+        the machine affects both.
         """
         # DDP copies each gradient into its bucket before the bucket is sent. Here all
         # gradients are copied into one buffer, as if they shared one bucket.
@@ -327,8 +329,9 @@ class _TrainingAndMessages:
     def _iterate(self, buckets: int, marks: Marks, fill_buckets: bool = False) -> None:
         """Train for an iteration, and add a mark where each phase begins and ends.
 
-        ``buckets``, a key of ``ddp``, is the number of buckets. ``fill_buckets`` says
-        whether DDP copies gradients into them. In either case DDP sends nothing.
+        The phases are forward, backward and update. ``buckets``, a key of ``ddp``, is the
+        number of buckets. ``fill_buckets`` says whether DDP copies gradients into them. In
+        either case DDP sends nothing, because `send_nothing` was called for it.
         """
         ddp = self.training.use(self.ddp[buckets])
         # Within `no_sync`, DDP does not copy gradients into buckets.
@@ -354,6 +357,8 @@ class _TrainingAndMessages:
         dist.barrier()
         synchronize = clock.synchronizer(self.me.device)
         sending = _Sending(self.me, buffer, count)
+        # Training itself sends nothing here, so each rank may train for another number of
+        # iterations.
         iterations: list[Marks] = []
         while not iterations or not sending.done():
             marks = Marks(self.me.device)
@@ -440,20 +445,27 @@ class _Sending:
 
     def _mark_end(self) -> None:
         """Let the last message add a mark when it ends."""
+        # gloo calls back when a message has arrived. `_end_marked` is a future that is
+        # complete once the callback has added the mark.
         if self._device.type != "cuda":
             last_message = self._works[-1].get_future()
             self._end_marked = last_message.then(lambda _: self._marks.mark())
             return
+        # On CUDA `wait` holds up the stream and not the host. So the mark that follows in
+        # the stream is reached when the last message has arrived.
         for work in self._works:
-            work.wait()  # this holds up the stream, not the host
+            work.wait()
         self._marks.mark()
 
     def done(self) -> bool:
         """Return whether the last message has arrived, or could not be posted."""
+        # The thread still posts messages.
         if self._poster.is_alive():
             return False
+        # A message could not be posted.
         if self._failure:
             return True
+        # The last mark is the arrival of the last message.
         if self._device.type == "cuda":
             return self._marks.reached()
         return bool(self._end_marked.done())
@@ -463,6 +475,8 @@ class _Sending:
         self._poster.join()
         if self._failure:
             raise self._failure
+        # With gloo this thread waits. On CUDA only the stream waits, and the marks below
+        # wait for the GPU.
         for work in self._works:
             work.wait()
         if self._device.type != "cuda":

@@ -130,8 +130,9 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     Raises
     ------
     UserError
-        If ranks of a lab would have to share cores, if memory runs out, and if DDP
-        makes other buckets than asked for under every plan.
+        If more ranks than there are cores train on the cores in a lab, which joins ranks on
+        this machine by links of a limited rate. Also if memory runs out, and if DDP makes
+        other buckets than asked for under every plan.
     """
     _refuse_shared_cores(me)
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
@@ -167,7 +168,8 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 def _refuse_shared_cores(me: Rank) -> None:
     """Raise UserError if a lab has more ranks than cores, and they train on the cores.
 
-    The name of a link says whether it belongs to a lab.
+    A lab joins ranks on this machine by links of a limited rate. The name of a link says
+    whether it belongs to a lab.
     """
     cores = machine.cores()
     computes_on_core_in_lab = me.device.type == "cpu" and is_lab(me.link)
@@ -230,7 +232,7 @@ def wrap_and_rebuild(
     buckets : list of int
         The bytes of each bucket that DDP made.
     tensors : list of int
-        How many tensors each bucket holds.
+        How many tensors each bucket holds; ``[0]`` if DDP has rebuilt no buckets.
 
     Raises
     ------

@@ -483,13 +483,15 @@ def _outcome_of(error: Exception) -> tuple[str, str, Tables]:
     with its traceback, unless memory ran out.
     """
     reason = one_line(str(error))
-    # `Partial` and `Unavailable` are UserErrors, too. All others fail the point.
+    # `Partial` and `Unavailable` are UserErrors with outcomes of their own.
     if isinstance(error, Partial):
         return PARTIAL, reason, error.tables
     if isinstance(error, Unavailable):
         return UNAVAILABLE, reason, {}
+    # This also includes a UserError whose message says so.
     if ran_out_of_memory(error):
         return OUT_OF_MEMORY, reason, {}
+    # All other errors fail the point.
     if not isinstance(error, UserError):
         traceback.print_exception(error)
         reason = f"{type(error).__name__}: {reason}"

@@ -118,6 +118,7 @@ def run_session(
     with store.lock(out / ".lock"):
         # An earlier session may have died while it wrote a table.
         files.remove_unfinished(out)
+        # A sentence that says which GPU others use. It is empty if they use none.
         in_use = vitals.gpu_in_use() if gpu else ""
         if in_use and not ignore_load:
             raise UserError(
@@ -423,7 +424,7 @@ class _Session:
             save(out / f"vitals-s{number}.csv.gz", sampled, "vitals")
 
     def _report(self) -> None:
-        """Print what is missing, and why.
+        """Print how many points are done, and which are missing with their outcomes.
 
         Raises
         ------
@@ -711,6 +712,7 @@ def serve(pipe: int) -> None:
         try:
             parent.send(worker.make_rows())
         except UserError as error:
+            # The parent then closes the pipe, which ends the loop below.
             parent.send(str(error))
         while True:
             measured_row = worker.measure(parent.recv())
@@ -777,7 +779,10 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     due_s = time.monotonic() + PACK_PERIOD_S
 
     def pack_if_due() -> None:
-        """Pack if it is time. A failure is printed, and does not end the session."""
+        """Pack if the time ``due_s`` has come, and set the next time.
+
+        A failure is printed, and does not end the session.
+        """
         nonlocal due_s
         if time.monotonic() < due_s:
             return
