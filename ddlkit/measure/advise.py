@@ -240,6 +240,7 @@ def loaded_together(
             # The compiler breaks a model's graph where DDP has its buckets, so a
             # compiled model is profiled inside DDP.
             wrap_alone(training)
+        # A first forward and backward pass shows whether the model can be trained.
         training.try_out()
         training.accumulate = accumulate
         if accumulate > 1:
@@ -666,7 +667,7 @@ def message_sizes(all_bytes: int, world_size: int) -> list[int]:
     ([4096, 65536, 100000], [32, 4096])
     """
     sizes = [size for size in SIZES if size < all_bytes]
-    # The size of all gradients is rounded up to as many elements on every rank.
+    # The size of all gradients is rounded up so that every rank holds as many elements.
     sizes.append(whole_size(all_bytes, world_size))
     # A tiny model has no size of SIZES below its own. The next one above is added.
     if len(sizes) == 1:
@@ -872,6 +873,7 @@ def trial(
     # this call.
     _remove_trials(me)
     ddp_by_plan = _wrapped_by_plan(me, training, plans)
+    # The plans that are left besides the default, the best one first.
     candidates = [plan for plan in ddp_by_plan if plan != DEFAULT]
     if not candidates:
         me.say("only PyTorch's default is left, so nothing is tried")

@@ -461,6 +461,7 @@ class CheckedCollective:
         # is a generator, because the inputs of many ranks would not fit into memory at once.
         inputs = (vector.roll(rank * _ROTATION) for rank in range(me.world_size))
         self.mine = vector.roll(me.rank * _ROTATION)
+        # The right result of this rank.
         self.expected = self._posting.result(inputs, me)
         # A row holds the result of one message. `_initial` is a row before the collective.
         # An element that the collective does not write must not look right. So all of a

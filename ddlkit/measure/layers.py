@@ -282,10 +282,10 @@ class _Order:
     def spans(self, iteration: _HookedIteration) -> Floats:
         """Return the spans of an iteration with hooks in seconds, shape (s + n + 1,).
 
-        The first s spans are the forward passes of the layers. The next n spans each end
-        when a gradient becomes ready, in this order. The first of them begins with the
-        last backward pass, and each other one where the one before it ends. The last
-        span is the whole iteration.
+        The first s spans are the forward passes of the layers, in the order of
+        ``first_tensors``. Each of the next n spans ends when a gradient becomes ready, in the
+        order of ``ready``. The first of these begins with the last backward pass, and each
+        other one where the one before it ends. The last span is the whole iteration.
         """
         times = iteration.read()
         # A layer or gradient that this iteration did not have counts 0.

@@ -117,9 +117,9 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     mapping of str to DataFrame
         New rows of three tables.
 
-        ``runs`` has a row per iteration, of the slowest rank. Just before and just
-        after the iterations of a round, others run that exchange nothing (``no_sync``),
-        and ``compute_s`` is the median of these. ``exposed_communication_s`` is
+        ``runs`` has a row per iteration, of the slowest rank. Just before and just after
+        the iterations of a round, other iterations run that exchange nothing between
+        ranks, and ``compute_s`` is the median of these. ``exposed_communication_s`` is
         ``iteration_s`` less ``compute_s``, and includes copies of gradients into and
         out of buckets. ``copy_s_per_byte`` is the time of such a copy alone.
 
@@ -432,6 +432,7 @@ class _PlannedTraining:
                 "compute_s": compute_s,
                 "exposed_communication_s": seconds - compute_s,
                 "processor_load": used.busy,
+                # Whether the processor, and not the link, may have set the pace.
                 "processor_limited": used.limited,
                 "stolen": used.stolen,
                 "others": used.others,
@@ -456,7 +457,7 @@ class _PlannedTraining:
         return buckets.assign(case=self.case.key)
 
     def _profile(self) -> pd.DataFrame:
-        """Return spans of one iteration, as this rank saw it.
+        """Return table ``timeline``: the spans of one iteration, as this rank saw it.
 
         The profiler slows an iteration down. All ranks profile, so all are equally
         slow.
