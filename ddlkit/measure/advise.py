@@ -667,7 +667,7 @@ def message_sizes(all_bytes: int, world_size: int) -> list[int]:
     ([4096, 65536, 100000], [32, 4096])
     """
     sizes = [size for size in SIZES if size < all_bytes]
-    # The size of all gradients is rounded up so that every rank holds as many elements.
+    # The size of all gradients is rounded up so that all ranks hold equally many elements.
     sizes.append(whole_size(all_bytes, world_size))
     # A tiny model has no size of SIZES below its own. The next one above is added.
     if len(sizes) == 1:
